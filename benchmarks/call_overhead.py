@@ -4,7 +4,9 @@
 nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d, and F.conv2d against our
 functional: one process, blocks in turns and in random order, the device synchronised between blocks
 and never inside. PyTorch's module takes part twice: how far its ratio to itself is from 1 is the
-error of the method.
+error of the method. Three settings are of small models that are bound by the host, plain and
+converted: a forward that calls functions (two modulated convolutions), gradients for each image by
+vmap of grad, and a checkpointed block, forward and backward.
 
     python benchmarks/call_overhead.py --json overhead.json
 """
@@ -19,7 +21,15 @@ from common import arguments
 from common.modes import OUR_MODES
 from common.record import Record
 
-SETTINGS = ("no_grad", "forward", "forward_backward", "functional")
+SETTINGS = (
+    "no_grad",
+    "forward",
+    "forward_backward",
+    "functional",
+    "functions",
+    "per_sample",
+    "checkpoint",
+)
 LAYOUTS = ("channels_last", "contiguous")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 

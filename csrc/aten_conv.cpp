@@ -1,6 +1,7 @@
 #include "aten_conv.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/DimVector.h>
 
 #include <array>
@@ -96,6 +97,10 @@ at::Tensor placeholder(c10::SymIntArrayRef size, const at::Tensor& first,
 thread_local int guards_of_this_thread = 0;
 
 }  // namespace
+
+bool in_transform() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
 
 PyTorchsOwnGuard::PyTorchsOwnGuard() noexcept { ++guards_of_this_thread; }
 PyTorchsOwnGuard::~PyTorchsOwnGuard() { --guards_of_this_thread; }

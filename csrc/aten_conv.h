@@ -9,6 +9,13 @@
 
 namespace cudnn_autotune {
 
+// Whether a transform of torch.func is under way on this thread. Such transforms, and forward-mode
+// derivatives, have rules for ATen's convolution only: with our operators they would fail or give
+// zeros. (It cannot be read from functorchTLSAccessor(), which stays set on a thread once a
+// transform was used there. The dispatch key that is read here is included only as long as one is
+// under way.)
+bool in_transform();
+
 // The operators computed by ATen alone, on any device. They are the CPU kernels, they run
 // where cuDNN has no engine, and functorch and forward-mode derivatives use them. The arguments are
 // those of conv_ops.h. Padding that differs before and after is applied as PyTorch's padding="same"

@@ -54,6 +54,7 @@ struct Arguments {
     packed.insert(packed.end(), dilation.begin(), dilation.end());
     packed.insert(packed.end(), padding.begin(), padding.end());
     ctx->saved_data["arguments"] = std::move(packed);
+    ctx->set_materialize_grads(false);
   }
 
   explicit Arguments(AutogradContext* ctx) {
@@ -105,18 +106,36 @@ class BelowAutogradUnlessRecording {
 // (`is_grads_batched`) has no memory format, and the layout of what a compiler traces is the
 // compiler's choice.
 bool has_layout(const at::Tensor& tensor) {
-  return tensor.is_cuda() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+  return (tensor.is_cuda() || tensor.is_cpu()) &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
          !tensor.key_set().has_any(
              c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
 }
 
-// Copies the gradient of a forward's output into that forward's layout, so that the two
-// convolutions of the backward need not copy it each. `operands` are the forward's input and
-// weight.
-at::Tensor in_layout_of_forward(const at::Tensor& gradient, const variable_list& operands) {
-  return has_layout(gradient) ? gradient.contiguous(conv_memory_format(operands[0], operands[1]))
-                              : gradient;
-}
+// What the backward of one convolution computes: the layouts of PyTorch's gradients, and the
+// gradient of the output in the layout of the forward, so that the two convolutions of the backward
+// need not copy it each.
+struct BackwardTensors {
+  Variable of_output;
+  std::optional<GradientLayouts> layouts;
+
+  BackwardTensors(const Variable& grad_output, const variable_list& operands, bool transposed,
+                  bool wants_weight)
+      : of_output(grad_output) {
+    if (!has_layout(grad_output)) return;
+    const Variable& input = operands[0];
+    const Variable& weight = operands[1];
+    layouts = gradient_layouts(grad_output, input, weight, transposed, wants_weight);
+    of_output = grad_output.contiguous(conv_memory_format(input, weight));
+  }
+
+  Variable of_input(const Variable& gradient) const {
+    return layouts ? with_strides_of(layouts->of_input, gradient) : gradient;
+  }
+  Variable of_weight(const Variable& gradient) const {
+    return layouts ? with_strides_of(layouts->of_weight, gradient) : gradient;
+  }
+};
 
 at::Tensor bias_gradient(const at::Tensor& grad_output) {
   std::vector<int64_t> all_but_channels{0};
@@ -146,12 +165,14 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
     const auto saved = ctx->get_saved_variables();
     const Arguments arguments(ctx);
     const BelowAutogradUnlessRecording guard(grads[0]);
-    const Variable grad_output = in_layout_of_forward(grads[0], saved);
+    const bool wants_weight = ctx->needs_input_grad(1);
+    const BackwardTensors gradients(grads[0], saved, /*transposed=*/false, wants_weight);
+    const Variable& grad_output = gradients.of_output;
     if (ctx->needs_input_grad(0)) {
-      result[0] = arguments.dgrad(grad_output, saved[1], saved[0].sym_sizes());
+      result[0] = gradients.of_input(arguments.dgrad(grad_output, saved[1], saved[0].sym_sizes()));
     }
-    if (ctx->needs_input_grad(1)) {
-      result[1] = arguments.wgrad(grad_output, saved[0], saved[1].sym_sizes());
+    if (wants_weight) {
+      result[1] = gradients.of_weight(arguments.wgrad(grad_output, saved[0], saved[1].sym_sizes()));
     }
     if (arguments.has_bias && ctx->needs_input_grad(2)) result[2] = bias_gradient(grad_output);
     return result;
@@ -179,10 +200,14 @@ struct ConvTranspose : torch::autograd::Function<ConvTranspose> {
     const auto saved = ctx->get_saved_variables();
     const Arguments arguments(ctx);
     const BelowAutogradUnlessRecording guard(grads[0]);
-    const Variable grad_output = in_layout_of_forward(grads[0], saved);
-    if (ctx->needs_input_grad(0)) result[0] = arguments.fprop(grad_output, saved[1]);
-    if (ctx->needs_input_grad(1)) {
-      result[1] = arguments.wgrad(saved[0], grad_output, saved[1].sym_sizes());
+    const bool wants_weight = ctx->needs_input_grad(1);
+    const BackwardTensors gradients(grads[0], saved, /*transposed=*/true, wants_weight);
+    const Variable& grad_output = gradients.of_output;
+    if (ctx->needs_input_grad(0)) {
+      result[0] = gradients.of_input(arguments.fprop(grad_output, saved[1]));
+    }
+    if (wants_weight) {
+      result[1] = gradients.of_weight(arguments.wgrad(saved[0], grad_output, saved[1].sym_sizes()));
     }
     if (arguments.has_bias && ctx->needs_input_grad(2)) result[2] = bias_gradient(grad_output);
     return result;
@@ -247,14 +272,6 @@ struct ConvWgrad : torch::autograd::Function<ConvWgrad> {
   }
 };
 
-// Whether a transform of torch.func is under way. Such transforms, and forward-mode derivatives,
-// have rules for ATen's convolution only: with our operators they would fail or give zeros. (It
-// cannot be read from functorchTLSAccessor(), which stays set on a thread once a transform was used
-// there. This dispatch key is included only as long as one is under way.)
-bool in_transform() {
-  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-}
-
 bool needs_aten(const at::Tensor& a, const at::Tensor& b,
                 const std::optional<at::Tensor>& c = std::nullopt) {
   if (in_transform()) return true;
@@ -276,6 +293,15 @@ bool has_large_output_padding(c10::SymIntArrayRef output_padding, c10::SymIntArr
   return false;
 }
 
+// Whether a 1-d convolution becomes one of images of height 1 here, so that its derivatives are
+// those of that one. Lists of a wrong length are ATen's to refuse.
+bool takes_height(const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride,
+                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation) {
+  return weight.dim() == 3 && stride.size() == 1 && dilation.size() == 1 && padding.size() >= 1 &&
+         padding.size() <= 2 && has_layout(input) && has_layout(weight) &&
+         is_image_of_height_1(input, weight, /*pads=*/padding.size() == 2);
+}
+
 at::Tensor conv_fprop_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
@@ -283,6 +309,13 @@ at::Tensor conv_fprop_autograd(c10::DispatchKeySet keys, const at::Tensor& input
                                std::string_view sampling, int64_t workspace_limit) {
   if (needs_aten(input, weight, bias)) {
     return aten_fprop(input, weight, bias, stride, padding, dilation, groups);
+  }
+  if (takes_height(input, weight, stride, padding, dilation)) {
+    const OfHeight1<c10::SymInt> images(stride, padding, dilation);
+    return conv_fprop_op()
+        .call(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias, images.stride,
+              images.padding, images.dilation, groups, sampling, workspace_limit)
+        .squeeze(2);
   }
   if (needs_gradient(input, weight, bias)) {
     return ConvFprop::apply(input, weight, bias, stride, padding, dilation, groups, sampling,
@@ -302,6 +335,14 @@ at::Tensor conv_transpose_autograd(c10::DispatchKeySet keys, const at::Tensor& i
                                    int64_t workspace_limit) {
   if (needs_aten(input, weight, bias)) {
     return aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups);
+  }
+  if (output_padding.size() == 1 && takes_height(input, weight, stride, padding, dilation)) {
+    const OfHeight1<c10::SymInt> images(stride, padding, dilation, output_padding);
+    return conv_transpose_op()
+        .call(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias, images.stride,
+              images.padding, images.output_padding, images.dilation, groups, sampling,
+              workspace_limit)
+        .squeeze(2);
   }
   if (needs_gradient(input, weight, bias)) {
     if (has_large_output_padding(output_padding, stride)) {

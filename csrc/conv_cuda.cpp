@@ -127,6 +127,14 @@ at::Tensor compute(const Call& call, const ConvGeometry& geometry, const CallPol
   return {};
 }
 
+// Whether a 1-d forward is computed as one of images of height 1, which PyTorch does in
+// channels_last. Lists of a wrong length are ATen's to refuse.
+bool takes_height(const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride,
+                  at::IntArrayRef padding, at::IntArrayRef dilation) {
+  return weight.dim() == 3 && stride.size() == 1 && dilation.size() == 1 && padding.size() >= 1 &&
+         padding.size() <= 2 && is_image_of_height_1(input, weight, /*pads=*/padding.size() == 2);
+}
+
 // The kernels. Each reads the call's mode and limits once. Where ATen computes a call, the
 // result is brought into the layout that the fake kernels promise, which it mostly has already.
 
@@ -134,12 +142,20 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
+  if (takes_height(input, weight, stride, padding, dilation)) {
+    const OfHeight1<int64_t> images(stride, padding, dilation);
+    return conv_fprop_cuda(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
+                           images.stride, images.padding, images.dilation, groups, sampling,
+                           workspace_limit)
+        .squeeze(2);
+  }
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input.sizes(), weight.sizes(), stride, padding, dilation, groups};
   const auto aten = [&] {
-    return aten_fprop(input, weight, bias, c10::fromIntArrayRefSlow(stride),
-                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups)
-        .contiguous(conv_memory_format(input, weight));
+    return with_strides_of(
+        conv_memory_format(input, weight),
+        aten_fprop(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                   c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups));
   };
   const bool has_bias = bias && bias->defined();
   const char* reason = why_not_cudnn(input, weight, geometry);
@@ -171,6 +187,15 @@ at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view activation, std::string_view sampling,
                            int64_t workspace_limit) {
+  if (takes_height(input, weight, stride, padding, dilation)) {
+    const OfHeight1<int64_t> images(stride, padding, dilation);
+    const bool adds = residual && residual->defined() && residual->dim() == 3;
+    const auto images_to_add = adds ? std::optional(residual->unsqueeze(2)) : residual;
+    return conv_fused_cuda(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
+                           images_to_add, images.stride, images.padding, images.dilation, groups,
+                           activation, sampling, workspace_limit)
+        .squeeze(2);
+  }
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const Activation kind = activation_of_call(activation);
   const bool has_bias = bias && bias->defined();
@@ -181,10 +206,11 @@ at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
   }
   const ConvGeometry geometry{input.sizes(), weight.sizes(), stride, padding, dilation, groups};
   const auto aten = [&] {
-    return aten_fused(input, weight, bias, residual, c10::fromIntArrayRefSlow(stride),
-                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups,
-                      kind)
-        .contiguous(conv_memory_format(input, weight));
+    return with_strides_of(
+        conv_memory_format(input, weight),
+        aten_fused(input, weight, bias, residual, c10::fromIntArrayRefSlow(stride),
+                   c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups,
+                   kind));
   };
   const char* reason = why_not_cudnn(input, weight, geometry);
   std::vector<int64_t> output_size;
@@ -223,10 +249,11 @@ at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weig
   const ConvGeometry geometry{input_size, weight.sizes(), stride, padding, dilation, groups};
   check_gradient("conv_dgrad", grad_output, geometry);
   const auto aten = [&] {
-    return aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
-                      c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-                      c10::fromIntArrayRefSlow(dilation), groups)
-        .contiguous(conv_memory_format(grad_output, weight));
+    return with_strides_of(
+        conv_memory_format(grad_output, weight),
+        aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
+                   c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                   c10::fromIntArrayRefSlow(dilation), groups));
   };
   if (const char* reason = why_not_cudnn(grad_output, weight, geometry)) {
     count_fallback(reason);
@@ -247,10 +274,11 @@ at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& inpu
   const ConvGeometry geometry{input.sizes(), weight_size, stride, padding, dilation, groups};
   check_gradient("conv_wgrad", grad_output, geometry);
   const auto aten = [&] {
-    return aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
-                      c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-                      c10::fromIntArrayRefSlow(dilation), groups)
-        .contiguous(conv_memory_format(grad_output, input));
+    return with_strides_of(
+        conv_memory_format(grad_output, input),
+        aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
+                   c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                   c10::fromIntArrayRefSlow(dilation), groups));
   };
   if (const char* reason = why_not_cudnn(grad_output, input, geometry)) {
     count_fallback(reason);
@@ -268,6 +296,13 @@ at::Tensor conv_transpose_cuda(const at::Tensor& input, const at::Tensor& weight
                                at::IntArrayRef padding, at::IntArrayRef output_padding,
                                at::IntArrayRef dilation, int64_t groups, std::string_view sampling,
                                int64_t workspace_limit) {
+  if (output_padding.size() == 1 && takes_height(input, weight, stride, padding, dilation)) {
+    const OfHeight1<int64_t> images(stride, padding, dilation, output_padding);
+    return conv_transpose_cuda(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
+                               images.stride, images.padding, images.output_padding,
+                               images.dilation, groups, sampling, workspace_limit)
+        .squeeze(2);
+  }
   const bool has_bias = bias && bias->defined();
   const auto size =
       transposed_output_size(input, weight, stride, padding, output_padding, dilation, groups);

@@ -70,6 +70,9 @@ void bind_process_wide(py::module_& m) {
       [](const std::string& backend) { serve_process_wide(c10::parseDispatchKey(backend)); },
       py::arg("backend"));
   m.def("exchange_process_wide", &exchange_process_wide, py::arg("policy"));
+  // Here and not when they are first wanted: then other threads may be reading the table of kernels
+  // that this writes.
+  serve_process_wide(c10::DispatchKey::CUDA);
 }
 #endif
 

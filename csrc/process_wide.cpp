@@ -85,9 +85,7 @@ struct AtenCall {
     };
     return n >= 1 && input.dim() == n + 2 && are_counts(input.sizes()) &&
            are_counts(weight.sizes()) && has(stride) && has(padding) && has(dilation) &&
-           has(output_padding) && groups >= 1 && groups <= ConvGeometry::kMostCounted &&
-           // PyTorch takes the layout of a 1-d convolution from such a weight.
-           (n > 1 || weight.is_contiguous());
+           has(output_padding) && groups >= 1 && groups <= ConvGeometry::kMostCounted;
   }
 
   // The size of the output, if the convolution is transposed; nothing if it is the gradient of
@@ -147,6 +145,13 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const 
   if (policy == nullptr) return pytorchs();
   const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
   if (!call.is_plain()) return pytorchs(kNotTaken);
+  if (is_image_of_height_1(input, weight, /*pads=*/false)) {
+    const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
+    return convolution(keys, input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
+                       images.stride, images.padding, images.dilation, transposed,
+                       images.output_padding, groups)
+        .squeeze(2);
+  }
   const bool has_bias = bias && bias->defined();
   const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
   if (has_bias && !bias_fits(*bias, input, channels)) return pytorchs(kNotTaken);
@@ -187,6 +192,16 @@ Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_
       grad_output.device() != input.device()) {
     return pytorchs(kNotTaken);
   }
+  if (grad_output.dim() == 3 && is_image_of_height_1(input, weight, /*pads=*/false)) {
+    const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
+    auto [of_input, of_weight, of_bias] = convolution_backward(
+        keys, grad_output.unsqueeze(2), input.contiguous().unsqueeze(2), weight.unsqueeze(2),
+        bias_sizes, images.stride, images.padding, images.dilation, transposed,
+        images.output_padding, groups, output_mask);
+    if (of_input.defined()) of_input = of_input.squeeze(2);
+    if (of_weight.defined()) of_weight = of_weight.squeeze(2);
+    return {of_input, of_weight, of_bias};
+  }
   const auto geometry = call.geometry(transposed ? grad_output.sizes() : input.sizes());
   if (const char* reason = why_not_cudnn(input, weight, geometry)) return pytorchs(reason);
   const auto output_size = transposed ? call.transposed_size() : geometry.output_size();
@@ -194,22 +209,23 @@ Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_
     return pytorchs(kNotTaken);
   }
 
-  // The gradient is brought into the forward's layout once, and both results into that which
-  // PyTorch gives them; mostly they have it already.
+  // The gradient is brought into the forward's layout once, and both results into those that
+  // PyTorch gives them; mostly they have them already.
   const Operators operators{keys, call, *policy};
-  const auto format = conv_memory_format(input, weight);
-  const at::Tensor gradient = grad_output.contiguous(format);
+  const auto layouts =
+      gradient_layouts(grad_output, input, weight, transposed, /*wants_weight=*/output_mask[1]);
+  const at::Tensor gradient = grad_output.contiguous(conv_memory_format(input, weight));
   Gradients result;
   auto& [grad_input, grad_weight, grad_bias] = result;
   if (output_mask[0]) {
     grad_input = transposed ? operators.fprop(gradient, weight, std::nullopt)
                             : operators.dgrad(gradient, weight, input.sizes());
-    grad_input = grad_input.contiguous(format);
+    grad_input = with_strides_of(layouts.of_input, grad_input);
   }
   if (output_mask[1]) {
     grad_weight = transposed ? operators.wgrad(input, gradient, weight.sizes())
                              : operators.wgrad(gradient, input, weight.sizes());
-    grad_weight = grad_weight.contiguous(format);
+    grad_weight = with_strides_of(layouts.of_weight, grad_weight);
   }
   if (output_mask[2]) {
     c10::DimVector all_but_channels{0};

@@ -18,7 +18,9 @@ struct ProcessWidePolicy {
 };
 
 // Registers the kernels that read the policy for this backend, once; they stay registered, because
-// a thread may be running one at any time. Safe to call from several threads.
+// a thread may be running one at any time. Safe to call from several threads, but not while any
+// runs one of PyTorch's convolutions on this backend, since it writes what PyTorch's dispatcher
+// reads.
 void serve_process_wide(c10::DispatchKey backend);
 
 // Sets the policy of all threads and returns the one before. Without a policy the kernels call

@@ -9,7 +9,9 @@
 #include <optional>
 #include <string_view>
 
+#include "aten_conv.h"
 #include "conv_ops.h"
+#include "settings.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -105,7 +107,16 @@ PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
   at::Tensor output;
   {
     const pybind11::gil_scoped_release without_gil;
-    if constexpr (transposed) {
+    if (in_transform()) {  // the operator would come to the same, once a level of the transform
+      resolve(mode, workspace_limit);  // checks them
+      if constexpr (transposed) {
+        output = aten_transpose(input, weight, bias, stride.symbolic(), padding.symbolic(),
+                                output_padding.symbolic(), dilation.symbolic(), groups);
+      } else {
+        output = aten_fprop(input, weight, bias, stride.symbolic(), padding.symbolic(),
+                            dilation.symbolic(), groups);
+      }
+    } else if constexpr (transposed) {
       output = conv_transpose_op().call(input, weight, bias, stride.symbolic(), padding.symbolic(),
                                         output_padding.symbolic(), dilation.symbolic(), groups,
                                         mode, workspace_limit);

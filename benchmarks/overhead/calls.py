@@ -14,6 +14,8 @@ from common.modes import synchronize
 
 Call = Callable[[], Any]
 
+WITH_GRADIENTS = ("forward", "forward_backward", "per_sample", "checkpoint")
+
 
 def enqueue_us(call: Call, calls: int, device: str) -> float:
     """Host time per call; the device is idle before, and no call waits for it inside. A block must
@@ -123,6 +125,8 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     import cudnn_autotune as ca
 
+    from . import models
+
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     ca.set_sampling(request["sampling"])
@@ -133,14 +137,17 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         modules = modules_for(request, layout)
         for setting in request["settings"]:
             per_block = request["calls"]
-            if setting == "functional":
+            if setting in models.SETTINGS:  # some fifty times the launches of a forward call
+                calls = models.calls_of(setting, request, x, layout)
+                per_block = max(1, per_block // 20)
+            elif setting == "functional":
                 calls = functional_calls(request, modules["pytorch"], x)
             else:
                 needs_grad = setting == "forward_backward"
                 calls = module_calls(setting, modules, x.clone().requires_grad_(needs_grad))
                 if needs_grad:  # about eight times the launches of a forward call
                     per_block = max(1, per_block // 4)
-            with torch.set_grad_enabled(setting in ("forward", "forward_backward")):
+            with torch.set_grad_enabled(setting in WITH_GRADIENTS):
                 times = blocks(
                     calls,
                     device=request["device"],

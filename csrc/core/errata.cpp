@@ -2,15 +2,22 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 namespace cudnn_autotune {
 namespace {
 
+// Versions of cuDNN are without their patch number: 919 is 9.19.
+constexpr int64_t kNotKnown = std::numeric_limits<int64_t>::max();
+
 struct Erratum {
-  int64_t cudnn_version;  // without its patch number: 919 for 9.19
+  int64_t seen_in;  // the earliest version in which it was seen
   int64_t engine;
   ConvOp op;
   bool (*is_wrong)(const ConvProblem&);
+  int64_t mended_in = kNotKnown;  // the earliest version in which it was tried and found mended
+
+  bool holds_in(int64_t version) const { return seen_in <= version && version < mended_in; }
 };
 
 bool is_pointwise(const ConvProblem& problem) {
@@ -104,16 +111,19 @@ bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem, int6
     computed.activation = Activation::none;
   }
   return std::any_of(kErrata.begin(), kErrata.end(), [&](const Erratum& erratum) {
-    return erratum.cudnn_version == cudnn_version / 100 && erratum.engine == config.engine &&
+    return erratum.holds_in(cudnn_version / 100) && erratum.engine == config.engine &&
            erratum.op == problem.op && erratum.is_wrong(computed);
   });
 }
 
 bool ends_the_process(const std::string& heuristic_mode, const ConvProblem& problem,
                       int64_t cudnn_version) {
-  if (cudnn_version / 100 != 919 || heuristic_mode != "B" || problem.op != ConvOp::wgrad) {
-    return false;
-  }
+  // Mode B of 9.24 answered for such problems with the properties of three GPUs.
+  constexpr int64_t kSeenIn = 919;
+  constexpr int64_t kMendedIn = 924;
+  const int64_t version = cudnn_version / 100;
+  const bool holds = kSeenIn <= version && version < kMendedIn;
+  if (!holds || heuristic_mode != "B" || problem.op != ConvOp::wgrad) return false;
   // The output would have no place if the padding after were as that before.
   for (int i = 0; i < problem.spatial_dims; ++i) {
     const int64_t kernel = (problem.w[2 + i] - 1) * problem.dilation[i] + 1;

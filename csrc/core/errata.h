@@ -10,10 +10,11 @@ namespace cudnn_autotune {
 
 // Whether an engine is known to compute a wrong result for a problem, to write behind it, or to
 // leave the GPU in an error. The known ones were found by tests/gpu/test_every_candidate.py
-// (docs/findings/wrong-engines.md), each with one version of cuDNN (`cudnn_version` is 90203 for
-// 9.2.3; the patch number is ignored). For other versions nothing is assumed, because a number may
-// stand for another engine there, or for one that was repaired. The output of a choice is checked
-// in any case.
+// (docs/findings/wrong-engines.md) with one version of cuDNN each. It is assumed that they are
+// wrong from that version on, until one in which they were tried and found mended. (`cudnn_version`
+// is 90203 for 9.2.3; the patch number is ignored.) A number may stand for another engine in a
+// later version: then that is left out for these few problems too. The output of a choice is
+// checked in any case.
 bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem, int64_t cudnn_version);
 
 // Whether it is known that cuDNN ends the process by an access to memory that is not there when it

@@ -41,6 +41,9 @@ NOT_FOR_ONE_TAP = {(9, 19): (78,)}
 # them took 6.5 us on an H200, engine 70 1.10 times as long and engine 78 1.28 times.
 _SMALL_BYTES = 2**20
 
+# PyTorch's default for torch.backends.cudnn.benchmark_limit.
+_MOST_BY_PYTORCH = 10
+
 _KnownT = TypeVar("_KnownT")
 
 
@@ -71,6 +74,28 @@ def is_seldom_fastest(candidate: Candidate, problem: ConvProblem | None) -> bool
         return math.isinf(least)
     pixels = problem.output_shape[0] * math.prod(problem.output_shape[2:])
     return math.prod(problem.weight_shape) < least * pixels
+
+
+def timed_by_pytorch(problem: ConvProblem | None, listed: Iterable[Candidate]) -> list[Candidate]:
+    """Returns what PyTorch's benchmark mode times by default, but for what is known to be slow.
+
+    That is the first ten of mode A and of what mode FALLBACK lists after them; PyTorch has no plan
+    that adds a bias. Of two-dimensional layers in ``channels_last`` what mode FALLBACK lists was
+    measured (docs/findings/fallback-mode.md): of these, and of unknown problems, the first ten of
+    mode A are returned.
+
+    Args:
+        listed: candidates in the order of :meth:`Candidate.place`.
+    """
+    listed = list(listed)
+    has_unfused = any(c.is_unfused for c in listed)
+    own = [c for c in listed if c.is_unfused or not has_unfused]
+    of_a = [c for c in own if c.heuristic_mode == "A"]
+    is_measured = problem is None or (
+        problem.spatial_dims == 2 and problem.memory_format != torch.contiguous_format
+    )
+    others = [] if is_measured else [c for c in own if c.heuristic_mode == "FALLBACK"]
+    return [*of_a, *others][:_MOST_BY_PYTORCH]
 
 
 def _is_small_product(problem: ConvProblem) -> bool:

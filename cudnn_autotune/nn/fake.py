@@ -115,6 +115,29 @@ def _empty(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
     return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=conv_memory_format(a, b))
 
 
+def _is_image_of_height_1(input: Tensor, weight: Tensor, pads: bool) -> bool:
+    """Whether a 1-d convolution runs as one of images of height 1 in channels_last, as by
+    ``is_image_of_height_1`` of csrc/conv_layout.h."""
+    if input.dim() != 3 or weight.dim() != 3 or input.dtype == torch.float64:
+        return False
+    suggest = torch._prims_common.suggest_memory_format
+    if suggest(weight.unsqueeze(2)) == torch.channels_last:
+        return True
+    of_input = input.unsqueeze(2)
+    return not pads and input.is_contiguous() and suggest(of_input) == torch.channels_last
+
+
+def _empty_output(size: Sequence[int], input: Tensor, weight: Tensor, pads: bool) -> Tensor:
+    """The output of a forward; ``pads`` tells whether the padding differs before and after."""
+    if not _is_image_of_height_1(input, weight, pads):
+        return _empty(size, input, weight)
+    image = [size[0], size[1], 1, size[2]]
+    output = torch.empty(
+        image, dtype=input.dtype, device=input.device, memory_format=torch.channels_last
+    )
+    return output.squeeze(2)
+
+
 def _placeholder(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
     """An operand that ATen's convolution wants only for its size and layout."""
     suggest = torch._prims_common.suggest_memory_format
@@ -166,7 +189,7 @@ def _(
     if input.is_cuda:
         size = _output_size(input.shape, weight.shape, stride, padding, dilation, groups)
         _check_operands(input, weight)
-        return _empty(size, input, weight)
+        return _empty_output(size, input, weight, pads=len(padding) > len(stride))
     both, extra = split_padding(padding, len(stride))
     return torch.ops.aten.convolution(
         pad(input, extra), weight, bias, stride, both, dilation, False, [0] * len(both), groups
@@ -220,7 +243,7 @@ def _(
     )
     if not input.is_cuda or any(p >= s for p, s in zip(output_padding, stride, strict=False)):
         return output  # ATen computes it
-    return _empty(output.shape, input, weight)
+    return _empty_output(output.shape, input, weight, pads=False)
 
 
 @torch.library.register_fake("cudnn_autotune::conv_dgrad")

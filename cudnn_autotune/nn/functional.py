@@ -3,6 +3,7 @@ serve the call."""
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -35,6 +36,8 @@ fast_functions: dict[str, Callable[..., Tensor]] = {
 }
 
 _HAS_CUDA = extension_available()
+_TOO_LARGE = 2**63
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _SIZES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
@@ -271,6 +274,7 @@ def _is_served(dims: int, input: Tensor, weight: Tensor, bias: Tensor | None) ->
         and not _is_exported()
         and isinstance(input, Tensor)
         and isinstance(weight, Tensor)
+        and (bias is None or isinstance(bias, Tensor))
         and input.is_cuda
         and input.dtype in DTYPES
         and weight.dim() == dims + 2
@@ -308,13 +312,16 @@ def _ints(value: Ints, dims: int) -> Sequence[int] | None:
 
 
 def _integer(value: object) -> int | None:
-    """The integer, also of NumPy's and of a tensor of one; None for what is no integer."""
-    if isinstance(value, (int, torch.SymInt)):
+    """The integer, also of NumPy's and of a tensor of one; None for what PyTorch may refuse."""
+    if isinstance(value, torch.SymInt):
         return cast("int", value)  # taking the index of a symbolic one would fix its value
-    try:
-        return operator.index(cast("SupportsIndex", value))
-    except TypeError:
+    if isinstance(value, bool):
         return None
+    if isinstance(value, int):
+        return value if torch.compiler.is_compiling() or -_TOO_LARGE <= value < _TOO_LARGE else None
+    is_tensor = isinstance(value, Tensor) and value.dtype in _INTEGERS and value.numel() == 1
+    is_numpys = isinstance(value, numbers.Integral) and type(value).__module__ == "numpy"
+    return operator.index(cast("SupportsIndex", value)) if is_tensor or is_numpys else None
 
 
 def _paddings(

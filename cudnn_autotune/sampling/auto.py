@@ -1,10 +1,10 @@
 """``auto``, the default: a short race of the few candidates that usually win.
 
 A first call waits for it, so it costs about what PyTorch's benchmark mode costs. It looks at what
-PyTorch times by default, the first ten of cuDNN's list (with a bias: of each kind, see
-``Candidate.is_unfused``), and compiles one kernel of each engine that is compiled at run time. What
-seldom changes the choice is left to ``race`` and ``sustained``: the rest of the list, further
-kernels, engines that are seldom the fastest, and how the board throttles.
+PyTorch times by default (``timed_by_pytorch``), at the first ten of mode A (with a bias: of each
+kind, see ``Candidate.is_unfused``), and compiles one kernel of each engine that is compiled at run
+time. What seldom changes the choice is left to ``race`` and ``sustained``: the rest of the list,
+further kernels, engines that are seldom the fastest, and how the board throttles.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cudnn_autotune.engines.unlisted import (
     first_of_each,
     has_faster_kernels,
     is_seldom_fastest,
+    timed_by_pytorch,
 )
 from cudnn_autotune.sampling.conclusion import race_selection
 from cudnn_autotune.sampling.race_rules import RaceRules
@@ -40,12 +41,13 @@ _MODES = ("A", "FALLBACK")
 class Shortlist:
     """The candidates of a problem that usually win (an ``engines.candidates.Candidates``).
 
-    They are the first precompiled ones of mode A, what won on similar problems, PyTorch's own path,
-    the first offers of each implementation, and one kernel of each engine that is compiled at run
-    time: what won on a similar problem, or else the one of its portfolio that is the best most
-    often, or else the first that is listed. Engines that are seldom the fastest, and all engines
-    that are compiled at run time where the package has a faster kernel, are left out, unless
-    PyTorch would run them or they won on a similar problem.
+    They are what PyTorch's benchmark mode times, the first precompiled ones of mode A, what won on
+    similar problems, PyTorch's own path, the first offers of each implementation, and one kernel of
+    each engine that is compiled at run time: what won on a similar problem, or else the one of its
+    portfolio that is the best most often, or else the first that is listed. Engines that are seldom
+    the fastest are left out, unless PyTorch would time them or they won on a similar problem. So
+    are all engines that are compiled at run time where the package has a faster kernel, unless
+    PyTorch would run them by default or they won on a similar problem.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -59,11 +61,18 @@ class Shortlist:
         kernels = first_of_each((c for c in everything if c.engine is None), _MOST_OFFERS)
         kernels += first_of_each(c for c in everything if c.engine is not None and c.is_compiled)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
+        has_faster = has_faster_kernels(self.problem, kernels)
         # The plan that PyTorch would run is timed whatever it costs; none of its plans adds a bias.
-        pytorchs = ([c for c in listed if c.is_unfused] or listed)[:1]
+        pytorchs = [
+            *([c for c in listed if c.is_unfused] or listed)[:1],
+            *(
+                c
+                for c in timed_by_pytorch(self.problem, listed)
+                if not (has_faster and c.is_compiled)
+            ),
+        ]
         if of_a:
             needed = {c.text for c in [*self._similar, *pytorchs]}
-            has_faster = has_faster_kernels(self.problem, kernels)
             kernels = [
                 c
                 for c in kernels

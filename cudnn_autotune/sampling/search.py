@@ -11,6 +11,7 @@ from itertools import takewhile
 
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.unlisted import timed_by_pytorch
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.screening import screen
@@ -40,7 +41,8 @@ class _Groups:
     similar: list[Candidate]
     """Precompiled candidates that won on similar problems (docs/findings/neighbours.md)."""
     of_a: list[Candidate]
-    """Precompiled candidates of heuristic mode A; with a limited budget also PyTorch's own plan."""
+    """Precompiled candidates of heuristic mode A, and others that PyTorch would time; with a
+    limited budget also PyTorch's own plan."""
     of_b: list[Candidate]
     """Precompiled candidates of mode B."""
     without_engine: list[Candidate]
@@ -110,7 +112,13 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     # win, and another engine won by 21 % on a layer of 230 channels, where the others have to copy
     # the input first (docs/findings/fallback-mode.md).
     swept = {c.engine_name for c in beyond if c.is_compiled}
-    last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine_name not in swept]
+    # The part of it that PyTorch times is raced all the same for problems that were not measured.
+    timed = {c.text for c in timed_by_pytorch(candidates.problem, listed)}
+    last = [
+        c
+        for c in listed
+        if c.heuristic_mode == "FALLBACK" and c.engine_name not in swept and c.text not in timed
+    ]
     seldom = [c for c in last if c.is_compiled and c not in similar]
     # PyTorch runs the first of these that builds. It has no plan that adds a bias.
     has_unfused = any(c.is_unfused for c in listed)
@@ -133,7 +141,10 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     return _Groups(
         similar=[c for c in similar if not c.is_compiled],
         of_a=[
-            c for c in listed if c.heuristic_mode == "A" and (not c.is_compiled or c.text in first)
+            c
+            for c in listed
+            if (c.heuristic_mode == "A" or c.text in timed)
+            and (not c.is_compiled or c.text in first)
         ],
         of_b=[c for c in listed if c.heuristic_mode == "B" and not c.is_compiled],
         without_engine=[c for c in beyond if c.engine is None and not c.is_compiled],

@@ -15,6 +15,7 @@ import torch
 from benchmark_scripts import BENCHMARKS, main, record, run, whole_record
 
 DRY_RUNS = {
+    "auto_against_pytorch": "--layers 6",
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous",
     "new_sizes": "--sizes 6 --calls 2 --last 3 --ways pytorch_off,online,tune",
     "warm_start": "--runs 1 --modes heuristic,auto_empty",
@@ -30,7 +31,16 @@ def test_help(modules: None, script: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
 @pytest.mark.parametrize(
-    "script", ["kernels", "online", "ranks", "gpu_tests", "memory_errors", "new_sizes"]
+    "script",
+    [
+        "auto_against_pytorch",
+        "kernels",
+        "online",
+        "ranks",
+        "gpu_tests",
+        "memory_errors",
+        "new_sizes",
+    ],
 )
 def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
     """The default cases are known: they are read before."""
@@ -45,6 +55,8 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
         ("kernels", ("--layers", "nowhere.json"), "--layers: "),
         ("kernels", ("--dtypes", "float8"), "--dtypes: ['float8'] unknown"),
         ("call_overhead", ("--settings", "everything"), "--settings"),
+        ("auto_against_pytorch", ("--kinds", "2-d"), "--kinds"),
+        ("auto_against_pytorch", ("--layers", "0"), "--layers"),
         ("new_sizes", ("--ways", "fastest"), "--ways"),
         ("new_sizes", ("--ways", "online"), "pytorch_off"),
         ("new_sizes", ("--tuned", "heuristic"), "--tuned"),
@@ -109,10 +121,25 @@ def test_call_overhead_has_its_settings(dry_runs: Path) -> None:
         "forward",
         "forward_backward",
         "functional",
+        "functions",
+        "per_sample",
+        "checkpoint",
     }
     for measured in results["calls"]:
         assert {"pytorch", "pytorch, again", "ours"} <= set(measured["times"])
         assert measured["times"]["ours"]["ratio"] > 0
+
+
+def test_auto_against_pytorch_has_all_kinds(dry_runs: Path) -> None:
+    results = record(dry_runs, "auto_against_pytorch")["results"]
+    assert results["failures"] == []
+    assert "not measured" not in results
+    assert len(results["rows"]) == 6
+    assert {row["kind"] for row in results["rows"]} == {"1-d", "3-d", "transposed", "grouped"}
+    for row in results["rows"]:
+        assert row["least"] <= row["PyTorch over auto"] <= row["most"]
+        assert row["times measured"] in (1, 2)
+        assert row["first call of auto (ms)"] > 0
 
 
 def test_new_sizes_have_a_process_of_each_way(dry_runs: Path) -> None:

@@ -126,7 +126,7 @@ def test_integers_of_other_libraries_are_searched_for() -> None:
 
     def program(input: Tensor, weight: Tensor) -> Tensor:
         return ca.functional.conv2d(
-            input, weight, None, np.int64(2), (np.int32(1), 0), np.array(1), np.int64(2)
+            input, weight, None, np.int64(2), (np.int32(1), 0), [np.int8(1)], np.int64(2)
         )
 
     graph = make_fx(program)(cuda(2, 4, 9, 8), cuda(6, 2, 3, 3)).graph

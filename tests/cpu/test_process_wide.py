@@ -123,11 +123,10 @@ def test_other_devices_keep_pytorchs_kernels() -> None:
 import torch, torch.nn.functional as F
 import cudnn_autotune as ca
 registered = torch._C._dispatch_has_kernel_for_dispatch_key
-assert not registered("aten::convolution", "CUDA")
+assert registered("aten::convolution", "CUDA")
 x, w = torch.randn(2, 4, 9, 8, requires_grad=True), torch.randn(6, 4, 3, 3)
 before = F.conv2d(x, w)
 with ca.enable("heuristic"):
-    assert registered("aten::convolution", "CUDA")
     assert not registered("aten::convolution", "CPU")
     y = F.conv2d(x, w)
 assert torch.equal(y, before) and y.grad_fn.name() == before.grad_fn.name()
@@ -137,6 +136,61 @@ print("as before")
     done = python("-c", code)
     assert done.stdout == "as before\n", done.stderr
     assert "registered kernel" not in done.stderr
+
+
+def test_enabling_writes_no_table_of_kernels() -> None:
+    """Other threads may be reading it: PyTorch's dispatcher does so without a lock."""
+    code = """
+import torch
+import cudnn_autotune as ca
+names = ("aten::convolution", "aten::convolution_backward")
+table = lambda: [torch._C._dispatch_dump_table(name) for name in names]
+before = table()
+ca.enable("race")
+assert table() == before, "enable() wrote it"
+ca.disable()
+assert table() == before, "disable() wrote it"
+print(all("process_wide.cpp" in text for text in before))
+"""
+    assert evaluate(code) == "True"
+
+
+def test_threads_convolve_while_it_is_first_enabled() -> None:
+    """Here the kernels are registered for the CPU before any thread begins, as importing the
+    package does it for CUDA."""
+    code = """
+import threading, torch
+import torch.nn.functional as F
+import cudnn_autotune as ca
+torch.set_num_threads(1)
+ca._C.serve_process_wide("CPU")
+x, w = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
+expected = F.conv2d(x, w)
+stop, begun, errors, calls = threading.Event(), threading.Barrier(5), [], [0] * 4
+
+def run(index):
+    leaf = w.clone().requires_grad_()
+    begun.wait()
+    while not stop.is_set():
+        y = F.conv2d(x, leaf)
+        torch.autograd.grad(y.sum(), leaf)
+        if not torch.allclose(y, expected, atol=1e-5):
+            errors.append(index)
+        calls[index] += 1
+
+threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+for thread in threads:
+    thread.start()
+begun.wait()
+while min(calls) < 50:
+    ca.enable()
+    ca.disable()
+stop.set()
+for thread in threads:
+    thread.join()
+print(errors)
+"""
+    assert evaluate(code) == "[]"
 
 
 def test_a_forked_process_inherits_the_state() -> None:

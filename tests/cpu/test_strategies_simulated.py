@@ -402,7 +402,7 @@ def test_auto_compiles_an_engine_that_does_not_split_its_sum_for_many_filters_on
     channels: int, size: int, is_compiled: bool
 ) -> None:
     shape, weight = (32, channels, size, size), (channels, channels, 2, 2)
-    problem = ConvProblem("wgrad", shape, weight, stride=2, dtype=torch.float16)
+    problem = of_problem("wgrad", shape, weight, stride=2)
     listed = of_engine("listed", 70, 30, "FALLBACK", "RUNTIME_COMPILATION")
     kernel = of_engine("kernel", 70, 1000, "", "RUNTIME_COMPILATION")
     everything = [of_engine("first", 60, 0, "A"), listed, kernel]

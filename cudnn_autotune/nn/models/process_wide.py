@@ -3,7 +3,9 @@
 Every convolution of PyTorch, and every derivative of one, ends in ``aten::convolution`` or
 ``aten::convolution_backward``. ``csrc/process_wide.cpp`` puts kernels of its own below autograd,
 autocast, ``torch.func`` and tracing, in the place of PyTorch's kernels for CUDA. What those layers
-record or transform is therefore PyTorch's own operator, as it is without this package.
+record or transform is therefore PyTorch's own operator, as it is without this package. The kernels
+are put there when this package is imported, and call PyTorch's until they are enabled: PyTorch's
+dispatcher must not be written while other threads run convolutions.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ class Enabled:
 
     def __init__(self, sampling: str | None, workspace_limit: int | None) -> None:
         if extension_available():
-            _C.serve_process_wide("CUDA")
             limit = -1 if workspace_limit is None else workspace_limit
             self._policy = _C.ProcessWidePolicy(sampling or "", limit)
             self._former = _C.exchange_process_wide(self._policy)

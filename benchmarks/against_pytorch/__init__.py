@@ -1,0 +1,1 @@
+"""What auto_against_pytorch.py draws and measures."""

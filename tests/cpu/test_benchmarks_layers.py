@@ -1,0 +1,67 @@
+"""The random layers of auto_against_pytorch.py, and which of their measurements counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def layers(modules: None) -> Any:
+    from against_pytorch import layers
+
+    return layers
+
+
+def test_a_seed_fixes_them(layers: Any) -> None:
+    found = layers.draw(200, seed=0)
+    assert found == layers.draw(200, seed=0)
+    assert found[:60] == layers.draw(60, seed=0)
+    assert found != layers.draw(200, seed=1)
+    assert found[0] == layers.FOUND
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_they_are_bounded_and_of_all_kinds(layers: Any, is_dry: bool) -> None:
+    found = layers.draw(200, seed=0, is_dry=is_dry)
+    for kind in layers.KINDS:
+        of_kind = [layer for layer in found if layer.kind == kind]
+        assert len(of_kind) >= 49
+        assert {layer.op for layer in of_kind} == set(layers.OPS)
+        assert {layer.dtype for layer in of_kind} == set(layers.DTYPES)
+        layouts = {layer.channels_last for layer in of_kind}
+        assert layouts == ({False} if kind == "1-d" else {False, True})
+    most = 2e6 if is_dry else 6e10
+    for layer in found[0 if is_dry else 1 :]:
+        assert layer.flops <= most
+        assert layer.bytes <= 6e8
+
+
+def test_pytorch_computes_the_output_that_they_name(layers: Any) -> None:
+    for layer in layers.draw(60, seed=0, is_dry=True):
+        x, w = torch.randn(layer.input_shape), torch.randn(layer.weight_shape)
+        padding = (0,) * layer.spatial_dims
+        geometry = (layer.stride, layer.padding, layer.dilation, layer.transposed, padding)
+        y = torch.ops.aten.convolution(x, w, None, *geometry, layer.groups)
+        assert tuple(y.shape) == layer.output_shape, layer.text
+
+
+def test_the_second_measurement_counts(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times are made up: first PyTorch seems to be faster, then it is not."""
+    from against_pytorch import measure
+
+    rounds: list[int] = []
+
+    def in_turns(call: Any, counts: Any, count: int, device: str, seed: int) -> Any:
+        rounds.append(count)
+        pytorchs = 0.9 if len(rounds) == 1 else 1.1
+        return {"pytorch": [pytorchs] * count, "auto": [1.0] * count}
+
+    monkeypatch.setattr(measure, "in_turns", in_turns)
+    (layer,) = layers.draw(1, seed=0, is_dry=True)
+    row = measure.measure(layer, "cpu", 0.99)
+    assert rounds[1] > rounds[0]
+    assert (row["times measured"], row["PyTorch over auto"]) == (2, 1.1)
+    assert measure.measure(layer, "cpu", 0.99)["times measured"] == 1

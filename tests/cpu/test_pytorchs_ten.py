@@ -1,0 +1,143 @@
+"""Never slower than PyTorch's benchmark mode with its limit of ten, by construction: what it times
+is raced by ``auto``, where nothing was recorded that proves it slow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from simulation import GPU, SimulatedEngine, SimulatedTimer
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
+from cudnn_autotune.engines.queried import QueriedCandidates
+from cudnn_autotune.engines.unlisted import timed_by_pytorch
+from cudnn_autotune.sampling.auto import Auto, Shortlist
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
+
+COMPILED = ("RUNTIME_COMPILATION",)
+SOLID: dict[str, Any] = {
+    "input_shape": (1, 64, 4, 20, 24),
+    "weight_shape": (64, 64, 3, 3, 3),
+    "padding": 1,
+    "memory_format": torch.channels_last_3d,
+}
+FLAT: dict[str, Any] = {"input_shape": (8, 64, 300), "weight_shape": (64, 64, 5), "padding": 2}
+GROUPED: dict[str, Any] = {
+    "input_shape": (4, 64, 20, 24),
+    "weight_shape": (64, 16, 3, 3),
+    "padding": 1,
+    "groups": 4,
+}
+MEASURED: dict[str, Any] = {
+    "input_shape": (4, 64, 20, 24),
+    "weight_shape": (64, 64, 3, 3),
+    "padding": 1,
+    "memory_format": torch.channels_last,
+}
+
+
+def of_engine(text: str, rank: int, mode: str, is_compiled: bool = False) -> Candidate:
+    notes = COMPILED if is_compiled else ()
+    return Candidate(100 + rank, {}, 0, (), notes, text, mode, rank)
+
+
+def problem_of(fields: dict[str, Any], op: str = "fprop") -> ca.ConvProblem:
+    return ca.ConvProblem(op, dtype=torch.bfloat16, **fields)
+
+
+def listed(of_a: int, of_fallback: int) -> list[Candidate]:
+    """The second candidate of each mode is compiled at run time."""
+    return [
+        *(of_engine(f"a{i}", i, "A", is_compiled=i == 1) for i in range(of_a)),
+        *(of_engine(f"b{i}", 50 + i, "B") for i in range(3)),
+        *(of_engine(f"f{i}", 60 + i, "FALLBACK", is_compiled=i == 1) for i in range(of_fallback)),
+    ]
+
+
+def texts(candidates: Sequence[Candidate]) -> list[str]:
+    return [c.text for c in candidates]
+
+
+@pytest.mark.parametrize("fields", [SOLID, FLAT, GROUPED], ids=["3-d", "1-d", "grouped"])
+def test_mode_fallback_follows_mode_a(fields: dict[str, Any]) -> None:
+    problem = problem_of(fields)
+    assert texts(timed_by_pytorch(problem, listed(3, 4))) == [
+        *("a0", "a1", "a2"),
+        *("f0", "f1", "f2", "f3"),
+    ]
+    assert texts(timed_by_pytorch(problem, listed(8, 4)))[8:] == ["f0", "f1"]
+    assert texts(timed_by_pytorch(problem, listed(12, 4))) == [f"a{i}" for i in range(10)]
+
+
+def test_what_was_measured_to_be_slow_is_left_out() -> None:
+    problem = problem_of(MEASURED)
+    assert texts(timed_by_pytorch(problem, listed(3, 4))) == ["a0", "a1", "a2"]
+    assert texts(timed_by_pytorch(None, listed(3, 4))) == ["a0", "a1", "a2"]
+
+
+def test_pytorch_has_no_plan_that_adds_a_bias() -> None:
+    both = []
+    for i, candidate in enumerate(listed(3, 2)):
+        engine = candidate.engine
+        assert engine is not None
+        both.append(dataclasses.replace(candidate, text=f"unfused:eng{engine}", rank=2 * i))
+        both.append(dataclasses.replace(candidate, text=f"eng{engine}", rank=2 * i + 1))
+    found = timed_by_pytorch(problem_of({**SOLID, "bias": True}), both)
+    assert len(found) == 5
+    assert all(c.is_unfused for c in found)
+
+
+@pytest.mark.parametrize("fields", [SOLID, FLAT, GROUPED], ids=["3-d", "1-d", "grouped"])
+@pytest.mark.parametrize("text", ["a1", "f0", "f1", "f3"])
+@pytest.mark.parametrize("mode", ["auto", "race"])
+def test_the_fastest_of_them_is_chosen(mode: str, text: str, fields: dict[str, Any]) -> None:
+    """Also where it is of mode FALLBACK, compiled at run time or not."""
+    engines = [
+        SimulatedEngine(c, 0.7 if c.text == text else 1.0, 100.0) for c in [*listed(3, 4), ATEN]
+    ]
+    timer = SimulatedTimer(GPU, engines)
+    timer.candidates.problem = problem_of(fields)
+    strategy: Any = Auto(seed=0) if mode == "auto" else ca.sampling.get(mode)
+    selection = strategy.select(timer.candidates, timer, Limits())
+    assert selection is not None
+    assert selection.winner.candidate.text == text
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_the_short_list_has_all_that_cudnn_lists_there(op: str) -> None:
+    """By cuDNN's own heuristics, for layers of which mode A lists fewer than ten as well."""
+    reached = 0
+    shapes = [(4, 64), (32, 64), (64, 96), (256, 32)]
+    for dtype in (torch.float16, torch.float32):
+        for channels, filters in shapes:
+            for groups in (1, 2, 4):
+                for spatial in ((57,), (9, 13), (3, 8, 9)):
+                    problem = ca.ConvProblem(
+                        op,
+                        (2, channels, *spatial),
+                        (filters, channels // groups, *[3] * len(spatial)),
+                        padding=1,
+                        groups=groups,
+                        dtype=dtype,
+                    )
+                    found = QueriedCandidates(open_search(problem, "h100"), problem, ())
+                    found_short = Shortlist(_WithCudnn(found))
+                    of_pytorch = [*found.of_mode("A"), *found.of_mode("FALLBACK")][:10]
+                    short = {c.text for c in [*found_short.all(), *found_short.beyond()]}
+                    assert {c.text for c in of_pytorch} <= short, problem.text
+                    reached += any(c.heuristic_mode == "FALLBACK" for c in of_pytorch)
+    assert reached > 0, "PyTorch goes on to mode FALLBACK for none of these"
+
+
+class _WithCudnn(StaticCandidates):
+    """What a search sees, without operands on a GPU."""
+
+    def __init__(self, found: QueriedCandidates) -> None:
+        listed = [*found.of_mode("A"), *found.of_mode("FALLBACK"), *found.beyond()]
+        super().__init__(listed, problem=found.problem)
