@@ -1,4 +1,4 @@
-"""What a search had to do without, and a later one may have: memory, and what failed to build."""
+"""Records what a search lacked and a later one may have: memory, and plans that failed to build."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def is_passing(error: str) -> bool:
 
 @dataclass(frozen=True)
 class Lacking:
-    """What a choice was made without. It is true if there is anything."""
+    """The resources that a choice was made without. It is true if there are any."""
 
     memory_bytes: int = 0
     """The least GPU memory, in bytes, with which the search could have done more; 0 if it was not
     short."""
     left_out: int = 0
-    """How many candidates were left out for want of memory."""
+    """Number of candidates left out for want of memory."""
     not_built: int = 0
-    """How many candidates failed to build for a reason that may pass."""
+    """Number of candidates that failed to build for a reason that may pass."""
     check: bool = False
     """Whether the output could not be compared with a reference."""
 
@@ -83,8 +83,8 @@ def _candidates(count: int) -> str:
 
 
 def available_bytes(device: torch.device | int) -> int:
-    """How much memory PyTorch's allocator can give on a CUDA device: what is free, and what it
-    keeps unused, up to the process's share of the memory. It may be in pieces."""
+    """Returns the bytes that PyTorch's allocator can give on a CUDA device: those that are free and
+    those that it keeps unused, up to the process's share of the memory. They may be in pieces."""
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     unused = torch.cuda.memory_reserved(device) - allocated
