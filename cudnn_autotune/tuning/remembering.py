@@ -117,6 +117,8 @@ def commit(choice: Choice, since: int | None = None) -> None:
     """
     if not choice_log.record(choice, since):
         return
+    # Before what may wait for the lock of a file.
+    deferred.change(partial(events.announce, choice))
     error = choice.relative_error
     # What serves a new size is not kept, and neither is its check: such sizes seldom come again.
     is_kept = choice.origin != "neighbour"
@@ -128,7 +130,6 @@ def commit(choice: Choice, since: int | None = None) -> None:
         deferred.change(partial(checked_outputs.withdraw, *wrong))
     if choice.origin == "tuned":
         deferred.change(partial(_store, [choice.decision], choice.device))
-    deferred.change(partial(events.announce, choice))
 
 
 def install(decisions: Iterable[Decision], device: int) -> None:

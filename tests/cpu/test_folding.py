@@ -103,6 +103,36 @@ def test_a_batch_norm_is_folded(bias: bool, affine: bool, dtype: torch.dtype) ->
     assert_close(traced(), model.double()(x.double()), TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("judge", [always, never("for a test")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.GELU(), nn.Hardswish()])
+def test_an_activation_that_is_computed_in_float32_follows(
+    activation: nn.Module, dtype: torch.dtype, judge: Judge
+) -> None:
+    """Inductor of torch 2.11 removes the conversion to 16 bits between it and the batch norm."""
+    layers = (nn.Conv2d(4, 8, 3, bias=False), norm(nn.BatchNorm2d, 8))
+    model = nn.Sequential(*layers, activation).eval().to(dtype)
+    traced = Traced(model, torch.randn(2, 4, 9, 8).to(dtype))
+    convert = torch.ops.prims.convert_element_type.default
+    (rounded,) = (
+        node
+        for node in traced.graph.find_nodes(op="call_function", target=convert)
+        if node.args[0].target is _aten.add.Tensor and node.args[1] == dtype
+    )
+    (widened,) = rounded.users
+    widened.replace_input_with(rounded, rounded.args[0])
+    traced.graph.erase_node(rounded)
+    left = sorted(map(str, traced.targets()))
+    assert traced.fold(judge) == 1
+    if judge is always:
+        (report,) = traced.reports
+        assert report.text.startswith("conv + bias + ")
+        assert report.is_fused
+    else:
+        assert sorted(map(str, traced.targets())) == left
+    assert_close(traced(), model.double()(traced.x.double()), 2 * TOLERANCES[dtype])
+
+
 @pytest.mark.parametrize("dims", [1, 3])
 def test_other_numbers_of_dimensions(dims: int) -> None:
     convolution = getattr(nn, f"Conv{dims}d")(4, 6, 3)

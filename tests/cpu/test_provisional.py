@@ -23,7 +23,7 @@ from cudnn_autotune.store import Decision, Store
 from cudnn_autotune.timers import lacking
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import Operands, operands
-from cudnn_autotune.tuning import choice_log, miss, remembering
+from cudnn_autotune.tuning import choice_log, miss, output_check, remembering
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.gpu_searches import GpuSearches
 from cudnn_autotune.tuning.online_calls import OnlineCommitter

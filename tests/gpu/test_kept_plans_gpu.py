@@ -22,7 +22,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Store, kept_plans
+from cudnn_autotune.store import Decision, Store, checked_outputs, kept_plans
 from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import prefetching
 
@@ -181,7 +181,9 @@ def test_a_search_reads_candidates_back() -> None:
 
 
 def test_a_capture_reads_a_plan_back(folder: Path) -> None:
-    remember(folder, FUSED, builds(FUSED))
+    candidate = builds(FUSED)
+    remember(folder, FUSED, candidate)
+    checked_outputs.remember(FUSED.text, candidate.text, 0, 1e-4)
     data = operands(FUSED, torch.device("cuda"))
     # PyTorch makes a thread's cuDNN handle in its first call, which may not be in a capture.
     torch.conv2d(torch.ones(1, 1, 1, 1, device="cuda"), torch.ones(1, 1, 1, 1, device="cuda"))

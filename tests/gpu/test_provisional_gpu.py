@@ -133,7 +133,7 @@ def test_with_memory_later_calls_are_tuned_again_and_only_that_is_kept(
     assert heard == [only()]
     assert only().provisional == ""
     assert is_hungry_timed(only())
-    assert [decision.selection.winner for decision in store] == [only().chosen]
+    assert [decision.chosen.candidate.text for decision in store] == [only().text]  # type: ignore[union-attr]
     layer(100)
     assert len(heard) == 1
 
@@ -228,7 +228,7 @@ def test_a_search_that_runs_out_of_memory_is_made_again(
         patch.setattr(GpuTimer, "run", full)
         one()
     assert only().text == "aten"
-    assert only().provisional == "the search ran out of memory"
+    assert "memory" in only().provisional
     one(FIRST_CALLS + 1)
     assert len(heard) == 1  # there is no more memory than before
     crowd(None)

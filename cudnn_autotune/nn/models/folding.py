@@ -33,6 +33,8 @@ class Folding:
 
     convolution: Node
     """The convolution with the folded weight and bias."""
+    result: Node
+    """The convolution, or its conversion to the dtype of what it replaces."""
     original: tuple[Node, ...]
     """The convolution that is set aside, and the nodes after it that were folded, in order."""
     computed: tuple[Node, ...]
@@ -98,8 +100,8 @@ def settle(graph: Graph, foldings: Sequence[Folding]) -> None:
                 graph.erase_node(marked)
         else:
             convolution.target = _convolution
-            folding.convolution.replace_all_uses_with(last)
-            _erase(graph, (*folding.computed, folding.convolution))
+            folding.result.replace_all_uses_with(last)
+            _erase(graph, dict.fromkeys((*folding.computed, folding.convolution, folding.result)))
 
 
 def _set_aside(*_: object) -> None:
@@ -148,6 +150,11 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
         nodes.append(user)
         if steps and user.meta["val"].dtype == output.dtype:
             found = _Chain(tuple(nodes), tuple(steps))
+    # Some versions of Inductor leave out that a result is rounded to 16 bits before what is
+    # computed in float32, such as an activation.
+    is_longer = len(steps) > (0 if found is None else len(found.steps))
+    if is_longer and nodes[-1].meta["val"].dtype == torch.float32:
+        found = _Chain(tuple(nodes), tuple(steps))
     return found
 
 
@@ -246,9 +253,14 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
         arguments = (original.args[0], weight, bias, *original.args[3:])
         convolution = graph.call_function(_convolution, arguments)
     convolution.meta = dict(original.meta)
-    chain.nodes[-1].replace_all_uses_with(convolution)
+    last, result = chain.nodes[-1], convolution
+    if last.meta["val"].dtype != output.dtype:
+        with graph.inserting_after(convolution):
+            result = graph.call_function(_convert, (convolution, last.meta["val"].dtype))
+        result.meta = dict(last.meta)
+    last.replace_all_uses_with(result)
     original.target = _set_aside
-    return Folding(convolution, chain.nodes, tuple(computed), tuple(rounded))
+    return Folding(convolution, result, chain.nodes, tuple(computed), tuple(rounded))
 
 
 def _round_together(graph: Graph, nodes: Sequence[Node]) -> None:
@@ -263,6 +275,6 @@ def _round_together(graph: Graph, nodes: Sequence[Node]) -> None:
         graph.erase_node(node)
 
 
-def _erase(graph: Graph, nodes: Sequence[Node]) -> None:
-    for node in reversed(nodes):
+def _erase(graph: Graph, nodes: Iterable[Node]) -> None:
+    for node in reversed(list(nodes)):
         graph.erase_node(node)
