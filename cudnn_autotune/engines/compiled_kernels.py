@@ -82,8 +82,8 @@ def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
 
 
 def _asked_for(digest: str) -> Future[bytes] | None:
-    """Returns what has or will have the kernel's code, if it is remembered, and makes it the last to
-    be dropped. The caller holds the lock, here and in :func:`_remember`."""
+    """Returns what has or will have the kernel's code, if it is remembered, and makes it the last
+    to be dropped. The caller holds the lock, here and in :func:`_remember`."""
     if digest in _compiled:
         _compiled.move_to_end(digest)
     return _compiled.get(digest)
