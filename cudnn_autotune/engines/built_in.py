@@ -16,7 +16,6 @@ from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
 from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
-from cudnn_autotune.engines.rewrites.turned_filters import TurnedFilters
 
 BUILT_IN: tuple[Implementation, ...] = (
     Depthwise(),
@@ -32,5 +31,4 @@ BUILT_IN: tuple[Implementation, ...] = (
     PadChannels(),
     SlicedPointwise(),
     SpaceToDepth(),
-    TurnedFilters(),
 )

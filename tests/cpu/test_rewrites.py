@@ -33,7 +33,6 @@ from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.rewrite import MOST_OFFERS, Rewrite
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
 from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
-from cudnn_autotune.engines.rewrites.turned_filters import TurnedFilters
 
 pytestmark = [
     pytest.mark.search,
@@ -42,7 +41,6 @@ pytestmark = [
 
 REWRITES = (PadChannels(), SpaceToDepth(), SlicedPointwise())
 PAD, DEPTH, SLICED = REWRITES
-TURNED = TurnedFilters()
 H200 = gpu_of("h200")
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 HALF, BFLOAT16, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -170,44 +168,6 @@ def test_random_problems(rewrite: Rewrite) -> None:
             checked += 1
 
 
-TURNED_SHAPES = {
-    "one dimension": ((2, 12, 31), (20, 3, 16), 1, 8, 1, 4),
-    "unequal padding": ((1, 8, 40), (4, 4, 17), 1, (3, 9), 1, 2),
-    "dilation": ((1, 6, 70), (9, 2, 16), 1, 5, 3, 3),
-    "two dimensions": ((2, 70, 9, 8), (66, 35, 5, 4), 1, (2, 0, 1, 3), 1, 2),
-    "three dimensions": ((1, 8, 4, 5, 6), (4, 4, 3, 3, 2), 1, (1, 2, 0), 1, 2),
-    "more than a tile": ((1, 66, 5, 5), (140, 33, 4, 4), 1, 1, 1, 2),
-}
-
-
-@pytest.mark.parametrize("op", ["fprop", "dgrad"])
-@pytest.mark.parametrize("name", TURNED_SHAPES)
-def test_filters_are_turned(op: str, name: str) -> None:
-    shapes = TURNED_SHAPES[name]
-    check_first(TURNED, plain(op, *shapes))
-    check_first(TURNED, plain(op, *shapes, dtype=FLOAT), is_reversed=True)
-    if len(shapes[0]) > 3:
-        check_first(TURNED, last(op, *shapes, dtype=BFLOAT16))
-        check_first(TURNED, last(op, *shapes, dtype=FLOAT), is_reversed=True)
-
-
-@pytest.mark.parametrize("name", ["one dimension", "two dimensions"])
-def test_a_bias_is_added_behind_turned_filters(name: str) -> None:
-    check_first(TURNED, plain("fprop", *TURNED_SHAPES[name], bias=True))
-    if name == "two dimensions":
-        check_first(TURNED, last("fprop", *TURNED_SHAPES[name], bias=True, dtype=BFLOAT16))
-
-
-def test_turned_filters_are_the_other_direction() -> None:
-    problem = plain("fprop", (8, 768, 500), (768, 48, 128), 1, 64, 1, 16, bias=True)
-    form = TURNED.form(problem, H200)
-    assert form is not None
-    assert form.inner == plain("dgrad", (8, 768, 501), (768, 48, 128), 1, 63, 1, 16)
-    back = TURNED.form(form.inner, H200)
-    assert back is not None
-    assert back.inner == replace(problem, bias=False)
-
-
 # The launches
 
 
@@ -240,8 +200,6 @@ def test_a_direction_takes_one_launch_before_the_engine_and_one_behind_it() -> N
         (PAD, last("fprop", (2, 18, 6, 7), (10, 18, 3, 3), bias=True)),
         (SLICED, last("dgrad", (2, 512, 6, 7), (8, 512, 1, 1), 2)),
         (DEPTH, last("wgrad", (2, 3, 9, 9), (8, 3, 4, 4), 2, dtype=FLOAT)),
-        (TURNED, last("fprop", *TURNED_SHAPES["two dimensions"], bias=True)),
-        (TURNED, plain("fprop", *TURNED_SHAPES["one dimension"], bias=True)),
     ],
 )
 def test_nvrtc_compiles_the_kernels(
@@ -451,14 +409,6 @@ def in_tf32(op: str, x: tuple[int, ...], w: tuple[int, ...], *args: object, **mo
         (SLICED, last("fprop", (2, 1024, 8, 8, 8), (8, 1024, 1, 1, 1), 2)),
         (SLICED, plain("fprop", (2, 1024, 8, 8), (8, 1024, 1, 1), 2)),
         (SLICED, in_tf32("fprop", (2, 1024, 8, 8), (8, 1024, 1, 1), 2)),
-        (TURNED, plain("wgrad", *TURNED_SHAPES["one dimension"])),
-        (TURNED, plain("fprop", (2, 12, 31), (20, 3, 15), 1, 8, 1, 4)),
-        (TURNED, plain("fprop", (2, 12, 31), (20, 12, 16), 1, 8)),
-        (TURNED, plain("fprop", (2, 12, 31), (12, 1, 16), 1, 8, 1, 12)),
-        (TURNED, plain("fprop", (2, 12, 31), (20, 3, 16), 2, 8, 1, 4)),
-        (TURNED, plain("fprop", (2, 12, 31), (20, 3, 16), 1, 16, 1, 4)),
-        (TURNED, plain("fprop", *TURNED_SHAPES["one dimension"], activation="relu")),
-        (TURNED, plain("fprop", *TURNED_SHAPES["one dimension"], dtype=FLOAT, allow_tf32=False)),
     ],
 )
 def test_what_would_not_pay_is_not_offered(rewrite: Rewrite, problem: ConvProblem) -> None:
@@ -527,5 +477,4 @@ def test_an_offer_has_the_notes_of_its_engine() -> None:
 
 
 def test_versions_differ() -> None:
-    rewrites = (*REWRITES, TURNED)
-    assert len({rewrite.version for rewrite in rewrites}) == len(rewrites)
+    assert len({rewrite.version for rewrite in REWRITES}) == len(REWRITES)

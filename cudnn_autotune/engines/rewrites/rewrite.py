@@ -6,7 +6,6 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -42,21 +41,6 @@ class Form:
     packings: Mapping[Buffer, Packing]
     """Of the tensors that are not used as they are."""
 
-    def recipe(self, engine_text: str) -> Recipe:
-        return _recipe(self, engine_text)
-
-
-class OtherForm(Protocol):
-    """What a rewrite solves instead of a problem."""
-
-    @property
-    def inner(self) -> ConvProblem:
-        """The problem that an engine solves."""
-
-    def recipe(self, engine_text: str) -> Recipe:
-        """Returns the launches around that engine."""
-        ...
-
 
 class Rewrite(ABC):
     """An implementation that solves a problem by an engine of cuDNN for another problem.
@@ -66,16 +50,14 @@ class Rewrite(ABC):
 
     name: str
     """Also that of the module, whose text is part of the version."""
-    files: tuple[str, ...] = ("packing.cu", "packing.py", "several_tensors.cuh")
-    """The names of the other files whose texts are part of the version."""
 
     def __init__(self) -> None:
-        shared = ("division.cuh", "division.py", "rewrite.py")
-        files = (*shared, *self.files, f"{self.name}.py")
+        shared = ("division.cuh", "division.py", "packing.cu", "packing.py", "rewrite.py")
+        files = (*shared, "several_tensors.cuh", f"{self.name}.py")
         self.version = sources.version_of(*files, package=__package__)
 
     @abstractmethod
-    def form(self, problem: ConvProblem, gpu: Gpu) -> OtherForm | None:
+    def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
         """Returns a problem's other form; None where it would not be faster.
 
         Raises:
@@ -92,7 +74,7 @@ class Rewrite(ABC):
             raise ValueError(
                 f"settings must be one that {self.name} offers for {problem.text}, got {settings!r}"
             )
-        return form.recipe(settings)
+        return _recipe(problem, form, settings)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -109,11 +91,11 @@ def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ..
     if form is None:
         return ()
     engines = _engines(form.inner, gpu.device)[:MOST_OFFERS]
-    return tuple(_offer(form, engine) for engine in engines)
+    return tuple(_offer(problem, form, engine) for engine in engines)
 
 
-def _offer(form: OtherForm, engine: Candidate) -> Offer:
-    own = form.recipe(engine.text).workspace_bytes
+def _offer(problem: ConvProblem, form: Form, engine: Candidate) -> Offer:
+    own = _recipe(problem, form, engine.text).workspace_bytes
     compiled = "RUNTIME_COMPILATION"
     return Offer(
         settings=engine.text,
@@ -123,9 +105,9 @@ def _offer(form: OtherForm, engine: Candidate) -> Offer:
     )
 
 
-def _recipe(form: Form, engine_text: str) -> Recipe:
-    inner, written = form.inner, WRITTEN[form.inner.op]
-    places: dict[Buffer, Address] = {name: Address(name) for name in _buffers(inner)}
+def _recipe(problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
+    inner, written = form.inner, WRITTEN[problem.op]
+    places: dict[Buffer, Address] = {name: Address(name) for name in _buffers(problem)}
     copies: dict[Buffer, Copy] = {}
     used = 0
     for name, packing in form.packings.items():
