@@ -80,9 +80,9 @@ def timed_by_pytorch(problem: ConvProblem | None, listed: Iterable[Candidate]) -
     """Returns what PyTorch's benchmark mode times by default, but for what is known to be slow.
 
     That is the first ten of mode A and of what mode FALLBACK lists after them; PyTorch has no plan
-    that adds a bias. Of two-dimensional layers in ``channels_last`` what mode FALLBACK lists was
-    measured (docs/findings/fallback-mode.md): of these, and of unknown problems, the first ten of
-    mode A are returned.
+    that adds a bias. Of two-dimensional layers in ``channels_last`` without groups what mode FALLBACK
+    lists was measured (docs/findings/fallback-mode.md): of these, and of unknown problems, the first
+    ten of mode A are returned.
 
     Args:
         listed: candidates in the order of :meth:`Candidate.place`.
@@ -92,7 +92,9 @@ def timed_by_pytorch(problem: ConvProblem | None, listed: Iterable[Candidate]) -
     own = [c for c in listed if c.is_unfused or not has_unfused]
     of_a = [c for c in own if c.heuristic_mode == "A"]
     is_measured = problem is None or (
-        problem.spatial_dims == 2 and problem.memory_format != torch.contiguous_format
+        problem.groups == 1
+        and problem.spatial_dims == 2
+        and problem.memory_format != torch.contiguous_format
     )
     others = [] if is_measured else [c for c in own if c.heuristic_mode == "FALLBACK"]
     return [*of_a, *others][:_MOST_BY_PYTORCH]

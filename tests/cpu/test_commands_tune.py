@@ -174,7 +174,7 @@ def test_what_the_store_knows_is_not_tuned_again(gpu: Simulated, tmp_path: Path)
 
 
 def test_names_in_a_file_do_not_steer_the_terminal(gpu: Simulated, tmp_path: Path) -> None:
-    for text in ("\x1b[2Jeng", "\ud800eng"):
+    for text in ("\x1b[2Jeng", "\u202eeng"):
         made = simulation("quiet", layer("dgrad", dtype=torch.float32))
         first, *others = made.selection.ranking
         hostile = dataclasses.replace(

@@ -41,9 +41,10 @@ def test_no_other_mode_is_served_by_it(decision: Decision, tmp_path: Path) -> No
 
 def test_commands_show_it(decision: Decision, tmp_path: Path) -> None:
     file = fill(tmp_path / "store", [decision])
-    assert "1 of 1 decision" in succeeded("show", "--store", file, "--sampling", MODE)
+    of_mode = ("--contains", f"sampling={MODE}")
+    assert "1 of 1 decision" in succeeded("show", "--store", file, *of_mode)
     assert "none of its 1 decision has" in succeeded("show", "--store", file, "--sampling", "auto")
     succeeded("report", tmp_path / "page.html", "--store", file)
     assert MODE in (tmp_path / "page.html").read_text()
-    succeeded("prune", "--store", file, "--sampling", MODE, "--yes")
+    succeeded("prune", "--store", file, *of_mode, "--yes")
     assert not file.exists()

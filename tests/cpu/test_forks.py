@@ -93,6 +93,7 @@ def test_a_lock_that_a_thread_holds(name: str) -> None:
 
 
 def test_many_forks_while_threads_ask() -> None:
+    asked()  # imports what is imported late: Python itself does not renew locks of imports
     is_over = threading.Event()
     count = [0]
 

@@ -33,6 +33,8 @@ GROUPED: dict[str, Any] = {
     "padding": 1,
     "groups": 4,
 }
+GROUPED_LAST: dict[str, Any] = {**GROUPED, "memory_format": torch.channels_last}
+KINDS = {"3-d": SOLID, "1-d": FLAT, "grouped": GROUPED, "grouped, channels_last": GROUPED_LAST}
 MEASURED: dict[str, Any] = {
     "input_shape": (4, 64, 20, 24),
     "weight_shape": (64, 64, 3, 3),
@@ -63,7 +65,7 @@ def texts(candidates: Sequence[Candidate]) -> list[str]:
     return [c.text for c in candidates]
 
 
-@pytest.mark.parametrize("fields", [SOLID, FLAT, GROUPED], ids=["3-d", "1-d", "grouped"])
+@pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
 def test_mode_fallback_follows_mode_a(fields: dict[str, Any]) -> None:
     problem = problem_of(fields)
     assert texts(timed_by_pytorch(problem, listed(3, 4))) == [
@@ -92,7 +94,7 @@ def test_pytorch_has_no_plan_that_adds_a_bias() -> None:
     assert all(c.is_unfused for c in found)
 
 
-@pytest.mark.parametrize("fields", [SOLID, FLAT, GROUPED], ids=["3-d", "1-d", "grouped"])
+@pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("text", ["a1", "f0", "f1", "f3"])
 @pytest.mark.parametrize("mode", ["auto", "race"])
 def test_the_fastest_of_them_is_chosen(mode: str, text: str, fields: dict[str, Any]) -> None:
