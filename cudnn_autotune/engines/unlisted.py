@@ -80,9 +80,9 @@ def timed_by_pytorch(problem: ConvProblem | None, listed: Iterable[Candidate]) -
     """Returns what PyTorch's benchmark mode times by default, but for what is known to be slow.
 
     That is the first ten of mode A and of what mode FALLBACK lists after them; PyTorch has no plan
-    that adds a bias. Of two-dimensional layers in ``channels_last`` without groups what mode FALLBACK
-    lists was measured (docs/findings/fallback-mode.md): of these, and of unknown problems, the first
-    ten of mode A are returned.
+    that adds a bias. Of two-dimensional layers in ``channels_last`` without groups, what mode
+    FALLBACK lists was measured (docs/findings/fallback-mode.md): of these, and of unknown problems,
+    the first ten of mode A are returned.
 
     Args:
         listed: candidates in the order of :meth:`Candidate.place`.
