@@ -25,8 +25,6 @@ namespace py = pybind11;
 namespace cudnn_autotune {
 namespace {
 
-using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
-
 OnlineTrial::PreparationStep make_preparation_step(const py::function& function) {
   return [held = hold(function)](const Operands& operands) {
     const py::gil_scoped_acquire gil;
@@ -127,10 +125,12 @@ void bind_choice_table(py::module_& m) {
     const ExpectedGradients& expected = ExpectedGradients::of_this_thread();
     return std::make_pair(expected.of_input, expected.of_weight);
   });
-  m.def("forget_choices", [] { ChoiceTable::instance().forget_all(); }, WithoutGilCall());
+  // With the GIL, which a thread that forks holds: in the child nobody would free the table's lock.
+  // Who holds that lock never waits for the GIL.
+  m.def("forget_choices", [] { ChoiceTable::instance().forget_all(); });
   m.def(
       "forget_problem", [](const ConvProblem& problem) { ChoiceTable::instance().forget(problem); },
-      py::arg("problem"), WithoutGilCall());
+      py::arg("problem"));
   m.def("set_plan_cache_capacity", &PlanCache::set_capacity);
   m.def("plan_cache_capacity", &PlanCache::capacity);
 }
