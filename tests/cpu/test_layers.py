@@ -310,9 +310,9 @@ def test_a_case_survives_json(cases: list[Case]) -> None:
         ({"channels_last": 1}, "channels_last: must be true or false"),
         ({"input_shape": [8, 16, 200], "weight_shape": [32, 16, 3]}, "channels_last must be false"),
         ({"ops": []}, "ops must name something"),
-        ({"ops": ["forward"]}, "op must be one of fprop, dgrad, wgrad"),
+        ({"ops": ["forward"]}, "ops[0]: must be one of fprop, dgrad, wgrad"),
         ({"ops": ["fprop", "fprop"]}, "ops must name something, and nothing twice"),
-        ({"ops": [["fprop"]]}, "ops[0]: must be a text"),
+        ({"ops": [["fprop"]]}, "ops[0]: must be one of fprop, dgrad, wgrad"),
     ],
 )
 def test_malformed_layer(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
