@@ -166,6 +166,12 @@ def test_whole_models() -> None:
         mean = statistics.geometric_mean(ratios.values())
         assert f"{least:.3f} to {most:.2f}" in text
         assert f"(geometric mean {mean:.2f})" in text
+    (run,) = record("models_folding", "h100")["results"]["runs"]
+    default, frozen = (
+        in_turns(run["times_ms"]["compile"], run["times_ms"][way])
+        for way in ("backend", "backend_frozen")
+    )
+    assert f"batch {run['batch']}: {default:.2f} by default, {frozen:.2f} frozen" in text
 
 
 def test_kernels() -> None:
