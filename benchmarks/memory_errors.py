@@ -115,7 +115,7 @@ def _run_candidates(fields: dict[str, Any], *, engines: int) -> None:
 
 
 def work(options: argparse.Namespace) -> None:
-    """What runs under the sanitizer."""
+    """Runs the cases, in the process that is under the sanitizer."""
     end = time.monotonic() + options.seconds
     for name, fields in cases().items():
         if time.monotonic() > end:

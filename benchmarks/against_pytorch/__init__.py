@@ -1,1 +1,1 @@
-"""What auto_against_pytorch.py draws and measures."""
+"""The random layers of auto_against_pytorch.py, and how they are measured."""

@@ -65,7 +65,7 @@ class Layer:
 
     @property
     def bytes(self) -> float:
-        """Of input, weight and output."""
+        """Bytes of input, weight and output together."""
         elements = map(math.prod, (self.input_shape, self.weight_shape, self.output_shape))
         return sum(elements) * (4.0 if self.dtype == "float32" else 2.0)
 

@@ -127,7 +127,7 @@ def kernels_of(call: Call, way: str) -> str:
 
 
 def measure(layer: Layer, device: str, worse_than: float) -> dict[str, Any]:
-    """What both ways take, without the case's name.
+    """Measures both ways; returns the row of the table without the case's name.
 
     Where PyTorch's time over that of ``auto`` is below ``worse_than``, both are measured once more
     with more rounds, and only that counts.

@@ -185,7 +185,7 @@ class Counted(Iterator[_T]):
 
 
 def _by_name(name: bytes) -> tuple[Any, ...]:
-    """As :func:`_by_problem`, of an entry's name; one that is no problem's comes last."""
+    """The order of :func:`_by_problem`, by the name of an entry; others come last."""
     key = entry.key_of(name)
     match = _SHAPES.match(key)
     if match is None:

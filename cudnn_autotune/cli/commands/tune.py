@@ -108,7 +108,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
         if given["memory_format"] is not None and given["channels_last"]:
             raise refuse("--memory-format", "not with --channels-last: both layouts are tried")
     given["train"] = bool(given["train"])
-    # What was given is judged before the GPU is opened, so that its errors are said without one.
+    # Arguments are judged before the GPU is opened, so that their errors are said without one.
     # A model is made last, since that takes seconds.
     calls = {} if model is not None else dict.fromkeys(tune_problems.of_layer(given), 1)
     budget_ms = given["budget_ms"] or settings.get_budget_ms()
