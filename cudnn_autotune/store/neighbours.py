@@ -35,14 +35,6 @@ _Described = tuple[tuple[object, ...], tuple[float, ...]]
 _Point = tuple[tuple[float, ...], str]
 
 
-def nearest(problem: ConvProblem, keys: Iterable[str], most: int = 3) -> list[str]:
-    """Returns up to ``most`` keys of decisions for problems similar to ``problem``, the nearest
-    first, and none of ``problem`` itself. A key that names no problem is skipped."""
-    index = Neighbours()
-    index.add(keys)
-    return [key for _, key in index.nearest(problem, most, lambda key: True)]
-
-
 class Neighbours:
     """An index of the keys of decisions, in which the nearest are found without looking at all.
 

@@ -27,8 +27,8 @@ from cudnn_autotune.timers.measuring import WRITTEN, terms
 _LOCAL_SHARE = 1 / 3
 # So many of the places and channels that the operands reach must have another reference than zero.
 _LEAST_SHARE = 0.25
-# Of an operand, the least share of numbers other than zero. One with fewer is not timed on either:
-# it draws less power than the next ones will.
+# The least share of an operand's numbers that must not be zero. An operand with fewer is not timed
+# on either: it draws less power than the next ones will.
 _LEAST_FILLED = 0.01
 
 # Relative errors (Frobenius norm) above which an engine is wrong. In

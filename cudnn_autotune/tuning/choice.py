@@ -37,7 +37,7 @@ class Choice:
     """The selection of this process's search, with the candidates that failed before they were
     timed; None if this process did not search."""
     lacking: Lacking = NOTHING
-    """What it was made without, and a later search may have."""
+    """The resources that it was made without, and that a later search may have."""
 
     @property
     def problem(self) -> ConvProblem:

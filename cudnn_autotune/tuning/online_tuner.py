@@ -76,7 +76,7 @@ class Prepared:
     """The reason for which the first candidate cannot be chosen; empty if it is right or not yet
     checked."""
     lacking: Lacking = NOTHING
-    """What candidates were left out for the want of, and another trial may have."""
+    """The resources for want of which candidates were left out, and that a later trial may have."""
     left_out: list[Candidate] = field(default_factory=list)
     """Candidates that need not join, because an earlier process has eliminated them."""
     checks: OutputChecks = field(default_factory=OutputChecks)

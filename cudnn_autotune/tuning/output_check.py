@@ -54,11 +54,11 @@ class OutputChecks:
 
 @dataclass(frozen=True)
 class Compared:
-    """What was compared with a reference."""
+    """The circumstances of one comparison with a reference."""
 
     problem: ConvProblem
     seed: int
-    """What drew the places that were compared."""
+    """The seed of the places that were compared."""
     is_random: bool = False
     """Whether the operands were random, and not the caller's."""
     is_guarded: bool = True

@@ -4,12 +4,13 @@ there, unless its user asked for frozen ones."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from weight_changes import statistics, swapped, trained_by
 
 import cudnn_autotune as ca
 
@@ -27,32 +28,6 @@ def fresh_compiler() -> Iterator[None]:
 def network() -> nn.Sequential:
     layers = (nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.SiLU())
     return nn.Sequential(*layers, nn.Conv2d(8, 4, 1), nn.ReLU()).eval()
-
-
-def trained_by(optimizer: Callable[..., Any], **options: Any) -> Callable[[Any, Tensor], None]:
-    def step(model: Any, x: Tensor) -> None:
-        steps = optimizer(model.parameters(), lr=0.1, **options)
-        model.train()
-        (model(x) - 1).square().mean().backward()
-        steps.step()
-        steps.zero_grad()
-        model.eval()
-
-    return step
-
-
-def statistics(model: Any, x: Tensor) -> None:
-    model.train()
-    with torch.no_grad():
-        for _ in range(20):
-            model(3 * x + 2)
-    model.eval()
-
-
-def swapped(model: Any, x: Tensor) -> None:
-    """As an exponential moving average is taken for an evaluation."""
-    for parameter in model.parameters():
-        parameter.data.copy_(0.5 * parameter + 0.1)
 
 
 def replaced_data(model: Any, x: Tensor) -> None:

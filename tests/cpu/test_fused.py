@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fused_cases import FUNCTIONS
+from nearest_problems import nearest
 from problems import make
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,7 +21,6 @@ from cudnn_autotune.engines.problem_json import (
     problem_text,
     problem_to_json,
 )
-from cudnn_autotune.store.neighbours import nearest
 from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning.checking import relative_error, tolerance
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from nearest_problems import nearest
 
 import cudnn_autotune as ca
 from cudnn_autotune.store.decision import key_of
-from cudnn_autotune.store.neighbours import nearest
 
 BASE: dict[str, Any] = {
     "op": "fprop",

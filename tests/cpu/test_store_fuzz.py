@@ -19,10 +19,10 @@ import pytest
 from decisions import H200, L4, at_limit, decision, problem, resealed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nearest_problems import nearest
 
 import cudnn_autotune.store
 from cudnn_autotune.store import Decision, Environment, Store, entry, file_format
-from cudnn_autotune.store.neighbours import nearest
 
 KNOWN = [decision(1), at_limit(1 << 12, size=2), at_limit(None, size=2, deterministic=True)]
 LINES = [entry.encode(known, H200) for known in KNOWN]

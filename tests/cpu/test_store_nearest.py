@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from decisions import H200, decision, resealed
+from nearest_problems import nearest
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import Layered, Store, entry, file_format, neighbours
 from cudnn_autotune.store.decision import key_of
-from cudnn_autotune.store.neighbours import Neighbours, nearest
+from cudnn_autotune.store.neighbours import Neighbours
 
 
 def layer(rng: random.Random, few: bool = False) -> ca.ConvProblem:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from references import assert_close, tolerance
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
+from weight_changes import statistics, swapped, trained_by
 
 import cudnn_autotune as ca
 
@@ -30,32 +30,6 @@ def network() -> nn.Sequential:
 
 def image() -> Tensor:
     return torch.randn(4, 16, 12, 12, device="cuda")
-
-
-def trained_by(optimizer: Callable[..., Any], **options: Any) -> Callable[[Any, Tensor], None]:
-    def step(model: Any, x: Tensor) -> None:
-        steps = optimizer(model.parameters(), lr=0.1, **options)
-        model.train()
-        (model(x) - 1).square().mean().backward()
-        steps.step()
-        steps.zero_grad()
-        model.eval()
-
-    return step
-
-
-def statistics(model: Any, x: Tensor) -> None:
-    model.train()
-    with torch.no_grad():
-        for _ in range(20):
-            model(3 * x + 2)
-    model.eval()
-
-
-def swapped(model: Any, x: Tensor) -> None:
-    """As an exponential moving average is taken for an evaluation."""
-    for parameter in model.parameters():
-        parameter.data.copy_(0.5 * parameter + 0.1)
 
 
 def loaded(model: Any, x: Tensor) -> None:

@@ -159,7 +159,7 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
 
 
 def _channelwise_operand(user: Node, value: Node, output: Tensor) -> Node | None:
-    """What a node adds to each channel of a value, or multiplies it by; None if it does neither."""
+    """Returns the operand that scales or shifts the channels of a value; None if there is none."""
     if user.target not in (_add, _sub, _mul, _div) or user.kwargs:
         return None
     one, other = user.args
