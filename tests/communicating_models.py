@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn.models import judging
+from cudnn_autotune.nn.models.communication import communicates
 from cudnn_autotune.nn.models.groups import Group
 from cudnn_autotune.nn.models.judging import Measured, Verdict
 
@@ -91,3 +93,18 @@ def laid_out(kind: str) -> tuple[bool, list[str]]:
         ca.convert(model, memory_format="auto", example_input=x)
     is_last = model.conv.weight.is_contiguous(memory_format=torch.channels_last)
     return is_last, [str(w.message) for w in warned if "memory_format" in str(w.message)]
+
+
+def graph_with(target: Any, *args: Any) -> GraphModule:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(target, (*args, x)))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def foreign_operator_communicates() -> bool:
+    """Whether an operator of a library that nobody knows counts as one that communicates."""
+    library = torch.library.Library("a_users", "FRAGMENT")
+    if not hasattr(torch.ops.a_users, "op"):
+        library.define("op(Tensor x) -> Tensor")
+    return communicates(graph_with(torch.ops.a_users.op.default))

@@ -106,10 +106,17 @@ def _completed(alone: Mapping[str, float], burst: Mapping[str, float]) -> dict[s
 
 
 def pick(case: RecordedCase, mode: str, seed: int, limits: Limits) -> Pick:
-    """Runs a mode once. An exception that it raises becomes the pick's ``error``."""
+    """Runs a mode once. An exception that it raises becomes the pick's ``error``.
+
+    ``seed`` determines the samples and, for the modes that draw the order of their turns, this
+    order.
+    """
     timer = case.open(seed)
+    strategy = sampling.get(mode)
+    if dataclasses.is_dataclass(strategy) and hasattr(strategy, "seed"):
+        strategy = dataclasses.replace(strategy, seed=seed)
     try:
-        selection = sampling.get(mode).select(timer.candidates, timer, limits)
+        selection = strategy.select(timer.candidates, timer, limits)
     except Exception as error:  # the other runs still count; the record names this one
         found = Pick(tuning_ms=timer.elapsed_ms(), error=f"{type(error).__name__}: {error}")
     else:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import checkout
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from checkout import ROOT
 
 
 @pytest.fixture(scope="module")
 def sources():
-    sys.path.insert(0, str(ROOT))
-    try:
-        from building.sources import sources
-    finally:
-        sys.path.remove(str(ROOT))
+    sources = checkout.module("building.sources").sources
     return lambda with_cuda, folder: {
         Path(path).relative_to(folder).as_posix() for path in sources(with_cuda, folder)
     }

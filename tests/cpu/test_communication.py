@@ -60,13 +60,6 @@ def test_a_model_that_does_not_communicate_is_measured_among_ranks(two: Ranks) -
         assert ran.value[1] == []
 
 
-def graph_with(target: Any, *args: Any) -> GraphModule:
-    graph = Graph()
-    x = graph.placeholder("x")
-    graph.output(graph.call_function(target, (*args, x)))
-    return GraphModule(torch.nn.Module(), graph)
-
-
 @pytest.mark.parametrize(
     ("target", "args", "expected"),
     [
@@ -79,7 +72,7 @@ def graph_with(target: Any, *args: Any) -> GraphModule:
     ],
 )
 def test_collectives_are_known(target: Any, args: tuple[Any, ...], expected: bool) -> None:
-    assert communicates(graph_with(target, *args)) == expected
+    assert communicates(models.graph_with(target, *args)) == expected
 
 
 def test_a_collective_in_a_nested_graph_is_known() -> None:
@@ -89,17 +82,10 @@ def test_a_collective_in_a_nested_graph_is_known() -> None:
     graph.output(graph.call_function(torch.ops.higher_order.cond, (x, branch, branch, (x,))))
     for target, expected in ((torch.ops.aten.relu.default, False), (ALL_REDUCE, True)):
         root = torch.nn.Module()
-        root.branch = graph_with(target)
+        root.branch = models.graph_with(target)
         assert communicates(GraphModule(root, graph)) == expected
 
 
-def foreign() -> bool:
-    library = torch.library.Library("a_users", "FRAGMENT")
-    if not hasattr(torch.ops.a_users, "op"):
-        library.define("op(Tensor x) -> Tensor")
-    return communicates(graph_with(torch.ops.a_users.op.default))
-
-
 def test_an_unknown_operator_may_communicate_among_ranks(two: Ranks) -> None:
-    assert two.values(foreign) == [True, True]
-    assert not foreign()
+    assert two.values(models.foreign_operator_communicates) == [True, True]
+    assert not models.foreign_operator_communicates()

@@ -12,12 +12,12 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import checkout
 import pytest
 import torch
+from checkout import ROOT
 
-from building.headers import cuda_include_dirs
-
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
+CSRC = ROOT / "csrc"
 COMPILER = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
 
 DRIVER = r"""
@@ -126,7 +126,8 @@ int main() {
 def test_what_stays_loaded(tmp_path: Path) -> None:
     (tmp_path / "driver.cpp").write_text(DRIVER, encoding="utf-8")
     (tmp_path / "main.cpp").write_text(PROGRAM, encoding="utf-8")
-    folders = [str(CSRC), *cuda_include_dirs(torch)]
+    include_dirs = checkout.module("building.headers").cuda_include_dirs(torch)
+    folders = [str(CSRC), *include_dirs]
     flags = ["-std=c++17", "-O1", "-pthread", *(f"-I{folder}" for folder in folders)]
     driver, program = str(tmp_path / "libcuda.so.1"), str(tmp_path / "program")
     build = [*COMPILER, *flags]
