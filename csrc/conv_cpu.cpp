@@ -2,20 +2,29 @@
 
 #include "aten_conv.h"
 #include "conv_geometry.h"
+#include "conv_layout.h"
 #include "conv_ops.h"
 #include "settings.h"
 
 namespace cudnn_autotune {
 namespace {
 
-// The CPU kernels call ATen. They only check the mode and the limit, so that what is refused on a
-// GPU is refused on a CPU too.
+// The CPU kernels call ATen. They check the mode and the limit, and give results in the layout that
+// those for CUDA give, so that what calls the operators can be tested on a machine without a GPU.
+// Nothing that serves a user calls them.
+
+at::MemoryFormat output_format(const at::Tensor& input, const at::Tensor& weight, bool pads) {
+  return is_image_of_height_1(input, weight, pads) ? at::MemoryFormat::ChannelsLast
+                                                   : conv_memory_format(input, weight);
+}
+
 at::Tensor conv_fprop_cpu(const at::Tensor& input, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                           c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                           c10::SymInt groups, std::string_view sampling, int64_t workspace_limit) {
   resolve(sampling, workspace_limit);
-  return aten_fprop(input, weight, bias, stride, padding, dilation, groups);
+  const auto y = aten_fprop(input, weight, bias, stride, padding, dilation, groups);
+  return with_strides_of(output_format(input, weight, padding.size() > stride.size()), y);
 }
 
 at::Tensor conv_transpose_cpu(const at::Tensor& input, const at::Tensor& weight,
@@ -24,7 +33,9 @@ at::Tensor conv_transpose_cpu(const at::Tensor& input, const at::Tensor& weight,
                               c10::SymIntArrayRef dilation, c10::SymInt groups,
                               std::string_view sampling, int64_t workspace_limit) {
   resolve(sampling, workspace_limit);
-  return aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups);
+  const auto y =
+      aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups);
+  return with_strides_of(output_format(input, weight, /*pads=*/false), y);
 }
 
 at::Tensor conv_dgrad_cpu(const at::Tensor& grad_output, const at::Tensor& weight,
@@ -34,9 +45,11 @@ at::Tensor conv_dgrad_cpu(const at::Tensor& grad_output, const at::Tensor& weigh
   resolve(sampling, workspace_limit);
   check_gradient("conv_dgrad", grad_output,
                  {input_size, weight.sizes(), stride, padding, dilation, groups});
-  return aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
-                    c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-                    c10::fromIntArrayRefSlow(dilation), groups);
+  return with_strides_of(
+      conv_memory_format(grad_output, weight),
+      aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
+                 c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                 c10::fromIntArrayRefSlow(dilation), groups));
 }
 
 at::Tensor conv_wgrad_cpu(const at::Tensor& grad_output, const at::Tensor& input,
@@ -46,9 +59,11 @@ at::Tensor conv_wgrad_cpu(const at::Tensor& grad_output, const at::Tensor& input
   resolve(sampling, workspace_limit);
   check_gradient("conv_wgrad", grad_output,
                  {input.sizes(), weight_size, stride, padding, dilation, groups});
-  return aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
-                    c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-                    c10::fromIntArrayRefSlow(dilation), groups);
+  return with_strides_of(
+      conv_memory_format(grad_output, input),
+      aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
+                 c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                 c10::fromIntArrayRefSlow(dilation), groups));
 }
 
 at::Tensor conv_fused_cpu(const at::Tensor& input, const at::Tensor& weight,
@@ -58,8 +73,9 @@ at::Tensor conv_fused_cpu(const at::Tensor& input, const at::Tensor& weight,
                           c10::SymInt groups, std::string_view activation,
                           std::string_view sampling, int64_t workspace_limit) {
   resolve(sampling, workspace_limit);
-  return aten_fused(input, weight, bias, residual, stride, padding, dilation, groups,
-                    activation_of_call(activation));
+  const auto y = aten_fused(input, weight, bias, residual, stride, padding, dilation, groups,
+                            activation_of_call(activation));
+  return with_strides_of(output_format(input, weight, padding.size() > stride.size()), y);
 }
 
 }  // namespace

@@ -310,9 +310,11 @@ at::Tensor conv_transpose_cuda(const at::Tensor& input, const at::Tensor& weight
       (has_bias && !bias_fits(*bias, input, size->at(1)))) {
     resolve(sampling, workspace_limit);  // checks them
     count_fallback("arguments that PyTorch refuses, or takes in a way of its own");
-    return aten_transpose(
-        input, weight, bias, c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-        c10::fromIntArrayRefSlow(output_padding), c10::fromIntArrayRefSlow(dilation), groups);
+    return with_strides_of(
+        conv_memory_format(input, weight),
+        aten_transpose(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                       c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(output_padding),
+                       c10::fromIntArrayRefSlow(dilation), groups));
   }
   const auto y = conv_dgrad_cuda(input, weight, *size, stride, padding, dilation, groups, sampling,
                                  workspace_limit);

@@ -9,9 +9,9 @@
 
 namespace cudnn_autotune {
 
-// The C++ signatures of the operators. The derivatives of fprop, dgrad and wgrad are computed by
-// the other two, and those of a transposed convolution by fprop and wgrad, so that derivatives of
-// any order exist.
+// The C++ signatures of the operators, which stand below autograd. Those of a layer's call and of its
+// derivatives are called by the kernels of aten::convolution (aten_kernels.h), the others by the
+// programs of torch.compile.
 //   stride, dilation: one entry for each spatial dimension
 //   padding: one entry for each spatial dimension, or twice as many: all before, then all after
 //   sampling: the name of a mode; "" takes the setting
@@ -38,8 +38,7 @@ using WgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tenso
                                   c10::SymInt groups, std::string_view sampling,
                                   int64_t workspace_limit);
 
-// activation(x * w + bias + residual), for inference: where a gradient is wanted it is composed of
-// conv_fprop and ATen's operators.
+// activation(x * w + bias + residual), for inference.
 //   activation: a name of core/conv_problem.h, or ""
 using FusedSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias,

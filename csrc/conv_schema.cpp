@@ -2,8 +2,8 @@
 
 #include "conv_ops.h"
 
-// The operators take and return plain tensors and change none of their arguments. Their fake
-// kernels are in cudnn_autotune/nn/fake.py.
+// The operators stand below autograd. They take and return plain tensors and change none of their
+// arguments. Their fake kernels are in cudnn_autotune/nn/fake.py.
 TORCH_LIBRARY(cudnn_autotune, m) {
   m.def(
       "conv_fprop(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "

@@ -1,18 +1,21 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "build_info.h"
+#include "call_policy.h"
 #include "fallback_counts.h"
 #include "python_conv.h"
 #include "settings.h"
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
+#include "aten_kernels.h"
 #include "choices_binding.h"
 #include "kept_plans_binding.h"
 #include "measuring_binding.h"
 #include "plans_binding.h"
-#include "process_wide.h"
 #include "search_binding.h"
 #endif
 
@@ -59,20 +62,38 @@ void bind_settings(py::module_& m) {
   m.def("register_sampling", [](const std::string& name) { register_sampling(name); });
 }
 
-#ifdef CUDNN_AUTOTUNE_WITH_CUDA
-void bind_process_wide(py::module_& m) {
+void bind_policies(py::module_& m) {
   py::class_<ProcessWidePolicy>(m, "ProcessWidePolicy")
       .def(py::init<std::string, int64_t>(), py::arg("sampling"), py::arg("workspace_limit"))
       .def_readonly("sampling", &ProcessWidePolicy::sampling)
       .def_readonly("workspace_limit", &ProcessWidePolicy::workspace_limit);
-  m.def(
-      "serve_process_wide",
-      [](const std::string& backend) { serve_process_wide(c10::parseDispatchKey(backend)); },
-      py::arg("backend"));
   m.def("exchange_process_wide", &exchange_process_wide, py::arg("policy"));
+  m.def(
+      "policy_of_call",
+      [](const at::Tensor& input) -> std::optional<std::pair<std::string, int64_t>> {
+        const auto policy = policy_of_call(input);
+        if (!policy) return std::nullopt;
+        return std::pair(std::string(policy->sampling), policy->workspace_limit);
+      },
+      py::arg("input"));
+}
+
+#ifdef CUDNN_AUTOTUNE_WITH_CUDA
+void bind_aten_kernels(py::module_& m) {
+  py::class_<AtenKernels>(m, "AtenKernels")
+      .def(py::init([](const std::string& backend) {
+             return std::make_unique<AtenKernels>(c10::parseDispatchKey(backend));
+           }),
+           py::arg("backend"));
+  const auto serve = [](const std::string& backend) {
+    // Never destroyed, because PyTorch's dispatcher may be gone before.
+    static auto* const kept = new std::vector<std::unique_ptr<AtenKernels>>;
+    kept->push_back(std::make_unique<AtenKernels>(c10::parseDispatchKey(backend)));
+  };
+  m.def("serve_process_wide", serve, py::arg("backend"));
   // Here and not when they are first wanted: then other threads may be reading the table of kernels
   // that this writes.
-  serve_process_wide(c10::DispatchKey::CUDA);
+  serve("CUDA");
 }
 #endif
 
@@ -82,6 +103,7 @@ void bind_process_wide(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   using namespace cudnn_autotune;
   bind_settings(m);
+  bind_policies(m);
   m.def("fallbacks", &fallbacks);
   m.def("count_fallback", &count_fallback, py::arg("reason"));
   m.def("clear_fallbacks", &clear_fallbacks);
@@ -94,6 +116,6 @@ PYBIND11_MODULE(_C, m) {
   bind_measuring(m);
   bind_choices(m);
   bind_kept_plans(m);
-  bind_process_wide(m);
+  bind_aten_kernels(m);
 #endif
 }

@@ -1,17 +1,22 @@
 #include "python_conv.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/convolution.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
 
 #include "aten_conv.h"
+#include "call_policy.h"
 #include "conv_ops.h"
-#include "settings.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -44,9 +49,6 @@ struct Ints {
     }
     return true;
   }
-
-  // read() has made sure that the values are not negative.
-  c10::SymIntArrayRef symbolic() const { return c10::fromIntArrayRefKnownNonNegative(values); }
 };
 
 // Whether a tensor is on a CUDA device and of a dtype that cuDNN convolves.
@@ -55,6 +57,52 @@ bool is_taken(const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   return dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
          dtype == at::kDouble;
+}
+
+// The mode and the limit of a call.
+struct PolicyArguments {
+  std::string_view sampling;
+  int64_t workspace_limit = -1;
+
+  // Returns false for what nn/functional.py has to refuse. "" is an unknown mode there.
+  bool read(PyObject* mode, PyObject* limit) {
+    if (mode != Py_None) {
+      Py_ssize_t size = 0;
+      const char* text =
+          PyUnicode_CheckExact(mode) ? PyUnicode_AsUTF8AndSize(mode, &size) : nullptr;
+      if (text == nullptr || size == 0) {
+        PyErr_Clear();
+        return false;
+      }
+      sampling = {text, static_cast<size_t>(size)};
+    }
+    return limit == Py_None || (read_int(limit, workspace_limit) && workspace_limit >= 0);
+  }
+};
+
+// The padding of padding="same", before and after in each dimension. PyTorch puts the odd one of an
+// uneven number behind.
+template <size_t dims>
+std::array<int64_t, 2 * dims> same_padding(const at::Tensor& weight, const Ints<dims>& dilation) {
+  std::array<int64_t, 2 * dims> padding;
+  for (size_t d = 0; d < dims; ++d) {
+    const int64_t both = dilation.values[d] * (weight.size(static_cast<int64_t>(2 + d)) - 1);
+    padding[d] = both / 2;
+    padding[dims + d] = both - both / 2;
+  }
+  return padding;
+}
+
+bool is_same(PyObject* object) {
+  return PyUnicode_CheckExact(object) && PyUnicode_CompareWithASCIIString(object, "same") == 0;
+}
+
+// Whether nothing stands between a call and the kernel: no gradient is recorded, and nothing casts,
+// transforms or watches.
+bool is_bare(const at::Tensor& input, const at::Tensor& weight) {
+  return !at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(at::kCUDA) &&
+         !in_transform() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+         !input._fw_grad(/*level=*/0).defined() && !weight._fw_grad(/*level=*/0).defined();
 }
 
 // PyTorch's order of arguments:
@@ -69,21 +117,19 @@ PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", kArguments, count);
     return nullptr;
   }
-  PyObject* const sampling = args[kArguments - 2];
-  PyObject* const limit = args[kArguments - 1];
   const bool has_bias = args[2] != Py_None;
-  Ints<dims> stride;
-  Ints<dims> padding;
-  Ints<dims> output_padding;
-  Ints<dims> dilation;
+  const bool pads_same = !transposed && is_same(args[4]);
+  Ints<dims> stride{};
+  Ints<dims> padding{};
+  Ints<dims> output_padding{};
+  Ints<dims> dilation{};
   int64_t groups = 0;
-  int64_t workspace_limit = -1;
+  PolicyArguments policy;
   if (!THPVariable_CheckExact(args[0]) || !THPVariable_CheckExact(args[1]) ||
       (has_bias && !THPVariable_CheckExact(args[2])) || !stride.read(args[3]) ||
-      !padding.read(args[4]) || (transposed && !output_padding.read(args[5])) ||
+      (!pads_same && !padding.read(args[4])) || (transposed && !output_padding.read(args[5])) ||
       !read_int(args[6], groups) || !dilation.read(args[transposed ? 7 : 5]) ||
-      (sampling != Py_None && !PyUnicode_CheckExact(sampling)) ||
-      (limit != Py_None && (!read_int(limit, workspace_limit) || workspace_limit < 0)) ||
+      !policy.read(args[kArguments - 2], args[kArguments - 1]) ||
       at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing()) {
     Py_RETURN_NOTIMPLEMENTED;
   }
@@ -94,57 +140,71 @@ PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   std::optional<at::Tensor> bias;
   if (has_bias) bias = THPVariable_Unpack(args[2]);
-  std::string_view mode;
-  if (sampling != Py_None) {
-    Py_ssize_t size = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(sampling, &size);
-    if (text == nullptr) return nullptr;
-    // To the operator "" means the setting. As an argument it is an unknown mode, an error that
-    // nn/functional.py raises.
-    if (size == 0) Py_RETURN_NOTIMPLEMENTED;
-    mode = {text, static_cast<size_t>(size)};
+  std::array<int64_t, 2 * dims> sides{};
+  bool pads_unevenly = false;
+  if (pads_same) {
+    sides = same_padding<dims>(weight, dilation);
+    std::copy_n(sides.begin(), dims, padding.values.begin());
+    pads_unevenly = !std::equal(sides.begin(), sides.begin() + dims, sides.begin() + dims);
+    const bool strides = std::any_of(stride.values.begin(), stride.values.end(),
+                                     [](int64_t value) { return value != 1; });
+    // PyTorch refuses strides. It pads the input first, and so does this package where a gradient
+    // is recorded: the operator has none.
+    if (strides || (pads_unevenly && !is_bare(input, weight))) Py_RETURN_NOTIMPLEMENTED;
   }
   at::Tensor output;
   {
     const pybind11::gil_scoped_release without_gil;
-    if (in_transform()) {  // the operator would come to the same, once a level of the transform
-      resolve(mode, workspace_limit);  // checks them
-      if constexpr (transposed) {
-        output = aten_transpose(input, weight, bias, stride.symbolic(), padding.symbolic(),
-                                output_padding.symbolic(), dilation.symbolic(), groups);
-      } else {
-        output = aten_fprop(input, weight, bias, stride.symbolic(), padding.symbolic(),
-                            dilation.symbolic(), groups);
-      }
-    } else if constexpr (transposed) {
-      output = conv_transpose_op().call(input, weight, bias, stride.symbolic(), padding.symbolic(),
-                                        output_padding.symbolic(), dilation.symbolic(), groups,
-                                        mode, workspace_limit);
+    if (pads_unevenly) {
+      output = conv_fprop_op().call(input, weight, bias,
+                                    c10::fromIntArrayRefKnownNonNegative(stride.values),
+                                    c10::fromIntArrayRefKnownNonNegative(sides),
+                                    c10::fromIntArrayRefKnownNonNegative(dilation.values), groups,
+                                    policy.sampling, policy.workspace_limit);
     } else {
-      output = conv_fprop_op().call(input, weight, bias, stride.symbolic(), padding.symbolic(),
-                                    dilation.symbolic(), groups, mode, workspace_limit);
+      const PolicyScope scope(policy.sampling, policy.workspace_limit);
+      output = at::convolution(input, weight, bias, stride.values, padding.values, dilation.values,
+                               transposed, output_padding.values, groups);
     }
   }
   return THPVariable_Wrap(std::move(output));
   END_HANDLE_TH_ERRORS
 }
 
-template <size_t dims, bool transposed>
-PyMethodDef method(const char* name) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(conv<dims, transposed>)),
-          METH_FASTCALL, "See csrc/python_conv.h."};
+PyObject* enter_policy(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  PolicyArguments policy;
+  if (count != 2 || !policy.read(args[0], args[1])) Py_RETURN_FALSE;
+  PolicyScope::enter(policy.sampling, policy.workspace_limit);
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* leave_policy(PyObject*, PyObject*) {
+  PolicyScope::leave();
+  Py_RETURN_NONE;
+}
+
+using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+
+PyMethodDef method(const char* name, FastFunction function, const char* doc) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+          METH_FASTCALL, doc};
 }
 
 }  // namespace
 
 PyMethodDef* python_conv_methods() {
-  static std::array<PyMethodDef, 7> methods{
-      method<1, false>("conv1d"),
-      method<2, false>("conv2d"),
-      method<3, false>("conv3d"),
-      method<1, true>("conv_transpose1d"),
-      method<2, true>("conv_transpose2d"),
-      method<3, true>("conv_transpose3d"),
+  constexpr const char* kSeeHeader = "See csrc/python_conv.h.";
+  static std::array<PyMethodDef, 9> methods{
+      method("conv1d", conv<1, false>, kSeeHeader),
+      method("conv2d", conv<2, false>, kSeeHeader),
+      method("conv3d", conv<3, false>, kSeeHeader),
+      method("conv_transpose1d", conv<1, true>, kSeeHeader),
+      method("conv_transpose2d", conv<2, true>, kSeeHeader),
+      method("conv_transpose3d", conv<3, true>, kSeeHeader),
+      method("enter_policy", enter_policy, kSeeHeader),
+      PyMethodDef{"leave_policy", leave_policy, METH_NOARGS, kSeeHeader},
       PyMethodDef{nullptr, nullptr, 0, nullptr},  // the end
   };
   return methods.data();

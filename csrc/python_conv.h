@@ -5,11 +5,16 @@
 namespace cudnn_autotune {
 
 // `_C.conv1d`, `conv2d`, `conv3d`, `conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`:
-// the fast path from Python to the operators, some 3 microseconds faster than `torch.ops`. They
-// take the arguments of torch.nn.functional, and sampling and workspace_limit after them, all by
-// position. They take plain CUDA tensors, ints and tuples of ints. For all else (tensor subclasses,
-// torch function modes, tracing, other devices) they return NotImplemented, and nn/functional.py
-// takes over. Returns a table that ends with an empty entry, as PyModule_AddFunctions wants it.
+// PyTorch's operator, called with a policy and without the parser of torch.nn.functional. They take
+// the arguments of torch.nn.functional, and sampling and workspace_limit after them, all by
+// position: plain CUDA tensors, ints and tuples of ints. For all else (tensor subclasses, torch
+// function modes, tracing, other devices) they return NotImplemented, and nn/functional.py calls
+// torch.nn.functional.
+//
+// `_C.enter_policy(sampling, workspace_limit)` and `_C.leave_policy()` begin and end the scope of a
+// policy on this thread (call_policy.h). The first returns False, and begins none, for arguments
+// that it does not take. Returns a table that ends with an empty entry, as PyModule_AddFunctions
+// wants it.
 PyMethodDef* python_conv_methods();
 
 }  // namespace cudnn_autotune

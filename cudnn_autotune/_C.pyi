@@ -64,7 +64,15 @@ class CudnnError(PlanError): ...
 def cudnn_runtime_version() -> int: ...
 def cudnn_frontend_version() -> str: ...
 
-# process-wide
+# by which policy a call is served
+
+def enter_policy(sampling: str | None, workspace_limit: int | None) -> bool:
+    """Serves this thread's convolutions until ``leave_policy``; False: the arguments are not
+    taken, and nothing began. Raises ValueError for an unknown mode."""
+
+def leave_policy() -> None: ...
+def policy_of_call(input: Tensor) -> tuple[str, int] | None:
+    """The arguments by which a convolution of this input would be served on this thread now."""
 
 class ProcessWidePolicy:
     """The arguments of calls that PyTorch's own functions make; "" and -1 are the settings'."""
@@ -75,8 +83,14 @@ class ProcessWidePolicy:
     @property
     def workspace_limit(self) -> int: ...
 
+class AtenKernels:
+    """Kernels of ``aten::convolution`` and its backward that read the policy, registered for a
+    backend as long as the object lives."""
+
+    def __init__(self, backend: str) -> None: ...
+
 def serve_process_wide(backend: str) -> None:
-    """Registers, once, kernels of ``aten::convolution`` and its backward that read the policy."""
+    """Registers the kernels for good."""
 
 def exchange_process_wide(policy: ProcessWidePolicy | None) -> ProcessWidePolicy | None:
     """Sets the policy of all threads, or None for PyTorch's kernels; returns the one before."""

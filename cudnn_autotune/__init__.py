@@ -42,7 +42,6 @@ else:
     from cudnn_autotune.engines.problem import ConvProblem
     from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
     from cudnn_autotune.nn import fake as fake
-    from cudnn_autotune.nn import flops as flops
     from cudnn_autotune.nn import functional
     from cudnn_autotune.nn import inductor as inductor
     from cudnn_autotune.nn.models.backend import compilations

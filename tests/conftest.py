@@ -31,6 +31,7 @@ if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 from benchmark_scripts import BENCHMARKS, dry_runs_into  # imports the package, as the next do
+from served_on_cpu import served_on_cpu
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available
@@ -104,6 +105,13 @@ def clean_slate() -> Iterator[None]:
     store_settings.restore_settings(store)
     ca.unpin()
     ca.forget()
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    """CPU tensors take the way of CUDA tensors."""
+    with served_on_cpu():
+        yield
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""Fake kernels of the operators, for ``torch.compile``, ``torch.export`` and meta tensors.
+"""Fake kernels of the operators, for ``torch.compile``.
 
-They compute shapes and strides. On CUDA these are the strides of the kernels (csrc/conv_cuda.cpp):
-channels_last if either operand is, and never in float64. Elsewhere they are those of ATen's
-convolution, which runs there.
+They compute shapes and strides, which are those of the kernels (csrc/conv_cuda.cpp): channels_last
+if either operand is, and never in float64.
 """
 
 from __future__ import annotations
@@ -87,21 +86,6 @@ def _check_gradient(grad_output: Tensor, other: Tensor, expected: Sequence[int])
         )
 
 
-def split_padding(padding: Ints, n: int) -> tuple[list[int], list[int]]:
-    """The padding that both sides share, and the rest as ``constant_pad_nd`` takes it."""
-    if len(padding) == n:
-        return list(padding), []
-    both = [min(padding[d], padding[n + d]) for d in range(n)]
-    extra = []
-    for d in reversed(range(n)):
-        extra += [padding[d] - both[d], padding[n + d] - both[d]]
-    return both, extra if any(extra) else []
-
-
-def pad(input: Tensor, extra: list[int]) -> Tensor:
-    return torch.ops.aten.constant_pad_nd(input, extra, 0) if extra else input
-
-
 def conv_memory_format(a: Tensor, b: Tensor) -> torch.memory_format:
     """The memory format that the CUDA kernels compute in for these operands."""
     if a.dtype == torch.float64 or a.dim() not in _CHANNELS_LAST:
@@ -138,42 +122,6 @@ def _empty_output(size: Sequence[int], input: Tensor, weight: Tensor, pads: bool
     return output.squeeze(2)
 
 
-def _placeholder(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
-    """An operand that ATen's convolution wants only for its size and layout."""
-    suggest = torch._prims_common.suggest_memory_format
-    plain = suggest(a) == torch.contiguous_format
-    layout = suggest(b) if plain else suggest(a)
-    return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=layout)
-
-
-def _backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    geometry: tuple[Ints, Ints, Ints, int],
-    of_input: bool,
-) -> tuple[Tensor, Tensor]:
-    """ATen's gradients of the input or of the weight; the other one is None.
-
-    ``geometry`` is stride, padding, dilation, groups.
-    """
-    stride, padding, dilation, groups = geometry
-    grads = torch.ops.aten.convolution_backward(
-        grad_output,
-        input,
-        weight,
-        None,
-        stride,
-        padding,
-        dilation,
-        False,
-        [0] * len(padding),
-        groups,
-        [of_input, not of_input, False],
-    )
-    return grads[0], grads[1]
-
-
 @torch.library.register_fake("cudnn_autotune::conv_fprop")
 def _(
     input: Tensor,
@@ -186,14 +134,9 @@ def _(
     sampling: str = "",
     workspace_limit: int = -1,
 ) -> Tensor:
-    if input.is_cuda:
-        size = _output_size(input.shape, weight.shape, stride, padding, dilation, groups)
-        _check_operands(input, weight)
-        return _empty_output(size, input, weight, pads=len(padding) > len(stride))
-    both, extra = split_padding(padding, len(stride))
-    return torch.ops.aten.convolution(
-        pad(input, extra), weight, bias, stride, both, dilation, False, [0] * len(both), groups
-    )
+    size = _output_size(input.shape, weight.shape, stride, padding, dilation, groups)
+    _check_operands(input, weight)
+    return _empty_output(size, input, weight, pads=len(padding) > len(stride))
 
 
 @torch.library.register_fake("cudnn_autotune::conv_fused")
@@ -241,8 +184,6 @@ def _(
     output = torch.ops.aten.convolution(
         input, weight, bias, stride, padding, dilation, True, output_padding, groups
     )
-    if not input.is_cuda or any(p >= s for p, s in zip(output_padding, stride, strict=False)):
-        return output  # ATen computes it
     return _empty_output(output.shape, input, weight, pads=False)
 
 
@@ -258,19 +199,9 @@ def _(
     sampling: str = "",
     workspace_limit: int = -1,
 ) -> Tensor:
-    if grad_output.is_cuda:
-        expected = _output_size(input_size, weight.shape, stride, padding, dilation, groups)
-        _check_gradient(grad_output, weight, expected)
-        return _empty(input_size, grad_output, weight)
-    both, extra = split_padding(padding, len(stride))
-    padded = list(input_size)
-    for i in range(len(extra) // 2):
-        padded[-1 - i] += extra[2 * i] + extra[2 * i + 1]
-    input = _placeholder(padded, grad_output, weight)
-    geometry = (stride, both, dilation, groups)
-    grad_input, _ = _backward(grad_output, input, weight, geometry, of_input=True)
-    # The gradient of a padded input is narrowed, then made dense again in its own layout.
-    return _placeholder(input_size, grad_input, grad_input) if extra else grad_input
+    expected = _output_size(input_size, weight.shape, stride, padding, dilation, groups)
+    _check_gradient(grad_output, weight, expected)
+    return _empty(input_size, grad_output, weight)
 
 
 @torch.library.register_fake("cudnn_autotune::conv_wgrad")
@@ -285,11 +216,6 @@ def _(
     sampling: str = "",
     workspace_limit: int = -1,
 ) -> Tensor:
-    if grad_output.is_cuda:
-        expected = _output_size(input.shape, weight_size, stride, padding, dilation, groups)
-        _check_gradient(grad_output, input, expected)
-        return _empty(weight_size, grad_output, input)
-    both, extra = split_padding(padding, len(stride))
-    weight = _placeholder(weight_size, grad_output, input)
-    geometry = (stride, both, dilation, groups)
-    return _backward(grad_output, pad(input, extra), weight, geometry, of_input=False)[1]
+    expected = _output_size(input.shape, weight_size, stride, padding, dilation, groups)
+    _check_gradient(grad_output, input, expected)
+    return _empty(weight_size, grad_output, input)

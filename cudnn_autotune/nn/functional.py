@@ -1,13 +1,15 @@
-"""PyTorch's six convolutions, computed by the chosen engine, or by PyTorch if this package does not
-serve the call."""
+"""PyTorch's six convolutions with arguments for the policy by which they are served.
+
+The calls are PyTorch's own. While one is made, its policy is in force on this thread, and the
+kernels of ``aten::convolution`` (csrc/aten_kernels.h) serve it. A compiler runs its programs later:
+there the input is marked with the policy instead.
+"""
 
 from __future__ import annotations
 
-import numbers
-import operator
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Protocol, SupportsIndex, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +23,7 @@ from cudnn_autotune.tuning.settings import check_policy
 
 Ints = int | Sequence[int]
 
-# The fast path takes plain CUDA tensors, ints and tuples of ints. It returns NotImplemented for all
-# else, which the general functions below take.
+# They take plain CUDA tensors, ints and tuples of ints, and return NotImplemented for all else.
 fast_functions: dict[str, Callable[..., Tensor]] = {
     name: getattr(_C, name)
     for name in (
@@ -36,8 +37,7 @@ fast_functions: dict[str, Callable[..., Tensor]] = {
 }
 
 _HAS_CUDA = extension_available()
-_TOO_LARGE = 2**63
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_PLAIN = (Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
 _SIZES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
@@ -93,11 +93,11 @@ def _convolution(dims: int) -> Convolution:
         """``torch.nn.functional.{name}``, by the cuDNN engine that a search chose for the shape.
 
         The first call of a shape on a CUDA device searches; later calls run the engine that was
-        chosen. The function is differentiable to any order. Its backward searches for its own
-        convolutions in the mode that the forward used. For tensors that are not on a CUDA device
-        this is ``torch.nn.functional.{name}``. It is that as well while ``torch.export``,
-        ``torch.onnx`` or ``torch.jit.trace`` record a program, so what they save runs without this
-        package.
+        chosen. The call and its derivatives are PyTorch's operators, so transforms, modes, tensor
+        subclasses and whatever records a program see ``aten::convolution``. The derivatives search
+        in the mode that the forward used. For tensors that are not on a CUDA device this is
+        ``torch.nn.functional.{name}``. It is that as well while ``torch.export``, ``torch.onnx`` or
+        ``torch.jit.trace`` record a program, so what they save runs without this package.
 
         Args:
             input: ``(N, C, {sizes})`` or ``(C, {sizes})``.
@@ -118,15 +118,12 @@ def _convolution(dims: int) -> Convolution:
             ValueError: the mode is unknown, or the limit negative.
             RuntimeError, TypeError: PyTorch's, for arguments that do not fit.
         """
+        arguments = (input, weight, bias, stride, padding, dilation, groups)
         if not torch.compiler.is_compiling():
-            output = fast(
-                input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
-            )
+            output = fast(*arguments, sampling, workspace_limit)
             if output is not NotImplemented:
                 return output
-        return general_conv(
-            dims, input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
-        )
+        return general(name, arguments, sampling, workspace_limit)
 
     return cast("Convolution", _named(convolution, name, dims))
 
@@ -177,7 +174,7 @@ def _transposed_convolution(dims: int) -> TransposedConvolution:
             output = fast(*arguments, sampling, workspace_limit)
             if output is not NotImplemented:
                 return output
-        return general_conv_transpose(dims, *arguments, sampling, workspace_limit)
+        return general(name, arguments, sampling, workspace_limit)
 
     return cast("TransposedConvolution", _named(convolution, name, dims))
 
@@ -191,87 +188,74 @@ def _named(function: Callable[..., Tensor], name: str, dims: int) -> Callable[..
     return function
 
 
-def general_conv(
-    dims: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Ints,
-    padding: Ints | str,
-    dilation: Ints,
-    groups: int,
-    sampling: str | None,
-    workspace_limit: int | None,
+def general(
+    name: str, arguments: tuple[Any, ...], sampling: str | None, workspace_limit: int | None
 ) -> Tensor:
-    """:func:`conv1d` to ``3d``, for calls that the fast path refuses."""
-    check_policy(sampling, workspace_limit)
-    is_served = _is_served(dims, input, weight, bias)
-    strides = _ints(stride, dims) if is_served else None
-    dilations = _ints(dilation, dims) if is_served else None
-    group_count = _integer(groups) if is_served else None
-    paddings = _paddings(padding, strides, dilations, weight) if is_served else None
-    if strides is None or dilations is None or paddings is None or group_count is None:
-        # PyTorch computes it, or refuses it in its own words.
-        function = getattr(F, f"conv{dims}d")
-        return function(input, weight, bias, stride, padding, dilation, groups)
-    if len(paddings) > dims and torch.compiler.is_compiling():
-        # PyTorch pads in the same way. A compiler fuses the padding with what comes before.
-        sides = [paddings[side + d] for d in reversed(range(dims)) for side in (0, dims)]
-        input, paddings = F.pad(input, sides), (0,) * dims
-    is_unbatched = input.dim() == dims + 1
-    output: Tensor = torch.ops.cudnn_autotune.conv_fprop(
-        input.unsqueeze(0) if is_unbatched else input,
-        weight,
-        bias,
-        strides,
-        paddings,
-        dilations,
-        group_count,
-        sampling or "",
-        -1 if workspace_limit is None else workspace_limit,
-    )
-    return output.squeeze(0) if is_unbatched else output
+    """Calls PyTorch's function of this name, for calls that the fast path refuses."""
+    # AOTAutograd traces without Dynamo what a backend has put into its graph.
+    if torch.compiler.is_compiling() or type(arguments[0]) is FunctionalTensor:
+        return marked(name, arguments, sampling, workspace_limit)
+    enter_policy(sampling, workspace_limit)
+    try:
+        output: Tensor = getattr(F, name)(*arguments)
+    finally:
+        leave_policy()
+    return output
 
 
-def general_conv_transpose(
-    dims: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Ints,
-    padding: Ints,
-    output_padding: Ints,
-    groups: int,
-    dilation: Ints,
-    sampling: str | None,
-    workspace_limit: int | None,
+def enter_policy(sampling: str | None, workspace_limit: int | None) -> None:
+    """Serves the convolutions that this thread calls, until it calls :func:`leave_policy`.
+
+    Raises:
+        ValueError: the mode is unknown, or the limit negative. Then nothing has begun.
+    """
+    if not _C.enter_policy(sampling, workspace_limit):
+        check_policy(sampling, workspace_limit)
+        # Subclasses of str and int.
+        mode, limit = sampling and str(sampling), workspace_limit and int(workspace_limit)
+        _C.enter_policy(mode, limit)
+
+
+leave_policy: Callable[[], None] = _C.leave_policy
+
+
+def marked(
+    name: str, arguments: tuple[Any, ...], sampling: str | None, workspace_limit: int | None
 ) -> Tensor:
-    """:func:`conv_transpose1d` to ``3d``, for calls that the fast path refuses."""
+    """Calls PyTorch's function of this name with a marked input, for a compiler that records it.
+
+    What is not on a CUDA device, or is left to PyTorch for another reason, is not marked.
+    """
     check_policy(sampling, workspace_limit)
-    numbers = [_ints(value, dims) for value in (stride, padding, output_padding, dilation)]
-    group_count = _integer(groups)
-    if not _is_served(dims, input, weight, bias) or None in numbers or group_count is None:
-        # PyTorch computes it, or refuses it in its own words.
-        function = getattr(F, f"conv_transpose{dims}d")
-        return function(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    is_unbatched = input.dim() == dims + 1
-    output: Tensor = torch.ops.cudnn_autotune.conv_transpose(
-        input.unsqueeze(0) if is_unbatched else input,
-        weight,
-        bias,
-        *numbers,
-        group_count,
-        sampling or "",
-        -1 if workspace_limit is None else workspace_limit,
-    )
-    return output.squeeze(0) if is_unbatched else output
+    input, weight, bias, stride, padding, *others = arguments
+    groups = others[1]
+    if not (
+        _is_served(int(name[-2]), input, weight, bias)
+        and not _is_exported()
+        and type(groups) is not bool  # which PyTorch's function refuses, and its operator does not
+    ):
+        output: Tensor = getattr(F, name)(*arguments)
+        return output
+    if padding == "same" and all(s == 1 for s in _for_each(stride, name)):
+        # PyTorch's operator would pad behind the mark.
+        input, padding = _padded(input, weight, _for_each(others[0], name))
+    limit = -1 if workspace_limit is None else workspace_limit
+    input = torch.ops.cudnn_autotune.mark_input(input, sampling or "", limit)
+    # The operator, since a function mode would see the function a second time. It takes no integer
+    # for a list.
+    first = padding if isinstance(padding, str) else _for_each(padding, name)
+    rest = [_for_each(value, name) if i != 1 else value for i, value in enumerate(others)]
+    operator = getattr(torch.ops.aten, name)
+    output = operator(input, weight, bias, _for_each(stride, name), first, *rest)
+    if "transpose" in name:
+        output = torch.ops.cudnn_autotune.mark_output(output)
+    return output
 
 
-def _is_served(dims: int, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the operators take these tensors; else they are PyTorch's to compute or to refuse."""
+def _is_served(dims: int, input: Any, weight: Any, bias: Any) -> bool:
+    """Whether the kernels may serve these tensors; else they are PyTorch's to compute or refuse."""
     return (
         _HAS_CUDA
-        and not _is_exported()
         and isinstance(input, Tensor)
         and isinstance(weight, Tensor)
         and (bias is None or isinstance(bias, Tensor))
@@ -282,6 +266,11 @@ def _is_served(dims: int, input: Tensor, weight: Tensor, bias: Tensor | None) ->
     )
 
 
+def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
+    """Whether the tensor's class handles PyTorch's operators itself, as DTensor does."""
+    return tensor is not None and type(tensor) not in _PLAIN
+
+
 def _is_exported() -> bool:
     """Whether a program is being recorded that may run in processes without this package."""
     # torch.compiler.is_exporting() is True whenever Dynamo traces; this flag only while exporting.
@@ -290,57 +279,22 @@ def _is_exported() -> bool:
     return is_exporting or is_traced
 
 
-def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
-    """Whether the tensor's class handles ATen's operators itself, as DTensor does."""
-    if torch.compiler.is_compiling():
-        return False  # Dynamo has unwrapped the tensor, or unwraps the result
-    dispatch = type(tensor).__torch_dispatch__ if isinstance(tensor, Tensor) else None
-    if dispatch in (None, Tensor.__torch_dispatch__):
-        return False
-    return not isinstance(tensor, (FakeTensor, FunctionalTensor))
+def _for_each(value: Ints, name: str) -> list[int]:
+    """The numbers for the dimensions of a function; a list of one stands for all."""
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    return [cast("int", value)] * int(name[-2])
 
 
-def _ints(value: Ints, dims: int) -> Sequence[int] | None:
-    """One number for each dimension, or None if PyTorch would not take ``value``."""
-    numbers = [_integer(one) for one in (value if isinstance(value, (tuple, list)) else [value])]
-    known = [number for number in numbers if number is not None]
-    if len(known) < len(numbers):
-        return None
-    if len(known) == 1:  # PyTorch takes a list of one number as well
-        return known * dims
-    return known if len(known) == dims else None
-
-
-def _integer(value: object) -> int | None:
-    """The integer, also of NumPy's and of a tensor of one; None for what PyTorch may refuse."""
-    if isinstance(value, torch.SymInt):
-        return cast("int", value)  # taking the index of a symbolic one would fix its value
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value if torch.compiler.is_compiling() or -_TOO_LARGE <= value < _TOO_LARGE else None
-    is_tensor = isinstance(value, Tensor) and value.dtype in _INTEGERS and value.numel() == 1
-    is_numpys = isinstance(value, numbers.Integral) and type(value).__module__ == "numpy"
-    return operator.index(cast("SupportsIndex", value)) if is_tensor or is_numpys else None
-
-
-def _paddings(
-    padding: Ints | str,
-    stride: Sequence[int] | None,
-    dilation: Sequence[int] | None,
-    weight: Tensor,
-) -> Sequence[int] | None:
-    """The padding of both sides, twice as long if they differ; None if PyTorch refuses it."""
+def _padded(input: Tensor, weight: Tensor, dilation: list[int]) -> tuple[Tensor, list[int]]:
+    """Pads what the sides of ``padding="same"`` do not share, as PyTorch does, and returns the
+    padding that they share."""
     dims = weight.dim() - 2
-    if not isinstance(padding, str):
-        return _ints(padding, dims)
-    if padding == "valid":
-        return (0,) * dims
-    if padding != "same" or stride is None or dilation is None or any(s != 1 for s in stride):
-        return None
-    both = same_padding(dilation, weight.shape[2:])
+    both = same_padding(dilation * dims if len(dilation) == 1 else dilation, weight.shape[2:])
     before, after = both[:dims], both[dims:]
-    return before if before == after else both
+    if before != after:
+        input = F.pad(input, [s for d in reversed(range(dims)) for s in (0, after[d] - before[d])])
+    return input, list(before)
 
 
 conv1d = _convolution(1)

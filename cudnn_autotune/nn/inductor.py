@@ -1,16 +1,16 @@
-"""Presents ``conv_fprop`` and ``conv_transpose`` to Inductor as ``aten.convolution``, for
-``torch.compile``.
+"""Lowers marked convolutions to this package's operators in Inductor, for ``torch.compile``.
 
 Inductor counts ``aten.convolution`` when it decides whether a graph runs in channels_last, and it
-folds batch norms into nothing else. An operator that it does not know would cost a contiguous model
-more than any engine gains. So the two operators decompose, when Inductor traces, to
+folds batch norms into nothing else. So a call that is served stays PyTorch's operator, with a
+marked input (``functional.marked``):
 
     aten.convolution(mark_input(input, sampling, workspace_limit), weight, ...)
 
 The marker computes nothing. It carries the call's policy through Inductor's passes, and it makes
 the graph, and with it the key of Inductor's caches, another than that of PyTorch's own layer. When
-the layout is settled and ``aten.convolution`` is lowered, one whose input is marked becomes the
-operator again; under ``max-autotune`` it is one choice beside Inductor's templates.
+the layout is settled and ``aten.convolution`` is lowered, one whose input is marked becomes
+``conv_fprop`` or ``conv_transpose``; under ``max-autotune`` it is one choice beside Inductor's
+templates.
 
 The output of a transposed convolution has a marker too. Without one Inductor would fold what
 follows into the weight, and it folds wrongly where there are as many input as output channels: it
@@ -19,10 +19,11 @@ scales the input channels (torch 2.11).
 Weights and biases with batch norms folded into them, which a program computes at each call, are
 rounded by one operator for all, ``round_each``, which is lowered to few kernels.
 
-The operators of the backward stay what they are, because Inductor decides by the forward.
-Whatever computes their gradient writes it straight into the layout that they run in, once for both.
-(``aten.convolution_backward`` gets it in the order of strides that eager mode would have, and then
-copies it: 3 % of a training step of ConvNeXt.)
+The backward of a marked convolution decomposes into this package's operators when the joint graph
+is traced, because Inductor decides by the forward. They take the input itself, so that the mark is
+not saved for the backward. Whatever computes their gradient writes it straight into the layout that
+they run in, once for both. (``aten.convolution_backward`` gets it in the order of strides that
+eager mode would have, and then copies it: 3 % of a training step of ConvNeXt.)
 """
 
 from __future__ import annotations
@@ -37,16 +38,11 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.after_import import after_import
-from cudnn_autotune.nn.fake import conv_memory_format, pad, split_padding
+from cudnn_autotune.nn.fake import conv_memory_format
 
 _log = logging.getLogger(__name__)
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
-_library.define(
-    "mark_input(Tensor input, str sampling, int workspace_limit) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-_library.define("mark_output(Tensor output) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(
     "round_each(Tensor[] values, ScalarType dtype) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag
 )
@@ -54,6 +50,8 @@ _mark_input = torch.ops.cudnn_autotune.mark_input.default
 _mark_output = torch.ops.cudnn_autotune.mark_output.default
 _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _conv_transpose = torch.ops.cudnn_autotune.conv_transpose.default
+_conv_dgrad = torch.ops.cudnn_autotune.conv_dgrad.default
+_conv_wgrad = torch.ops.cudnn_autotune.conv_wgrad.default
 
 
 def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
@@ -63,7 +61,6 @@ def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
 
 
 for _name in ("mark_input", "mark_output"):
-    _library.impl(_name, lambda tensor, *_: tensor.clone(), "CompositeExplicitAutograd")
     torch.library.register_fake(f"cudnn_autotune::{_name}", _fake_copy, lib=_library)
 
 
@@ -75,54 +72,63 @@ _library.impl("round_each", _round_each, "CompositeExplicitAutograd")
 torch.library.register_fake("cudnn_autotune::round_each", _round_each, lib=_library)
 
 
-def conv_fprop(
+def _backward_of_marked(
+    grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    bias_sizes: Sequence[int] | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    groups: int,
-    sampling: str = "",
-    workspace_limit: int = -1,
-) -> Tensor:
-    """Decomposes the operator into ``aten.convolution``, of a marked input if on CUDA."""
-    if _is_in_backward():
-        return NotImplemented
-    both, extra = split_padding(padding, len(stride))
-    input = pad(input, extra)
-    if input.is_cuda:
-        input = _mark_input(input, sampling, workspace_limit)
-    return torch.ops.aten.convolution(
-        input, weight, bias, stride, both, dilation, False, [0] * len(both), groups
-    )
-
-
-def conv_transpose(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
+    transposed: bool,
     output_padding: Sequence[int],
-    dilation: Sequence[int],
     groups: int,
-    sampling: str = "",
-    workspace_limit: int = -1,
-) -> Tensor:
-    """Decomposes the operator into ``aten.convolution``, of a marked input if on CUDA."""
-    if input.is_cuda:
-        input = _mark_input(input, sampling, workspace_limit)
-    output = torch.ops.aten.convolution(
-        input, weight, bias, stride, padding, dilation, True, output_padding, groups
-    )
-    return _mark_output(output) if input.is_cuda else output
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Decomposes ``aten.convolution_backward`` of a marked input into this package's operators.
+
+    Returns NotImplemented where the input is not marked, and for an output padding of a stride or
+    more, which makes no gradient of a convolution.
+    """
+    if transposed and any(p >= s for p, s in zip(output_padding, stride, strict=True)):
+        return NotImplemented
+    found = _unmarked(input)
+    if found is None:
+        return NotImplemented
+    x, policy = found
+    rest = (stride, padding, dilation, groups, *policy)
+    of_input = of_weight = of_bias = None
+    if output_mask[0] and transposed:
+        of_input = _conv_fprop(grad_output, weight, None, *rest)
+    elif output_mask[0]:
+        of_input = _conv_dgrad(grad_output, weight, x.shape, *rest)
+    if output_mask[1]:
+        pair = (x, grad_output) if transposed else (grad_output, x)
+        of_weight = _conv_wgrad(*pair, weight.shape, *rest)
+    if output_mask[2]:
+        of_bias = torch.ops.aten.sum(grad_output, [0, *range(2, grad_output.dim())])
+    return of_input, of_weight, of_bias
 
 
-def _is_in_backward() -> bool:
-    """Whether a backward is being traced, of which ``conv_fprop`` is a part after a transposed
-    convolution or in a second derivative."""
-    return bool(torch._C._current_graph_task_id() != -1)
+def _unmarked(tensor: Tensor) -> tuple[Tensor, tuple[str, int]] | None:
+    """Returns the tensor that a mark in the graph that is being traced was put on, and the policy;
+    None if the tensor is not marked."""
+    from torch.fx import Proxy
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    if mode is None:
+        return None
+    traced = proxy_tensor.get_proxy_slot(tensor, mode.tracer, None)
+    if traced is None or traced.proxy.node.target is not _mark_input:
+        return None
+    arguments: Any = traced.proxy.node.args
+    source, sampling, workspace_limit = arguments
+    with proxy_tensor.disable_proxy_modes_tracing():
+        unmarked = _fake_copy(tensor)
+    proxy = Proxy(source, mode.tracer)
+    proxy_tensor.track_tensor_tree(unmarked, proxy, constant=None, tracer=mode.tracer)
+    return unmarked, (sampling, workspace_limit)
 
 
 class _MarkedConvolution:
@@ -234,11 +240,17 @@ def _register(conv: Any) -> None:
 
     operators = torch.ops.cudnn_autotune
     lowering.make_fallback(operators.conv_fused.default, lay_out_fused, warn=False)
-    for operator in (_conv_fprop, operators.conv_dgrad.default, operators.conv_wgrad.default):
+    for operator in (_conv_fprop, _conv_dgrad, _conv_wgrad):
         lowering.make_fallback(operator, lay_out, warn=False)
     lowering.add_needs_realized_inputs(_mark_input)
-    decomposition.register_decomposition(_conv_fprop)(conv_fprop)
-    decomposition.register_decomposition(_conv_transpose)(conv_transpose)
+    aten_backward = torch.ops.aten.convolution_backward.default
+    theirs: Callable[..., Any] = decomposition.decompositions[aten_backward]
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        ours = _backward_of_marked(*args, **kwargs)
+        return theirs(*args, **kwargs) if ours is NotImplemented else ours
+
+    decomposition.decompositions[aten_backward] = backward
     decomposition.fast_random_decomps.cache_clear()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from cudnn_autotune.nn import functional
-from cudnn_autotune.nn.functional import fast_functions, general_conv, general_conv_transpose
+from cudnn_autotune.nn.functional import fast_functions, general
 from cudnn_autotune.tuning.settings import check_policy
 
 
@@ -103,44 +103,44 @@ class WithPolicy(nn.Module):
         return ", ".join(filter(None, parts))
 
 
-class _Convolution(WithPolicy, _ConvNd):
-    """The forward of Conv1d to Conv3d."""
+class _Calls(WithPolicy):
+    """Calls PyTorch's function with the policy of the module."""
 
+    _function: ClassVar[str]  # its name in torch.nn.functional
     _fast: ClassVar[Callable[..., Any]]  # of C, so that it is no method
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_function" in vars(cls):
+            cls._fast = fast_functions[cls._function]
+
+    def _call(self, arguments: tuple[Any, ...]) -> Tensor:
+        if not torch.compiler.is_compiling():
+            output: Tensor = self._fast(*arguments, self.sampling, self.workspace_limit)
+            if output is not NotImplemented:
+                return output
+        if isinstance(arguments[0], torch.fx.Proxy):  # the graph calls the public function
+            function = getattr(functional, self._function)
+            policy = {"sampling": self.sampling, "workspace_limit": self.workspace_limit}
+            output = function(*arguments, **policy)
+            return output
+        return general(self._function, arguments, self.sampling, self.workspace_limit)
+
+
+class _Convolution(_Calls, _ConvNd):
+    """The forward of Conv1d to Conv3d."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        if not torch.compiler.is_compiling():
-            output = self._fast(
-                input,
-                weight,
-                bias,
-                self.stride,
-                padding,
-                self.dilation,
-                self.groups,
-                self.sampling,
-                self.workspace_limit,
-            )
-            if output is not NotImplemented:
-                return output
-        dims = len(self.kernel_size)
         arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
-        if isinstance(input, torch.fx.Proxy):  # the recorded graph calls the public function
-            function = getattr(functional, f"conv{dims}d")
-            return function(
-                *arguments, sampling=self.sampling, workspace_limit=self.workspace_limit
-            )
-        return general_conv(dims, *arguments, self.sampling, self.workspace_limit)
+        return self._call(arguments)
 
 
-class _TransposedConvolution(WithPolicy, _ConvTransposeNd):
+class _TransposedConvolution(_Calls, _ConvTransposeNd):
     """The forward of ConvTranspose1d to ConvTranspose3d."""
-
-    _fast: ClassVar[Callable[..., Any]]  # of C, so that it is no method
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         if self.padding_mode != "zeros":
@@ -167,52 +167,43 @@ class _TransposedConvolution(WithPolicy, _ConvTransposeNd):
             self.groups,
             dilation,
         )
-        if not torch.compiler.is_compiling():
-            output = self._fast(*arguments, self.sampling, self.workspace_limit)
-            if output is not NotImplemented:
-                return output
-        if isinstance(input, torch.fx.Proxy):  # the recorded graph calls the public function
-            function = getattr(functional, f"conv_transpose{dims}d")
-            return function(
-                *arguments, sampling=self.sampling, workspace_limit=self.workspace_limit
-            )
-        return general_conv_transpose(dims, *arguments, self.sampling, self.workspace_limit)
+        return self._call(arguments)
 
 
 class Conv1d(_Convolution, nn.Conv1d):
     """``torch.nn.Conv1d`` that runs the cuDNN engine chosen for each shape by a search."""
 
-    _fast = fast_functions["conv1d"]
+    _function = "conv1d"
 
 
 class Conv2d(_Convolution, nn.Conv2d):
     """``torch.nn.Conv2d`` that runs the cuDNN engine chosen for each shape by a search."""
 
-    _fast = fast_functions["conv2d"]
+    _function = "conv2d"
 
 
 class Conv3d(_Convolution, nn.Conv3d):
     """``torch.nn.Conv3d`` that runs the cuDNN engine chosen for each shape by a search."""
 
-    _fast = fast_functions["conv3d"]
+    _function = "conv3d"
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
     """``torch.nn.ConvTranspose1d`` that runs the cuDNN engine chosen for each shape by a search."""
 
-    _fast = fast_functions["conv_transpose1d"]
+    _function = "conv_transpose1d"
 
 
 class ConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
     """``torch.nn.ConvTranspose2d`` that runs the cuDNN engine chosen for each shape by a search."""
 
-    _fast = fast_functions["conv_transpose2d"]
+    _function = "conv_transpose2d"
 
 
 class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
     """``torch.nn.ConvTranspose3d`` that runs the cuDNN engine chosen for each shape by a search."""
 
-    _fast = fast_functions["conv_transpose3d"]
+    _function = "conv_transpose3d"
 
 
 class LazyConv1d(WithPolicy, nn.LazyConv1d):  # type: ignore[misc, unused-ignore]
@@ -237,15 +228,18 @@ class LazyConvTranspose1d(WithPolicy, nn.LazyConvTranspose1d):  # type: ignore[m
     """``torch.nn.LazyConvTranspose1d``. Its first call makes it a :class:`ConvTranspose1d`."""
 
     cls_to_become = ConvTranspose1d
+    forward = _TransposedConvolution.forward  # bound before the first call changes the class
 
 
 class LazyConvTranspose2d(WithPolicy, nn.LazyConvTranspose2d):  # type: ignore[misc, unused-ignore]
     """``torch.nn.LazyConvTranspose2d``. Its first call makes it a :class:`ConvTranspose2d`."""
 
     cls_to_become = ConvTranspose2d
+    forward = _TransposedConvolution.forward  # bound before the first call changes the class
 
 
 class LazyConvTranspose3d(WithPolicy, nn.LazyConvTranspose3d):  # type: ignore[misc, unused-ignore]
     """``torch.nn.LazyConvTranspose3d``. Its first call makes it a :class:`ConvTranspose3d`."""
 
     cls_to_become = ConvTranspose3d
+    forward = _TransposedConvolution.forward  # bound before the first call changes the class

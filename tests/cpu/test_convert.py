@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import fuse_conv_bn_eval, parametrizations, parametrize, prune
 from torch.nn.utils import weight_norm as old_weight_norm
 from torch.utils.checkpoint import checkpoint
+from watched_calls import FORWARD, Watched
 
 import cudnn_autotune as ca
 
@@ -115,16 +115,6 @@ def classes(model: nn.Module) -> list[type[nn.Module]]:
     return [type(module) for module in model.modules()]
 
 
-def operators(model: nn.Module, *shape: int) -> list[tuple[str, str]]:
-    """The operators of this package that the model calls, each with its mode."""
-    graph = make_fx(model)(torch.empty(shape, device="cuda")).graph
-    return [
-        (str(node.target).split(".")[1], node.args[7])
-        for node in graph.nodes
-        if str(node.target).startswith("cudnn_autotune")
-    ]
-
-
 # What is converted, and what of it stays.
 
 
@@ -149,13 +139,17 @@ def test_every_kind_is_converted_in_place(model: Net, x: Tensor) -> None:
 
 
 @pytest.mark.search
-def test_each_calls_the_operator_with_the_mode() -> None:
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_each_call_has_the_mode(is_converted: bool) -> None:
     with FakeTensorMode(), torch.device("cuda"):
         model = Net().eval()
-        assert operators(model, 2, 3, 8, 9) == []
-        ca.convert(model, "race")
-        # The shared one is called twice.
-        assert operators(model, 2, 3, 8, 9) == [("conv_fprop", "race")] * (len(SERVED) + 1)
+        if is_converted:
+            ca.convert(model, "race")
+        with Watched() as watched:
+            model(torch.empty(2, 3, 8, 9))
+    # The shared one is called twice.
+    expected = ("race", -1) if is_converted else None
+    assert watched.calls == [(FORWARD, expected)] * (len(SERVED) + 1)
 
 
 def test_the_root_may_be_a_convolution(x: Tensor) -> None:
@@ -364,9 +358,9 @@ def test_a_helper_of_torchs_and_an_unused_name_are_no_call() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.relu(self.conv2d(x))
 
-    model = ca.convert(Uses())
-    assert type(model) is Uses
-    assert ca.conversion(model).served == {"conv2d": "Conv2d"}
+    model = ca.convert(nn.ModuleList([nn.Sequential(Uses())]))[0]
+    assert ca.conversion(model).served == {"0.conv2d": "Conv2d"}
+    assert repr(model[0]).startswith("Uses(")
 
 
 # Saving, copying, wrapping.
@@ -500,8 +494,7 @@ def test_dynamo_traces_a_forward_of_its_own_without_a_break() -> None:
         conv = Standardized(4, 4, 3, device="cuda")
         ca.convert(conv, "race")
         text = graph_of(conv, torch.empty(2, 4, 8, 8, device="cuda"))
-    assert "cudnn_autotune.conv_fprop" in text
-    assert "conv2d" not in text
+    assert text.count("cudnn_autotune.mark_input aten.conv2d") == text.count("conv") == 1
 
 
 def test_a_compiled_model_is_compiled_again(model: Net, x: Tensor) -> None:

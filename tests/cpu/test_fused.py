@@ -53,35 +53,11 @@ def test_the_operator_computes_what_its_parts_compute(
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-def test_the_operator_is_differentiable_by_its_parts(activation: str) -> None:
-    inputs = [t.requires_grad_() for t in tensors()]
-    if activation == "relu":  # its kink
-        with torch.no_grad():
-            inputs[2] += 0.01
-    torch.autograd.gradcheck(partial(fused, activation=activation), inputs, fast_mode=True)
-
-
 def test_the_operator_fulfils_what_torch_expects_of_operators() -> None:
     arguments = (*tensors(torch.float32), *GEOMETRY, "silu")
-    assert set(torch.library.opcheck(torch.ops.cudnn_autotune.conv_fused, arguments).values()) == {
-        "SUCCESS"
-    }
-
-
-def test_a_batch_of_inputs_is_mapped() -> None:
-    x, w, b, r = tensors()
-    xs, rs = torch.stack([x, 2 * x]), torch.stack([r, 3 * r])
-    found = torch.func.vmap(lambda x, r: fused(x, w, b, r, activation="silu"))(xs, rs)
-    expected = torch.stack(
-        [fused(x, w, b, r, activation="silu") for x, r in zip(xs, rs, strict=True)]
-    )
-    assert torch.allclose(found, expected)
-
-
-def test_autocast_casts_all_operands() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert fused(*tensors(torch.float32), activation="relu").dtype == torch.bfloat16
+    checks = ("test_schema", "test_faketensor")  # it stands below autograd
+    found = torch.library.opcheck(torch.ops.cudnn_autotune.conv_fused, arguments, test_utils=checks)
+    assert set(found.values()) == {"SUCCESS"}
 
 
 def test_on_cuda_the_result_is_channels_last_where_an_operand_is() -> None:

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 import odd_layouts
 import pytest
 import torch
-from served_on_cpu import serve_cpu_tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C
 from cudnn_autotune.nn import fake
 
 pytestmark = pytest.mark.search
@@ -32,9 +30,8 @@ def disabled() -> Iterator[None]:
 
 @pytest.mark.parametrize("way", ["functions", "enable"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_gradients(way: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_cpu_tensors(monkeypatch)
-    _C.serve_process_wide("CPU")
+@pytest.mark.usefixtures("on_cpu")
+def test_gradients(way: str, dtype: torch.dtype) -> None:
     differ = {}
     for case in odd_layouts.draw(CASES, seed=0):
         case = case.to("cpu", dtype)

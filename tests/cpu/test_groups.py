@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fused_cases import FUNCTIONS
+from inductors_graphs import inductors_graphs
 from references import TOLERANCES, assert_close
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -210,9 +211,9 @@ def test_a_group_is_stored_where_more_than_pointwise_operators_read_it() -> None
 def fake_cuda_graph(
     model: Callable[[], nn.Module], layout: torch.memory_format = torch.contiguous_format
 ) -> GraphModule:
-    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        input = torch.empty(4, 8, 32, 32, memory_format=layout)
-        return make_fx(model(), decomposition_table=decompositions())(input)
+    with FakeTensorMode(), torch.device("cuda"):
+        (graph,) = inductors_graphs(model(), torch.empty(4, 8, 32, 32, memory_format=layout))
+    return graph
 
 
 @pytest.mark.search

@@ -10,41 +10,49 @@ from types import ModuleType
 
 import pytest
 import torch
+from inductors_graphs import inductors_graphs
 from subprocesses import evaluate
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudnn_autotune as ca
+from cudnn_autotune import _C
 
 pytestmark = pytest.mark.search
 
 operators = torch.ops.cudnn_autotune
 
 
-def model(layers: ModuleType, dims: int = 2, **policy: object) -> nn.Module:
+def model(layers: ModuleType, dims: int = 2, device: str = "cuda", **policy: object) -> nn.Module:
     """Convolutions of all kinds, with PyTorch's layers or ours."""
     plain, transposed = (getattr(layers, f"Conv{kind}{dims}d") for kind in ("", "Transpose"))
     return nn.Sequential(
-        plain(8, 16, 3, padding=1, device="cuda", **policy),
-        getattr(nn, f"BatchNorm{dims}d")(16, device="cuda"),
+        plain(8, 16, 3, padding=1, device=device, **policy),
+        getattr(nn, f"BatchNorm{dims}d")(16, device=device),
         nn.ReLU(),
-        plain(16, 16, 3, padding="same", groups=16, device="cuda", **policy),
-        plain(16, 96, 4, padding="same", device="cuda", **policy),
-        transposed(96, 64, 2, stride=2, device="cuda", **policy),
-        transposed(64, 64, 3, output_padding=1, stride=2, device="cuda", **policy),
+        plain(16, 16, 3, padding="same", groups=16, device=device, **policy),
+        plain(16, 96, 4, padding="same", device=device, **policy),
+        transposed(96, 64, 2, stride=2, device=device, **policy),
+        transposed(64, 64, 3, output_padding=1, stride=2, device=device, **policy),
     ).eval()
 
 
-def inductors_graph(layers: ModuleType, dims: int = 2, **policy: object) -> GraphModule:
-    """As Inductor traces it for inference."""
-    from torch._inductor.compile_fx import select_decomp_table
+def graphs_of(
+    layers: ModuleType, dims: int = 2, *, is_training: bool = False, **policy: object
+) -> list[GraphModule]:
+    """Inference is traced for CUDA. Training is traced for the CPU, since autograd asks a GPU for
+    its stream."""
+    device = "cpu" if is_training else "cuda"
+    with FakeTensorMode():
+        input = torch.empty(4, 8, *[32, 16, 8][:dims], device=device, requires_grad=is_training)
+        return inductors_graphs(model(layers, dims, device, **policy), input)
 
-    with FakeTensorMode(), torch.no_grad():
-        input = torch.empty(4, 8, *[32, 16, 8][:dims], device="cuda")
-        traced = model(layers, dims, **policy)
-        return make_fx(traced, decomposition_table=select_decomp_table())(input)
+
+def inductors_graph(layers: ModuleType, dims: int = 2, **policy: object) -> GraphModule:
+    (graph,) = graphs_of(layers, dims, **policy)
+    return graph
 
 
 def targets(graph: GraphModule) -> list[str]:
@@ -161,29 +169,89 @@ def test_freezing_does_not_scale_the_input_channels(dims: int) -> None:
         torch.testing.assert_close(torch.compile(model, fullgraph=True)(input), model(input))
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_backward_of_a_transposed_convolution_is_ours(layout: torch.memory_format) -> None:
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_the_backward_of_marked_convolutions_is_ours(dims: int) -> None:
     """Inductor must not see another convolution in it, by which it would decide on a layout."""
+    forward, backward = graphs_of(ca, dims, is_training=True, sampling="race")
+    assert targets(forward).count("aten.convolution.default") == 5
+    assert targets(forward).count("cudnn_autotune.mark_input.default") == 5
+    assert not any("aten.convolution" in target for target in targets(backward))
+    assert targets(backward).count("cudnn_autotune.conv_dgrad.default") == 3
+    assert targets(backward).count("cudnn_autotune.conv_fprop.default") == 2, "the transposed ones"
+    assert targets(backward).count("cudnn_autotune.conv_wgrad.default") == 5
+    for node in backward.graph.nodes:
+        if str(node.target).startswith("cudnn_autotune.conv_"):
+            assert node.args[-1] == "race"
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_no_more_is_saved_for_the_backward_than_of_pytorchs_layers() -> None:
+    saved = []
+    for layers in (nn, ca):
+        forward, _ = graphs_of(layers, is_training=True)
+        (outputs,) = forward.graph.output_node().args
+        kept = [node for node in dict.fromkeys(outputs) if isinstance(node, torch.fx.Node)]
+        assert not any("mark_input" in str(node.target) for node in kept[1:])
+        saved.append(sum(n.meta["val"].untyped_storage().nbytes() for n in kept[1:]
+                         if isinstance(n.meta["val"], Tensor)))  # fmt: skip
+    assert saved[0] == saved[1] > 0
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradients_of_a_marked_convolution(
+    transposed: bool, layout: torch.memory_format
+) -> None:
     from torch._inductor.utils import run_fw_bw_and_get_code
 
+    geometry = ([2, 1], [1, 1], [1, 1], transposed, [int(transposed), 0], 1)
+
     def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return operators.conv_transpose(x, w, b, [2, 1], [1, 1], [1, 0], [1, 1], 1, "race").relu()
+        marked = operators.mark_input(x, "race", -1)
+        return torch.ops.aten.convolution(marked, w, b, *geometry).relu()
 
     torch._dynamo.reset()
-    shapes = ((2, 4, 9, 8), (4, 6, 3, 3), (6,))
+    shapes = ((2, 4, 9, 8), (4, 6, 3, 3) if transposed else (6, 4, 3, 3), (6,))
     tensors = [torch.randn(shape) for shape in shapes]
     tensors = [t.contiguous(memory_format=layout) if t.dim() == 4 else t for t in tensors]
     leaves = [[t.clone().requires_grad_() for t in tensors] for _ in range(2)]
     compiled = torch.compile(program, fullgraph=True)
     _, (forward, backward) = run_fw_bw_and_get_code(lambda: compiled(*leaves[0]))
-    assert "convolution(" in forward
+    assert "extern_kernels.convolution(" not in forward
     assert "convolution(" not in backward
     calls = [line for line in backward.splitlines() if "_autotune.conv_" in line and " = " in line]
-    fprop, wgrad = (line.split("default(")[1].split(", ") for line in calls)
-    assert fprop[0] == wgrad[1], "the gradient is laid out once"
+    of_input, of_weight = (line.split("default(")[1].split(", ") for line in calls)
+    assert of_input[0] == of_weight[int(transposed)], "the gradient is laid out once"
     program(*leaves[1]).sum().backward()
     for mine, right in zip(*leaves, strict=True):
         torch.testing.assert_close(mine.grad, right.grad)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_marker_that_runs_carries_the_policy(backend: str) -> None:
+    seen = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "convolution" in str(func):
+                seen.append(_C.policy_of_call(args[int("backward" in str(func))]))
+            return func(*args, **(kwargs or {}))
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        return torch.ops.aten.conv2d(operators.mark_input(x, "race", 8), w)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=backend, fullgraph=True)
+    x, w = torch.randn(2, 4, 7, 7, requires_grad=True), torch.randn(6, 4, 3, 3, requires_grad=True)
+    compiled(x, w)  # traces
+    seen.clear()
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        output = compiled(x, w)
+    with Watched():
+        output.sum().backward()
+    assert seen == [("race", 8)]
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -216,26 +284,14 @@ def test_a_gradient_is_computed_into_the_layout_of_both_operators(
     assert f"{taken[0]} = empty_strided_cpu((2, 6, 9, 8), {strides}" in codes[0]
 
 
-@pytest.mark.parametrize(
-    "first", ["cudnn_autotune", "torch._inductor.compile_fx, torch.utils.flop_counter"]
-)
-def test_torch_is_told_in_either_order_of_imports(first: str) -> None:
-    """Inductor knows the decomposition, and the FLOP counter counts every way to call."""
+@pytest.mark.parametrize("first", ["cudnn_autotune", "torch._inductor.compile_fx"])
+def test_inductor_is_told_in_either_order_of_imports(first: str) -> None:
     code = (
         f"import torch; import {first}; import cudnn_autotune as ca\n"
         "from torch._inductor.compile_fx import select_decomp_table\n"
-        "assert torch.ops.cudnn_autotune.conv_fprop.default in select_decomp_table()\n"
-        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
-        "from torch.utils.flop_counter import FlopCounterMode\n"
-        "with FakeTensorMode():\n"
-        "    x, w = (torch.empty(s, device='cuda') for s in ((2, 4, 9, 8), (6, 4, 3, 3)))\n"
-        "    swapped = torch.nn.Conv2d(4, 6, 3, device='cuda')\n"
-        "    swapped.__class__ = ca.Conv2d\n"
-        "    layer = ca.Conv2d(4, 6, 3, device='cuda')\n"
-        "    for call in (layer, swapped, lambda x: ca.functional.conv2d(x, w)):\n"
-        "        with FlopCounterMode(display=False) as counter:\n"
-        "            call(x)\n"
-        "        print(counter.get_total_flops())"
+        "from torch._inductor import lowering\n"
+        "backward = select_decomp_table()[torch.ops.aten.convolution_backward.default]\n"
+        "assert 'cudnn_autotune' in backward.__module__\n"
+        "print(torch.ops.cudnn_autotune.mark_input.default in lowering.lowerings)"
     )
-    flops = 2 * 2 * 7 * 6 * 6 * 4 * 9
-    assert evaluate(code).split() == [str(flops)] * 3
+    assert evaluate(code) == "True"

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from served_on_cpu import serve_cpu_tensors
 
 import cudnn_autotune as ca
 
@@ -54,9 +53,7 @@ CONV = ("stride", "padding", "dilation", "groups")
 TRANSPOSED = (*CONV, "output_padding")
 
 
-@pytest.fixture(autouse=True)
-def operators_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_cpu_tensors(monkeypatch)
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def outcome(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

@@ -78,7 +78,7 @@ from cudnn_autotune import _C, ConvProblem
 def convolve():
     _C.exchange_process_wide(_C.ProcessWidePolicy("no such mode", -1))
     torch.conv2d(torch.zeros(1, 2, 5, 5), torch.zeros(3, 2, 3, 3))
-_C.serve_process_wide("CPU")
+kernels = _C.AtenKernels("CPU")
 problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3)).native()
 for name, body in {bodies!r}.items():
     exec("def build(problem, text, device): " + body, globals())

@@ -37,11 +37,6 @@ def disabled() -> Iterator[None]:
     ca.disable()
 
 
-@pytest.fixture
-def on_cpu() -> None:
-    _C.serve_process_wide("CPU")
-
-
 def policy() -> tuple[str, int] | None:
     """What is in force, left as it is."""
     found = _C.exchange_process_wide(None)
@@ -150,7 +145,7 @@ ca.enable("race")
 assert table() == before, "enable() wrote it"
 ca.disable()
 assert table() == before, "disable() wrote it"
-print(all("process_wide.cpp" in text for text in before))
+print(all("aten_kernels.cpp" in text for text in before))
 """
     assert evaluate(code) == "True"
 
@@ -163,7 +158,7 @@ import threading, torch
 import torch.nn.functional as F
 import cudnn_autotune as ca
 torch.set_num_threads(1)
-ca._C.serve_process_wide("CPU")
+kernels = ca._C.AtenKernels("CPU")
 x, w = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
 expected = F.conv2d(x, w)
 stop, begun, errors, calls = threading.Event(), threading.Barrier(5), [], [0] * 4
@@ -197,7 +192,7 @@ def test_a_forked_process_inherits_the_state() -> None:
     code = """
 import os, sys, torch
 import cudnn_autotune as ca
-ca._C.serve_process_wide("CPU")
+kernels = ca._C.AtenKernels("CPU")
 ca.enable("race")
 child = os.fork()
 if child == 0:

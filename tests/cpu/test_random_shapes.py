@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from random_shapes import DTYPES, PLACEMENTS, RandomShape, errors, operands, random_shape
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C
 
 SHAPES = [random_shape(random.Random(index)) for index in range(400)]
 
@@ -49,9 +48,9 @@ def test_sizes_and_placements(index: int) -> None:
 
 @pytest.mark.search
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.usefixtures("on_cpu")
 def test_shapes_on_the_cpu() -> None:
     """There the operators, called by the kernels of enable(), compute by ATen."""
-    _C.serve_process_wide("CPU")
     found = []
     with ca.enable():
         for shape in SHAPES[::4]:

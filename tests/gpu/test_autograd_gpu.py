@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from op_cases import CASES, Case, ops
+from op_cases import CASES, ops
 from references import assert_close
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -27,40 +27,39 @@ def exact_and_untimed(cudnn_flags: Callable[..., None]) -> None:
     cudnn_flags(allow_tf32=False, deterministic=True)
 
 
-def functions(case: Case) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
-    input, weight, bias, grad_output = case.tensors("cuda")
-    return {
-        "fprop": (lambda *t: ops.conv_fprop(*t, *case.geometry), (input, weight, bias)),
-        "dgrad": (
-            lambda *t: ops.conv_dgrad(*t, list(case.input_shape), *case.geometry),
-            (grad_output, weight),
-        ),
-        "wgrad": (
-            lambda *t: ops.conv_wgrad(*t, list(case.weight_shape), *case.geometry),
-            (grad_output, input),
-        ),
-    }
-
-
-@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
-@pytest.mark.parametrize("name", ["padding", "stride_leaves_a_rest", "depthwise", "asymmetric"])
-def test_derivatives(name: str, op: str) -> None:
-    function, tensors = functions(CASES[name])[op]
-    assert gradcheck(function, tensors, fast_mode=True)
-    assert gradgradcheck(function, tensors, fast_mode=True)
+@pytest.mark.parametrize("name", ["padding", "stride_leaves_a_rest", "depthwise", "groups"])
+def test_derivatives(name: str) -> None:
+    case = CASES[name]
+    input, weight, bias, _ = case.tensors("cuda")
+    arguments = case.geometry
+    tensors = (input, weight, bias)
+    assert gradcheck(lambda *t: ca.functional.conv2d(*t, *arguments), tensors, fast_mode=True)
+    assert gradgradcheck(lambda *t: ca.functional.conv2d(*t, *arguments), tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_opcheck(dtype: torch.dtype, channels_last: bool) -> None:
+    """The operators stand below autograd."""
     case = CASES["groups"]
-    input, weight, bias, grad_output = case.tensors("cuda", dtype, True, channels_last)
+    input, weight, bias, grad_output = case.tensors("cuda", dtype, False, channels_last)
     for op, arguments in (
         (ops.conv_fprop, (input, weight, bias, *case.geometry)),
         (ops.conv_dgrad, (grad_output, weight, list(case.input_shape), *case.geometry)),
         (ops.conv_wgrad, (grad_output, input, list(case.weight_shape), *case.geometry)),
     ):
-        assert set(opcheck(op.default, arguments).values()) == {"SUCCESS"}
+        found = opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
+        assert set(found.values()) == {"SUCCESS"}
+
+
+def test_derivatives_are_searched_in_the_mode_of_the_layer(input: Tensor) -> None:
+    """Autograd computes them on a thread of its own, also after the settings have changed."""
+    layer = ca.Conv2d(8, 12, 3, sampling="sample_once", workspace_limit=2**20).cuda()
+    x = input.requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    made = {(c.problem.op, c.sampling, c.workspace_limit) for c in ca.choices()}
+    assert made == {(op, "sample_once", 2**20) for op in ("fprop", "dgrad", "wgrad")}
 
 
 @pytest.fixture

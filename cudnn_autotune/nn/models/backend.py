@@ -22,7 +22,7 @@ from cudnn_autotune.nn.models.comparison import Program
 from cudnn_autotune.nn.models.compiled_graph import PLAIN, Compilation, CompiledGraph
 from cudnn_autotune.nn.models.cuda_graph_steps import is_capturing
 from cudnn_autotune.nn.models.programs import compile_plain, with_our_convolutions
-from cudnn_autotune.nn.models.routing import ROUTED
+from cudnn_autotune.nn.models.routing import COUNTERPARTS
 
 NAME = "cudnn_autotune"
 
@@ -85,15 +85,9 @@ def _why_plain(
     graph: GraphModule, tensors: Sequence[Tensor], settings: Options, needs_gradient: bool
 ) -> str | None:
     """Why this backend has nothing to do for a graph; None if it has."""
-    operators = torch.ops.cudnn_autotune
-    ours = {
-        operators.conv_fprop,
-        operators.conv_fprop.default,
-        operators.conv_transpose,
-        operators.conv_transpose.default,
-    }
+    mark = torch.ops.cudnn_autotune.mark_input
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
-    if not targets & {*ours, *ROUTED}:
+    if not targets & {mark, mark.default, *COUNTERPARTS}:
         return "the graph has no convolution"
     if settings.fuse != "always" and not any(tensor.is_cuda for tensor in tensors):
         return "no tensor is on a CUDA device"

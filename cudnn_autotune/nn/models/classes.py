@@ -6,8 +6,9 @@ buffers, hooks, attributes, and whoever refers to it.
 - PyTorch's own classes become ours, by ``COUNTERPARTS``.
 - A subclass ``C`` of them gets a class ``C'`` made for it, with the bases ``C`` and our class. What
   ``C`` does not define, or calls by ``super()``, is then ours. If ``C`` has a forward of its own,
-  that forward runs under :class:`Routing`. So does the forward of any other module that calls
-  ``torch.nn.functional.conv2d`` itself.
+  that forward runs with the module's policy in force. So does the forward of any other module that
+  calls ``torch.nn.functional.conv2d`` itself, and that of the outermost modules that are not
+  PyTorch's, for what is called below them in ways that cannot be seen beforehand.
 - Classes that PyTorch makes for a module when it wraps it (``register_parametrization``,
   ``fully_shard``) are made again, on top of the converted class.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+from collections.abc import Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
@@ -24,7 +26,8 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from cudnn_autotune.nn import modules
-from cudnn_autotune.nn.models.routing import Routing, calls_convolutions, codes
+from cudnn_autotune.nn.functional import enter_policy, leave_policy
+from cudnn_autotune.nn.models.routing import Marking, calls_convolutions, codes
 from cudnn_autotune.nn.modules import WithPolicy
 
 Class = type[Any]
@@ -73,6 +76,12 @@ def is_ours(module: nn.Module) -> bool:
     return isinstance(module, WithPolicy)
 
 
+def has_convolution(module: nn.Module) -> bool:
+    """Whether one of our modules is a convolution, or its forward can be seen to call one."""
+    original = original_class(type(module))
+    return is_convolution(module) or original is None or calls_convolutions(original)
+
+
 def is_replaced(module: nn.Module) -> bool:
     """Whether a forward that is set on one of our modules takes the place of its class's.
 
@@ -114,8 +123,24 @@ def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, _ConvNd) or _is_quantized(module)
 
 
-def class_for(module: nn.Module) -> Class | None:
+def outermost(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules with a forward that is not PyTorch's, and none of which is in another of them."""
+    left = [model]
+    while left:
+        module = left.pop()
+        if is_scripted(module) or isinstance(module, fx.GraphModule):
+            continue
+        if str(type(module).forward.__module__).startswith("torch."):
+            left += module.children()
+        else:
+            yield module
+
+
+def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
     """The class to convert the module to; None if it is ours, or computes no convolution itself.
+
+    Args:
+        serves_calls: whatever its forward calls is served, also if no convolution can be seen.
 
     Raises:
         NotConverted: the module is a convolution, or calls one, and must stay as it is.
@@ -134,7 +159,7 @@ def class_for(module: nn.Module) -> Class | None:
             raise NotConverted("it is an fx.GraphModule, which makes its forward anew")
         return None
     try:
-        made = _converted(cls)
+        made = _converted(cls, serves_calls)
     except TypeError as error:  # of metaclasses, and of `__init_subclass__`
         raise NotConverted(f"no class can be made from {cls.__name__}: {error}") from error
     if made is None:
@@ -159,15 +184,17 @@ def original_class(cls: Class) -> Class | None:
     return _rebuilt(cls, original_class) if _wraps(cls) else None
 
 
-def _converted(cls: Class) -> Class | None:
+def _converted(cls: Class, serves_calls: bool = False) -> Class | None:
+    if not issubclass(cls, nn.Module):  # a base that a wrapper adds
+        return None
     if cls in COUNTERPARTS:
         return COUNTERPARTS[cls]
     if _wraps(cls):
-        made = _rebuilt(cls, _converted)
+        made = _rebuilt(cls, functools.partial(_converted, serves_calls=serves_calls))
         if made is not None:
             made.converted_from = cls
         return made
-    if not issubclass(cls, tuple(COUNTERPARTS)) and not calls_convolutions(cls):
+    if not (issubclass(cls, tuple(COUNTERPARTS)) or serves_calls or calls_convolutions(cls)):
         return None
     return _derived(cls)
 
@@ -192,7 +219,9 @@ def _derive(cls: Class) -> Class:
         getattr(cls, name, None) is not getattr(theirs, name, None)
         for name in ("forward", "_conv_forward")
     ):
-        namespace["forward"] = _routed(cls.forward)
+        namespace["forward"] = _served(cls.forward)
+    if theirs is None and not calls_convolutions(cls):  # nothing to show
+        namespace |= {"_get_name": cls._get_name, "extra_repr": cls.extra_repr}
     becomes = getattr(cls, "cls_to_become", None)  # of a lazy module
     if becomes is not None:
         namespace["cls_to_become"] = _converted(becomes)
@@ -201,13 +230,19 @@ def _derive(cls: Class) -> Class:
     return make(cls.__name__, bases, namespace)
 
 
-def _routed(forward: Any) -> Any:
+def _served(forward: Any) -> Any:
     @functools.wraps(forward)  # it keeps the signature, which torch.export asks for
-    def routed(self: WithPolicy, *args: Any, **kwargs: Any) -> Any:
-        with Routing(self.sampling, self.workspace_limit):
+    def served(self: WithPolicy, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            with Marking(self.sampling, self.workspace_limit):
+                return forward(self, *args, **kwargs)
+        enter_policy(self.sampling, self.workspace_limit)
+        try:
             return forward(self, *args, **kwargs)
+        finally:
+            leave_policy()
 
-    return routed
+    return served
 
 
 def _wraps(cls: Class) -> bool:

@@ -56,9 +56,9 @@ def convert(
 
     It works in place, by giving modules another class. Parameters, buffers, hooks, names, the state
     dict, and what an optimizer or a wrapper refers to stay what they are. A subclass with a forward
-    of its own keeps it, and the calls of ``torch.nn.functional.conv2d`` in it are served; so are
-    those of other modules. What is served already keeps its settings, and a UserWarning says so if
-    they are not the given ones. ``conversion(model)`` says
+    of its own keeps it, and the calls of ``torch.nn.functional.conv2d`` below it are served; so are
+    those below the model's own forward, wherever they stand. What is served already keeps its
+    settings, and a UserWarning says so if they are not the given ones. ``conversion(model)`` says
     what was left to PyTorch, and why; ``revert(model)`` undoes it. The model may be on any device,
     and on one that is not CUDA computes what it did before, bit for bit.
 
@@ -100,10 +100,9 @@ def convert(
         warnings.warn(kept, stacklevel=2)
     if not done.served:
         reasons = "".join(f"; {name or 'it'}: {reason}" for name, reason in done.left.items())
-        warnings.warn(
-            f"{type(model).__name__} has no convolution that cudnn_autotune can serve{reasons}",
-            stacklevel=2,
-        )
+        may_call = any(classes.is_ours(module) for module in model.modules())
+        known = "that can be seen beforehand" if may_call else "that cudnn_autotune can serve"
+        warnings.warn(f"{type(model).__name__} has no convolution {known}{reasons}", stacklevel=2)
     return model
 
 
@@ -142,7 +141,8 @@ def conversion(model: nn.Module) -> Conversion:
             if classes.is_replaced(module):
                 left[name] = "its forward is set on the module, and does not call its class's"
             elif classes.is_ours(module):
-                served[name] = type(module).__name__
+                if classes.has_convolution(module):
+                    served[name] = type(module).__name__
             elif classes.class_for(module) is not None:
                 left[name] = "it is not converted"
         except classes.NotConverted as reason:
@@ -187,9 +187,10 @@ def _settings_kept(
 def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None) -> None:
     given = {"sampling": sampling, "workspace_limit": workspace_limit}
     policy = {name: value for name, value in given.items() if value is not None}
+    outermost = set(classes.outermost(model))
     for module in list(model.modules()):
         try:
-            made = classes.class_for(module)
+            made = classes.class_for(module, serves_calls=module in outermost)
         except classes.NotConverted:
             continue
         if made is not None:

@@ -29,7 +29,7 @@ from cudnn_autotune.nn.models.frozen_weights import (
 from cudnn_autotune.nn.models.graph_layout import in_layout
 from cudnn_autotune.nn.models.groups import GroupReport, find_groups
 from cudnn_autotune.nn.models.judging import Judge, Measured, fuse_judged, never
-from cudnn_autotune.nn.models.routing import ROUTED
+from cudnn_autotune.nn.models.routing import COUNTERPARTS
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def with_our_convolutions(graph: GraphModule, options: Options) -> GraphModule:
     graph = copied(graph)
     policy = {"sampling": options.sampling, "workspace_limit": options.workspace_limit}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in ROUTED:
-            node.target = ROUTED[node.target]
+        if node.op == "call_function" and node.target in COUNTERPARTS:
+            node.target = COUNTERPARTS[node.target]
             node.kwargs = {**node.kwargs, **policy}
     graph.recompile()
     return graph

@@ -1,8 +1,8 @@
-"""Runs a forward whose calls of ``torch.nn.functional.conv2d`` are served by this package.
+"""Serves the calls of ``torch.nn.functional.conv2d`` and its sisters that a forward makes.
 
-The calls are caught by a ``TorchFunctionMode``, so that they may be anywhere below the forward: in
-a helper function of another module, too. Dynamo traces the mode without a graph break. In eager
-mode every call of a torch function in such a forward costs the host tens of microseconds more.
+The policy is in force on the thread as long as the forward runs, so the calls may be anywhere below
+it: in a helper function of another module, a closure, a table. While Dynamo traces, a
+``TorchFunctionMode`` marks their inputs instead; the compiled program is without it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch.overrides import TorchFunctionMode
 from cudnn_autotune.nn import functional
 
 # `torch.conv2d` is the same object as `torch.nn.functional.conv2d`.
-ROUTED: dict[Any, Callable[..., Any]] = {
+COUNTERPARTS: dict[Any, Callable[..., Any]] = {
     getattr(F, name): getattr(functional, name) for name in functional.fast_functions
 }
-"""PyTorch's functions, and those of this package that take their place."""
+"""PyTorch's functions, and those of this package."""
 
 _CALLS: dict[type[Any], bool] = {}
 
 
-class Routing(TorchFunctionMode):
-    """Serves the calls of PyTorch's convolution functions in a ``with`` block.
+class Marking(TorchFunctionMode):
+    """Marks the inputs of PyTorch's convolution functions in a ``with`` block that Dynamo traces.
 
     Args:
         sampling, workspace_limit: as for ``cudnn_autotune.functional.conv2d``.
@@ -36,8 +36,7 @@ class Routing(TorchFunctionMode):
 
     def __init__(self, sampling: str | None, workspace_limit: int | None) -> None:
         super().__init__()
-        self._sampling = sampling
-        self._workspace_limit = workspace_limit
+        self._policy = {"sampling": sampling, "workspace_limit": workspace_limit}
 
     def __torch_function__(
         self,
@@ -46,19 +45,14 @@ class Routing(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        ours = ROUTED.get(func)
-        if ours is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return ours(
-            *args,
-            **(kwargs or {}),
-            sampling=self._sampling,
-            workspace_limit=self._workspace_limit,
-        )
+        ours = COUNTERPARTS.get(func)
+        if ours is not None:
+            return ours(*args, **(kwargs or {}), **self._policy)
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def calls_convolutions(cls: type[Any]) -> bool:
-    """Whether the forward that ``cls`` defines names one of the functions in ``ROUTED``.
+    """Whether the forward that ``cls`` defines names one of the functions in ``COUNTERPARTS``.
 
     Followed are the methods of the class that the forward names, and the functions that it reaches
     by global names (``conv2d_same(...)``, ``F.conv2d(...)``). A function that comes from a table,
@@ -83,7 +77,7 @@ def _calls_convolutions(cls: type[Any]) -> bool:
         seen.add(function)
         for code in codes(function.__code__):
             for found in _reached(code, function.__globals__):
-                if any(found is routed for routed in ROUTED):
+                if any(found is theirs for theirs in COUNTERPARTS):
                     return True
                 left.append(found)
             left += [inspect.getattr_static(cls, name, None) for name in code.co_names]

@@ -1,25 +1,24 @@
-#include "process_wide.h"
+#include "aten_kernels.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution_backward_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/convolution_backward_cuda_dispatch.h>
+#include <ATen/ops/convolution_backward_ops.h>
 #include <ATen/ops/convolution_compositeexplicitautograd_dispatch.h>
+#include <ATen/ops/convolution_ops.h>
 #include <c10/util/DimVector.h>
-#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <deque>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "aten_conv.h"
+#include "call_policy.h"
 #include "conv_checks.h"
 #include "conv_geometry.h"
 #include "conv_layout.h"
@@ -31,15 +30,6 @@ namespace cudnn_autotune {
 namespace {
 
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-// Null: not enabled.
-std::atomic<const ProcessWidePolicy*> current_policy{nullptr};
-
-const ProcessWidePolicy* policy_of_call() {
-  // A tracer records what PyTorch's own kernel calls.
-  if (PyTorchsOwnGuard::is_active() || torch::jit::tracer::isTracing()) return nullptr;
-  return current_policy.load(std::memory_order_acquire);
-}
 
 // A call of aten::convolution without its bias.
 struct AtenCall {
@@ -108,7 +98,7 @@ constexpr const char* kNotTaken = "arguments that PyTorch refuses, or takes in a
 struct Operators {
   c10::DispatchKeySet keys;
   const AtenCall& call;
-  const ProcessWidePolicy& policy;
+  const OperatorPolicy& policy;
 
   at::Tensor fprop(const at::Tensor& x, const at::Tensor& w,
                    const std::optional<at::Tensor>& bias) const {
@@ -141,8 +131,8 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const 
     return at::compositeexplicitautograd::convolution(input, weight, bias, stride, padding,
                                                       dilation, transposed, output_padding, groups);
   };
-  const ProcessWidePolicy* policy = policy_of_call();
-  if (policy == nullptr) return pytorchs();
+  const auto policy = policy_of_call(input);
+  if (!policy) return pytorchs();
   const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
   if (!call.is_plain()) return pytorchs(kNotTaken);
   if (is_image_of_height_1(input, weight, /*pads=*/false)) {
@@ -185,8 +175,8 @@ Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_
     return kernel(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
                   output_padding, groups, output_mask);
   };
-  const ProcessWidePolicy* policy = policy_of_call();
-  if (policy == nullptr) return pytorchs();
+  const auto policy = policy_of_call(input);
+  if (!policy) return pytorchs();
   const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
   if (!call.is_plain() || grad_output.scalar_type() != input.scalar_type() ||
       grad_output.device() != input.device()) {
@@ -235,6 +225,44 @@ Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_
   return result;
 }
 
+// PyTorch has one kernel for autograd on all backends. The key of those that have no autograd key
+// of their own leads to it past the kernels below, and it removes that key again. Keys above
+// autograd have had their turn.
+c10::DispatchKeySet to_pytorchs_autograd(c10::DispatchKeySet keys) {
+  return (keys & c10::after_autograd_keyset) | c10::DispatchKeySet(c10::DispatchKey::AutogradOther);
+}
+
+// PyTorch's autograd, which calls the kernels above, and the policy for the derivative of the
+// result.
+at::Tensor convolution_with_derivative(c10::DispatchKeySet keys, const at::Tensor& input,
+                                       const at::Tensor& weight,
+                                       const std::optional<at::Tensor>& bias,
+                                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                       c10::SymIntArrayRef dilation, bool transposed,
+                                       c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  at::Tensor output = at::_ops::convolution::redispatch(to_pytorchs_autograd(keys), input, weight,
+                                                        bias, stride, padding, dilation, transposed,
+                                                        output_padding, std::move(groups));
+  label_derivative(input, output);
+  return output;
+}
+
+Gradients convolution_backward_with_derivative(
+    c10::DispatchKeySet keys, const at::Tensor& grad_output, const at::Tensor& input,
+    const at::Tensor& weight, at::OptionalSymIntArrayRef bias_sizes, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+    c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> output_mask) {
+  Gradients gradients = at::_ops::convolution_backward::redispatch(
+      to_pytorchs_autograd(keys), grad_output, input, weight, bias_sizes, stride, padding, dilation,
+      transposed, output_padding, std::move(groups), output_mask);
+  // They have one node in common.
+  const auto& [of_input, of_weight, of_bias] = gradients;
+  for (const at::Tensor* gradient : {&of_input, &of_weight, &of_bias}) {
+    if (gradient->defined()) label_derivative(input, *gradient);
+  }
+  return gradients;
+}
+
 // PyTorch warns where a kernel takes the place of another, as here is meant.
 class WithoutWarnings {
   struct Handler : c10::WarningHandler {
@@ -246,36 +274,20 @@ class WithoutWarnings {
 
 }  // namespace
 
-void serve_process_wide(c10::DispatchKey backend) {
-  static std::mutex mutex;
-  // Never destroyed, because PyTorch's dispatcher may be gone before.
-  static auto* const libraries = new std::map<c10::DispatchKey, torch::Library>;
-  const std::lock_guard lock(mutex);
-  if (libraries->count(backend) > 0) return;
+AtenKernels::AtenKernels(c10::DispatchKey backend) {
   const WithoutWarnings guard;
-  auto& library = libraries
-                      ->try_emplace(backend, torch::Library::IMPL, "aten", backend, __FILE__,
-                                    static_cast<uint32_t>(__LINE__))
-                      .first->second;
-  library.impl("convolution", TORCH_FN(convolution));
-  library.impl("convolution_backward", TORCH_FN(convolution_backward));
+  const auto library_for = [](c10::DispatchKey key) {
+    return std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__,
+                                            static_cast<uint32_t>(__LINE__));
+  };
+  kernels_ = library_for(backend);
+  kernels_->impl("convolution", TORCH_FN(convolution));
+  kernels_->impl("convolution_backward", TORCH_FN(convolution_backward));
+  above_ = library_for(c10::getAutogradKeyFromBackend(c10::toBackendComponent(backend)));
+  above_->impl("convolution", TORCH_FN(convolution_with_derivative));
+  above_->impl("convolution_backward", TORCH_FN(convolution_backward_with_derivative));
 }
 
-std::optional<ProcessWidePolicy> exchange_process_wide(
-    const std::optional<ProcessWidePolicy>& policy) {
-  static std::mutex mutex;
-  // Each policy is kept for good, because a call on another thread may still read it.
-  static auto* const policies = new std::deque<ProcessWidePolicy>;
-  const std::lock_guard lock(mutex);
-  const ProcessWidePolicy* next = nullptr;
-  if (policy) {
-    const auto same = std::find_if(policies->begin(), policies->end(), [&](const auto& known) {
-      return known.sampling == policy->sampling && known.workspace_limit == policy->workspace_limit;
-    });
-    next = same != policies->end() ? &*same : &policies->emplace_back(*policy);
-  }
-  const auto* former = current_policy.exchange(next, std::memory_order_acq_rel);
-  return former != nullptr ? std::optional(*former) : std::nullopt;
-}
+AtenKernels::~AtenKernels() = default;
 
 }  // namespace cudnn_autotune
