@@ -308,7 +308,7 @@ def model_tuned(
     if rank in pinned:
         ca.pin(problems(1)[0], "aten")
     try:
-        with ca.use_sampling("race" if rank else mode):
+        with ca.flags("race" if rank else mode):
             model = Asking(counts[rank])
             result["decisions"] = trees(tune(model, torch.ones(1), timeout_s=30.0))
     except DistributedTuningError as error:
@@ -354,7 +354,7 @@ def laid_out(last_ms: Sequence[float], wrong_on: int | None = None) -> dict[str,
     with (
         mock.patch.object(tune_problem, "tune", lambda problem, *_: simulate(problem)),
         mock.patch.object(memory_format, "time_in_turns", time_in_turns),
-        ca.use_sampling("race"),
+        ca.flags("race"),
         warnings.catch_warnings(record=True) as warned,
     ):
         warnings.simplefilter("always")
@@ -382,7 +382,7 @@ def laid_out_but_lost(culprit: int) -> tuple[str, bool]:
     with (
         mock.patch.object(tune_problem, "tune", lambda problem, *_: simulate(problem)),
         mock.patch.object(memory_format, "time_in_turns", time_in_turns),
-        ca.use_sampling("race"),
+        ca.flags("race"),
     ):
         try:
             tune(model, torch.randn(2, 3, 8, 8), timeout_s=30.0, memory_format="auto")

@@ -177,6 +177,6 @@ def _mode() -> str:
     if isinstance(sampling.get(mode), Online):
         raise ValueError(
             f"sampling must be a mode that decides at once, and {mode!r} decides in later calls; "
-            "set another for this call: with cudnn_autotune.use_sampling('auto')"
+            "set another for this call: with cudnn_autotune.flags('auto')"
         )
     return mode

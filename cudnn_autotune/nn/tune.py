@@ -81,7 +81,7 @@ def tune(
     if isinstance(sampling.get(mode), Online):
         raise ValueError(
             f"sampling must be a mode that decides at once, and {mode!r} decides in later calls; "
-            "set another for this call: with cudnn_autotune.use_sampling('auto')"
+            "set another for this call: with cudnn_autotune.flags('auto')"
         )
     if not can_tune():
         return []

@@ -61,7 +61,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return free
 
 
-def ranking(*candidates: ca.Candidate) -> Selection:
+def ranking(*candidates: ca.expert.Candidate) -> Selection:
     entries = tuple(Measurement(c, 1.0 + i, 9) for i, c in enumerate(candidates))
     return Selection(entries, 9 * len(entries), Evidence("fastest"))
 

@@ -132,7 +132,7 @@ def test_what_a_neighbour_served_is_tuned_once_tune_is_set(changing: None) -> No
     x, w = operands(17)
     call(x, w)
     assert of_width(17).origin == "neighbour"
-    with ca.use_sampling(new_shapes="tune"):
+    with ca.flags(new_shapes="tune"):
         assert_close(call(x, w), right(x, w), ALLOWED)
     assert of_width(17).origin == "tuned"
     call(x, w)

@@ -206,7 +206,7 @@ def test_a_model_of_pytorchs_layers() -> None:
 
 def test_in_another_mode_each_is_tuned_by_itself() -> None:
     model, x = network()
-    with ca.use_sampling("race"):
+    with ca.flags("race"):
         made = ca.tune(model, x, train=False)
     assert [decision.sampling for decision in made] == ["race", "race"]
 

@@ -129,7 +129,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
             if not calls:
                 click.echo(f"{model} has no convolution to tune")
                 return
-        with settings.use_sampling(mode, budget_ms=budget_ms):
+        with settings.flags(mode, budget_ms=budget_ms):
             store = Store(store_path, bench.environment)
             if not store.is_writable:
                 raise refuse("--store", f"{store.path} cannot be written to")
