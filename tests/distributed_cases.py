@@ -532,3 +532,44 @@ def settled_beside_another_thread(timeout_s: float) -> str:
             may_end.set()
             assert len(found.result()) == dist.get_world_size()
     return "no error"
+
+
+class AsksMoreInTraining(Asking):
+    """Asks for two problems more where gradients are on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for problem in problems(self.count + 2 * torch.is_grad_enabled()):
+            self.choose(problem)
+        return x
+
+
+def tuned_with(count: int, given: dict[str, Any], mode: str = "auto") -> dict[str, Any]:
+    """``distributed.tune`` with these arguments; the budgets that its searches got (None: a search
+    without one), and what it returns. A search takes 0.1 s."""
+    ca.forget()
+    simulate = tuner("race", "quiet", 0)
+    budgets: list[float | None] = []
+
+    def tune_one(problem: ConvProblem, *_: Any) -> Decision:
+        budgets.append(None)
+        return simulate(problem)
+
+    def race(calls: dict[ConvProblem, int], device: int, mode: str, left_s: float) -> Any:
+        budgets.append(left_s)
+        time.sleep(min(left_s, 0.1))
+        return [simulate(problem) for problem in calls]
+
+    result: dict[str, Any] = {"error": None, "decisions": []}
+    with (
+        ca.flags(mode),
+        mock.patch.object(tune_problem, "tune", tune_one),
+        mock.patch("cudnn_autotune.distributed.model.tune_problems", race),
+    ):
+        if isinstance(given.get("budget_s"), list):
+            given["budget_s"] = given["budget_s"][dist.get_rank()]
+        try:
+            made = tune(AsksMoreInTraining(count), torch.ones(1), timeout_s=30.0, **given)
+            result["decisions"] = trees(made)
+        except DistributedTuningError as error:
+            result["error"] = str(error)
+    return {**result, "budgets": budgets}

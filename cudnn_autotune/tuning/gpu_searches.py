@@ -56,12 +56,12 @@ class GpuSearches:
     Args:
         device: the device's index.
         mode: the sampling mode under which decisions are kept.
-        anew: whether problems are searched that are decided already.
+        retune: whether problems are searched that are decided already.
     """
 
     device: int
     mode: str
-    anew: bool = False
+    retune: bool = False
     _opened: dict[ConvProblem, _Open] = field(default_factory=dict)
 
     def __enter__(self) -> GpuSearches:
@@ -93,7 +93,7 @@ class GpuSearches:
         policy = (self.mode, settings.get_workspace_limit(), settings.get_benchmark_limit())
         made = choice_log.find(problem, *policy, self.device)
         found = made or remembering.find(problem, *policy, self.device)
-        if self.anew or found is None or not suffices(found.decision):
+        if self.retune or found is None or not suffices(found.decision):
             return None
         # What a neighbour's engine serves would be searched for by tune().
         return made.decision if made else tune_problem.tune(problem, self.device, self.mode)
@@ -168,7 +168,7 @@ class GpuSearches:
     def _commit(self, problem: ConvProblem, one: _Open, selection: Selection | None) -> Decision:
         one.timer.close()
         with miss.searched(problem, selection, one.timer):
-            return tune_problem.tune(problem, self.device, self.mode, anew=True, data=one.data)
+            return tune_problem.tune(problem, self.device, self.mode, retune=True, data=one.data)
 
     def _bytes(self, problem: ConvProblem) -> int:
         shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)

@@ -27,7 +27,7 @@ from cudnn_autotune.tuning.pins import pinned
 _log = logging.getLogger(__name__)
 _lock = ForkSafeLock()
 _agreed: dict[tuple[int, str], Decision] = {}
-_searched_anew: set[ConvProblem] = set()
+_retuned: set[ConvProblem] = set()
 
 
 def find(
@@ -50,7 +50,7 @@ def find(
     if probing.is_probe(benchmark_limit):
         return None
     with _lock:
-        if problem in _searched_anew:
+        if problem in _retuned:
             return None
         agreed = _agreed.get((device, key_of(problem, sampling, benchmark_limit)))
     found = agreed and agreed.restricted_to(problem.deterministic, workspace_limit)
@@ -172,13 +172,13 @@ def forget() -> None:
 
 
 @contextmanager
-def searched_anew(problem: ConvProblem) -> Iterator[None]:
+def retuned(problem: ConvProblem) -> Iterator[None]:
     """Within the context no earlier choice for ``problem`` is found, so that it is searched for."""
     choice_log.forget_problem(problem)
     with _lock:
-        _searched_anew.add(problem)
+        _retuned.add(problem)
     try:
         yield
     finally:
         with _lock:
-            _searched_anew.discard(problem)
+            _retuned.discard(problem)

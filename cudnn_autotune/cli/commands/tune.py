@@ -172,17 +172,17 @@ def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
         calls: Mapping[ConvProblem, int],
         mode: str,
         budget_s: float | None,
-        anew: bool,
+        retune: bool,
         report: Callable[[Progress], None],
     ) -> list[Decision]:
         store_settings.set_store(store_path, mode="read_write")
-        return tune_all(calls, index, mode, budget_s, report, anew=anew)
+        return tune_all(calls, index, mode, budget_s, report, retune=retune)
 
     try:
         yield Bench(
             Environment.of(index),
             torch.device("cuda", index),
-            lambda problem, mode: tune_problem.tune(problem, index, mode, anew=True),
+            lambda problem, mode: tune_problem.tune(problem, index, mode, retune=True),
             calls_of,
             together,
         )
