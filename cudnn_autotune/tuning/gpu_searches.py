@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 # The searches that are open together may use this share of the memory that is free at first.
 _MEMORY_SHARE = 0.5
-# Of a problem: its operands twice (a copy, or a workspace), and copies for a cold cache.
+# A problem needs its operands twice (a copy, or a workspace), and copies for a cold cache.
 _COPIES = 2
 _L2_MULTIPLE = 6
 # More threads than this use memory for little.
@@ -89,13 +89,13 @@ class GpuSearches:
     def _decided(
         self, problem: ConvProblem, suffices: Callable[[Decision], bool]
     ) -> Decision | None:
-        """What serves the problem in this process, or would at the next call."""
+        """The decision that serves the problem in this process, or would at the next call."""
         policy = (self.mode, settings.get_workspace_limit(), settings.get_benchmark_limit())
         made = choice_log.find(problem, *policy, self.device)
         found = made or remembering.find(problem, *policy, self.device)
         if self.retune or found is None or not suffices(found.decision):
             return None
-        # What a neighbour's engine serves would be searched for by tune().
+        # A problem that a neighbour's engine serves would be searched for by tune().
         return made.decision if made else tune_problem.tune(problem, self.device, self.mode)
 
     def room_for(self, problem: ConvProblem) -> bool:

@@ -120,7 +120,7 @@ def commit(choice: Choice, since: int | None = None) -> None:
     # Before what may wait for the lock of a file.
     deferred.change(partial(events.announce, choice))
     error = choice.relative_error
-    # What serves a new size is not kept, and neither is its check: such sizes seldom come again.
+    # A new size seldom comes again: neither what serves it is kept, nor its check.
     is_kept = choice.origin != "neighbour"
     if is_kept and error is not None and error <= tolerance(choice.problem):
         found = (choice.problem.text, choice.text, choice.device, error)

@@ -44,7 +44,7 @@ from cudnn_autotune.tuning import choice_log
 DEFAULT_SAMPLING = "auto"
 NewShapes = Literal["online", "neighbour", "tune"]
 NEW_SHAPES: tuple[NewShapes, ...] = get_args(NewShapes)
-"""What :func:`set_new_shapes` allows, the default first."""
+"""The values that :func:`set_new_shapes` allows, the default first."""
 _INT32_MAX = 2**31 - 1
 _budget_ms: float | None = None
 _new_shapes: NewShapes = NEW_SHAPES[0]

@@ -69,19 +69,19 @@ class Bench:
 @click.option(
     "--train/--inference",
     default=None,
-    help="Of a model: forward and backward, or forward only. [default: inference]",
+    help="Tune a model forward and backward, or forward only. [default: inference]",
 )
 @click.option(
     "--memory-format",
     type=click.Choice(["auto"]),
-    help="Of a model: tune it in both layouts, and time its step in each.",
+    help="Tune a model in both layouts, and time its step in each.",
 )
 @click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
 @click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="For each choice.")
 @click.option(
     "--budget-s", type=options.TOLERANCE, metavar="S", help="For a whole model; 0 times nothing."
 )
-@click.option("--retune", is_flag=True, help="Also what the store knows.")
+@click.option("--retune", is_flag=True, help="Tune again what the store knows.")
 @store_option
 @click.pass_context
 def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **given: Any) -> None:
