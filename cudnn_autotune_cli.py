@@ -28,8 +28,8 @@ COMMANDS = {
     "demo": ("demo:demo", "Every sampling mode on two well-known layers, side by side."),
     "diff": (
         "diff:diff",
-        "Tell how two stores (folders or files) differ; exit status 1 where they do, 2 where one of "
-        "them cannot be read, or not all of it.",
+        "Tell how two stores (folders or files) differ; exit status 1 where they do, 2 where one "
+        "of them cannot be read, or not all of it.",
     ),
     "env": (
         "env:env",

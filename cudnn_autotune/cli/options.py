@@ -162,7 +162,7 @@ shape_options = group(
         "--dtype", type=click.Choice(list(DTYPES.values())), default="float32", show_default=True
     ),
     click.option(
-        "--channels-last", is_flag=True, help="Tune in channels_last. [default: contiguous]"
+        "--channels-last", is_flag=True, help="[default: contiguous]"
     ),
 )
 """The options that describe a layer besides ``--input``; ``tune_problems.of_layer`` reads them."""

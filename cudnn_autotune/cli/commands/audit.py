@@ -53,7 +53,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
     show_default=True,
 )
 @click.option(
-    "--modes", type=options.NAMES, metavar="A,B", help="Audit these modes. [default: all]"
+    "--modes", type=options.NAMES, metavar="A,B", help="[default: all modes]"
 )
 @click.option(
     "--layers", type=options.FILE, metavar="FILE", help="A layer list; else the one that ships."
