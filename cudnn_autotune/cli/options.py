@@ -161,9 +161,7 @@ shape_options = group(
     click.option(
         "--dtype", type=click.Choice(list(DTYPES.values())), default="float32", show_default=True
     ),
-    click.option(
-        "--channels-last", is_flag=True, help="[default: contiguous]"
-    ),
+    click.option("--channels-last", is_flag=True, help="[default: contiguous]"),
 )
 """The options that describe a layer besides ``--input``; ``tune_problems.of_layer`` reads them."""
 

@@ -52,9 +52,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
     help="Fresh processes for each mode, as 3, or 1,auto=5.",
     show_default=True,
 )
-@click.option(
-    "--modes", type=options.NAMES, metavar="A,B", help="[default: all modes]"
-)
+@click.option("--modes", type=options.NAMES, metavar="A,B", help="[default: all modes]")
 @click.option(
     "--layers", type=options.FILE, metavar="FILE", help="A layer list; else the one that ships."
 )
