@@ -19,21 +19,21 @@ from typing import Any
 
 import click
 
-# The place of each command under cli/commands/, and the first sentence of its help.
+# Each command's place under cli/commands/, and the first sentence of its help.
 COMMANDS = {
     "audit": (
         "audit:audit",
-        "How far from the fastest is what each sampling mode picks, and what does picking cost?",
+        "Measure how far each mode's picks are from the fastest, and what picking costs.",
     ),
     "demo": ("demo:demo", "Every sampling mode on two well-known layers, side by side."),
     "diff": (
         "diff:diff",
-        "How two stores (folders or files) differ; exit status 1 where they do, 2 where one of "
-        "them cannot be read, or not all of it.",
+        "Tell how two stores (folders or files) differ; exit status 1 where they do, 2 where one "
+        "of them cannot be read, or not all of it.",
     ),
     "env": (
         "env:env",
-        "What this machine's decisions are kept under, where they are, and what is in force.",
+        "Show what identifies this machine's decisions, where they are kept, and what is in force.",
     ),
     "export": (
         "exchange:export",
@@ -48,7 +48,7 @@ COMMANDS = {
         "report:report",
         "Write one HTML page: what was chosen and why, with every interval, and what it gains.",
     ),
-    "show": ("show:show", "What was chosen, and why: the decisions of a store."),
+    "show": ("show:show", "Show what was chosen, and why: the decisions of a store."),
     "tune": ("tune:tune", "Tune a layer, or every convolution of a model, into the store."),
 }
 _ASCII = str.maketrans("×–≈µ…", "x-~u.")
@@ -60,7 +60,7 @@ class Commands(click.Group):
     """Imports a command when it is called."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click's, and says in one line why a file or the output cannot be written or read."""
+        """Runs a command; says in one line why a file or the output cannot be written or read."""
         # In the C locale errors are "surrogateescape", which only takes what was read so.
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _STRICT:
             codecs.register_error("cudnn_autotune", _in_ascii)
@@ -135,7 +135,7 @@ def _ending_quietly() -> Iterator[None]:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """What a terminal shows in place of characters that it cannot.
+    """Replaces characters that a terminal cannot show.
 
     Characters of our own texts become ASCII of the same width, so that tables stay in line. Others
     are escaped.
@@ -150,7 +150,7 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Search, choose, remember and run cuDNN's convolution engines."""
-    from cudnn_autotune.cli.terminal import warnings_in_lines
+    from cudnn_autotune.cli.wording import warnings_in_lines
 
     ctx.with_resource(warnings_in_lines())
 

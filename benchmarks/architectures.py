@@ -109,7 +109,7 @@ def main() -> int:
     torch._inductor.config.fallback_random = True
     title = "Relative errors of outputs, next to PyTorch's"
     flags = torch.backends.cudnn.flags(enabled=True, allow_tf32=False, fp32_precision=None)
-    with flags, ca.use_sampling(options.sampling):
+    with flags, ca.flags(options.sampling):
         return investigation.fill(
             __file__,
             options,

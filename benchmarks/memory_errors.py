@@ -103,12 +103,12 @@ def _run_candidates(fields: dict[str, Any], *, engines: int) -> None:
         problem = ca.ConvProblem(op=op, **fields)
         x, w, y = operands(problem)
         given = {"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}[op]
-        found = ca.candidates(problem, device="cuda")
+        found = ca.expert.candidates(problem, device="cuda")
         of_cudnn = [c for c in found if c.engine is not None][:engines]
         for candidate in [*of_cudnn, *(c for c in found if "@" in c.text)]:
             print(f"{_CANDIDATE}{op} {candidate.text}", flush=True)
             try:
-                ca.execute(problem, candidate.text, *given)
+                ca.expert.execute(problem, candidate.text, *given)
             except ca.CudnnError as error:
                 print(error, flush=True)
             torch.cuda.synchronize()

@@ -2,7 +2,10 @@
 
 import importlib.util
 import sys
+import warnings
 from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 
 def _built_elsewhere() -> ModuleSpec | None:
@@ -31,18 +34,11 @@ else:
     from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
     from cudnn_autotune.core.extension import extension_available as _extension_available
     from cudnn_autotune.core.versions import environment, version
-    from cudnn_autotune.engines import compiled_kernels, implementations, recipe, registry
-    from cudnn_autotune.engines.configs import (
-        Candidate,
-        build_plan,
-        engine_text,
-        parse_engine_text,
-    )
-    from cudnn_autotune.engines.listing import candidates
+    from cudnn_autotune.engines import compiled_kernels, implementations, registry
     from cudnn_autotune.engines.problem import ConvProblem
     from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
+    from cudnn_autotune.nn import expert, functional
     from cudnn_autotune.nn import fake as fake
-    from cudnn_autotune.nn import functional
     from cudnn_autotune.nn import inductor as inductor
     from cudnn_autotune.nn.models.backend import compilations
     from cudnn_autotune.nn.models.compiled_graph import Compilation
@@ -67,7 +63,6 @@ else:
     from cudnn_autotune.store import Store, kept_kernels, kept_plans
     from cudnn_autotune.store import settings as store_settings
     from cudnn_autotune.store.settings import get_store, set_store
-    from cudnn_autotune.timers.by_name import execute, measure
     from cudnn_autotune.tuning import settings
     from cudnn_autotune.tuning.choice import Choice
     from cudnn_autotune.tuning.choice_log import choices, fallbacks
@@ -76,6 +71,7 @@ else:
     from cudnn_autotune.tuning.registering import register_implementation, unregister_implementation
     from cudnn_autotune.tuning.remembering import forget
     from cudnn_autotune.tuning.settings import (
+        flags,
         get_benchmark_limit,
         get_budget_ms,
         get_new_shapes,
@@ -86,8 +82,8 @@ else:
         set_new_shapes,
         set_sampling,
         set_workspace_limit,
-        use_sampling,
     )
+    from cudnn_autotune.tuning.settings import use_sampling as use_sampling  # a former name
 
     def _built_in() -> tuple[implementations.Implementation, ...]:
         from cudnn_autotune.engines.built_in import BUILT_IN
@@ -112,14 +108,42 @@ else:
     store_settings.read_environment()
     __version__ = version()
 
+    def _publish(name: str, module: ModuleType, public: list[str]) -> None:
+        """Makes a module that lies in a room importable as ``cudnn_autotune.<name>``, and makes
+        completion offer what is public in it."""
+        sys.modules[f"{__name__}.{name}"] = module
+        vars(module)["__dir__"] = lambda: _offered(vars(module), public)
+
+    _publish("expert", expert, expert.__all__)
+    _recipe = vars(expert.recipe).items()
+    _own = [name for name, of in _recipe if getattr(of, "__module__", "") == expert.recipe.__name__]
+    _publish("expert.recipe", expert.recipe, _own)
+    _publish("functional", functional, [f for f in vars(functional) if f.startswith("conv")])
+    for _room in (distributed, sampling):
+        _publish(_room.__name__.rpartition(".")[2], _room, _room.__all__)
+
+
+if not TYPE_CHECKING:  # a checker would take any name for one that exists
+
+    def __getattr__(name: str) -> object:
+        """Finds the names that ``expert`` has now where users of earlier versions look for them."""
+        if name not in expert.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        new = f"cudnn_autotune.expert.{name}"
+        warnings.warn(f"cudnn_autotune.{name} is now {new}", DeprecationWarning, stacklevel=2)
+        return getattr(expert, name)
+
+
+def _offered(module: dict[str, object], public: list[str]) -> list[str]:
+    """Returns what completion offers: public names, not the modules that are imported beside."""
+    return sorted({*public, *(name for name in module if name.startswith("__"))})
+
 
 def __dir__() -> list[str]:
-    """Completion offers what is public, not the modules of this package that are imported above."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return _offered(globals(), __all__)
 
 
 __all__ = [
-    "Candidate",
     "Choice",
     "Compilation",
     "Conv1d",
@@ -143,8 +167,6 @@ __all__ = [
     "Prefetched",
     "Selection",
     "Store",
-    "build_plan",
-    "candidates",
     "choices",
     "compilations",
     "conversion",
@@ -152,10 +174,10 @@ __all__ = [
     "disable",
     "distributed",
     "enable",
-    "engine_text",
     "environment",
-    "execute",
+    "expert",
     "fallbacks",
+    "flags",
     "forget",
     "functional",
     "get_benchmark_limit",
@@ -164,13 +186,10 @@ __all__ = [
     "get_sampling",
     "get_store",
     "get_workspace_limit",
-    "measure",
     "on_decision",
-    "parse_engine_text",
     "pin",
     "pins",
     "prefetch",
-    "recipe",
     "register_implementation",
     "revert",
     "sampling",
@@ -183,5 +202,4 @@ __all__ = [
     "tune",
     "unpin",
     "unregister_implementation",
-    "use_sampling",
 ]

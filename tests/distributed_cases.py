@@ -308,7 +308,7 @@ def model_tuned(
     if rank in pinned:
         ca.pin(problems(1)[0], "aten")
     try:
-        with ca.use_sampling("race" if rank else mode):
+        with ca.flags("race" if rank else mode):
             model = Asking(counts[rank])
             result["decisions"] = trees(tune(model, torch.ones(1), timeout_s=30.0))
     except DistributedTuningError as error:
@@ -354,7 +354,7 @@ def laid_out(last_ms: Sequence[float], wrong_on: int | None = None) -> dict[str,
     with (
         mock.patch.object(tune_problem, "tune", lambda problem, *_: simulate(problem)),
         mock.patch.object(memory_format, "time_in_turns", time_in_turns),
-        ca.use_sampling("race"),
+        ca.flags("race"),
         warnings.catch_warnings(record=True) as warned,
     ):
         warnings.simplefilter("always")
@@ -382,7 +382,7 @@ def laid_out_but_lost(culprit: int) -> tuple[str, bool]:
     with (
         mock.patch.object(tune_problem, "tune", lambda problem, *_: simulate(problem)),
         mock.patch.object(memory_format, "time_in_turns", time_in_turns),
-        ca.use_sampling("race"),
+        ca.flags("race"),
     ):
         try:
             tune(model, torch.randn(2, 3, 8, 8), timeout_s=30.0, memory_format="auto")
@@ -532,3 +532,44 @@ def settled_beside_another_thread(timeout_s: float) -> str:
             may_end.set()
             assert len(found.result()) == dist.get_world_size()
     return "no error"
+
+
+class AsksMoreInTraining(Asking):
+    """Asks for two problems more where gradients are on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for problem in problems(self.count + 2 * torch.is_grad_enabled()):
+            self.choose(problem)
+        return x
+
+
+def tuned_with(count: int, given: dict[str, Any], mode: str = "auto") -> dict[str, Any]:
+    """``distributed.tune`` with these arguments; the budgets that its searches got (None: a search
+    without one), and what it returns. A search takes 0.1 s."""
+    ca.forget()
+    simulate = tuner("race", "quiet", 0)
+    budgets: list[float | None] = []
+
+    def tune_one(problem: ConvProblem, *_: Any) -> Decision:
+        budgets.append(None)
+        return simulate(problem)
+
+    def race(calls: dict[ConvProblem, int], device: int, mode: str, left_s: float) -> Any:
+        budgets.append(left_s)
+        time.sleep(min(left_s, 0.1))
+        return [simulate(problem) for problem in calls]
+
+    result: dict[str, Any] = {"error": None, "decisions": []}
+    with (
+        ca.flags(mode),
+        mock.patch.object(tune_problem, "tune", tune_one),
+        mock.patch("cudnn_autotune.distributed.model.tune_problems", race),
+    ):
+        if isinstance(given.get("budget_s"), list):
+            given["budget_s"] = given["budget_s"][dist.get_rank()]
+        try:
+            made = tune(AsksMoreInTraining(count), torch.ones(1), timeout_s=30.0, **given)
+            result["decisions"] = trees(made)
+        except DistributedTuningError as error:
+            result["error"] = str(error)
+    return {**result, "budgets": budgets}

@@ -76,7 +76,7 @@ def convolution(
 def random_operands(
     problem: ca.ConvProblem, device: str | torch.device = "cpu", seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """The two operands (a, b) of ``ca.execute``, standard normal, in the problem's layout."""
+    """The operands (a, b) of ``ca.expert.execute``, standard normal, in the problem's layout."""
     shapes = {
         "fprop": (problem.input_shape, problem.weight_shape),
         "dgrad": (problem.output_shape, problem.weight_shape),
@@ -93,7 +93,7 @@ def random_operands(
 
 
 OPERANDS = {"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("y", "x")}
-"""The names of the tensors that an operation reads, as ``ca.execute`` takes them."""
+"""The names of the tensors that an operation reads, as ``ca.expert.execute`` takes them."""
 
 
 def shapes_of(problem: ca.ConvProblem) -> dict[str, tuple[int, ...]]:

@@ -58,7 +58,7 @@ class Nothing:
 class Without:
     """A way that is no engine of cuDNN; it claims one sample, so that its output is checked."""
 
-    def __init__(self, candidate: ca.Candidate) -> None:
+    def __init__(self, candidate: ca.expert.Candidate) -> None:
         self.name = f"test_{candidate.text}"
         self._candidate = candidate
 

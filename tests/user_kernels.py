@@ -166,15 +166,15 @@ extern "C" __global__ void pointwise(const unsigned short* x, const unsigned sho
 """
 
 
-def build_recipe(problem: ca.ConvProblem, settings: str) -> ca.recipe.Recipe:
+def build_recipe(problem: ca.ConvProblem, settings: str) -> ca.expert.recipe.Recipe:
     """A kernel in CUDA C++; for the settings ``spins`` one that takes days."""
     n, c, h, w = problem.input_shape
     k, pixels, threads = problem.weight_shape[0], n * h * w, 128
-    address = ca.recipe.Address
-    launch = ca.recipe.KernelLaunch(
-        ca.recipe.Kernel(_SPINNING if settings == "spins" else _SOURCE, "pointwise"),
+    address = ca.expert.recipe.Address
+    launch = ca.expert.recipe.KernelLaunch(
+        ca.expert.recipe.Kernel(_SPINNING if settings == "spins" else _SOURCE, "pointwise"),
         grid=(-(-pixels * k // threads), 1, 1),
         block=(threads, 1, 1),
-        arguments=(address("x"), address("w"), address("y"), ca.recipe.Int64(pixels), c, k),
+        arguments=(address("x"), address("w"), address("y"), ca.expert.recipe.Int64(pixels), c, k),
     )
-    return ca.recipe.Recipe((launch,), workspace_bytes=1000)
+    return ca.expert.recipe.Recipe((launch,), workspace_bytes=1000)

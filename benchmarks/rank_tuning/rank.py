@@ -46,7 +46,7 @@ def _measured(request: dict[str, Any]) -> dict[str, Any]:
     x = x.contiguous(memory_format=torch.channels_last)
     mode = request["mode"]
     own: list[ca.Choice] = []
-    with ca.use_sampling(mode), ca.on_decision(own.append):
+    with ca.flags(mode), ca.on_decision(own.append):
         dist.barrier(device_ids=[local])
         torch.cuda.synchronize()
         begin = time.perf_counter()

@@ -120,7 +120,7 @@ class GpuBackend:
         choice_log.forget()
         data = operands(problem)
         call = _our_call(problem, data, self._mode)
-        with settings.use_sampling(budget_ms=self._budget_ms):
+        with settings.flags(budget_ms=self._budget_ms):
             first_ms = _wall_ms(call)
             steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
             if isinstance(sampling.get(self._mode), Online) and not _decide(call):

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cudnn_autotune.cli import wording
-from cudnn_autotune.cli.farthest import Far, far
+from cudnn_autotune.cli.gpu_peaks import Far, far
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.roofline import Peaks

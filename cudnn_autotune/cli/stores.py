@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from cudnn_autotune.cli.options import refuse, refusing
-from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count, printable
+from cudnn_autotune.cli.wording import count, printable, say
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment

@@ -1,10 +1,14 @@
-"""Problems, times and sizes as short texts that people read."""
+"""Problems, times and sizes as short texts that people read, and lines of them in a terminal, which
+no text from a file can control."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import click
 import torch
 
 from cudnn_autotune.engines.problem import DTYPES, ConvProblem
@@ -139,3 +143,20 @@ def _listed(values: Sequence[int]) -> str:
 def _each(values: Sequence[int]) -> str:
     """One number if all values are alike, else a list."""
     return str(values[0]) if len(set(values)) == 1 else _listed(values)
+
+
+def say(line: str, err: bool = False) -> None:
+    """Prints a line, with a sign in the place of characters that do not print."""
+    click.echo(printable(line), err=err)
+
+
+@contextmanager
+def warnings_in_lines() -> Iterator[None]:
+    """Prints each warning as one line on standard error, without the code that it came from."""
+    with warnings.catch_warnings():
+
+        def show(message: Warning | str, *_: object, **__: object) -> None:
+            say(f"Warning: {' '.join(str(message).split())}", err=True)
+
+        warnings.showwarning = show
+        yield

@@ -14,8 +14,8 @@ BEAT_S = 0.5
 # waits for the interpreter's lock; what holds that for seconds (a debugger, a start of CUDA) must
 # not be mistaken for its death.
 SILENT_S = 6.0
-# How long a rank waits for an answer of the store. A rank that itself was stopped for longer must
-# assume that the others have given up.
+# Seconds that a rank waits for an answer of the store. A rank that itself was stopped for longer
+# must assume that the others have given up.
 PATIENCE_S = 2 * SILENT_S
 _JOIN_S = 5.0
 VERDICT = "verdict"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -10,18 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cudnn_autotune import sampling
 from cudnn_autotune.distributed.group import Group, group_of
 from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.distributed.sharing import share_in
 from cudnn_autotune.distributed.turns import turn_of
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
+from cudnn_autotune.nn.model_problems import NOTHING_SERVED
 from cudnn_autotune.nn.models import memory_format as layouts
-from cudnn_autotune.nn.modules import check_model
-from cudnn_autotune.nn.tune import can_tune
+from cudnn_autotune.nn.tune import can_tune, check_arguments, find_in, mode_for, tune_problems
 from cudnn_autotune.nn.untouched import generators_kept
-from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning import remembering, settings, tune_problem
@@ -31,12 +29,14 @@ from cudnn_autotune.tuning.pins import pins
 def tune(
     model: nn.Module,
     *inputs: Any,
+    train: bool = True,
+    budget_s: float | None = None,
+    memory_format: Literal["auto"] | None = None,
     group: dist.ProcessGroup | None = None,
     timeout_s: float = 600.0,
-    memory_format: Literal["auto"] | None = None,
     **kwargs: Any,
 ) -> list[Decision]:
-    """Tunes what ``model(*inputs, **kwargs)`` needs, forward and backward, on all ranks together.
+    """Tunes what ``model(*inputs, **kwargs)`` needs on all ranks of a group together.
 
     Every rank of the group calls it, with a model and inputs on its own CUDA device. The model runs
     once (see ``problems_of``); then each problem is tuned by one rank, in the sampling mode of the
@@ -46,16 +46,22 @@ def tune(
     Without torch.distributed this process tunes all problems. A layer whose ``sampling=`` differs
     from the settings' mode still tunes at its first call.
 
+    It takes the arguments of ``cudnn_autotune.tune``, and ``group`` and ``timeout_s``.
+
     Args:
         model: where it is or contains a DistributedDataParallel, no gradients are averaged during
             the run.
         inputs, kwargs: as for a call of the model; the local batch of this rank.
-        group: the process group; None: the default one.
-        timeout_s: how many seconds a rank may take to make this call, to run the model once, and
-            for any one problem.
+        train: whether the backward is tuned, too.
+        budget_s: seconds of wall time, counted on each rank from the end of the model's run, after
+            which nothing more is timed. A rank then answers what is left from earlier decisions, or
+            by the heuristics' first plan, which no rank stores. None: no limit.
         memory_format: ``"auto"`` tunes the model contiguous and in channels_last, times its step in
             both on all ranks at once, as ``cudnn_autotune.convert`` does, and gives the model the
             layout that takes the least time in sum. The model must not be wrapped yet.
+        group: the process group; None: the default one.
+        timeout_s: how many seconds a rank may take to make this call, to run the model once, and
+            for any one problem.
 
     Returns:
         The decisions that are installed now: the same list on all ranks of equal environments.
@@ -66,41 +72,48 @@ def tune(
         DistributedTuningError: on all ranks, and nothing is installed: one has raised, died, timed
             out or sent what cannot be read; the version of this package, settings, or pins on equal
             GPUs differ between ranks; no rank has a convolution that this package serves.
-        TypeError: ``model`` is not a module.
-        ValueError: another ``memory_format``, or a model that is wrapped already with ``"auto"``;
-            no convolution that this package serves, ``online`` as mode (without
-            torch.distributed; else a DistributedTuningError says so); a group that this process is
-            not in, a timeout that is not above 0.
+        TypeError: ``model`` is not a module, ``train`` no bool, or ``budget_s`` no number.
+        ValueError: another ``memory_format``, or a model that is wrapped already with ``"auto"``; a
+            group that this process is not in, a timeout that is not above 0. Without
+            torch.distributed (else a DistributedTuningError says so) also: no convolution that this
+            package serves, ``online`` as mode, a budget that is negative or for another mode than
+            ``auto``.
     """
 
     def tune_one(problem: ConvProblem) -> Decision:
         with generators_kept([device] if torch.cuda.is_available() else []):  # operands are random
-            return tune_problem.tune(problem, device, mode)
+            if end_s is None:
+                return tune_problem.tune(problem, device, mode)
+            left_s = max(0.0, end_s - time.monotonic())
+            (decision,) = tune_problems({problem: 1}, device, mode, left_s)
+            return decision
 
-    check_model(model)
-    if memory_format not in (None, "auto"):
-        raise ValueError(f"memory_format must be None or 'auto', got {memory_format!r}")
+    check_arguments(model, train, memory_format)
     members = group_of(group, timeout_s)
     # No other thread's call comes between the two calls of this one.
     with nullcontext() if members is None else turn_of(members, timeout_s):
         if members is None:
-            mode = _mode()
+            mode = mode_for(budget_s)
             if not can_tune():
                 return []
-            found = _found(model, inputs, kwargs, memory_format)
+            found = find_in(memory_format, train, model, inputs, kwargs)
             if found.device is None:
                 raise ValueError(NOTHING_SERVED)
             device = found.device
+            end_s = None if budget_s is None else time.monotonic() + budget_s
             decisions = [tune_one(problem) for problem in found.counts]
         else:
             with exchange_with(members, timeout_s) as exchange:
-                mode = _mode()
+                mode = mode_for(budget_s)
                 exchange.note("a first run of the model")
-                found = _found(model, inputs, kwargs, memory_format)
+                found = find_in(memory_format, train, model, inputs, kwargs)
+                end_s = None if budget_s is None else time.monotonic() + budget_s
                 here = torch.cuda.current_device() if torch.cuda.is_available() else 0
                 device = here if found.device is None else found.device
                 terms = {
                     "call": "tune",
+                    "train": train,
+                    "budget_s": budget_s,
                     "memory_format": memory_format,
                     "sampling": mode,
                     "benchmark_limit": settings.get_benchmark_limit(),
@@ -116,20 +129,9 @@ def tune(
         final = [decision for decision in decisions if not decision.selection.evidence.provisional]
         remembering.install(final if members is None else decisions, device)
         if memory_format == "auto":
-            _lay_out(model, inputs, kwargs, members, timeout_s)
+            with torch.set_grad_enabled(train):
+                _lay_out(model, inputs, kwargs, members, timeout_s)
     return decisions
-
-
-def _found(
-    model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], memory_format: str | None
-) -> Found:
-    """The problems of the model as it is, or in both layouts."""
-    if memory_format is None:
-        return find(model, inputs, kwargs)
-    in_both = layouts.in_each(model, lambda: find(model, inputs, kwargs))
-    counts = {problem: n for found in in_both for problem, n in found.counts.items()}
-    device = next((found.device for found in in_both if found.device is not None), None)
-    return Found(counts, device)
 
 
 def _lay_out(
@@ -170,13 +172,3 @@ def _summed(times_ms: Mapping[int, list[float] | None]) -> list[float] | None:
     if len(known) < len(times_ms):
         return None
     return [sum(of_layout) for of_layout in zip(*known, strict=True)]
-
-
-def _mode() -> str:
-    mode = settings.get_sampling()
-    if isinstance(sampling.get(mode), Online):
-        raise ValueError(
-            f"sampling must be a mode that decides at once, and {mode!r} decides in later calls; "
-            "set another for this call: with cudnn_autotune.use_sampling('auto')"
-        )
-    return mode

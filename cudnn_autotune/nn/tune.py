@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,7 +16,8 @@ from torch import nn
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.model_problems import NOTHING_SERVED, find
+from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
+from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.sampling.auto import Auto
@@ -33,6 +34,7 @@ def tune(
     *inputs: Any,
     train: bool = True,
     budget_s: float | None = None,
+    memory_format: Literal["auto"] | None = None,
     **kwargs: Any,
 ) -> list[Decision]:
     """Tunes what ``model(*inputs, **kwargs)`` needs, so that its first step does not wait.
@@ -58,6 +60,9 @@ def tune(
             raced is checked and stored, unless an earlier decision has more timed launches.
             Problems without a decision that were not timed are served by the heuristics' first plan
             in this process, and are not stored. 0: nothing is timed.
+        memory_format: ``"auto"`` tunes the model contiguous and in channels_last, times its step in
+            both, as ``cudnn_autotune.convert`` does, and gives the model the faster layout. The
+            model must not be wrapped for several GPUs. None: the model is tuned as it is.
 
     Returns:
         The decisions, in the order in which a step calls their problems. Without a CUDA device, or
@@ -66,31 +71,66 @@ def tune(
     Raises:
         TypeError: ``model`` is no module, ``budget_s`` no number, or ``train`` no bool.
         ValueError: ``budget_s`` is negative or not finite, or is given for another mode than
-            ``auto``; the mode in force decides in later calls
-            (``online``); the model has no convolution that this package serves, is on several
-            devices, or has lazy parameters.
+            ``auto``; ``memory_format`` is something else, or ``"auto"`` for a wrapped model; the
+            mode in force decides in later calls (``online``); the model has no convolution that
+            this package serves, is on several devices, or has lazy parameters.
         KeyboardInterrupt: what was raced until then is decided and stored, as with a budget that is
             spent.
         Exception: whatever the model raises.
     """
+    check_arguments(model, train, memory_format)
+    mode = mode_for(budget_s)
+    if not can_tune():
+        return []
+    found = find_in(memory_format, train, model, inputs, kwargs)
+    if found.device is None:
+        raise ValueError(NOTHING_SERVED)
+    with _bar() as report, events.SEARCHES.shown_elsewhere():
+        made = tune_problems(found.counts, found.device, mode, budget_s, report)
+    if memory_format == "auto":
+        with torch.set_grad_enabled(train):
+            layouts.choose(model, inputs, kwargs)
+    return made
+
+
+def check_arguments(model: object, train: object, memory_format: object) -> None:
+    """Raises TypeError or ValueError naming the argument of :func:`tune` that is not allowed."""
     check_model(model)
     if not isinstance(train, bool):
         raise TypeError(f"train must be a bool, got {type(train).__name__}")
+    if memory_format not in (None, "auto"):
+        raise ValueError(f"memory_format must be None or 'auto', got {memory_format!r}")
+
+
+def mode_for(budget_s: float | None) -> str:
+    """Returns the mode in force; raises as :func:`tune` does where it cannot tune ahead, or not
+    with this budget."""
     mode = settings.get_sampling()
     check_budget(budget_s, mode)
     if isinstance(sampling.get(mode), Online):
         raise ValueError(
             f"sampling must be a mode that decides at once, and {mode!r} decides in later calls; "
-            "set another for this call: with cudnn_autotune.use_sampling('auto')"
+            "set another for this call: with cudnn_autotune.flags('auto')"
         )
-    if not can_tune():
-        return []
-    with torch.enable_grad() if train else torch.no_grad():
-        found = find(model, inputs, kwargs)
-    if found.device is None:
-        raise ValueError(NOTHING_SERVED)
-    with _bar() as report, events.SEARCHES.shown_elsewhere():
-        return tune_problems(found.counts, found.device, mode, budget_s, report)
+    return mode
+
+
+def find_in(
+    memory_format: str | None,
+    train: bool,
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Found:
+    """Returns the problems of the model as it is, or in both layouts; with ``train`` those of the
+    backward, too."""
+    with torch.set_grad_enabled(train):
+        if memory_format is None:
+            return find(model, inputs, kwargs)
+        in_both = layouts.in_each(model, lambda: find(model, inputs, kwargs))
+    counts = {problem: n for found in in_both for problem, n in found.counts.items()}
+    device = next((found.device for found in in_both if found.device is not None), None)
+    return Found(counts, device)
 
 
 def can_tune() -> bool:
@@ -145,7 +185,7 @@ def tune_problems(
     budget_s: float | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
     *,
-    anew: bool = False,
+    retune: bool = False,
 ) -> list[Decision]:
     """Tunes problems on a CUDA device, in one race if ``mode`` is ``auto``; see :func:`tune`."""
     with torch.cuda.device(device), generators_kept([device]):
@@ -153,10 +193,10 @@ def tune_problems(
             # It needs the compiled extension, without which this module is imported, too.
             from cudnn_autotune.tuning.gpu_searches import GpuSearches
 
-            with GpuSearches(device, mode, anew) as searches:
+            with GpuSearches(device, mode, retune) as searches:
                 return tune_together(calls, searches, budget_s, report)
         made: list[Decision] = []
         for problem in calls:
             report(Progress(len(made), len(calls), None))
-            made.append(tune_problem.tune(problem, device, mode, anew=anew))
+            made.append(tune_problem.tune(problem, device, mode, retune=retune))
         return made

@@ -28,7 +28,7 @@ StorePath = str | PathLike[str]
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """Where decisions are kept between processes, and how they are used."""
+    """The place of decisions between processes, and the mode in which it is used."""
 
     path: Path | None = None
     """A folder, or a file ending in ``.json``; None means the default folder."""

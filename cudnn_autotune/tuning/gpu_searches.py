@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 # The searches that are open together may use this share of the memory that is free at first.
 _MEMORY_SHARE = 0.5
-# Of a problem: its operands twice (a copy, or a workspace), and copies for a cold cache.
+# A problem needs its operands twice (a copy, or a workspace), and copies for a cold cache.
 _COPIES = 2
 _L2_MULTIPLE = 6
 # More threads than this use memory for little.
@@ -56,12 +56,12 @@ class GpuSearches:
     Args:
         device: the device's index.
         mode: the sampling mode under which decisions are kept.
-        anew: whether problems are searched that are decided already.
+        retune: whether problems are searched that are decided already.
     """
 
     device: int
     mode: str
-    anew: bool = False
+    retune: bool = False
     _opened: dict[ConvProblem, _Open] = field(default_factory=dict)
 
     def __enter__(self) -> GpuSearches:
@@ -89,13 +89,13 @@ class GpuSearches:
     def _decided(
         self, problem: ConvProblem, suffices: Callable[[Decision], bool]
     ) -> Decision | None:
-        """What serves the problem in this process, or would at the next call."""
+        """The decision that serves the problem in this process, or would at the next call."""
         policy = (self.mode, settings.get_workspace_limit(), settings.get_benchmark_limit())
         made = choice_log.find(problem, *policy, self.device)
         found = made or remembering.find(problem, *policy, self.device)
-        if self.anew or found is None or not suffices(found.decision):
+        if self.retune or found is None or not suffices(found.decision):
             return None
-        # What a neighbour's engine serves would be searched for by tune().
+        # A problem that a neighbour's engine serves would be searched for by tune().
         return made.decision if made else tune_problem.tune(problem, self.device, self.mode)
 
     def room_for(self, problem: ConvProblem) -> bool:
@@ -168,7 +168,7 @@ class GpuSearches:
     def _commit(self, problem: ConvProblem, one: _Open, selection: Selection | None) -> Decision:
         one.timer.close()
         with miss.searched(problem, selection, one.timer):
-            return tune_problem.tune(problem, self.device, self.mode, anew=True, data=one.data)
+            return tune_problem.tune(problem, self.device, self.mode, retune=True, data=one.data)
 
     def _bytes(self, problem: ConvProblem) -> int:
         shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)

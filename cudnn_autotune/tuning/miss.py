@@ -5,7 +5,7 @@ search (``new_sizes``), and a trial that begins once it is called often decides.
 
 A choice that was made without something that a later search may have (``timers.lacking``), such as
 memory, is provisional: after some calls, and then ever more of them, C++ asks again, and the
-problem is tuned anew once what was lacking can be had.
+problem is tuned again once what was lacking can be had.
 
 On a hit no code of this file runs.
 """

@@ -139,7 +139,7 @@ def fast_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
         Different candidates, as described for the nearest size that has timed them. None if the
         problem is to be searched for: no size of its layer is measured, or those are too
         different and the layer has met few, or it was measured itself (under another policy), or
-        within :func:`always_searched`, or the store's mode asks for all decisions anew.
+        within :func:`always_searched`, or the store's mode is ``retune``.
     """
     if store_settings.get_store_settings().mode == "retune":
         return None

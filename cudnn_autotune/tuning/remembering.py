@@ -27,7 +27,7 @@ from cudnn_autotune.tuning.pins import pinned
 _log = logging.getLogger(__name__)
 _lock = ForkSafeLock()
 _agreed: dict[tuple[int, str], Decision] = {}
-_searched_anew: set[ConvProblem] = set()
+_retuned: set[ConvProblem] = set()
 
 
 def find(
@@ -50,7 +50,7 @@ def find(
     if probing.is_probe(benchmark_limit):
         return None
     with _lock:
-        if problem in _searched_anew:
+        if problem in _retuned:
             return None
         agreed = _agreed.get((device, key_of(problem, sampling, benchmark_limit)))
     found = agreed and agreed.restricted_to(problem.deterministic, workspace_limit)
@@ -120,7 +120,7 @@ def commit(choice: Choice, since: int | None = None) -> None:
     # Before what may wait for the lock of a file.
     deferred.change(partial(events.announce, choice))
     error = choice.relative_error
-    # What serves a new size is not kept, and neither is its check: such sizes seldom come again.
+    # A new size seldom comes again: neither what serves it is kept, nor its check.
     is_kept = choice.origin != "neighbour"
     if is_kept and error is not None and error <= tolerance(choice.problem):
         found = (choice.problem.text, choice.text, choice.device, error)
@@ -172,13 +172,13 @@ def forget() -> None:
 
 
 @contextmanager
-def searched_anew(problem: ConvProblem) -> Iterator[None]:
+def retuned(problem: ConvProblem) -> Iterator[None]:
     """Within the context no earlier choice for ``problem`` is found, so that it is searched for."""
     choice_log.forget_problem(problem)
     with _lock:
-        _searched_anew.add(problem)
+        _retuned.add(problem)
     try:
         yield
     finally:
         with _lock:
-            _searched_anew.discard(problem)
+            _retuned.discard(problem)

@@ -3,7 +3,7 @@
 The first of these that is given wins:
 
 1. the argument of a layer or call (``sampling=``, ``workspace_limit=``),
-2. the innermost :func:`use_sampling` context,
+2. the innermost :func:`flags` context,
 3. :func:`set_sampling`, :func:`set_workspace_limit`, :func:`set_benchmark_limit`,
    :func:`set_budget_ms`, :func:`set_new_shapes`,
 4. the environment, read when the package is imported: ``CUDNN_AUTOTUNE_SAMPLING``,
@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import EllipsisType
 from typing import Any, Literal, get_args
 
@@ -43,7 +44,7 @@ from cudnn_autotune.tuning import choice_log
 DEFAULT_SAMPLING = "auto"
 NewShapes = Literal["online", "neighbour", "tune"]
 NEW_SHAPES: tuple[NewShapes, ...] = get_args(NewShapes)
-"""What :func:`set_new_shapes` allows, the default first."""
+"""The values that :func:`set_new_shapes` allows, the default first."""
 _INT32_MAX = 2**31 - 1
 _budget_ms: float | None = None
 _new_shapes: NewShapes = NEW_SHAPES[0]
@@ -178,8 +179,8 @@ def set_new_shapes(new_shapes: NewShapes) -> None:
 
 
 @contextmanager
-def use_sampling(
-    mode: str | None = None,
+def flags(
+    sampling: str | None = None,
     *,
     workspace_limit: int | EllipsisType | None = ...,
     benchmark_limit: int | None = None,
@@ -187,14 +188,22 @@ def use_sampling(
     new_shapes: NewShapes | None = None,
 ) -> Iterator[None]:
     """Sets the given settings within a ``with`` block, and restores their former values after it.
-    Settings that are not given are not touched.
+
+    As ``torch.backends.cudnn.flags`` it holds for all threads of the process. A setting that is not
+    given stays as it is.
+
+    Args:
+        sampling: as :func:`set_sampling`.
+        workspace_limit: as :func:`set_workspace_limit`; None: no limit.
+        benchmark_limit: as :func:`set_benchmark_limit`; 0: all candidates.
+        budget_ms: as :func:`set_budget_ms`; None: the time that the mode takes.
+        new_shapes: as :func:`set_new_shapes`.
 
     Raises:
-        ValueError: an unknown mode, a negative limit, a budget of 0 or less, an unknown
-            ``new_shapes``.
+        ValueError: an argument is not allowed, as in the function that sets it; none is set then.
     """
     settings: tuple[tuple[Any, Any, Callable[[Any], Any], Any, Any], ...] = (
-        (mode, None, check_sampling, get_sampling, _C.set_sampling),
+        (sampling, None, check_sampling, get_sampling, _C.set_sampling),
         (workspace_limit, ..., check_workspace_limit, get_workspace_limit, set_workspace_limit),
         (benchmark_limit, None, _check_benchmark_limit, get_benchmark_limit, set_benchmark_limit),
         (budget_ms, ..., _check_budget_ms, get_budget_ms, set_budget_ms),
@@ -211,6 +220,13 @@ def use_sampling(
             stack.callback(setter, before)
             setter(value)
         yield
+
+
+def use_sampling(mode: str | None = None, **others: Any) -> AbstractContextManager[None]:
+    """The former name of :func:`flags`, whose first argument was called ``mode``."""
+    text = f"cudnn_autotune.{use_sampling.__name__} is now cudnn_autotune.flags"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return flags(mode, **others)
 
 
 def _plan_cache_limit(limit: int, argument: str) -> int:

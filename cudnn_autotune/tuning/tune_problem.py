@@ -20,7 +20,7 @@ from cudnn_autotune.timers.measuring import (
 )
 from cudnn_autotune.tuning import choice_log, new_sizes, settings
 from cudnn_autotune.tuning.pins import pinned
-from cudnn_autotune.tuning.remembering import searched_anew
+from cudnn_autotune.tuning.remembering import retuned
 
 
 def tune(
@@ -28,7 +28,7 @@ def tune(
     device: int,
     sampling: str,
     *,
-    anew: bool = False,
+    retune: bool = False,
     data: Operands | None = None,
 ) -> Decision:
     """Returns the decision for a problem on a CUDA device: a known one if it is final, else that of
@@ -37,7 +37,7 @@ def tune(
     Args:
         device: index of the CUDA device.
         sampling: the mode; the other settings are those of the process.
-        anew: search even if a decision is known.
+        retune: search even if a decision is known.
         data: the operands; None stands for random ones.
 
     Raises:
@@ -53,7 +53,7 @@ def tune(
         torch.cuda.device(device),
         flags_of(problem, "cuda"),
         new_sizes.always_searched(problem),
-        searched_anew(problem) if anew else nullcontext(),
+        retuned(problem) if retune else nullcontext(),
     ):
         run_operator(problem, data, sampling)
         torch.cuda.synchronize(device)

@@ -38,6 +38,16 @@ def test_the_documentation_lists_every_room() -> None:
     assert len(folders | modules) <= 12
 
 
+def test_the_files_that_it_names_are_there() -> None:
+    """A path begins at the checkout, the package, or a folder that a walk goes through."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    bases = (ROOT, PACKAGE, PACKAGE / "nn" / "models", PACKAGE / "engines" / "kernels")
+    named = re.findall(r"`([\w/]*)(?:\{([\w/,]+)\})?([\w/]*\.(?:py|pyi|cpp|h|cu|cuh))`", text)
+    names = [f"{head}{part}{tail}" for head, parts, tail in named for part in parts.split(",")]
+    assert len(names) > 50
+    assert [name for name in names if not any((base / name).exists() for base in bases)] == []
+
+
 def test_every_room_says_what_it_is_for() -> None:
     for room in rooms():
         module = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from subprocesses import python
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.cli.commands import audit_gpu
+from cudnn_autotune.cli.commands import audit
 from cudnn_autotune_cli import main
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -258,10 +258,10 @@ def test_what_was_measured_is_shown_where_it_cannot_be_kept(tmp_path: Path, opti
 
 def test_an_audit_of_a_gpu_goes_on_where_it_cannot_be_saved_for_now(tmp_path: Path) -> None:
     made, result = Record("gpu", settings={}, environment={}), list[str]()
-    audit_gpu._save(made, None, result.append)
-    audit_gpu._save(made, tmp_path / "x.json", result.append)
+    audit._save(made, None, result.append)
+    audit._save(made, tmp_path / "x.json", result.append)
     assert record_file.load(tmp_path / "x.json") == made
     assert not result
     (tmp_path / "file").write_text("not a folder")
-    audit_gpu._save(made, tmp_path / "file" / "x.json", result.append)
+    audit._save(made, tmp_path / "file" / "x.json", result.append)
     assert "--json: cannot write" in result[0]

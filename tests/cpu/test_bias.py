@@ -46,7 +46,7 @@ POINTWISE: dict[str, Any] = {
 @functools.cache
 def listed(problem: ca.ConvProblem, device: str = "h200") -> list[Candidate]:
     """Engine configs of cuDNN, of both kinds."""
-    return [c for c in ca.candidates(problem, device) if c.engine is not None]
+    return [c for c in ca.expert.candidates(problem, device) if c.engine is not None]
 
 
 def first(is_unfused: bool) -> Candidate:
@@ -97,15 +97,15 @@ def test_only_a_lone_bias_is_added_apart(epilogue: dict[str, Any]) -> None:
     problem = make("resnet_fp16_nhwc", **epilogue)
     assert not any(c.is_unfused for c in listed(problem))
     with pytest.raises(ca.CudnnError, match="unfused:eng0"):
-        ca.build_plan(problem, "unfused:eng0", "h200")
+        ca.expert.build_plan(problem, "unfused:eng0", "h200")
 
 
 @pytest.mark.parametrize("is_unfused", [True, False])
 def test_a_config_is_built_from_its_text(is_unfused: bool) -> None:
     one = first(is_unfused)
-    plan = ca.build_plan(BIASED, one.text, "h200")
+    plan = ca.expert.build_plan(BIASED, one.text, "h200")
     assert (plan.text, plan.workspace_bytes) == (one.text, one.workspace_bytes)
-    assert ca.parse_engine_text(one.text) == (one.engine, one.knobs)
+    assert ca.expert.parse_engine_text(one.text) == (one.engine, one.knobs)
     assert one.text.startswith(one.engine_name)
     assert one.engine_name == ("unfused:" if is_unfused else "") + f"eng{one.engine}"
 
@@ -113,11 +113,11 @@ def test_a_config_is_built_from_its_text(is_unfused: bool) -> None:
 @pytest.mark.parametrize("text", ["unfused:", "unfused:aten", "unfused", "unfused:unfused:eng0"])
 def test_a_malformed_text_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=f"'{text}' does not parse"):
-        ca.parse_engine_text(text)
+        ca.expert.parse_engine_text(text)
 
 
 def test_limits_hold_for_both_kinds() -> None:
-    small = ca.candidates(BIASED, "h200", workspace_limit=0)
+    small = ca.expert.candidates(BIASED, "h200", workspace_limit=0)
     assert {c.is_unfused for c in small} == {True, False}
     assert all(c.workspace_bytes == 0 for c in small)
     exact = make("forum_fp32_nchw", bias=True, allow_tf32=False)
@@ -144,7 +144,7 @@ def test_another_kernel_of_an_unfused_engine_is_unfused() -> None:
     )
     found = other_kernels([compiled])
     assert found
-    assert all(c.text == f"unfused:{ca.engine_text(78, c.knobs)}" for c in found)
+    assert all(c.text == f"unfused:{ca.expert.engine_text(78, c.knobs)}" for c in found)
 
 
 # The matrix product

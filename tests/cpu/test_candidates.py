@@ -21,9 +21,11 @@ MODES = ("A", "B", "FALLBACK")
 
 
 @functools.cache
-def offered(name: str, op: str, gpu: str) -> tuple[ca.Candidate, ...]:
+def offered(name: str, op: str, gpu: str) -> tuple[ca.expert.Candidate, ...]:
     """Engine configs of cuDNN; implementations have tests of their own."""
-    return tuple(c for c in ca.candidates(make(name, op), device=gpu) if c.engine is not None)
+    return tuple(
+        c for c in ca.expert.candidates(make(name, op), device=gpu) if c.engine is not None
+    )
 
 
 @pytest.fixture(params=SHIPPED_GPUS)
@@ -58,8 +60,8 @@ def test_candidates_are_distinct_ranked_and_described(name: str, op: str, gpu: s
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_texts_round_trip(name: str, op: str, gpu: str) -> None:
     for c in offered(name, op, gpu):
-        assert ca.parse_engine_text(c.text) == (c.engine, c.knobs)
-        assert ca.engine_text(c.engine, c.knobs) == c.text
+        assert ca.expert.parse_engine_text(c.text) == (c.engine, c.knobs)
+        assert ca.expert.engine_text(c.engine, c.knobs) == c.text
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -81,7 +83,7 @@ def test_plans_rebuild_from_their_text(op: str, gpu_name: str) -> None:
     built = 0
     for c in found:
         try:
-            plan = ca.build_plan(problem, c.text, device=gpu_name)
+            plan = ca.expert.build_plan(problem, c.text, device=gpu_name)
         except ca.CudnnError:
             continue
         built += 1
@@ -94,7 +96,7 @@ def test_plans_rebuild_from_their_text(op: str, gpu_name: str) -> None:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_first_choice_builds_everywhere(name: str, op: str, gpu: str) -> None:
     first = offered(name, op, gpu)[0]
-    plan = ca.build_plan(make(name, op), first.text, device=gpu)
+    plan = ca.expert.build_plan(make(name, op), first.text, device=gpu)
     assert (plan.text, plan.workspace_bytes) == (first.text, first.workspace_bytes)
 
 
@@ -114,18 +116,18 @@ def test_a_large_dilation_of_one_element() -> None:
     """cuDNN 9.19 divides by zero there, which would end this process."""
     shapes = {"input_shape": (8, 16, 32), "weight_shape": (16, 16, 1), "stride": 3, "padding": 2}
     problem = ca.ConvProblem("dgrad", **shapes, dilation=2**31 - 1, dtype=torch.float16)
-    assert ca.candidates(problem, device="h200")
+    assert ca.expert.candidates(problem, device="h200")
 
 
 def test_asking_twice_gives_the_same_list() -> None:
     problem = make("resnet_fp16_nhwc", "wgrad")
-    assert ca.candidates(problem, device="l4") == ca.candidates(problem, device="l4")
+    assert ca.expert.candidates(problem, device="l4") == ca.expert.candidates(problem, device="l4")
 
 
 def test_several_threads_may_use_a_search() -> None:
     """As while candidates are built in the background."""
     problem = make("resnet_fp16_nhwc", bias=True)
-    texts = [c.text for c in ca.candidates(problem, device="h200")]
+    texts = [c.text for c in ca.expert.candidates(problem, device="h200")]
     search = open_search(problem, "h200")
     with ThreadPoolExecutor(6) as threads:
         building = threads.submit(search.build_many, texts, 2)
@@ -144,11 +146,11 @@ def test_a_path_is_a_device(tmp_path: Path) -> None:
     problem = make("resnet_fp16_nhwc")
     expected = [c.text for c in offered("resnet_fp16_nhwc", "fprop", "l4")]
     for path in (copy, str(copy)):
-        assert [c.text for c in ca.candidates(problem, device=path)] == expected
+        assert [c.text for c in ca.expert.candidates(problem, device=path)] == expected
     # The file's contents count, not its name.
     as_t4 = tmp_path / "l4.json"
     as_t4.write_text((shipped.parent / "t4.json").read_text())
-    assert [c.text for c in ca.candidates(problem, device=str(as_t4))] == [
+    assert [c.text for c in ca.expert.candidates(problem, device=str(as_t4))] == [
         c.text for c in offered("resnet_fp16_nhwc", "fprop", "t4")
     ]
 
@@ -161,7 +163,7 @@ def test_a_text_of_another_gpu_does_not_build_silently() -> None:
     ]
     assert only_hopper
     with pytest.raises(ca.CudnnError) as error:
-        ca.build_plan(problem, only_hopper[0], device="t4")
+        ca.expert.build_plan(problem, only_hopper[0], device="t4")
     message = str(error.value)
     assert "cudnn" in message.lower()
     assert "STATUS" in message.upper()
@@ -173,7 +175,7 @@ def test_a_text_of_another_gpu_does_not_build_silently() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_the_other_dtypes_have_candidates(op: str, dtype: torch.dtype) -> None:
     problem = make("resnet_fp16_nhwc", op, dtype=dtype)
-    assert ca.candidates(problem, device="h200")
+    assert ca.expert.candidates(problem, device="h200")
 
 
 FEW_THREADS = """

@@ -308,10 +308,10 @@ class Together:
         calls: Mapping[ConvProblem, int],
         mode: str,
         budget_s: float | None,
-        anew: bool,
+        retune: bool,
         report: Callable[[Progress], None],
     ) -> list[Decision]:
-        self.asked.append((list(calls.values()), mode, budget_s, anew))
+        self.asked.append((list(calls.values()), mode, budget_s, retune))
         made = []
         for problem in calls:
             report(Progress(len(made), len(calls), 0.01))

@@ -83,7 +83,7 @@ def test_auto_compiles_what_pytorch_times_and_one_kernel_of_an_engine() -> None:
     with compiling([(PROBLEM, "h200", "auto", None)]):
         finish()
         found = built(PROBLEM)
-    every = ca.candidates(PROBLEM, device="h200")
+    every = ca.expert.candidates(PROBLEM, device="h200")
     engines = {candidate.engine for candidate in every}
     assert 10 <= len(found) <= 10 + len(engines) < len(every)
 
@@ -95,7 +95,7 @@ def test_modes_that_compile_otherwise_are_left_alone(sampling: str) -> None:
 
 
 def test_a_budget_is_the_searchs_own() -> None:
-    with ca.use_sampling("race", budget_ms=100.0):
+    with ca.flags("race", budget_ms=100.0):
         start(PROBLEM, "h200", "", None)
     assert take(PROBLEM, "h200") == {}
 

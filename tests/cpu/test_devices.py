@@ -166,11 +166,11 @@ def test_a_file_of_an_older_cudnn(properties: dict[str, Any], tmp_path: Path) ->
     assert devices.newer_fields_missing(devices.load("l4")) == []
     problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
     try:
-        found: object = ca.candidates(problem, device=path)
+        found: object = ca.expert.candidates(problem, device=path)
     except ValueError as error:
         found = str(error)
     is_refused = isinstance(found, str) and "lack memoryBusWidth" in found
-    assert is_refused or found == ca.candidates(problem, device="l4")
+    assert is_refused or found == ca.expert.candidates(problem, device="l4")
 
 
 @pytest.mark.search
@@ -182,7 +182,7 @@ def test_a_missing_driver_is_said_once(
     configs._driver_is_found.cache_clear()
     problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
     for device in ("l4", "l4", "t4"):
-        assert ca.candidates(problem, device=device)
+        assert ca.expert.candidates(problem, device=device)
     (record,) = caplog.records
     assert "libno-such-driver.so.1 is missing" in record.getMessage()
     assert "compiles at run time" in record.getMessage()
@@ -195,7 +195,7 @@ def test_the_longest_name(fill: str, properties: dict[str, Any], tmp_path: Path)
     """cuDNN 9.19 writes past its 256 bytes for it."""
     path = write(tmp_path, json.dumps({**properties, "deviceName": fill}))
     problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
-    assert ca.candidates(problem, device=path) == ca.candidates(problem, device="l4")
+    assert ca.expert.candidates(problem, device=path) == ca.expert.candidates(problem, device="l4")
 
 
 def test_a_field_that_comes_twice(properties: dict[str, Any], tmp_path: Path) -> None:

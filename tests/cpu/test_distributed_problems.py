@@ -179,7 +179,7 @@ def test_parameters_are_not_updated_by_hooks_on_their_gradients() -> None:
 
 def test_the_problems_that_a_call_asks_for() -> None:
     model = cases.Asking(5)
-    with ca.use_sampling("race"):
+    with ca.flags("race"):
         model(torch.ones(1))  # what was chosen before is found as well
     for _ in range(2):
         assert problems_of(model, torch.ones(1)) == cases.problems(5)
@@ -358,7 +358,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="timeout_s must be a time in seconds above 0, got 0"):
         tune(ca.Conv2d(3, 4, 3), x, timeout_s=0)
     with (
-        ca.use_sampling("online"),
+        ca.flags("online"),
         pytest.raises(ValueError, match="sampling must be a mode that decides at once"),
     ):
         tune(ca.Conv2d(3, 4, 3), x)

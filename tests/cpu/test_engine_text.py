@@ -34,9 +34,9 @@ knob_sets = st.dictionaries(st.sampled_from(KNOB_NAMES), st.integers(0, 2**31), 
 
 @given(engines, knob_sets)
 def test_round_trip(engine: int, knobs: dict[str, int]) -> None:
-    text = ca.engine_text(engine, knobs)
-    assert ca.parse_engine_text(text) == (engine, knobs)
-    assert ca.engine_text(*ca.parse_engine_text(text)) == text
+    text = ca.expert.engine_text(engine, knobs)
+    assert ca.expert.parse_engine_text(text) == (engine, knobs)
+    assert ca.expert.engine_text(*ca.expert.parse_engine_text(text)) == text
 
 
 @given(engines, knob_sets, st.randoms())
@@ -45,7 +45,7 @@ def test_the_order_of_knobs_says_nothing(
 ) -> None:
     shuffled = list(knobs.items())
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert ca.engine_text(engine, dict(shuffled)) == ca.engine_text(engine, knobs)
+    assert ca.expert.engine_text(engine, dict(shuffled)) == ca.expert.engine_text(engine, knobs)
 
 
 @given(engines, knob_sets, engines, knob_sets)
@@ -53,13 +53,15 @@ def test_texts_are_equal_only_for_equal_configs(
     engine: int, knobs: dict[str, int], other_engine: int, other_knobs: dict[str, int]
 ) -> None:
     same = (engine, knobs) == (other_engine, other_knobs)
-    texts_same = ca.engine_text(engine, knobs) == ca.engine_text(other_engine, other_knobs)
+    texts_same = ca.expert.engine_text(engine, knobs) == ca.expert.engine_text(
+        other_engine, other_knobs
+    )
     assert same == texts_same
 
 
 def test_the_form_is_the_documented_one() -> None:
-    assert ca.engine_text(0, {}) == "eng0"
-    assert ca.parse_engine_text("eng67:KERNEL_CFG=3,WORKSPACE=0") == (
+    assert ca.expert.engine_text(0, {}) == "eng0"
+    assert ca.expert.parse_engine_text("eng67:KERNEL_CFG=3,WORKSPACE=0") == (
         67,
         {"KERNEL_CFG": 3, "WORKSPACE": 0},
     )
@@ -98,22 +100,22 @@ def test_the_form_is_the_documented_one() -> None:
 )
 def test_malformed_texts_are_named(text: str) -> None:
     with pytest.raises(ValueError) as error:
-        ca.parse_engine_text(text)
+        ca.expert.parse_engine_text(text)
     assert text.strip("\0\n ") in str(error.value)
 
 
 @given(st.text(max_size=30) | st.text("eng0123456789:=,KERNEL_CFGWORKSPA-", max_size=40))
 def test_any_text_is_read_exactly_or_refused(text: str) -> None:
     try:
-        engine, knobs = ca.parse_engine_text(text)
+        engine, knobs = ca.expert.parse_engine_text(text)
     except ValueError:
         return
-    again = ca.engine_text(engine, knobs)
-    assert ca.parse_engine_text(again) == (engine, knobs)
+    again = ca.expert.engine_text(engine, knobs)
+    assert ca.expert.parse_engine_text(again) == (engine, knobs)
 
 
 @pytest.mark.search
 def test_a_malformed_text_is_refused_where_a_plan_is_built() -> None:
     problem = ca.ConvProblem("fprop", input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
     with pytest.raises(ValueError, match="engine 67"):
-        ca.build_plan(problem, "engine 67", device="h200")
+        ca.expert.build_plan(problem, "engine 67", device="h200")

@@ -48,7 +48,7 @@ def test_negative_workspace_limit_in_a_call(input: torch.Tensor, weight: torch.T
 @pytest.mark.parametrize("device", ["h300", "", "H200!", "tpu", "cpu", torch.device("cpu"), 1.5])
 def test_unknown_devices_are_named_with_the_allowed(device: object) -> None:
     with pytest.raises((ValueError, TypeError)) as error:
-        ca.candidates(make("grouped_fp16"), device=device)  # type: ignore[arg-type]
+        ca.expert.candidates(make("grouped_fp16"), device=device)  # type: ignore[arg-type]
     message = str(error.value)
     assert "device" in message
     assert all(name in message for name in SHIPPED_GPUS)
@@ -59,7 +59,7 @@ def test_unknown_devices_are_named_with_the_allowed(device: object) -> None:
 @pytest.mark.parametrize("device", ["cuda", 0, torch.device("cuda:0")], ids=str)
 def test_no_gpu_to_ask(device: object) -> None:
     with pytest.raises((ValueError, RuntimeError)) as error:
-        ca.candidates(make("grouped_fp16"), device=device)  # type: ignore[arg-type]
+        ca.expert.candidates(make("grouped_fp16"), device=device)  # type: ignore[arg-type]
     message = str(error.value)
     assert "device" in message
     assert "GPU" in message
@@ -70,7 +70,7 @@ def test_no_gpu_to_ask(device: object) -> None:
 def test_a_missing_property_file(tmp_path: Path) -> None:
     path = tmp_path / "absent.json"
     with pytest.raises((ValueError, OSError), match=r"absent.json"):
-        ca.candidates(make("grouped_fp16"), device=str(path))
+        ca.expert.candidates(make("grouped_fp16"), device=str(path))
 
 
 @pytest.mark.search
@@ -81,7 +81,7 @@ def test_a_broken_property_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"broken.json"):
-        ca.candidates(make("grouped_fp16"), device=str(path))
+        ca.expert.candidates(make("grouped_fp16"), device=str(path))
 
 
 @pytest.mark.search
@@ -92,14 +92,14 @@ def test_a_property_file_that_lacks_a_field(tmp_path: Path, key: str) -> None:
     path = tmp_path / "partial.json"
     path.write_text(json.dumps(properties))
     with pytest.raises(ValueError, match=r"partial.json"):
-        ca.candidates(make("grouped_fp16"), device=str(path))
+        ca.expert.candidates(make("grouped_fp16"), device=str(path))
 
 
 @pytest.mark.search
 @pytest.mark.parametrize("limit", [-1, -(1 << 33)])
 def test_negative_workspace_limit_in_a_search(limit: int) -> None:
     with pytest.raises(ValueError, match="workspace_limit"):
-        ca.candidates(make("grouped_fp16"), device="l4", workspace_limit=limit)
+        ca.expert.candidates(make("grouped_fp16"), device="l4", workspace_limit=limit)
 
 
 @pytest.mark.search
@@ -110,7 +110,7 @@ def test_configs_that_do_not_exist(text: str) -> None:
     """A well-formed text that cuDNN refuses: the call, the status and the problem."""
     problem = make("resnet_fp16_nhwc")
     with pytest.raises(ca.CudnnError) as error:
-        ca.build_plan(problem, text, device="h200")
+        ca.expert.build_plan(problem, text, device="h200")
     message = str(error.value)
     assert problem.text in message
     assert text in message
@@ -131,19 +131,25 @@ class Mode:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ca.candidates("x"), "problem must be a ConvProblem, got 'x'"),
-        (lambda: ca.build_plan(7, "eng0"), "problem must be a ConvProblem, got 7"),
-        (lambda: ca.build_plan(PROBLEM, 5, "h200"), "engine_text must be a text, got 5"),
-        (lambda: ca.parse_engine_text(None), "text must be a text, got None"),
-        (lambda: ca.engine_text("eng0", {}), "engine must be an int, got 'eng0'"),
-        (lambda: ca.engine_text(0, ["A"]), "knobs must be a mapping of names to ints"),
-        (lambda: ca.engine_text(0, {"A": "b"}), "knobs must be a mapping of names to ints"),
-        (lambda: ca.execute("x", "eng0", TENSOR, TENSOR), "problem must be a ConvProblem"),
-        (lambda: ca.execute(PROBLEM, 0, TENSOR, TENSOR), "engine_text must be a text, got 0"),
-        (lambda: ca.execute(PROBLEM, "eng0", TENSOR, [1.0]), r"b must be a tensor, got \[1.0\]"),
-        (lambda: ca.measure("x", ["eng0"]), "problem must be a ConvProblem"),
-        (lambda: ca.measure(PROBLEM, "eng0"), "texts must be a list of .*, got 'eng0'"),
-        (lambda: ca.measure(PROBLEM, [5]), "each of texts must be a text, got 5"),
+        (lambda: ca.expert.candidates("x"), "problem must be a ConvProblem, got 'x'"),
+        (lambda: ca.expert.build_plan(7, "eng0"), "problem must be a ConvProblem, got 7"),
+        (lambda: ca.expert.build_plan(PROBLEM, 5, "h200"), "engine_text must be a text, got 5"),
+        (lambda: ca.expert.parse_engine_text(None), "text must be a text, got None"),
+        (lambda: ca.expert.engine_text("eng0", {}), "engine must be an int, got 'eng0'"),
+        (lambda: ca.expert.engine_text(0, ["A"]), "knobs must be a mapping of names to ints"),
+        (lambda: ca.expert.engine_text(0, {"A": "b"}), "knobs must be a mapping of names to ints"),
+        (lambda: ca.expert.execute("x", "eng0", TENSOR, TENSOR), "problem must be a ConvProblem"),
+        (
+            lambda: ca.expert.execute(PROBLEM, 0, TENSOR, TENSOR),
+            "engine_text must be a text, got 0",
+        ),
+        (
+            lambda: ca.expert.execute(PROBLEM, "eng0", TENSOR, [1.0]),
+            r"b must be a tensor, got \[1.0\]",
+        ),
+        (lambda: ca.expert.measure("x", ["eng0"]), "problem must be a ConvProblem"),
+        (lambda: ca.expert.measure(PROBLEM, "eng0"), "texts must be a list of .*, got 'eng0'"),
+        (lambda: ca.expert.measure(PROBLEM, [5]), "each of texts must be a text, got 5"),
         (lambda: ca.pin("x", "eng0"), "problem must be a ConvProblem"),
         (lambda: ca.pin(PROBLEM, 5), "engine_text must be a text"),
         (lambda: sampling.register(object()), "strategy must have a name and a method select"),
@@ -192,8 +198,14 @@ def test_what_a_store_does_not_take_is_named(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ca.measure(PROBLEM, ["eng0"], rounds="3"), "rounds must be an int .*, got '3'"),
-        (lambda: ca.measure(PROBLEM, ["eng0"], target_ms=None), "target_ms must be a finite"),
+        (
+            lambda: ca.expert.measure(PROBLEM, ["eng0"], rounds="3"),
+            "rounds must be an int .*, got '3'",
+        ),
+        (
+            lambda: ca.expert.measure(PROBLEM, ["eng0"], target_ms=None),
+            "target_ms must be a finite",
+        ),
         (lambda: sampling.get("fastest"), "sampling must be one of .*, got 'fastest'"),
     ],
 )
@@ -206,17 +218,17 @@ def test_what_is_out_of_range_is_named(call: Callable[[], object], message: str)
 def test_an_error_leaves_the_library_usable() -> None:
     """cuDNN keeps a last-error string per thread; ours must not trip over it."""
     problem = make("resnet_fp16_nhwc")
-    good = ca.candidates(problem, device="h200")[0].text
+    good = ca.expert.candidates(problem, device="h200")[0].text
     for _ in range(3):
         with pytest.raises(ca.CudnnError):
-            ca.build_plan(problem, "eng99999", device="h200")
-        assert ca.build_plan(problem, good, device="h200").text == good
+            ca.expert.build_plan(problem, "eng99999", device="h200")
+        assert ca.expert.build_plan(problem, good, device="h200").text == good
 
 
 @pytest.mark.skipif(extension_available(), reason="there is a cuDNN to search")
 def test_without_cudnn_a_search_says_so() -> None:
     with pytest.raises(RuntimeError, match="CUDA"):
-        ca.candidates(make("grouped_fp16"), device="h200")
+        ca.expert.candidates(make("grouped_fp16"), device="h200")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cudnn_autotune.audit import record_file, report
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, PEAKS, Oracle, Pick, Record, Truth
 from cudnn_autotune.cli import gpu_peaks, wording
-from cudnn_autotune.cli.farthest import far, farthest
+from cudnn_autotune.cli.gpu_peaks import far, farthest
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.engines import roofline

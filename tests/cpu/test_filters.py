@@ -15,12 +15,12 @@ from cudnn_autotune import _C
 
 pytestmark = pytest.mark.search
 
-Rule = Callable[[ca.Candidate], bool]
+Rule = Callable[[ca.expert.Candidate], bool]
 
 
 @functools.cache
-def unfiltered(problem: ca.ConvProblem, gpu: str) -> tuple[ca.Candidate, ...]:
-    return tuple(ca.candidates(problem, device=gpu, filtered=False))
+def unfiltered(problem: ca.ConvProblem, gpu: str) -> tuple[ca.expert.Candidate, ...]:
+    return tuple(ca.expert.candidates(problem, device=gpu, filtered=False))
 
 
 def pool(**changes: object) -> list[ca.ConvProblem]:
@@ -35,7 +35,7 @@ SEEN_WITH = 91900
 def removed(problem: ca.ConvProblem, gpu: str, forbidden: Rule) -> int:
     """Assert that exactly the forbidden candidates are gone, in order; how many those are."""
     everything = unfiltered(problem, gpu)
-    left = ca.candidates(problem, device=gpu)
+    left = ca.expert.candidates(problem, device=gpu)
     assert not any(forbidden(c) for c in left), problem.text
     assert [c.text for c in left if c.engine not in ERRATA_ENGINES] == [
         c.text for c in everything if not forbidden(c) and c.engine not in ERRATA_ENGINES
@@ -43,7 +43,7 @@ def removed(problem: ca.ConvProblem, gpu: str, forbidden: Rule) -> int:
     return sum(forbidden(c) for c in everything)
 
 
-def always(c: ca.Candidate) -> bool:
+def always(c: ca.expert.Candidate) -> bool:
     """PyTorch never takes these, whatever the flags."""
     return "DOWN_CONVERT_INPUTS" in c.notes
 
@@ -60,7 +60,7 @@ def test_engines_that_ignore_the_far_padding_are_left_out(padding: tuple[int, ..
     """Engines 1 and 20 of wgrad pad after as they do before."""
     problem = make("resnet_fp16_nhwc", "wgrad", padding=padding)
     everything = {c.engine for c in unfiltered(problem, "h200")}
-    left = {c.engine for c in ca.candidates(problem, device="h200")}
+    left = {c.engine for c in ca.expert.candidates(problem, device="h200")}
     assert everything & {1, 20}
     goes = _C.cudnn_runtime_version() >= SEEN_WITH and padding != (1, 1, 1, 1)
     assert everything - left == (everything & {1, 20} if goes else set())
@@ -129,7 +129,7 @@ def test_the_installed_cudnns_wrong_engines_are_left_out() -> None:
     for op, engine, changes in ERRATA:
         problem = make("resnet_fp16_nhwc", op, **changes)
         everything = {c.engine for c in unfiltered(problem, "h100")}
-        left = {c.engine for c in ca.candidates(problem, device="h100")}
+        left = {c.engine for c in ca.expert.candidates(problem, device="h100")}
         if _C.cudnn_runtime_version() >= SEEN_WITH:
             assert engine not in left, problem.text
         if engine in everything:
@@ -210,7 +210,7 @@ def test_fp32_without_tf32_leaves_no_tensor_core_engine() -> None:
 def test_tf32_says_nothing_about_half_precision() -> None:
     for op in OPS:
         with_tf32, without = (
-            ca.candidates(make("resnet_fp16_nhwc", op, allow_tf32=allow), device="h200")
+            ca.expert.candidates(make("resnet_fp16_nhwc", op, allow_tf32=allow), device="h200")
             for allow in (True, False)
         )
         assert [c.text for c in with_tf32] == [c.text for c in without]
@@ -233,11 +233,11 @@ def test_full_precision_reductions_leave_no_reduced_one() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_workspace_limit(op: str) -> None:
     problem = make("resnet_fp16_nhwc", op)
-    everything = ca.candidates(problem, device="h200")
+    everything = ca.expert.candidates(problem, device="h200")
     sizes = sorted({c.workspace_bytes for c in everything})
     assert len(sizes) > 1, "every candidate wants the same workspace: the limit is not tested"
     for limit in (0, sizes[0], sizes[-1] - 1, sizes[-1], None):
-        left = ca.candidates(problem, device="h200", workspace_limit=limit)
+        left = ca.expert.candidates(problem, device="h200", workspace_limit=limit)
         assert [c.text for c in left] == [
             c.text for c in everything if limit is None or c.workspace_bytes <= limit
         ]
@@ -245,6 +245,6 @@ def test_workspace_limit(op: str) -> None:
 
 def test_ranks_stay_dense_after_filtering() -> None:
     problem = make("forum_fp32_nchw", "wgrad", allow_tf32=False, deterministic=True)
-    left = ca.candidates(problem, device="h200", workspace_limit=0)
+    left = ca.expert.candidates(problem, device="h200", workspace_limit=0)
     assert [c.rank for c in left] == list(range(len(left)))
     assert len(left) < len(unfiltered(problem, "h200"))

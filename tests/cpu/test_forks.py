@@ -40,7 +40,7 @@ def asked() -> None:
     assert PROBLEM not in ca.pins()
     pins.pinned(PROBLEM)
     remembering.find(PROBLEM, "auto", None, 0, 0)
-    with remembering.searched_anew(PROBLEM):
+    with remembering.retuned(PROBLEM):
         pass
     registry.registered()
     kept_plans.counts()

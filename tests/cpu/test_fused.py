@@ -146,10 +146,10 @@ def test_cudnn_lists_engines_of_fused_problems(name: str, epilogue: dict[str, ob
     """Those that are compiled at run time need the driver, which a property file does not bring."""
     epilogue = epilogue | ({"activation": "relu"} if "activation" in epilogue else {})
     problem = problem_of(**epilogue)
-    engines = {c.engine for c in ca.candidates(problem, device=name)}
+    engines = {c.engine for c in ca.expert.candidates(problem, device=name)}
     assert engines
     unfused = problem_of()
-    assert engines != {c.engine for c in ca.candidates(unfused, device=name)}
+    assert engines != {c.engine for c in ca.expert.candidates(unfused, device=name)}
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)

@@ -44,7 +44,7 @@ POINTWISE = ca.ConvProblem("fprop", (2, 16, 6, 5), (8, 16, 1, 1), **HALF_LAST)
 H200 = Gpu((9, 0), 132, 232448, 62914560, "h200")
 
 
-def texts(candidates: Sequence[ca.Candidate]) -> list[str]:
+def texts(candidates: Sequence[ca.expert.Candidate]) -> list[str]:
     return [c.text for c in candidates]
 
 
@@ -217,16 +217,16 @@ def test_one_that_fails_to_answer_is_left_out_and_named_once(
 @pytest.mark.search
 def test_candidates_lists_offers_behind_cudnns() -> None:
     with registered():
-        cudnns = ca.candidates(POINTWISE, "h200")
+        cudnns = ca.expert.candidates(POINTWISE, "h200")
     with registered(Fixed(given=(Offer("", 10),))):
-        assert texts(ca.candidates(POINTWISE, "h200")) == [*texts(cudnns), "fixed@1"]
-        assert "fixed@1" not in texts(ca.candidates(POINTWISE, "h200", workspace_limit=9))
+        assert texts(ca.expert.candidates(POINTWISE, "h200")) == [*texts(cudnns), "fixed@1"]
+        assert "fixed@1" not in texts(ca.expert.candidates(POINTWISE, "h200", workspace_limit=9))
 
 
 # The lists of modes
 
 
-def queried(problem: ca.ConvProblem, *nearby: ca.Candidate) -> QueriedCandidates:
+def queried(problem: ca.ConvProblem, *nearby: ca.expert.Candidate) -> QueriedCandidates:
     search = open_search(problem, "h200")
     return QueriedCandidates(search, problem, operands(problem, "cpu"), None, nearby, H200)
 

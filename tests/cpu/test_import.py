@@ -51,7 +51,7 @@ def test_searching_for_an_absent_gpu_initialises_no_cuda() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         pytest.skip("an earlier test has used the GPU that is here")
     problem = ca.ConvProblem("fprop", input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
-    assert ca.candidates(problem, device="l4")
+    assert ca.expert.candidates(problem, device="l4")
     assert not torch.cuda.is_initialized()
 
 

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def texts(count: int = 3) -> list[str]:
-    return [c.text for c in ca.candidates(PROBLEM, device="h200")[:count]]
+    return [c.text for c in ca.expert.candidates(PROBLEM, device="h200")[:count]]
 
 
 def build(text: str, problem: ca.ConvProblem = PROBLEM, device: str = "h200") -> _C.Plan:

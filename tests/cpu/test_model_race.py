@@ -380,7 +380,7 @@ def test_what_cannot_be_tuned_is_said() -> None:
         ca.tune("resnet50", x)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="train must be a bool, got str"):
         ca.tune(layer, x, train="yes")  # type: ignore[arg-type]
-    with ca.use_sampling("online"), pytest.raises(ValueError, match="decides in later calls"):
+    with ca.flags("online"), pytest.raises(ValueError, match="decides in later calls"):
         ca.tune(layer, x)
 
 

@@ -451,7 +451,7 @@ def test_tune_decides_anew_what_was_not_measured(searches: list[str]) -> None:
     before = choice_log.generation(NEW)
     ca.set_new_shapes("neighbour")
     assert choice_log.generation(NEW) == before
-    with ca.use_sampling(new_shapes="tune"):
+    with ca.flags(new_shapes="tune"):
         assert ca.get_new_shapes() == "tune"
         assert choice_log.generation(NEW) > before
         assert [c.origin for c in ca.choices()] == ["tuned"] * 4
@@ -611,7 +611,7 @@ def test_a_bad_value_names_what_is_allowed(bad: Any) -> None:
     if bad is not None:
         with (
             pytest.raises(ValueError, match="new_shapes must be one of"),
-            ca.use_sampling("race", new_shapes=bad),
+            ca.flags("race", new_shapes=bad),
         ):
             pass
     assert (ca.get_new_shapes(), ca.get_sampling()) == ("online", "auto")

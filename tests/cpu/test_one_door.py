@@ -81,7 +81,7 @@ def test_each_of_two_layers_keeps_its_own() -> None:
 def test_a_layer_without_arguments_is_served_by_the_settings_of_its_forward() -> None:
     made = layer("Conv2d")
     with Watched() as watched:
-        with ca.use_sampling("race"):
+        with ca.flags("race"):
             y = made(input_of("Conv2d"))
         y.sum().backward()
     assert watched.policies == [("", -1), ("race", -1)]

@@ -80,7 +80,7 @@ ca.Conv2d(3, 8, 3, sampling=3)  # wrong: sampling
 ca.set_sampling("a registered mode")
 ca.set_new_shapes("tune")
 ca.set_new_shapes("nearest")  # wrong: set_new_shapes
-with ca.use_sampling("auto", budget_ms=None, new_shapes="online"):
+with ca.flags("auto", budget_ms=None, new_shapes="online"):
     ca.set_store(mode="read")
     ca.set_store(mode="write")  # wrong: mode
 ca.convert(conv, memory_format="auto")
@@ -88,8 +88,8 @@ problem = ca.ConvProblem("fprop", (1, 3, 8, 8), (8, 3, 3, 3), padding="same", ac
 ca.ConvProblem("forward", (1, 3, 8, 8), (8, 3, 3, 3))  # wrong: ConvProblem
 ca.ConvProblem("fprop", (1, 3, 8, 8), (8, 3, 3, 3), padding="full")  # wrong: padding
 ca.ConvProblem("fprop", (1, 3, 8, 8), (8, 3, 3, 3), activation="tanh")  # wrong: activation
-ca.measure(problem, ["aten"], cache="warm")  # wrong: cache
-times: dict[str, list[float]] = ca.measure(problem, ["aten"])
+ca.expert.measure(problem, ["aten"], cache="warm")  # wrong: cache
+times: dict[str, list[float]] = ca.expert.measure(problem, ["aten"])
 mode: int = ca.get_new_shapes()  # wrong: Literal
 """
 

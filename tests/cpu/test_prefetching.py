@@ -50,8 +50,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @functools.cache
-def candidates() -> list[ca.Candidate]:
-    found = ca.candidates(PROBLEM, device="h200")
+def candidates() -> list[ca.expert.Candidate]:
+    found = ca.expert.candidates(PROBLEM, device="h200")
     # Those of an H200 that is here would be compiled.
     return [replace(c, behavior_notes=("RUNTIME_COMPILATION",)) for c in found]
 
@@ -72,7 +72,9 @@ def of_size(number: int) -> ca.ConvProblem:
     return make("resnet_fp16_nhwc", input_shape=(1 + number, 64, 56, 56))
 
 
-def decision(problem: ca.ConvProblem, candidate: ca.Candidate, mode: str = "race") -> Decision:
+def decision(
+    problem: ca.ConvProblem, candidate: ca.expert.Candidate, mode: str = "race"
+) -> Decision:
     selection = Selection((Measurement(candidate, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
     return Decision(problem, mode, 0, None, selection, 1e-4)
 
@@ -168,7 +170,7 @@ def served(known: Choice, limit: int = -1) -> _C.Plan:
     return serving.built(known, known.problem.native(), limit, search)
 
 
-def choice(candidate: ca.Candidate, problem: ca.ConvProblem = PROBLEM) -> Choice:
+def choice(candidate: ca.expert.Candidate, problem: ca.ConvProblem = PROBLEM) -> Choice:
     return Choice(decision(problem, candidate), GPU, "store")  # type: ignore[arg-type]
 
 

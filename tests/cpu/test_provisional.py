@@ -61,7 +61,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return free
 
 
-def ranking(*candidates: ca.Candidate) -> Selection:
+def ranking(*candidates: ca.expert.Candidate) -> Selection:
     entries = tuple(Measurement(c, 1.0 + i, 9) for i, c in enumerate(candidates))
     return Selection(entries, 9 * len(entries), Evidence("fastest"))
 
@@ -323,7 +323,7 @@ def test_what_another_program_has_stored_all_the_same_is_no_decision(store: ca.S
 
 def test_to_tune_a_model_looks_at_it_again(data: Operands) -> None:
     ask(data, SHORT, ranking(MATMUL, ATEN))
-    searches = GpuSearches(0, "race", anew=False)
+    searches = GpuSearches(0, "race", retune=False)
     assert searches.earlier(PROBLEM) == made().decision
     assert searches.known(PROBLEM) is None
 
@@ -335,7 +335,7 @@ def test_what_a_models_race_decided_provisionally_is_raced_again(
     selection = ranking(MATMUL, ATEN)
     remarks = (model_race._TOGETHER,)
     ask(data, lacks, replace(selection, evidence=replace(selection.evidence, remarks=remarks)))
-    searches = GpuSearches(0, "race", anew=False)
+    searches = GpuSearches(0, "race", retune=False)
     assert searches.known(PROBLEM) == (None if lacks else made().decision)
 
 

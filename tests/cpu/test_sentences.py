@@ -15,8 +15,12 @@ import pytest
 import cudnn_autotune as ca
 
 PACKAGE = Path(ca.__file__).parent
-ROOMS = ("audit", "core", "engines", "sampling", "timers")
-"""The rooms that are held to it."""
+ROOMS = ("audit", "cli", "core", "distributed", "engines", "sampling", "timers")
+FILES = (
+    *("__init__", "__main__", "nn/expert", "nn/tune", "store/settings", "tuning/gpu_searches"),
+    *("tuning/remembering", "tuning/settings", "tuning/tune_problem"),
+)
+"""The rooms, and the files of other rooms, that are held to it."""
 VERSIONED = ("engines/kernels", "engines/rewrites")
 """Folders that are not: another text gives a kernel another version, and stored decisions for it
 would be discarded."""
@@ -72,6 +76,11 @@ class Block:
         # With a comment.
 '''
     assert fragments(source) == [2, 3, 10, 17]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_written_in_sentences(file: str) -> None:
+    assert fragments((PACKAGE / f"{file}.py").read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -46,12 +46,12 @@ PADDED = ca.ConvProblem(
 )
 
 
-def as_told(candidate: ca.Candidate, **changes: Any) -> ca.Candidate:
+def as_told(candidate: ca.expert.Candidate, **changes: Any) -> ca.expert.Candidate:
     return replace(candidate, **changes)
 
 
 def remembered(
-    problem: ca.ConvProblem, candidate: ca.Candidate, *, error: float | None = 1e-4
+    problem: ca.ConvProblem, candidate: ca.expert.Candidate, *, error: float | None = 1e-4
 ) -> Decision:
     """As a store has it, whoever wrote it there."""
     selection = Selection((Measurement(candidate, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
@@ -59,17 +59,19 @@ def remembered(
 
 
 def known(
-    problem: ca.ConvProblem, candidate: ca.Candidate, origin: str = "store", **fields: Any
+    problem: ca.ConvProblem, candidate: ca.expert.Candidate, origin: str = "store", **fields: Any
 ) -> Choice:
     return Choice(remembered(problem, candidate, **fields), 0, origin)
 
 
 @functools.cache
-def listed(problem: ca.ConvProblem) -> list[ca.Candidate]:
-    return ca.candidates(problem, device="h200", filtered=False)
+def listed(problem: ca.ConvProblem) -> list[ca.expert.Candidate]:
+    return ca.expert.candidates(problem, device="h200", filtered=False)
 
 
-def first(problem: ca.ConvProblem, fits: Callable[[ca.Candidate], bool]) -> ca.Candidate:
+def first(
+    problem: ca.ConvProblem, fits: Callable[[ca.expert.Candidate], bool]
+) -> ca.expert.Candidate:
     """Of those that cuDNN offers for an H200; none of them is compiled."""
     return next(c for c in listed(problem) if fits(c) and not c.is_compiled)
 
@@ -186,7 +188,9 @@ def served(what: Choice, problem: ca.ConvProblem, tensors: Any = None) -> Choice
 
 
 @pytest.mark.parametrize("candidate", [ATEN, MATMUL], ids=lambda c: c.text)
-def test_what_is_right_serves_with_the_error_that_was_found_here(candidate: ca.Candidate) -> None:
+def test_what_is_right_serves_with_the_error_that_was_found_here(
+    candidate: ca.expert.Candidate,
+) -> None:
     what = known(POINTWISE, candidate, error=1.5e-5)
     outcome = served(what, POINTWISE)
     assert outcome is not None
@@ -342,8 +346,8 @@ def test_during_a_capture_a_pin_is_an_order() -> None:
 
 
 def offered(
-    problem: ca.ConvProblem, nearby: Sequence[ca.Candidate], limit: int | None = None
-) -> list[ca.Candidate]:
+    problem: ca.ConvProblem, nearby: Sequence[ca.expert.Candidate], limit: int | None = None
+) -> list[ca.expert.Candidate]:
     a, b = random_operands(problem)
     search = open_search(problem, "h200")
     return list(QueriedCandidates(search, problem, (a, b, a), limit, nearby).similar())

@@ -111,7 +111,7 @@ try:
     ca.sampling.get(ca.get_sampling())
 except ValueError as error:
     print(error)
-with ca.use_sampling("race"):
+with ca.flags("race"):
     pass
 class Mine:
     name = "mine"
@@ -167,13 +167,13 @@ def test_context_beats_setters_and_nests() -> None:
     ca.set_sampling("sample_once")
     ca.set_workspace_limit(100)
     ca.set_benchmark_limit(9)
-    with ca.use_sampling("heuristic", workspace_limit=50):
+    with ca.flags("heuristic", workspace_limit=50):
         assert (ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit()) == (
             "heuristic",
             50,
             9,
         )
-        with ca.use_sampling("median_of_three", benchmark_limit=2):
+        with ca.flags("median_of_three", benchmark_limit=2):
             assert ca.get_sampling() == "median_of_three"
             assert ca.get_workspace_limit() == 50
             assert ca.get_benchmark_limit() == 2
@@ -188,16 +188,16 @@ def test_budget_in_contexts_and_setters() -> None:
     ca.set_budget_ms(250)
     assert ca.get_budget_ms() == 250.0
     assert isinstance(ca.get_budget_ms(), float)
-    with ca.use_sampling("race", budget_ms=3.5):
+    with ca.flags("race", budget_ms=3.5):
         assert (ca.get_sampling(), ca.get_budget_ms()) == ("race", 3.5)
-        with ca.use_sampling("sustained"):
+        with ca.flags("sustained"):
             assert ca.get_budget_ms() == 3.5
-        with ca.use_sampling(budget_ms=None):
+        with ca.flags(budget_ms=None):
             assert (ca.get_sampling(), ca.get_budget_ms()) == ("race", None)
         ca.set_budget_ms(9)
         assert ca.get_budget_ms() == 9.0
     assert ca.get_budget_ms() == 250.0
-    with pytest.raises(KeyError), ca.use_sampling(budget_ms=1):
+    with pytest.raises(KeyError), ca.flags(budget_ms=1):
         raise KeyError
     assert ca.get_budget_ms() == 250.0
     ca.set_budget_ms(None)
@@ -219,7 +219,7 @@ def test_bad_budgets_are_named_and_change_nothing(value: object) -> None:
     before = settings()
     for use in (
         ca.set_budget_ms,
-        lambda v: ca.use_sampling("heuristic", workspace_limit=3, budget_ms=v).__enter__(),
+        lambda v: ca.flags("heuristic", workspace_limit=3, budget_ms=v).__enter__(),
     ):
         with pytest.raises(ValueError) as error:
             use(value)  # type: ignore[operator]
@@ -230,15 +230,15 @@ def test_bad_budgets_are_named_and_change_nothing(value: object) -> None:
 
 def test_a_bad_argument_beside_a_good_budget_changes_nothing() -> None:
     before = settings()
-    for bad in ({"mode": "fastest"}, {"benchmark_limit": -1}, {"workspace_limit": -1}):
-        with pytest.raises(ValueError), ca.use_sampling(budget_ms=5, **bad):  # type: ignore[arg-type]
+    for bad in ({"sampling": "fastest"}, {"benchmark_limit": -1}, {"workspace_limit": -1}):
+        with pytest.raises(ValueError), ca.flags(budget_ms=5, **bad):  # type: ignore[arg-type]
             pass
         assert settings() == before
 
 
 def test_context_is_left_after_an_error() -> None:
     before = ca.get_sampling()
-    with pytest.raises(KeyError), ca.use_sampling("heuristic"):
+    with pytest.raises(KeyError), ca.flags("heuristic"):
         raise KeyError
     assert ca.get_sampling() == before
 
@@ -259,7 +259,7 @@ def test_threads_do_not_undo_what_others_set() -> None:
     def limits() -> None:
         while not ends.is_set():
             ca.set_workspace_limit(5)
-            with ca.use_sampling(benchmark_limit=3):
+            with ca.flags(benchmark_limit=3):
                 pass
 
     interval = sys.getswitchinterval()
@@ -281,14 +281,14 @@ def test_threads_do_not_undo_what_others_set() -> None:
 
 
 def test_a_context_restores_only_what_it_has_set() -> None:
-    with ca.use_sampling("race"):
+    with ca.flags("race"):
         ca.set_workspace_limit(5)
         ca.set_benchmark_limit(3)
         ca.set_budget_ms(80)
         ca.set_new_shapes("neighbour")
     assert settings() == ("auto", 5, 3, 80.0, "neighbour")
     given = {"workspace_limit": None, "benchmark_limit": 0, "budget_ms": None}
-    with ca.use_sampling(**given, new_shapes="online"):  # type: ignore[arg-type]
+    with ca.flags(**given, new_shapes="online"):  # type: ignore[arg-type]
         assert settings() == ("auto", None, 0, None, "online")
         ca.set_sampling("race")
     assert settings() == ("race", 5, 3, 80.0, "neighbour")
@@ -304,7 +304,7 @@ def test_none_takes_the_workspace_limit_away() -> None:
 @pytest.mark.parametrize("name", ["", "fastest", "TILL_STABLE", "till-stable", "neighbour"])
 def test_unknown_modes_are_named_with_the_allowed(name: str) -> None:
     before = ca.get_sampling()
-    for use in (ca.set_sampling, lambda n: ca.use_sampling(n).__enter__()):
+    for use in (ca.set_sampling, lambda n: ca.flags(n).__enter__()):
         with pytest.raises(ValueError) as error:
             use(name)
         assert "sampling" in str(error.value)
@@ -316,7 +316,7 @@ def test_unknown_modes_are_named_with_the_allowed(name: str) -> None:
 def test_negative_workspace_limits(value: int) -> None:
     for use in (
         ca.set_workspace_limit,
-        lambda n: ca.use_sampling("heuristic", workspace_limit=n).__enter__(),
+        lambda n: ca.flags("heuristic", workspace_limit=n).__enter__(),
     ):
         with pytest.raises(ValueError, match="workspace_limit"):
             use(value)
@@ -328,7 +328,7 @@ def test_negative_workspace_limits(value: int) -> None:
 def test_negative_benchmark_limits(value: int) -> None:
     for use in (
         ca.set_benchmark_limit,
-        lambda n: ca.use_sampling("heuristic", benchmark_limit=n).__enter__(),
+        lambda n: ca.flags("heuristic", benchmark_limit=n).__enter__(),
     ):
         with pytest.raises(ValueError, match="benchmark_limit"):
             use(value)

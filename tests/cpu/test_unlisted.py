@@ -49,15 +49,15 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def listed(problem: ca.ConvProblem, device: str = "h200") -> list[ca.Candidate]:
-    return ca.candidates(problem, device=device)
+def listed(problem: ca.ConvProblem, device: str = "h200") -> list[ca.expert.Candidate]:
+    return ca.expert.candidates(problem, device=device)
 
 
-def compiled_config(**changes: Any) -> ca.Candidate:
+def compiled_config(**changes: Any) -> ca.expert.Candidate:
     engine = changes.pop("engine", 78)
     knobs = changes.pop("knobs", {"KERNEL_CFG": 3})
-    text = ca.engine_text(engine, knobs)
-    found = ca.Candidate(engine, knobs, 512, ("TENSOR_CORE",), COMPILED, text, "A", 4)
+    text = ca.expert.engine_text(engine, knobs)
+    found = ca.expert.Candidate(engine, knobs, 512, ("TENSOR_CORE",), COMPILED, text, "A", 4)
     return replace(found, **changes)
 
 
@@ -192,8 +192,8 @@ def test_the_portfolio_of_a_compiled_engine(engine: int) -> None:
     for c in found:
         assert c.engine == engine
         assert {**c.knobs, "KERNEL_CFG": 99} == of_list.knobs
-        assert ca.parse_engine_text(c.text) == (c.engine, c.knobs)
-        assert ca.engine_text(engine, c.knobs) == c.text
+        assert ca.expert.parse_engine_text(c.text) == (c.engine, c.knobs)
+        assert ca.expert.engine_text(engine, c.knobs) == c.text
         assert c.heuristic_mode == ""
         assert c.is_compiled
         assert c.rank > of_list.rank
@@ -250,7 +250,7 @@ def test_texts_of_other_knob_values_build_or_are_refused(name: str) -> None:
     built = {}
     for knob in first.knobs:
         for value in (0, 1, 10_000):
-            text = ca.engine_text(first.engine or 0, {**first.knobs, knob: value})
+            text = ca.expert.engine_text(first.engine or 0, {**first.knobs, knob: value})
             ((plan, error),) = search.build_many([text], 1)
             assert (plan is None) == bool(error)
             assert plan is not None or text.split(":")[0] in error
@@ -288,4 +288,4 @@ def test_a_text_that_does_not_parse_is_a_config_that_does_not_build(text: str) -
         with pytest.raises(ca.CudnnError, match="does not parse"):
             ask(text)
     with pytest.raises(ValueError, match="does not parse"):
-        ca.build_plan(problem, text, device="h200")
+        ca.expert.build_plan(problem, text, device="h200")

@@ -17,8 +17,7 @@ from subprocesses import evaluate
 from user_implementations import registered
 
 import cudnn_autotune as ca
-from cudnn_autotune import recipe
-from cudnn_autotune.engines import registry
+from cudnn_autotune.engines import recipe, registry
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import offers_of, recipe_of

@@ -219,7 +219,7 @@ def test_a_program_in_the_other_layout_takes_part(
 def test_modes_of_torch_compile(mode: str) -> None:
     model, input, expected = block()
     compiled_model = torch.compile(model, backend="cudnn_autotune", mode=mode)
-    with torch.no_grad(), ca.use_sampling("heuristic"):
+    with torch.no_grad(), ca.flags("heuristic"):
         for _ in range(4):
             output = compiled_model(input).clone()
         assert_close(output, expected, 3 * tolerance(torch.float16))
@@ -238,7 +238,7 @@ def test_cuda_graphs_of_a_model_with_a_graph_break() -> None:
 
     compiled_program = torch.compile(program, backend="cudnn_autotune", mode="reduce-overhead")
     outputs: Any = None
-    with torch.no_grad(), ca.use_sampling("heuristic"):
+    with torch.no_grad(), ca.flags("heuristic"):
         expected = program(input)
         for _ in range(6):
             outputs = compiled_program(input)  # those of the call before are still held

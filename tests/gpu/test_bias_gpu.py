@@ -111,12 +111,12 @@ def test_every_candidate_is_right(name: str, channels_last: bool, dtype: torch.d
     call(name, *given, sampling="heuristic")
     problem = fprops()[0].problem
     wrong, ran, compiled = [], Counter[bool](), Counter[str]()
-    for candidate in ca.candidates(problem, device="cuda"):
+    for candidate in ca.expert.candidates(problem, device="cuda"):
         compiled[candidate.engine_name] += candidate.is_compiled
         if compiled[candidate.engine_name] > 2:
             continue
         try:
-            output = ca.execute(problem, candidate.text, *given)
+            output = ca.expert.execute(problem, candidate.text, *given)
         except ca.CudnnError:
             continue
         ran[candidate.is_unfused] += 1
@@ -174,7 +174,7 @@ def test_derivatives(mode: str) -> None:
 
 def of_each_kind() -> dict[str, str]:
     runs: dict[str, str] = {"aten": "aten"}
-    for candidate in ca.candidates(PROBLEM, device="cuda"):
+    for candidate in ca.expert.candidates(PROBLEM, device="cuda"):
         runs.setdefault("unfused" if candidate.is_unfused else "fused", candidate.text)
     return runs
 
@@ -222,7 +222,7 @@ def test_both_kinds_are_timed(mode: str) -> None:
 
 def test_pytorchs_own_path_is_timed_as_the_first_unfused_plan() -> None:
     decision = tune(PROBLEM, 0, "race")
-    first = ca.candidates(PROBLEM, device="cuda")[0]
+    first = ca.expert.candidates(PROBLEM, device="cuda")[0]
     own = next(m for m in decision.selection.ranking if m.candidate.text == "aten")
     assert own.runs == first.text
     assert first.is_unfused
@@ -241,7 +241,7 @@ def test_a_depthwise_layer_may_be_pytorchs() -> None:
 def test_a_budget_and_a_limit() -> None:
     given = tensors("3x3", torch.float16, True)
     right = expected("3x3", *given)
-    with ca.use_sampling("race", benchmark_limit=4, budget_ms=50, workspace_limit=0):
+    with ca.flags("race", benchmark_limit=4, budget_ms=50, workspace_limit=0):
         assert_close(call("3x3", *given), right, tolerance(torch.float16))
     (choice,) = ca.choices()
     assert choice.problem == PROBLEM
@@ -335,10 +335,10 @@ def test_a_first_call_in_a_capture_runs_what_pytorch_does() -> None:
 def test_what_is_executed_by_name_is_not_differentiated(is_unfused: bool) -> None:
     given = tensors("3x3", torch.float16, True)
     right = expected("3x3", *given)
-    text = next(c.text for c in ca.candidates(PROBLEM) if c.is_unfused == is_unfused)
+    text = next(c.text for c in ca.expert.candidates(PROBLEM) if c.is_unfused == is_unfused)
     for tensor in given:
         tensor.requires_grad_()
-    output = ca.execute(PROBLEM, text, *given)
+    output = ca.expert.execute(PROBLEM, text, *given)
     assert not output.requires_grad
     assert_close(output, right, tolerance(torch.float16))
 
@@ -410,7 +410,7 @@ def test_a_tuned_model_meets_the_problems_that_were_tuned() -> None:
     assert [p.bias for p in problems if p.op == "fprop"] == [True, False]
     for problem in problems:
         tune(problem, 0, "race")
-    with ca.use_sampling("race"):
+    with ca.flags("race"):
         before = ca.choices()
         model(x).sum().backward()
     assert ca.choices() == before

@@ -84,4 +84,4 @@ def test_a_device_that_is_not_there() -> None:
     count = torch.cuda.device_count()
     for device in (count, f"cuda:{count}", torch.device("cuda", count)):
         with pytest.raises((ValueError, RuntimeError), match="device"):
-            ca.candidates(problem, device=device)
+            ca.expert.candidates(problem, device=device)

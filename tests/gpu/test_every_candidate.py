@@ -111,13 +111,13 @@ def test_every_candidate_is_right(name: str, op: str) -> None:
     a, b = random_operands(problem, "cuda")
     expected = reference(problem, a, b)
     allowed = tolerance(problem.dtype, problem.allow_tf32)
-    candidates = ca.candidates(problem, device="cuda")
+    candidates = ca.expert.candidates(problem, device="cuda")
     assert candidates
     wrong, refused = [], []
     for candidate in candidates:
         try:
             # The output buffer holds NaN before the launch: what is not written shows.
-            output = ca.execute(problem, candidate.text, a, b)
+            output = ca.expert.execute(problem, candidate.text, a, b)
         except ca.CudnnError as error:
             refused.append(f"{candidate.text}: {error}")
             continue
@@ -137,7 +137,7 @@ def faults(problem: ca.ConvProblem) -> list[str]:
     expected = reference(problem, *(data["xwy".index(name)] for name in OPERANDS[problem.op]))
     found = []
     compiled = 0
-    for candidate in ca.candidates(problem, device="cuda"):
+    for candidate in ca.expert.candidates(problem, device="cuda"):
         compiled += candidate.is_compiled
         if candidate.engine is None or (candidate.is_compiled and compiled > _MOST_COMPILED):
             continue
@@ -181,9 +181,9 @@ def test_no_engine_is_wrong_for_random_problems(seed: int) -> None:
 def test_deterministic_candidates_repeat_to_the_bit(name: str, op: str) -> None:
     problem = ca.ConvProblem(op=op, **{**PROBLEMS[name], "deterministic": True})
     a, b = random_operands(problem, "cuda")
-    for candidate in ca.candidates(problem, device="cuda"):
+    for candidate in ca.expert.candidates(problem, device="cuda"):
         try:
-            first, *others = (ca.execute(problem, candidate.text, a, b) for _ in range(4))
+            first, *others = (ca.expert.execute(problem, candidate.text, a, b) for _ in range(4))
         except ca.CudnnError:
             continue
         assert all(torch.equal(first, other) for other in others), candidate.text
@@ -200,27 +200,27 @@ WRONG_OPERANDS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 @pytest.mark.parametrize("what", WRONG_OPERANDS)
 def test_operands_that_do_not_fit_are_refused(what: str) -> None:
     problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
-    text = ca.candidates(problem, device="cuda")[0].text
+    text = ca.expert.candidates(problem, device="cuda")[0].text
     a, b = random_operands(problem, "cuda")
     with pytest.raises((ValueError, TypeError, RuntimeError)):
-        ca.execute(problem, text, *WRONG_OPERANDS[what](a, b))
-    error = relative_error(ca.execute(problem, text, a, b), reference(problem, a, b))
+        ca.expert.execute(problem, text, *WRONG_OPERANDS[what](a, b))
+    error = relative_error(ca.expert.execute(problem, text, a, b), reference(problem, a, b))
     assert error <= tolerance(problem.dtype)
 
 
 def test_operands_may_have_any_layout() -> None:
     problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
-    text = ca.candidates(problem, device="cuda")[0].text
+    text = ca.expert.candidates(problem, device="cuda")[0].text
     a, b = random_operands(problem, "cuda")
-    expected = ca.execute(problem, text, a, b)
-    assert torch.equal(ca.execute(problem, text, a.contiguous(), b.contiguous()), expected)
+    expected = ca.expert.execute(problem, text, a, b)
+    assert torch.equal(ca.expert.execute(problem, text, a.contiguous(), b.contiguous()), expected)
 
 
 @pytest.mark.parametrize("cache", ["hot", "cold"])
 def test_measure_times_what_execute_runs(cache: Literal["hot", "cold"]) -> None:
     problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
-    texts = [c.text for c in ca.candidates(problem, device="cuda")[:3]]
-    times = ca.measure(problem, texts, rounds=4, target_ms=0.2, cache=cache)
+    texts = [c.text for c in ca.expert.candidates(problem, device="cuda")[:3]]
+    times = ca.expert.measure(problem, texts, rounds=4, target_ms=0.2, cache=cache)
     assert set(times) == set(texts)
     for samples in times.values():
         assert len(samples) == 4
@@ -229,6 +229,6 @@ def test_measure_times_what_execute_runs(cache: Literal["hot", "cold"]) -> None:
 
 def test_measure_raises_what_a_config_fails_of() -> None:
     problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
-    good = ca.candidates(problem, device="cuda")[0].text
+    good = ca.expert.candidates(problem, device="cuda")[0].text
     with pytest.raises(ca.CudnnError):
-        ca.measure(problem, [good, "eng999"])
+        ca.expert.measure(problem, [good, "eng999"])

@@ -75,13 +75,13 @@ def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activa
     x, w, _, *added = data
     compiled = Counter[str]()
     wrong, refused, ran = [], [], 0
-    for candidate in ca.candidates(problem, device="cuda"):
+    for candidate in ca.expert.candidates(problem, device="cuda"):
         if candidate.is_compiled:
             compiled[candidate.engine_name] += 1
             if compiled[candidate.engine_name] > most:
                 continue
         try:
-            output = ca.execute(problem, candidate.text, x, w, *added)
+            output = ca.expert.execute(problem, candidate.text, x, w, *added)
         except ca.CudnnError as error:
             refused.append(f"{candidate.text}: {error}")
             continue
@@ -176,6 +176,8 @@ def test_online_decides_a_fused_problem() -> None:
 def test_an_engine_is_executed_on_tensors_of_any_alignment() -> None:
     problem = make("1x1", "fp16_nhwc", "relu", bias=True)
     x, w, _, b = operands(problem)
-    text = ca.candidates(problem, device="cuda")[0].text
+    text = ca.expert.candidates(problem, device="cuda")[0].text
     shifted = torch.empty(b.numel() + 1, dtype=b.dtype, device="cuda")[1:].copy_(b)
-    assert torch.equal(ca.execute(problem, text, x, w, shifted), ca.execute(problem, text, x, w, b))
+    assert torch.equal(
+        ca.expert.execute(problem, text, x, w, shifted), ca.expert.execute(problem, text, x, w, b)
+    )

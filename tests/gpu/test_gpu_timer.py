@@ -85,7 +85,7 @@ def check_samples(samples: list[Sample], timer: GpuTimer) -> None:
 def test_times_and_clocks_are_plausible(op: str, open_timer: Open) -> None:
     problem = ca.ConvProblem(op, **DENSE)
     timer = open_timer(problem)
-    candidates = [*timer.runnable(ca.candidates(problem)[:4]), ATEN]
+    candidates = [*timer.runnable(ca.expert.candidates(problem)[:4]), ATEN]
     assert len(candidates) >= 3
     start_ms = timer.elapsed_ms()
     for calls in (1, 7):
@@ -102,7 +102,7 @@ def test_the_clock_is_told_for_batches_long_enough(open_timer: Open) -> None:
     """All of them or none: none where the driver does not take the kernel that reads it."""
     problem = ca.ConvProblem("fprop", **{**DENSE, "input_shape": (64, 64, 56, 56)})
     timer = open_timer(problem)
-    (first,) = timer.runnable(ca.candidates(problem), limit=1)
+    (first,) = timer.runnable(ca.expert.candidates(problem), limit=1)
     timer.run([Batch(first, 20, "hot")] * 3)
     samples = timer.run([Batch(first, 100, "hot")] * 5)
     check_samples(samples, timer)
@@ -121,7 +121,7 @@ problem = ca.ConvProblem(
     memory_format=torch.channels_last,
 )
 timer = GpuTimer.open(problem)
-listed = [c for c in ca.candidates(problem) if c.heuristic_mode == "A" and not c.is_compiled]
+listed = [c for c in ca.expert.candidates(problem) if c.heuristic_mode == "A" and not c.is_compiled]
 runs = []
 for candidate in timer.runnable(listed)[:12]:
     pair = [timer.run([Batch(candidate, 1, "hot")])[0] for _ in range(2)]
@@ -143,7 +143,7 @@ def test_loading_a_kernel_is_told_apart_from_its_first_run() -> None:
 def test_a_graph_of_calls_takes_what_single_calls_take(open_timer: Open) -> None:
     problem = ca.ConvProblem("fprop", **DENSE)
     timer = open_timer(problem)
-    candidates = timer.runnable(ca.candidates(problem)[:3])
+    candidates = timer.runnable(ca.expert.candidates(problem)[:3])
     for candidate in candidates:
         for cache in CACHES:
             medians = []
@@ -164,7 +164,7 @@ def test_runs_write_the_output_and_nothing_else(op: str) -> None:
     before = [t.clone() for t in operands]
     timer = GpuTimer(problem, open_search(problem, torch.cuda.current_device()), operands)
     try:
-        for candidate in [*timer.runnable(ca.candidates(problem)[:3]), MATMUL]:
+        for candidate in [*timer.runnable(ca.expert.candidates(problem)[:3]), MATMUL]:
             for batch in (Batch(candidate, 1, "hot"), Batch(candidate, 5, "hot")):
                 for repeat in range(2):  # the second run of many calls is a graph's
                     written.fill_(math.nan)
@@ -264,7 +264,7 @@ def test_texts_that_nobody_knows_are_refused(open_timer: Open) -> None:
     for text in ("nonsense", "", "matmul"):  # a 3x3 kernel is no matrix product
         with pytest.raises(ValueError, match="engine_text"):
             timer.run([Batch(replace(ATEN, text=text))])
-    (ready,) = timer.runnable(ca.candidates(problem)[:1])
+    (ready,) = timer.runnable(ca.expert.candidates(problem)[:1])
     with pytest.raises(ValueError, match="calls"):
         timer.run([Batch(ready, 0)])
     check_samples(timer.run([Batch(ready), Batch(ATEN)]), timer)  # and nothing is broken
@@ -273,7 +273,7 @@ def test_texts_that_nobody_knows_are_refused(open_timer: Open) -> None:
 def test_what_does_not_build_is_not_runnable(open_timer: Open) -> None:
     problem = ca.ConvProblem("dgrad", **DENSE)
     timer = open_timer(problem)
-    listed = ca.candidates(problem)[:5]
+    listed = ca.expert.candidates(problem)[:5]
     first = listed[0]
     broken = [
         replace(first, engine=9999, text="eng9999"),
@@ -296,7 +296,7 @@ def test_compiled_engines_build_in_the_background(open_timer: Open) -> None:
         problem = ca.ConvProblem(
             op, **{**DENSE, "input_shape": (32, 128, 28, 28), "weight_shape": (128, 128, 3, 3)}
         )
-        listed = [c for c in ca.candidates(problem) if c.is_compiled]
+        listed = [c for c in ca.expert.candidates(problem) if c.is_compiled]
         if listed:
             break
     else:
@@ -306,7 +306,9 @@ def test_compiled_engines_build_in_the_background(open_timer: Open) -> None:
     start_ms = timer.elapsed_ms()
     timer.prepare(compiled)
     prepared_ms = timer.elapsed_ms() - start_ms
-    (plain,) = timer.runnable([c for c in ca.candidates(problem) if not c.is_compiled], limit=1)
+    (plain,) = timer.runnable(
+        [c for c in ca.expert.candidates(problem) if not c.is_compiled], limit=1
+    )
     check_samples(timer.run([Batch(plain)] * 2), timer)  # meanwhile
     ready = timer.runnable(compiled)
     assert {c.text for c in listed[:6]} & {c.text for c in ready}
@@ -316,7 +318,7 @@ def test_compiled_engines_build_in_the_background(open_timer: Open) -> None:
     a, b = random_operands(problem, "cuda")
     expected = reference(problem, a, b)
     for candidate in ready[:2]:
-        output = ca.execute(problem, candidate.text, a, b)
+        output = ca.expert.execute(problem, candidate.text, a, b)
         assert_close(output, expected, tolerance(problem.dtype), candidate.text)
 
 
@@ -327,7 +329,7 @@ def test_calls_go_round_the_places_that_a_workspace_leaves(
     problem = ca.ConvProblem("fprop", **DENSE)
     timer = open_timer(problem)
     page, places = _C.PlanTimer.PLACE_BYTES, _C.PlanTimer.PLACES
-    plans = {c.text: timer.plans[c.text] for c in timer.runnable(ca.candidates(problem))}
+    plans = {c.text: timer.plans[c.text] for c in timer.runnable(ca.expert.candidates(problem))}
     small = {text: plan for text, plan in plans.items() if 0 < plan.workspace_bytes <= page}
     if not small:
         pytest.skip("no engine here needs a small workspace")
@@ -363,7 +365,7 @@ def test_a_larger_workspace_takes_the_place_of_the_one_before(open_timer: Open) 
     timer.run([Batch(ATEN)])
     without = torch.cuda.memory_allocated()
     grown = 0
-    for candidate in sorted(ca.candidates(problem), key=lambda c: c.workspace_bytes):
+    for candidate in sorted(ca.expert.candidates(problem), key=lambda c: c.workspace_bytes):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         if not timer.runnable([candidate]):
@@ -379,7 +381,7 @@ def test_a_larger_workspace_takes_the_place_of_the_one_before(open_timer: Open) 
 
 def test_closing_gives_the_memory_back_and_keeps_the_plans() -> None:
     problem = ca.ConvProblem("fprop", **DENSE)
-    candidates = ca.candidates(problem)[:5]
+    candidates = ca.expert.candidates(problem)[:5]
     timer = GpuTimer.open(problem)
     gc.collect()
     before = torch.cuda.memory_allocated()
@@ -402,7 +404,7 @@ def test_closing_gives_the_memory_back_and_keeps_the_plans() -> None:
 def test_cudnns_own_search(technique: str, open_timer: Open) -> None:
     problem = ca.ConvProblem("fprop", **DENSE)
     timer = open_timer(problem)
-    ready = timer.runnable(ca.candidates(problem)[:6])
+    ready = timer.runnable(ca.expert.candidates(problem)[:6])
     found = timer.frontend_find(technique, ready, 0)
     assert {entry.candidate.text for entry in found.ranking} <= {c.text for c in ready}
     times = [entry.time_ms for entry in found.ranking if entry.time_ms is not None]
@@ -457,7 +459,7 @@ def test_the_power_is_told_where_a_reading_fell(open_timer: Open) -> None:
         "fprop", **{**DENSE, "input_shape": (256, 512, 28, 28), "weight_shape": (512, 512, 3, 3)}
     )
     timer = open_timer(problem)
-    candidate, *_ = timer.runnable(ca.candidates(problem, device="cuda"), 1)
+    candidate, *_ = timer.runnable(ca.expert.candidates(problem, device="cuda"), 1)
     (first,) = timer.run([Batch(candidate, 10)])
     calls = max(1, round(5.0 / first.time_ms))
     with PowerWatch(gpu) as watch:

@@ -20,10 +20,10 @@ problem = ca.ConvProblem({arguments})
 x, w, y = operands(problem)
 a, b = {{"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}}[problem.op]
 expected = reference(problem, a, b)
-first_of_each = {{c.engine_name: c.text for c in reversed(ca.candidates(problem))}}
+first_of_each = {{c.engine_name: c.text for c in reversed(ca.expert.candidates(problem))}}
 for text in first_of_each.values():
     print(text, flush=True)
-    error = relative_error(ca.execute(problem, text, a, b), expected)
+    error = relative_error(ca.expert.execute(problem, text, a, b), expected)
     assert error <= 1e-2, error
 """
 LAST = "memory_format=torch.channels_last"

@@ -154,11 +154,11 @@ def test_it_is_run_and_timed_by_name() -> None:
         "fprop", tuple(x.shape), tuple(w.shape), dtype=x.dtype, memory_format=torch.channels_last
     )
     text = "mine@1:right"
-    assert text in [c.text for c in ca.candidates(problem)]
-    assert ca.build_plan(problem, text).text == text
-    assert_close(ca.execute(problem, text, x, w), F.conv2d(x.double(), w.double()), ALLOWED)
-    first = ca.candidates(problem)[0].text
-    times = ca.measure(problem, [first, text], rounds=3)
+    assert text in [c.text for c in ca.expert.candidates(problem)]
+    assert ca.expert.build_plan(problem, text).text == text
+    assert_close(ca.expert.execute(problem, text, x, w), F.conv2d(x.double(), w.double()), ALLOWED)
+    first = ca.expert.candidates(problem)[0].text
+    times = ca.expert.measure(problem, [first, text], rounds=3)
     assert {len(found) for found in times.values()} == {3}
     ca.pin(problem, text)
     call(x, w, sampling="heuristic")
@@ -395,6 +395,6 @@ def test_one_that_does_not_build_is_left_out() -> None:
 
 def test_one_that_needs_too_much_workspace_is_not_offered() -> None:
     register(user_kernels.build_recipe)
-    with ca.use_sampling(PrefersOwn.name, workspace_limit=999):
+    with ca.flags(PrefersOwn.name, workspace_limit=999):
         ca.functional.conv2d(*operands())
     assert chosen() == "aten"

@@ -125,7 +125,7 @@ def right(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def arguments(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> list[Tensor]:
-    """As ``ca.execute`` takes them."""
+    """As ``ca.expert.execute`` takes them."""
     added = [name for name in ("bias", "residual") if name in tensors]
     return [tensors[name] for name in (*OPERANDS[problem.op], *added)]
 
@@ -133,7 +133,7 @@ def arguments(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> list[Tenso
 def run(problem: ca.ConvProblem, text: str, tensors: dict[str, Tensor]) -> Tensor:
     """Returns the result, and says which candidate it was that failed on the GPU."""
     try:
-        result = ca.execute(problem, text, *arguments(problem, tensors))
+        result = ca.expert.execute(problem, text, *arguments(problem, tensors))
         torch.cuda.synchronize()
     except RuntimeError as error:
         raise AssertionError(f"{problem.text} by {text}") from error

@@ -49,13 +49,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compiled(problem: ca.ConvProblem) -> list[ca.Candidate]:
+def compiled(problem: ca.ConvProblem) -> list[ca.expert.Candidate]:
     return [
-        c for c in ca.candidates(problem, device="cuda") if c.is_compiled and c.engine is not None
+        c
+        for c in ca.expert.candidates(problem, device="cuda")
+        if c.is_compiled and c.engine is not None
     ]
 
 
-def builds(problem: ca.ConvProblem) -> ca.Candidate:
+def builds(problem: ca.ConvProblem) -> ca.expert.Candidate:
     """The first compiled candidate that builds."""
     search = open_search(problem)
     for candidate in compiled(problem):
@@ -65,7 +67,7 @@ def builds(problem: ca.ConvProblem) -> ca.Candidate:
     pytest.skip("none of the engines that are compiled builds")
 
 
-def remember(folder: Path, problem: ca.ConvProblem, candidate: ca.Candidate) -> None:
+def remember(folder: Path, problem: ca.ConvProblem, candidate: ca.expert.Candidate) -> None:
     """Stores a decision for the candidate, as if it had won."""
     selection = Selection((Measurement(candidate, 0.1, 9),), 9)
     Store(folder).add([Decision(problem, "race", 0, None, selection, 1e-4)])

@@ -46,7 +46,7 @@ def crowd() -> Iterator[Callable[[int], None]]:
 @pytest.fixture(params=["fprop", "dgrad", "wgrad"])
 def problem(request: pytest.FixtureRequest) -> ca.ConvProblem:
     problem = ca.ConvProblem(op=request.param, **HUNGRY)
-    first, *_ = ca.candidates(problem, device="cuda")
+    first, *_ = ca.expert.candidates(problem, device="cuda")
     assert first.workspace_bytes > HEADROOM, "the first engine is not hungry: nothing is tested"
     return problem
 

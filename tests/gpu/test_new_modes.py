@@ -114,7 +114,7 @@ def check_evidence(choice: ca.Choice) -> None:
             assert 0 < entry.low_ms <= entry.time_ms <= entry.high_ms
         if entry.sustained_ms is not None:
             assert 0 < entry.sustained_ms < 1000
-    offered = {c.text for c in ca.candidates(choice.problem, device="cuda")}
+    offered = {c.text for c in ca.expert.candidates(choice.problem, device="cuda")}
     assert {e.candidate.text for e in selection.ranking if e.candidate.heuristic_mode} <= offered
     stored = json.loads(json.dumps(selection.to_json(), allow_nan=False))
     assert ca.Selection.from_json(stored) == selection
@@ -157,7 +157,7 @@ def test_of_mode_fallback_what_is_compiled_at_run_time_is_timed(mode: str, name:
         assert choice.selection is not None
         # auto may compile another kernel of the engine than the listed one.
         timed = {e.candidate.engine for e in choice.selection.ranking if e.time_ms is not None}
-        for candidate in ca.candidates(choice.problem, device="cuda"):
+        for candidate in ca.expert.candidates(choice.problem, device="cuda"):
             if candidate.heuristic_mode == "FALLBACK" and candidate.is_compiled:
                 assert candidate.engine in timed, candidate.text
 
@@ -213,7 +213,7 @@ def test_a_matrix_product_takes_any_strides() -> None:
     input, weight = operands("pointwise")
     wide = torch.cat([input, input], dim=3).to(memory_format=torch.channels_last)[..., ::2]
     for arranged in (wide, input[1:], input[:, :, 2:]):
-        with ca.use_sampling(ONLY_MATMUL.name, new_shapes="tune"):
+        with ca.flags(ONLY_MATMUL.name, new_shapes="tune"):
             output = ca.functional.conv2d(arranged, weight)
         assert_close(output, expected("pointwise", arranged, weight), 4e-3)
     bias = torch.randn(96, device="cuda", dtype=torch.float16)
@@ -254,7 +254,7 @@ def test_capture_after_tuning(mode: str, name: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_tiny_budget_still_chooses_and_says_what_it_left_out(mode: str) -> None:
-    with ca.use_sampling(mode, budget_ms=1.0):
+    with ca.flags(mode, budget_ms=1.0):
         check_step("dense")
     made = ca.choices()
     assert {c.problem.op for c in made} == OPS
@@ -277,7 +277,7 @@ def test_a_tiny_budget_takes_fewer_samples(mode: str) -> None:
     samples = []
     for budget_ms in (1.0, None):
         ca.forget()
-        with ca.use_sampling(mode, budget_ms=budget_ms):
+        with ca.flags(mode, budget_ms=budget_ms):
             ca.functional.conv2d(input, weight, padding=1)
         (choice,) = ca.choices()
         samples.append(choice.total_samples)
@@ -286,7 +286,7 @@ def test_a_tiny_budget_takes_fewer_samples(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_limits(mode: str) -> None:
-    with ca.use_sampling(mode, benchmark_limit=3, workspace_limit=0):
+    with ca.flags(mode, benchmark_limit=3, workspace_limit=0):
         ca.functional.conv2d(*operands("dense"), padding=1)
     (choice,) = ca.choices()
     assert choice.selection is not None

@@ -132,17 +132,17 @@ def test_what_a_neighbour_served_is_tuned_once_tune_is_set(changing: None) -> No
     x, w = operands(17)
     call(x, w)
     assert of_width(17).origin == "neighbour"
-    with ca.use_sampling(new_shapes="tune"):
+    with ca.flags(new_shapes="tune"):
         assert_close(call(x, w), right(x, w), ALLOWED)
     assert of_width(17).origin == "tuned"
     call(x, w)
     assert of_width(17).origin == "tuned", "and stays so"
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_an_order_to_tune_measures(changing: None, anew: bool, store: ca.Store) -> None:
+@pytest.mark.parametrize("retune", [False, True])
+def test_an_order_to_tune_measures(changing: None, retune: bool, store: ca.Store) -> None:
     call(*operands(17))
-    decision = tune_problem.tune(problem(17), torch.cuda.current_device(), "auto", anew=anew)
+    decision = tune_problem.tune(problem(17), torch.cuda.current_device(), "auto", retune=retune)
     assert decision.selection.total_samples > 0
     assert of_width(17).origin == "tuned"
     assert store.find(problem(17)) is not None

@@ -179,7 +179,7 @@ def test_the_heuristics_first_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_that_is_alone_is_taken() -> None:
     input, weight = operands()
-    with ca.use_sampling("online", benchmark_limit=1):
+    with ca.flags("online", benchmark_limit=1):
         call("dense", input, weight)
         made = ca.choices()
         converge(lambda: call("dense", input, weight))
@@ -327,7 +327,7 @@ def compiled() -> set[str]:
     problem = ca.ConvProblem(
         "dgrad", input_shape, weight_shape, **options, dtype=torch.float16, memory_format=NHWC
     )
-    listed = ca.candidates(problem, device="cuda")
+    listed = ca.expert.candidates(problem, device="cuda")
     some = [c for c in listed if c.engine is not None and c.is_compiled]
     some = [c for c in some if not is_seldom_fastest(c, problem)]
     built = open_search(problem).build_many([c.text for c in some], 4)
@@ -430,7 +430,7 @@ def test_the_next_process_goes_on(tmp_path: Path) -> None:
 
 def test_limits() -> None:
     input, weight = operands()
-    with ca.use_sampling("online", benchmark_limit=3, workspace_limit=0):
+    with ca.flags("online", benchmark_limit=3, workspace_limit=0):
         converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
     assert choice.selection is not None
@@ -442,7 +442,7 @@ def test_a_budget_bounds_what_calls_wait_for() -> None:
     """Not the turns: a candidate that joined before it was spent stays to the end."""
     input, weight = operands()
     right = expected("dense", input, weight)
-    with ca.use_sampling("online", budget_ms=1e-3):
+    with ca.flags("online", budget_ms=1e-3):
         first = call("dense", input, weight)
         converge(lambda: call("dense", input, weight))
         (choice,) = ca.choices()
@@ -453,7 +453,7 @@ def test_a_budget_bounds_what_calls_wait_for() -> None:
     (remark,) = choice.selection.evidence.remarks
     assert "unseen" in remark
     ca.forget()
-    with ca.use_sampling("online", budget_ms=1e6):
+    with ca.flags("online", budget_ms=1e6):
         converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
     assert choice.selection is not None

@@ -87,12 +87,12 @@ def expected(x: Tensor, w: Tensor) -> Tensor:
 @pytest.fixture(scope="module")
 def engine_text() -> str:
     """Of an engine of the problem that needs a workspace, if there is one that runs."""
-    found = [c for c in ca.candidates(PROBLEM) if c.engine is not None]
+    found = [c for c in ca.expert.candidates(PROBLEM) if c.engine is not None]
     with_workspace = [c for c in found if c.workspace_bytes > 0 and not c.is_compiled]
     data = data_of()
     for candidate in [*with_workspace, *found]:
         try:
-            one = ca.build_plan(PROBLEM, candidate.text)
+            one = ca.expert.build_plan(PROBLEM, candidate.text)
             _C.execute(one, *data)
         except _C.PlanError:
             continue
@@ -204,7 +204,7 @@ def test_code_that_is_no_cubin_is_refused() -> None:
 def test_an_engine_computes_a_problem_of_its_own(engine_text: str) -> None:
     """Into the workspace, behind which its own lies; a kernel takes the result from there."""
     x, w, y = data_of()
-    alone = ca.build_plan(PROBLEM, engine_text)
+    alone = ca.expert.build_plan(PROBLEM, engine_text)
     own_bytes = 2 * COUNT + 10  # no multiple of what the engine's workspace is aligned to
     one = plan(
         engine(engine_text, Address("workspace")),
@@ -237,7 +237,7 @@ def test_an_engine_that_does_not_exist_is_refused() -> None:
 
 def test_an_engine_that_leaves_the_bias_to_pytorch_is_refused() -> None:
     biased = replace(PROBLEM, bias=True)
-    text = next(c.text for c in ca.candidates(biased) if c.is_unfused and not c.is_compiled)
+    text = next(c.text for c in ca.expert.candidates(biased) if c.is_unfused and not c.is_compiled)
     launch = EngineLaunch(biased, text, X, W, Y, bias=Address("bias"))
     with pytest.raises(_C.PlanError, match=f"{TEXT}: .* leaves the bias to PyTorch"):
         plan(launch, problem=biased)

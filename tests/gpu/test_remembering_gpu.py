@@ -235,10 +235,10 @@ def test_a_stored_matrix_product_of_what_is_none_is_tuned_again(
 
 def offered_by_cudnn(decision: Decision, is_wanted: Callable[[Candidate], bool]) -> Candidate:
     problem = decision.problem
-    for one in ca.candidates(problem, filtered=False):
+    for one in ca.expert.candidates(problem, filtered=False):
         if is_wanted(one) and not one.is_compiled:
             try:
-                ca.build_plan(problem, one.text)
+                ca.expert.build_plan(problem, one.text)
             except ca.CudnnError:
                 continue
             return one
@@ -256,7 +256,7 @@ def test_a_workspace_that_the_store_denies_is_tuned_again(
     spoilt(folder, decision, **dataclasses.asdict(lie))
     ca.set_workspace_limit(0)
     assert_is_tuned_again(x, w, serving.NOT_ALLOWED, caplog)
-    assert ca.build_plan(only().problem, only().text).workspace_bytes == 0
+    assert ca.expert.build_plan(only().problem, only().text).workspace_bytes == 0
 
 
 def test_notes_that_the_store_leaves_out_are_read_here(
@@ -429,7 +429,7 @@ def test_pin_and_unpin() -> None:
     x, w = operands()
     call(x, w)
     problem = only().problem
-    other = next(c for c in ca.candidates(problem) if c.text != only().text)
+    other = next(c for c in ca.expert.candidates(problem) if c.text != only().text)
     ca.pin(problem, other.text)
     y = call(x, w)
     assert (only().text, only().origin) == (other.text, "pinned")
@@ -539,7 +539,7 @@ def test_a_model_of_views_into_a_flat_parameter_is_tuned() -> None:
     x = torch.randn(2, 8, 20, 20, device="cuda", dtype=torch.float16)
     problems = ca.distributed.problems_of(layers, x)
     assert any(min(p.alignment) < 16 for p in problems)
-    with ca.use_sampling("race"):
+    with ca.flags("race"):
         decisions = ca.distributed.tune(layers, x)
     assert [decision.problem for decision in decisions] == problems
 
@@ -581,7 +581,7 @@ def test_a_models_problems_are_found_unheard_and_tuned(is_autocast: bool) -> Non
     x = torch.randn(2, 8, 20, 20, device="cuda")
     before = x.clone()
     heard: list[ca.Choice] = []
-    with torch.autocast("cuda", enabled=is_autocast), ca.use_sampling("race"):
+    with torch.autocast("cuda", enabled=is_autocast), ca.flags("race"):
         with ca.on_decision(heard.append):
             problems = ca.distributed.problems_of(model, x)
             assert heard == ca.choices() == []
@@ -618,7 +618,7 @@ def test_only_the_models_own_calls_are_found() -> None:
             return z
 
     model, x = Model().cuda(), torch.randn(2, 8, 20, 20, device="cuda")
-    with ca.use_sampling("race"):
+    with ca.flags("race"):
         problems = ca.distributed.problems_of(model, x)
     assert [(p.op, p.padding[0]) for p in problems[:2]] == [("fprop", 1), ("fprop", 0)]
     assert sorted((p.op, p.padding[0]) for p in problems[2:]) == [

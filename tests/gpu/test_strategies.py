@@ -33,7 +33,7 @@ def test_a_strategy_decides(operands: tuple[Tensor, Tensor], expected: Tensor) -
     output = ca.functional.conv2d(*operands, sampling=HUNGRIEST.name)
     assert_close(output, expected, 2e-3)
     (choice,) = ca.choices()
-    offered = ca.candidates(choice.problem, device="cuda")
+    offered = ca.expert.candidates(choice.problem, device="cuda")
     assert choice.sampling == HUNGRIEST.name
     assert choice.workspace_bytes == max(c.workspace_bytes for c in offered) > 0
 

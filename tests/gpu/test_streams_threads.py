@@ -146,6 +146,6 @@ def test_building_for_another_device_leaves_the_current_one() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA GPUs")
     problem = ca.ConvProblem("fprop", (4, 8, 12, 12), (16, 8, 3, 3), dtype=torch.float16)
-    first, *_ = ca.candidates(problem, "cuda:1")
-    ca.build_plan(problem, first.text, "cuda:1")
+    first, *_ = ca.expert.candidates(problem, "cuda:1")
+    ca.expert.build_plan(problem, first.text, "cuda:1")
     assert torch.cuda.current_device() == 0

@@ -240,7 +240,9 @@ def timer_of(problem: ca.ConvProblem) -> GpuTimer:
 
 def with_workspace(problem: ca.ConvProblem, timer: GpuTimer) -> _C.Plan:
     """A plan that needs more than a page of workspace."""
-    listed = [c for c in ca.candidates(problem) if c.engine is not None and not c.is_compiled]
+    listed = [
+        c for c in ca.expert.candidates(problem) if c.engine is not None and not c.is_compiled
+    ]
     for candidate in timer.runnable(listed):
         plan = timer.plans[candidate.text]
         if plan.workspace_bytes > _C.PlanTimer.PLACE_BYTES:

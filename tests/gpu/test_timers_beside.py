@@ -123,7 +123,9 @@ def test_timers_of_several_threads_take_turns() -> None:
         torch.cuda.current_stream().synchronize()  # of the device it fails beside a capture
         search = _C.EngineSearch.on_device(problem.native(), 0)
         timer = GpuTimer(problem, search, (a, b, y))
-        engines = [c for c in ca.candidates(problem) if c.engine is not None and not c.is_compiled]
+        engines = [
+            c for c in ca.expert.candidates(problem) if c.engine is not None and not c.is_compiled
+        ]
         for candidate in timer.runnable(engines)[:3]:
             timer.run([Batch(candidate, 1, "hot")])
             for calls in (5, 7):

@@ -121,6 +121,27 @@ def test_what_a_first_call_decided_is_raced(folder: Path) -> None:
     assert all(made[problem] != first[problem] for problem in first)
 
 
+def test_both_layouts_are_tuned_and_the_model_has_one_of_them() -> None:
+    model, x = network()
+    model = model.to(memory_format=torch.contiguous_format)
+    image = x.detach().contiguous()
+    made = ca.tune(model, image, train=False, memory_format="auto")
+    layouts = {decision.problem.memory_format for decision in made}
+    assert layouts == {torch.contiguous_format, torch.channels_last}
+    before = ca.choices()
+    with torch.no_grad():
+        model(image)
+    assert ca.choices() == before
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_ranks_time_nothing_without_time(train: bool) -> None:
+    model, x = network()
+    made = ca.distributed.tune(model, x, train=train, budget_s=0)
+    assert len(made) == (6 if train else 2)
+    assert {decision.selection.total_samples for decision in made} == {0}
+
+
 def test_with_no_time_nothing_is_timed(folder: Path) -> None:
     model, x = network()
     made = ca.tune(model, x, budget_s=0)
@@ -206,7 +227,7 @@ def test_a_model_of_pytorchs_layers() -> None:
 
 def test_in_another_mode_each_is_tuned_by_itself() -> None:
     model, x = network()
-    with ca.use_sampling("race"):
+    with ca.flags("race"):
         made = ca.tune(model, x, train=False)
     assert [decision.sampling for decision in made] == ["race", "race"]
 

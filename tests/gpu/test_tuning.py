@@ -80,9 +80,9 @@ def test_every_mode_makes_a_documented_choice(mode: str, operands: tuple[Tensor,
     )
     assert (problem.dtype, problem.memory_format) == (torch.float16, torch.contiguous_format)
     assert choice.device == torch.cuda.current_device()
-    offered = {c.text: c for c in ca.candidates(problem, device="cuda")}
+    offered = {c.text: c for c in ca.expert.candidates(problem, device="cuda")}
     assert choice.engine is not None, "ATen is a fallback here, not a candidate"
-    assert ca.parse_engine_text(choice.text) == (choice.engine, choice.knobs)
+    assert ca.expert.parse_engine_text(choice.text) == (choice.engine, choice.knobs)
     assert choice.workspace_bytes == offered[choice.text].workspace_bytes
     assert choice.workspace_limit is None
     assert choice.selection is not None
@@ -121,9 +121,9 @@ def test_the_default_mode_is_auto(operands: tuple[Tensor, Tensor]) -> None:
 def test_heuristic_takes_the_first_that_builds(operands: tuple[Tensor, Tensor]) -> None:
     ca.functional.conv2d(*operands, sampling="heuristic")
     choice = only_choice()
-    for candidate in ca.candidates(choice.problem, device="cuda"):
+    for candidate in ca.expert.candidates(choice.problem, device="cuda"):
         try:
-            ca.build_plan(choice.problem, candidate.text, device="cuda")
+            ca.expert.build_plan(choice.problem, candidate.text, device="cuda")
         except ca.CudnnError:
             continue
         assert choice.text == candidate.text
@@ -154,7 +154,7 @@ def test_forget(operands: tuple[Tensor, Tensor]) -> None:
 @pytest.mark.parametrize("mode", TIMED)
 @pytest.mark.parametrize("limit", [1, 3])
 def test_benchmark_limit(mode: str, limit: int, operands: tuple[Tensor, Tensor]) -> None:
-    with ca.use_sampling(mode, benchmark_limit=limit):
+    with ca.flags(mode, benchmark_limit=limit):
         ca.functional.conv2d(*operands)
     choice = only_choice()
     assert 1 <= choice.candidates <= limit
@@ -168,7 +168,9 @@ def test_workspace_limit(mode: str, operands: tuple[Tensor, Tensor]) -> None:
     ca.functional.conv2d(*operands, sampling=mode, workspace_limit=0)
     choice = only_choice(workspace_limit=0)
     assert choice.workspace_bytes == 0
-    offered = {c.text: c.workspace_bytes for c in ca.candidates(choice.problem, device="cuda")}
+    offered = {
+        c.text: c.workspace_bytes for c in ca.expert.candidates(choice.problem, device="cuda")
+    }
     assert all(offered[text] == 0 for text, _ in choice.ranking)
     assert any(offered.values()), "no candidate wants workspace: the limit is not tested"
     ca.functional.conv2d(*operands, sampling=mode)
@@ -178,7 +180,7 @@ def test_workspace_limit(mode: str, operands: tuple[Tensor, Tensor]) -> None:
 def test_backward_follows_the_forwards_policy(operands: tuple[Tensor, Tensor]) -> None:
     """It runs on autograd's own thread, and perhaps after the context has been left."""
     input, weight = (t.requires_grad_() for t in operands)
-    with ca.use_sampling("sample_once", workspace_limit=1 << 20):
+    with ca.flags("sample_once", workspace_limit=1 << 20):
         output = ca.functional.conv2d(input, weight)
     output.sum().backward()
     assert {(c.problem.op, c.sampling, c.workspace_limit) for c in ca.choices()} == {
@@ -189,7 +191,7 @@ def test_backward_follows_the_forwards_policy(operands: tuple[Tensor, Tensor]) -
 def test_argument_beats_context_beats_setter(operands: tuple[Tensor, Tensor]) -> None:
     ca.set_sampling("median_of_three")
     layer = ca.Conv2d(16, 24, 3, device="cuda", dtype=torch.float16, sampling="heuristic")
-    with ca.use_sampling("sample_once"):
+    with ca.flags("sample_once"):
         layer(operands[0])
         assert only_choice().sampling == "heuristic"
         ca.functional.conv2d(*operands)
@@ -207,7 +209,7 @@ def test_the_global_flags_are_part_of_the_question(cudnn_flags: Callable[..., No
     cudnn_flags(allow_tf32=False)
     ca.functional.conv2d(input, weight, sampling="heuristic")
     full = only_choice(allow_tf32=False)
-    notes = {c.text: c.notes for c in ca.candidates(full.problem, device="cuda")}
+    notes = {c.text: c.notes for c in ca.expert.candidates(full.problem, device="cuda")}
     assert "TENSOR_CORE" not in notes[full.text]
     cudnn_flags(deterministic=True)
     ca.functional.conv2d(input, weight, sampling="heuristic")

@@ -41,7 +41,7 @@ def engine_text(problem: ca.ConvProblem) -> str:
     """Of an engine that needs a small workspace and writes to it."""
     timer = GpuTimer.open(problem)
     try:
-        for candidate in timer.runnable(ca.candidates(problem)):
+        for candidate in timer.runnable(ca.expert.candidates(problem)):
             plan = timer.plans[candidate.text]
             if not 0 < plan.workspace_bytes <= PAGE:
                 continue
@@ -174,7 +174,7 @@ def test_a_timed_workspace_is_on_the_pages(
     """And not in the block that serves the others."""
     timer = GpuTimer.open(problem)
     try:
-        (candidate,) = (c for c in ca.candidates(problem) if c.text == engine_text)
+        (candidate,) = (c for c in ca.expert.candidates(problem) if c.text == engine_text)
         assert timer.runnable([candidate])
         block = torch.full((20 * PAGE,), 0xA5, dtype=torch.uint8, device="cuda")
         for uses_pages in (False, True):

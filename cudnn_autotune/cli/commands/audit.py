@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit import offline_cases, plot, record_file, report
-from cudnn_autotune.audit.model import PYTORCH_MODES, Record
-from cudnn_autotune.cli import options
-from cudnn_autotune.cli.commands.audit_gpu import audit_gpu
-from cudnn_autotune.cli.output_files import check_output, drawable, writing
+from cudnn_autotune.audit import layers, offline_cases, plot, record_file, report
+from cudnn_autotune.audit.config import AuditConfig, OracleSettings
+from cudnn_autotune.audit.model import PEAKS, PYTORCH_MODES, Record
+from cudnn_autotune.audit.processes import ProcessFailure
+from cudnn_autotune.audit.schedule import Session
+from cudnn_autotune.cli import gpu_peaks, options
+from cudnn_autotune.cli.options import check_output, drawable, writing
+from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.store import Environment
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.folder import default_folder
 from cudnn_autotune.timers import recordings
+from cudnn_autotune.timers.telemetry import Gpu, Telemetry
 
 _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
 
@@ -43,7 +52,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
     help="Fresh processes for each mode, as 3, or 1,auto=5.",
     show_default=True,
 )
-@click.option("--modes", type=options.NAMES, metavar="A,B", help="Else all there are.")
+@click.option("--modes", type=options.NAMES, metavar="A,B", help="[default: all modes]")
 @click.option(
     "--layers", type=options.FILE, metavar="FILE", help="A layer list; else the one that ships."
 )
@@ -85,7 +94,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.pass_context
 def audit(ctx: click.Context, /, **given: Any) -> None:
-    """How far from the fastest is what each sampling mode picks, and what does picking cost?
+    """Measure how far each mode's picks are from the fastest, and what picking costs.
 
     On the GPU that is here: every mode and run in a fresh process, PyTorch's benchmark modes
     beside them, then a long measurement of everything that was picked or could be the best. With
@@ -203,3 +212,72 @@ def _check_replaceable(path: Path | None) -> None:
         earlier = record_file.load(path)
     if earlier.kind == "gpu":
         raise options.refuse("--json", f"{path} holds an audit of a GPU; choose another file")
+
+
+def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Record:
+    """Continues the record in ``given["json_path"]``, or fills ``fresh``."""
+    with options.refusing("--layers"):
+        listed = layers.load(given["layers"])
+    with options.refusing("--cases"):
+        cases = layers.select(listed, given["cases"], given["share"] or (1, 1))
+    if not cases:
+        raise options.refuse("--share", "leaves none of the cases")
+    config = AuditConfig(
+        runs=fresh.settings["runs"],
+        pytorch=[mode for mode in modes if mode in PYTORCH_MODES],
+        reference=_reference(fresh.settings["runs"]),
+        oracle=OracleSettings(solo=given["sustained"] or "never", seed=given["seed"]),
+        budget_ms=given["budget_ms"],
+        time_limit_s=given["time_limit"],
+        modules=given["modules"],
+    )
+    if not torch.cuda.is_available():
+        raise click.UsageError("there is no CUDA GPU here; --replay RECORDING works without one")
+    fresh.settings |= {
+        "reference": config.reference,
+        "oracle": dataclasses.asdict(config.oracle),
+        "layers": Path(given["layers"]).name if given["layers"] else None,
+        "cases": given["cases"],
+        "share": given["share"],
+        "time_limit_s": config.time_limit_s,
+    }
+    gpu = Gpu.of(0)
+    fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
+    place = store_settings.get_store_settings().path or default_folder()
+    if (peaks := gpu_peaks.known_or_measured(place, Environment.of(0))) is not None:
+        fresh.environment[PEAKS] = encode(peaks)
+    fresh.cases = {case.id: encode(case) for case in cases}
+    path: Path | None = given["json_path"]
+    with options.refusing("--json"):
+        record = record_file.resumed(path, fresh)
+    with Telemetry(gpu) as telemetry:
+
+        def tell(line: str) -> None:
+            click.echo(line, err=True)
+
+        def save() -> None:
+            record.telemetry = telemetry.summary()
+            _save(record, path, tell)
+
+        session = Session(config, record, [case.id for case in cases], save, tell)
+        try:
+            session.run()
+        except ProcessFailure as error:
+            raise click.ClickException(f"the audit cannot start: {error}") from error
+    return record
+
+
+def _save(record: Record, path: Path | None, tell: Callable[[str], None]) -> None:
+    """Saves the record during the audit. An error is only reported, since ``audit`` saves again at
+    the end."""
+    try:
+        if path is not None:
+            record_file.save(record, path)
+    except OSError as error:
+        tell(f"--json: cannot write {path} now: {error.strerror or error}")
+
+
+def _reference(runs: dict[str, int]) -> str:
+    if not runs:
+        raise options.refuse("--modes", "PyTorch's modes need one of ours to be compared with")
+    return "auto" if "auto" in runs else list(runs)[-1]

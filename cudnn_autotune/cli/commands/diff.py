@@ -11,8 +11,7 @@ import click
 from cudnn_autotune.cli.filters import Filter, filter_options
 from cudnn_autotune.cli.options import TOLERANCE, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
-from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count, milliseconds
+from cudnn_autotune.cli.wording import count, milliseconds, say
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.store import Decision, Environment, entry
 
@@ -39,8 +38,8 @@ _MARKS = {
 )
 @click.pass_context
 def diff(ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float) -> None:
-    """How two stores (folders or files) differ; exit status 1 where they do, 2 where one of them
-    cannot be read, or not all of it.
+    """Tell how two stores (folders or files) differ; exit status 1 where they do, 2 where one of
+    them cannot be read, or not all of it.
 
     '-' only in A, '+' only in B, '!' another engine, '~' the same engine and another time. Those
     of two environments can be compared, as before and after an update of cuDNN.

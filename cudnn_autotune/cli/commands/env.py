@@ -15,7 +15,7 @@ import torch
 
 from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.stores import files_of, nothing, read, store_option
-from cudnn_autotune.cli.terminal import say
+from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core import versions
 from cudnn_autotune.store import Environment, disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
@@ -36,7 +36,7 @@ _CHECKS = {
 @click.option("--measure", is_flag=True, help="Measure the GPU's peaks first.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def env(store_path: Path | None, measure: bool, as_json: bool) -> None:
-    """What this machine's decisions are kept under, where they are, and what is in force.
+    """Show what identifies this machine's decisions, where they are kept, and what is in force.
 
     Peaks that are measured again stay the best that were ever measured: a busy GPU is slower.
     """
@@ -104,7 +104,7 @@ def _measure(store_path: Path | None) -> None:
 
 
 def _peaks(store_path: Path | None) -> dict[str, Any]:
-    """What was measured of the GPU that is here, with units that people use."""
+    """The measured peaks of the GPU that is here, in units that people use."""
     place, here = store_path or default_folder(), Environment.of()
     found: dict[str, Any] = {"path": str(peaks_file.path_of(place, here))}
     measured = peaks_file.find(place, here)

@@ -8,15 +8,13 @@ from pathlib import Path
 import click
 
 from cudnn_autotune.cli.filters import Filter, filter_options, passing
-from cudnn_autotune.cli.options import FILE, refuse, refusing
-from cudnn_autotune.cli.output_files import check_new, force_option, write
+from cudnn_autotune.cli.options import FILE, check_new, force_option, refuse, refusing, write
 from cudnn_autotune.cli.stores import (
     kind_of,
     read_whole,
     store_option,
 )
-from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count
+from cudnn_autotune.cli.wording import count, say
 from cudnn_autotune.store import Environment, Store, entry, file_format
 from cudnn_autotune.store.folder import SUFFIX, names_file
 

@@ -20,8 +20,7 @@ from cudnn_autotune.cli.stores import (
     read,
     store_option,
 )
-from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count, printable
+from cudnn_autotune.cli.wording import count, printable, say
 from cudnn_autotune.store import Decision, Environment, Store, disk_file
 from cudnn_autotune.store.folder import default_folder
 from cudnn_autotune.store.plan_files import folder_beside

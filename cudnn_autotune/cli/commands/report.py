@@ -9,11 +9,9 @@ import click
 
 from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.filters import Filter, filter_options, in_order, passing, sort_option
-from cudnn_autotune.cli.options import FILE, refuse
-from cudnn_autotune.cli.output_files import check_new, force_option, write
+from cudnn_autotune.cli.options import FILE, check_new, force_option, refuse, write
 from cudnn_autotune.cli.stores import store_option
-from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count
+from cudnn_autotune.cli.wording import count, say
 
 _SUFFIXES = (".html", ".htm")
 # Some 10 KB each; a browser opens this many, and a person reads fewer.

@@ -13,7 +13,6 @@ import click
 from click.core import ParameterSource
 
 from cudnn_autotune.cli import gpu_peaks
-from cudnn_autotune.cli.farthest import farthest
 from cudnn_autotune.cli.filters import (
     Counted,
     Filter,
@@ -22,10 +21,10 @@ from cudnn_autotune.cli.filters import (
     none_of,
     sort_option,
 )
+from cudnn_autotune.cli.gpu_peaks import farthest
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store, store_option
-from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count, printable
+from cudnn_autotune.cli.wording import count, printable, say
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store import Decision
 
@@ -64,9 +63,9 @@ def show(
     show_all: bool,
     as_json: bool,
 ) -> None:
-    """What was chosen, and why: the decisions of a store.
+    """Show what was chosen, and why: the decisions of a store.
 
-    Those of this machine's environment; of a folder that has one file only, that one's.
+    These are the decisions of this machine's environment, or of a folder's only file.
     """
     if most and ctx.get_parameter_source("sort") is not ParameterSource.DEFAULT:
         raise refuse("--sort", "not with --far, which has an order of its own")

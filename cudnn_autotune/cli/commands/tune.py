@@ -69,19 +69,19 @@ class Bench:
 @click.option(
     "--train/--inference",
     default=None,
-    help="Of a model: forward and backward, or forward only. [default: inference]",
+    help="Tune a model forward and backward, or forward only. [default: inference]",
 )
 @click.option(
     "--memory-format",
     type=click.Choice(["auto"]),
-    help="Of a model: tune it in both layouts, and time its step in each.",
+    help="Tune a model in both layouts, and time its step in each.",
 )
 @click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
 @click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="For each choice.")
 @click.option(
     "--budget-s", type=options.TOLERANCE, metavar="S", help="For a whole model; 0 times nothing."
 )
-@click.option("--retune", is_flag=True, help="Also what the store knows.")
+@click.option("--retune", is_flag=True, help="Tune again what the store knows.")
 @store_option
 @click.pass_context
 def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **given: Any) -> None:
@@ -129,7 +129,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
             if not calls:
                 click.echo(f"{model} has no convolution to tune")
                 return
-        with settings.use_sampling(mode, budget_ms=budget_ms):
+        with settings.flags(mode, budget_ms=budget_ms):
             store = Store(store_path, bench.environment)
             if not store.is_writable:
                 raise refuse("--store", f"{store.path} cannot be written to")
@@ -172,17 +172,17 @@ def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
         calls: Mapping[ConvProblem, int],
         mode: str,
         budget_s: float | None,
-        anew: bool,
+        retune: bool,
         report: Callable[[Progress], None],
     ) -> list[Decision]:
         store_settings.set_store(store_path, mode="read_write")
-        return tune_all(calls, index, mode, budget_s, report, anew=anew)
+        return tune_all(calls, index, mode, budget_s, report, retune=retune)
 
     try:
         yield Bench(
             Environment.of(index),
             torch.device("cuda", index),
-            lambda problem, mode: tune_problem.tune(problem, index, mode, anew=True),
+            lambda problem, mode: tune_problem.tune(problem, index, mode, retune=True),
             calls_of,
             together,
         )

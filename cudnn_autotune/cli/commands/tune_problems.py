@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from cudnn_autotune.cli.options import refuse
-from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count
+from cudnn_autotune.cli.wording import count, say
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 from cudnn_autotune.nn.models import memory_format
 from cudnn_autotune.nn.models.convert import conversion, convert
@@ -149,7 +148,7 @@ def load(text: str) -> nn.Module:
 
 def _of_user(module: str, name: str) -> nn.Module:
     folder = os.getcwd()
-    if folder not in sys.path:  # as with `python -m`
+    if folder not in sys.path:  # `python -m` adds it likewise
         sys.path.insert(0, folder)
     try:
         made = functools.reduce(getattr, name.split("."), _imported(module))

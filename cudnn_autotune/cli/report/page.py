@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from cudnn_autotune.cli import wording
-from cudnn_autotune.cli.farthest import farthest
+from cudnn_autotune.cli.gpu_peaks import farthest
 from cudnn_autotune.cli.report.against import Total, total
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.cli.report.view import section

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cudnn_autotune.cli import wording
-from cudnn_autotune.cli.farthest import Far
+from cudnn_autotune.cli.gpu_peaks import Far
 from cudnn_autotune.cli.report.against import Against
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision

@@ -1,4 +1,5 @@
-"""Runs and measures candidates by name."""
+"""Functions for those who look at engines themselves: list the candidates of a problem, build, run
+and measure them one by one. ``recipe`` holds what implementations of your own launch."""
 
 from __future__ import annotations
 
@@ -11,13 +12,32 @@ from torch import Tensor
 
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.configs import Device, build_plan, check_engine_text
-from cudnn_autotune.engines.listing import named
+from cudnn_autotune.engines import recipe
+from cudnn_autotune.engines.configs import (
+    Candidate,
+    Device,
+    build_plan,
+    check_engine_text,
+    engine_text,
+    parse_engine_text,
+)
+from cudnn_autotune.engines.listing import candidates, named
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import MOST_ALIGNED, added_shapes
 from cudnn_autotune.timers.timer import Cache
 from cudnn_autotune.timers.turns import Turns
+
+__all__ = [
+    "Candidate",
+    "build_plan",
+    "candidates",
+    "engine_text",
+    "execute",
+    "measure",
+    "parse_engine_text",
+    "recipe",
+]
 
 
 def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added: Tensor) -> Tensor:
