@@ -88,5 +88,5 @@ def occupancy(gpu: Gpu, threads: int, registers: int, shared_bytes: int) -> int:
     return min(
         gpu.sm_registers // (whole_warps * -(-registers // 8) * 8),
         gpu.sm_threads // whole_warps,
-        gpu.sm_shared_bytes // (shared_bytes + gpu.reserved_shared_bytes),
+        gpu.sm_shared_bytes // max(1, shared_bytes + gpu.reserved_shared_bytes),
     )
