@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
 
-L4 = Gpu(compute_capability=(8, 9), multiprocessors=58, shared_bytes=101376, l2_bytes=50331648)
-_RESERVED_SHARED_BYTES = 1024
-"""Of each block, which CUDA takes."""
+L4 = gpu_of("l4")
 
 
 def first_layer(
@@ -54,6 +53,6 @@ def assert_blocks_fit(recipe: Recipe, settings: str, gpu: Gpu) -> None:
     launch = recipe.launches[0]
     assert isinstance(launch, KernelLaunch)
     blocks = int(settings.rpartition("=")[2])
-    shared = launch.shared_bytes + _RESERVED_SHARED_BYTES
-    assert blocks * shared <= gpu.shared_bytes + _RESERVED_SHARED_BYTES
+    shared = launch.shared_bytes + gpu.reserved_shared_bytes
+    assert blocks * shared <= gpu.sm_shared_bytes
     assert launch.grid[0] * launch.grid[1] <= blocks * gpu.multiprocessors

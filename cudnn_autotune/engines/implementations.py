@@ -20,10 +20,21 @@ class Gpu:
     shared_bytes: int
     """Most bytes of shared memory that a block may ask for."""
     l2_bytes: int
+    sm_threads: int
+    """Most threads that a multiprocessor holds."""
+    sm_registers: int
+    """Registers of 32 bits of a multiprocessor."""
+    reserved_shared_bytes: int
+    """Bytes of shared memory that CUDA keeps for itself in each block."""
     device: int | str | PathLike[str] | None = None
     """The name of this GPU for :func:`~cudnn_autotune.engines.configs.open_search`: the index of a
     CUDA device, or a property file. If it is None, nothing that runs engines of cuDNN is
     offered."""
+
+    @property
+    def sm_shared_bytes(self) -> int:
+        """Bytes of shared memory of a multiprocessor, which one block may have all of."""
+        return self.shared_bytes + self.reserved_shared_bytes
 
 
 @dataclass(frozen=True)

@@ -40,17 +40,24 @@ def gpu_of(device: Device) -> Gpu:
         multiprocessors=given["multiProcessorCount"],
         shared_bytes=given["maxSharedMemoryPerBlockOptin"],
         l2_bytes=given["l2CacheSize"],
+        sm_threads=given["maxThreadsPerSM"],
+        sm_registers=given["maxRegistersPerSM"],
+        reserved_shared_bytes=given["reservedSharedMemoryPerBlock"],
         device=device,
     )
 
 
 def _gpu_here(index: int) -> Gpu:
-    given: Any = torch.cuda.get_device_properties(index)  # torch's stub lacks one of these
+    given: Any = torch.cuda.get_device_properties(index)  # torch's stub lacks some of these
+    shared_bytes = given.shared_memory_per_block_optin
     return Gpu(
         compute_capability=(given.major, given.minor),
         multiprocessors=given.multi_processor_count,
-        shared_bytes=given.shared_memory_per_block_optin,
+        shared_bytes=shared_bytes,
         l2_bytes=given.L2_cache_size,
+        sm_threads=given.max_threads_per_multi_processor,
+        sm_registers=given.regs_per_multiprocessor,
+        reserved_shared_bytes=given.shared_memory_per_multiprocessor - shared_bytes,
         device=index,
     )
 

@@ -41,7 +41,7 @@ from cudnn_autotune.tuning import remembering
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 1, 3, 3), padding=1, groups=8)
 HALF_LAST: dict[str, Any] = {"dtype": torch.float16, "memory_format": torch.channels_last}
 POINTWISE = ca.ConvProblem("fprop", (2, 16, 6, 5), (8, 16, 1, 1), **HALF_LAST)
-H200 = Gpu((9, 0), 132, 232448, 62914560, "h200")
+H200 = gpu_of("h200")
 
 
 def texts(candidates: Sequence[ca.expert.Candidate]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from first_layers import L4, assert_blocks_fit, first_layer, random_first_layer
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
@@ -63,7 +65,7 @@ def test_every_offer(name: str) -> None:
 
 def test_a_block_computes_many_tiles() -> None:
     """A GPU with one multiprocessor has few blocks, so buffers are used again."""
-    small = Gpu(compute_capability=(8, 0), multiprocessors=1, shared_bytes=166912, l2_bytes=1 << 20)
+    small = replace(gpu_of("a100"), multiprocessors=1)
     of = problem((3, 3, 21, 70), (32, 3, 3, 3), 1, 1)
     settings = KERNELS.offers(of, small)[0].settings
     (launch,) = KERNELS.recipe(of, settings, small).launches
@@ -159,9 +161,7 @@ def test_only_what_it_computes_is_offered() -> None:
     ]
     for other in others:
         assert not KERNELS.offers(other, H200), other.text
-    turing = Gpu(
-        compute_capability=(7, 5), multiprocessors=40, shared_bytes=65536, l2_bytes=1 << 22
-    )
+    turing = gpu_of("t4")
     assert not KERNELS.offers(problem(*shapes), turing)
     with pytest.raises(ValueError, match="settings: few_channels does not offer 'ROWS=3'"):
         KERNELS.recipe(problem(*shapes), "ROWS=3", H200)

@@ -25,13 +25,14 @@ from first_layers import L4, assert_blocks_fit, first_layer, random_first_layer
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.sum_parts import sum_launch
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
 KERNELS = FewChannelsWgrad()
-ONE = Gpu(compute_capability=(8, 0), multiprocessors=1, shared_bytes=166912, l2_bytes=1 << 20)
+ONE = replace(gpu_of("a100"), multiprocessors=1)
 """With few blocks, each of which computes many tiles."""
 
 

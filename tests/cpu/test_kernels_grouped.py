@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import cuda_emulation
@@ -16,12 +17,13 @@ from grouped_layers import LAYERS, problem
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.grouped import Grouped
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 GROUPED = Grouped()
-A100 = Gpu((8, 0), multiprocessors=108, shared_bytes=163 << 10, l2_bytes=40 << 20)
-L4 = Gpu((8, 9), multiprocessors=58, shared_bytes=99 << 10, l2_bytes=48 << 20)
+A100 = gpu_of("a100")
+L4 = gpu_of("l4")
 
 
 def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
@@ -94,7 +96,7 @@ def test_edges(op: str, layer: Any, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
     """One multiprocessor has few blocks, so each goes over many tiles."""
-    gpu = Gpu((9, 0), multiprocessors=1, shared_bytes=99 << 10, l2_bytes=1 << 20)
+    gpu = replace(H200, multiprocessors=1, shared_bytes=99 << 10)
     for op in ("fprop", "dgrad"):
         what = problem(op, (9, 17, 20), 2, 24, dtype=dtype)
         for settings in settings_of(what, gpu):
@@ -209,14 +211,14 @@ def test_nvrtc_compiles_what_is_offered() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 def test_an_older_gpu_is_offered_nothing(dtype: torch.dtype) -> None:
-    turing = Gpu((7, 5), multiprocessors=40, shared_bytes=64 << 10, l2_bytes=4 << 20)
+    turing = gpu_of("t4")
     assert not settings_of(problem("fprop", (2, 14, 14), 2, 24, dtype=dtype), turing)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 def test_offers_fit_the_gpu_and_differ(dtype: torch.dtype) -> None:
     for shared_bytes in (99 << 10, 163 << 10, 227 << 10):
-        gpu = Gpu((8, 9), 58, shared_bytes, 48 << 20)
+        gpu = replace(L4, shared_bytes=shared_bytes)
         # Filters of wider groups in float32 do not fit into the least of these.
         wide = () if dtype is torch.float32 else (48, 56)
         for width in (4, 8, 16, 24, 32, *wide):
@@ -240,5 +242,5 @@ def test_very_many_groups_are_planned_at_once() -> None:
 def test_other_settings_are_an_error() -> None:
     what = problem("fprop", (2, 14, 14), 2, 24)
     for wrong in ("", "TILE=1x1x1", settings_of(what)[0] + ",X=1"):
-        with pytest.raises(ValueError, match="settings must be one of"):
+        with pytest.raises(ValueError, match="does not offer"):
             GROUPED.recipe(what, wrong, H200)

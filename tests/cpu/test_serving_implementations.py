@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.listing import named
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import operands
@@ -37,7 +38,7 @@ def elsewhere(outcome: Outcome) -> Callable[..., list[Outcome]]:
 @pytest.fixture(autouse=True)
 def on_an_h200(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Functions run on the CPU, where implementations are asked about another GPU."""
-    h200 = Gpu((9, 0), 132, 232448, 62914560)
+    h200 = replace(gpu_of("h200"), device=None)
     monkeypatch.setattr(building, "gpu_of", lambda device: h200)
     monkeypatch.setattr(offers, "gpu_of", lambda device: h200)
     monkeypatch.setattr(isolated_run, "run_elsewhere", elsewhere(Outcome()))

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,15 +20,14 @@ from user_implementations import registered
 import cudnn_autotune as ca
 from cudnn_autotune.engines import recipe, registry
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.offers import offers_of, recipe_of
+from cudnn_autotune.engines.offers import gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision
 from cudnn_autotune.tuning import choice_log
 from cudnn_autotune.tuning.choice import Choice
 
-H200 = Gpu((9, 0), 132, 232448, 62914560)
+H200 = replace(gpu_of("h200"), device=None)
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 8, 3, 3), padding=1)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "implementations.md"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from references import expected, relative_error, shapes_of, tolerance
@@ -11,10 +12,11 @@ from torch import Tensor
 from cuda_emulation import run_recipe
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Gpu, Implementation
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import EngineLaunch, Kernel, KernelLaunch, Recipe
 
-H200 = Gpu(compute_capability=(9, 0), multiprocessors=132, shared_bytes=232448, l2_bytes=62914560)
+H200 = replace(gpu_of("h200"), device=None)
 _BAND = 4096
 """Bytes before and behind a tensor: NaN in every type."""
 _NAN_BYTE = 0xFF

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_sizes import (
     dimensions,
     epilogue,
@@ -20,6 +19,7 @@ from cudnn_autotune.engines.kernels.depthwise_tile import (
     block_recipe,
     block_tiles,
 )
+from cudnn_autotune.engines.kernels.family import INT32_MAX, MMA_CAPABILITY, KernelFamily
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
@@ -36,7 +36,6 @@ _THREADS_AT_ONCE = 512  # on a multiprocessor
 _BLOCK_THREADS = 256
 _MOST_GROUPS = 128  # of channels in a block
 _MOST_GRID_Y = 65535
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Tile:
         return f"CHANNELS={self.channels},COLUMNS={self.columns},ROWS={self.rows}"
 
 
-class Depthwise:
+class Depthwise(KernelFamily[BlockTile | Tile]):
     """Depthwise convolutions and their dgrad in channels_last: any stride, dilations up to
     twice the image, float16, bfloat16 and float32, and in fprop several outputs a channel.
 
@@ -64,21 +63,18 @@ class Depthwise:
     name = "depthwise"
     version = version_of(
         *("device.cuh", "depthwise_strip.cuh", "depthwise.cu", "depthwise_tile.cu"),
-        *("depthwise.py", "depthwise_sizes.py", "depthwise_tile.py"),
+        *("depthwise.py", "depthwise_sizes.py", "depthwise_tile.py", "family.py"),
     )
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        return [Offer(tile.settings) for tile in self._tiles(problem, gpu)]
+    min_capability = (0, 0)
+    numerical_notes = ()
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        for tile in self._tiles(problem, gpu):
-            if tile.settings == settings:
-                if isinstance(tile, BlockTile):
-                    return block_recipe(problem, tile)
-                return _recipe(problem, tile)
-        raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
+    def build(self, problem: ConvProblem, tiling: BlockTile | Tile, gpu: Gpu) -> Recipe:
+        if isinstance(tiling, BlockTile):
+            return block_recipe(problem, tiling)
+        return _recipe(problem, tiling)
 
-    def _tiles(self, problem: ConvProblem, gpu: Gpu) -> list[BlockTile | Tile]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> list[BlockTile | Tile]:
         if not is_depthwise(problem):
             return []
         of_blocks = block_tiles(problem, gpu)
@@ -99,7 +95,7 @@ class Depthwise:
         taps = depth.taps * height.taps * width.taps
         if not 1 < taps <= _MOST_TAPS:
             return []
-        if is_for_tensor_cores(problem) or _is_faster_by_mma(problem, gpu):
+        if is_for_tensor_cores(problem, gpu) or _is_faster_on_tensor_cores(problem, gpu):
             return []
         tiles: list[Tile] = []
         longest = height.strip_length(problem.op)
@@ -113,13 +109,13 @@ class Depthwise:
             for count in (pieces,) if tiles else (pieces, other):
                 rows = max(min(_LEAST_ROWS, longest), -(-longest // count))
                 tile = Tile(channels, columns, rows)
-                if tile not in tiles and _strip_counts(problem, tile)[2] <= _INT32_MAX:
+                if tile not in tiles and _strip_counts(problem, tile)[2] <= INT32_MAX:
                     tiles.append(tile)
         return tiles
 
 
-def _is_faster_by_mma(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether it is a 5x5 of stride 1 that depthwise_mma computes, in half the time."""
+def _is_faster_on_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
+    """Whether it is a 5x5 of stride 1, which tensor cores compute in half the time."""
     return (
         problem.dtype != torch.float32
         and problem.spatial_dims == 2
@@ -128,7 +124,7 @@ def _is_faster_by_mma(problem: ConvProblem, gpu: Gpu) -> bool:
         and problem.groups % 8 == 0
         and problem.weight_shape[0] == problem.groups
         and min(problem.alignment) >= 16
-        and gpu.compute_capability >= (8, 0)
+        and gpu.compute_capability >= MMA_CAPABILITY
     )
 
 
@@ -182,7 +178,7 @@ def _estimate(problem: ConvProblem, channels: int, columns: int) -> tuple[float,
         rows_read, rows_written = 1, height.stride
         window, written = columns - 1 + -(-width.taps // width.stride), columns * width.stride
     if max(window, written) > 32:
-        return math.inf, _INT32_MAX
+        return math.inf, INT32_MAX
     words = -(-channels * problem.dtype.itemsize // 4)
     sums = slots * rows_written * written * channels
     registers = taps * channels + sums + window * (words + channels) + 30

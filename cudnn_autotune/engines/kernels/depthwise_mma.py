@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources
+from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
 
@@ -21,7 +22,6 @@ _MOST_STEPS = 17
 _STATE_REGISTERS = 70  # of a channel in a warp: the filter's matrices and incomplete sums
 _OTHER_REGISTERS = 36
 _CHAINED_REGISTERS = 40  # of the second channel of a warp in a chain
-_SM_REGISTERS, _SM_THREADS, _SM_SHARED = 65536, 2048, 227 << 10
 _MOST_ROWS = 2048  # of a block, so that it counts its outputs in 32 bits
 _MOST_COPIES = 8  # of a thread and row
 _MOST_OFFERS = 4
@@ -187,19 +187,16 @@ class _Tiling:
         links = (s.chained - 1) * self.channels * 32 * 16
         return _STAGES * self.raw_bytes + 2 * (planes + out + links) + 16
 
-    @functools.cached_property
-    def resident(self) -> int:
+    def resident(self, gpu: Gpu) -> int:
         """Blocks that a multiprocessor holds at a time."""
         registers = self.shape.state_registers * self.warp_channels + _OTHER_REGISTERS
         registers += 2 * max(0, self.shape.steps - 5)  # the inputs of an mma
         if self.shape.chained > 1:
             registers += _CHAINED_REGISTERS * (self.warp_channels - 1)
-        registers = min(_ceil_div(registers, 8) * 8, 255)
-        return min(
-            _SM_REGISTERS // (32 * self.warps * registers),
-            _SM_THREADS // (32 * self.warps),
-            _SM_SHARED // (self.shared_bytes + 1024),
-        )
+        # Offers of an H100 stay what they were: its last kilobyte of shared memory is not counted.
+        of_shared = gpu.shared_bytes // (self.shared_bytes + gpu.reserved_shared_bytes)
+        threads = 32 * self.warps
+        return min(occupancy(gpu, threads, min(registers, 255), self.shared_bytes), of_shared)
 
     def cost(self, gpu: Gpu) -> float:
         """Estimated clocks of the busiest multiprocessor."""
@@ -215,7 +212,7 @@ class _Tiling:
         # Copies of 16 bytes are half of what the L2 cache delivers.
         waste = 1.2 if shape.is_channels_last and self.channels <= 8 else 1.0
         work = blocks * self.warps / 4 * self.warp_channels * clocks * waste
-        return (rows + 4) * max(work, _ceil_div(blocks, self.resident) * _STEP_LATENCY)
+        return (rows + 4) * max(work, _ceil_div(blocks, self.resident(gpu)) * _STEP_LATENCY)
 
 
 def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
@@ -225,7 +222,7 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
         for warp_channels in (1, 2):
             whole = _Tiling(shape, channels, warp_channels, 1)
             fits = 4 <= whole.warps <= 32 and whole.shared_bytes <= gpu.shared_bytes
-            if not fits or not whole.resident or whole.warps % _ceil_div(channels, 8):
+            if not fits or not whole.resident(gpu) or whole.warps % _ceil_div(channels, 8):
                 continue
             if whole.raw_bytes // shape.copy_bytes > _MOST_COPIES * 32 * whole.warps:
                 continue
@@ -234,14 +231,13 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
             yield from sorted(choices, key=lambda tiling: tiling.cost(gpu))[:2]
 
 
-def _is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
+def _is_computed(problem: ConvProblem) -> bool:
     if (
         problem.op == "wgrad"
         or problem.dtype not in (torch.float16, torch.bfloat16)
         or problem.spatial_dims > 2
         or not problem.groups == problem.input_shape[1] == problem.weight_shape[0]
         or any(s != 1 for s in (*problem.stride, *problem.dilation))
-        or gpu.compute_capability < (8, 0)
     ):
         return False
     shape = _shape(problem)
@@ -259,13 +255,13 @@ def _is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _offered(problem: ConvProblem, gpu: Gpu) -> tuple[_Tiling, ...]:
-    if not _is_computed(problem, gpu):
+    if not _is_computed(problem):
         return ()
     tilings = sorted(_tilings(_shape(problem), gpu), key=lambda tiling: tiling.cost(gpu))
     return tuple(tilings[:_MOST_OFFERS])
 
 
-class DepthwiseMma:
+class DepthwiseMma(KernelFamily[_Tiling]):
     """Depthwise convolutions with a multiplier of 1, stride 1 and dilation 1, in the half types.
 
     It computes fprop, with every epilogue, and dgrad, in channels_last and contiguous, for filters
@@ -274,23 +270,16 @@ class DepthwiseMma:
     """
 
     name = "depthwise_mma"
-    version = sources.version_of("device.cuh", *_SOURCES, "depthwise_mma.py")
+    version = sources.version_of("device.cuh", *_SOURCES, "depthwise_mma.py", "family.py")
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        return [
-            Offer(tiling.settings, numerical_notes=("TENSOR_CORE",))
-            for tiling in _offered(problem, gpu)
-        ]
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
+        return _offered(problem, gpu)
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        tilings = {tiling.settings: tiling for tiling in _offered(problem, gpu)}
-        if settings not in tilings:
-            allowed = " or ".join(tilings) or "none for this problem"
-            raise ValueError(f"settings must be {allowed}, got {settings!r}")
-        return Recipe((_launch(problem, tilings[settings]),))
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+        return Recipe((_launch(problem, tiling, gpu),))
 
 
-def _launch(problem: ConvProblem, tiling: _Tiling) -> KernelLaunch:
+def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
     shape = tiling.shape
     has_pairs = shape.out_size[1] % 2 == 0 and shape.alignment >= 4
     defines: tuple[tuple[str, str | int], ...] = (
@@ -305,7 +294,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling) -> KernelLaunch:
         ("WARP_CHANNELS", tiling.warp_channels),
         ("CHAINED", shape.chained),
         ("STAGES", _STAGES),
-        ("MIN_BLOCKS", tiling.resident),
+        ("MIN_BLOCKS", tiling.resident(gpu)),
         ("COPY_BYTES", shape.copy_bytes),
         ("SHIFT", 0 if shape.is_channels_last else -shape.padding[1] % 8),
         ("STORE_PAIRS", int(has_pairs)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_sizes import (
     Dimension,
     dimensions,
@@ -16,6 +16,7 @@ from cudnn_autotune.engines.kernels.depthwise_sizes import (
     is_depthwise,
     is_for_tensor_cores,
 )
+from cudnn_autotune.engines.kernels.family import INT32_MAX, KernelFamily
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
@@ -24,7 +25,6 @@ _MOST_TAPS = 64  # whose filter fits into a thread's registers
 _MOST_WINDOW = 64  # pixels of a row in a thread's registers
 _MOST_SPAN = 1024  # of the taps of one column, which are unrolled
 _MOST_VALUES = 160  # a thread's filter, sums and pixels, in registers
-_MOST_BLOCKS = 2**31 - 1
 _MOST_THREADS = 256
 _THREADS = 192  # wanted
 _BLOCKS_AT_ONCE = 4  # that share a multiprocessor's memory, so that they load and compute in turns
@@ -48,7 +48,7 @@ class Tile:
         return f"COLUMNS={self.columns},STRIPS={self.strips},ROWS={self.rows},PLANES={self.planes}"
 
 
-class DepthwisePlanes:
+class DepthwisePlanes(KernelFamily[Tile]):
     """Depthwise convolutions and their dgrad in contiguous layout, in one to three dimensions:
     strides and dilations up to what registers hold, float16, bfloat16 and float32.
 
@@ -57,17 +57,18 @@ class DepthwisePlanes:
 
     name = "depthwise_planes"
     version = version_of(
-        "device.cuh", "depthwise_planes.cu", "depthwise_planes.py", "depthwise_sizes.py"
+        *("device.cuh", "depthwise_planes.cu"),
+        *("depthwise_planes.py", "depthwise_sizes.py", "family.py"),
     )
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        return [Offer(tile.settings) for tile in _tiles(problem, gpu)]
+    min_capability = (0, 0)
+    numerical_notes = ()
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        for tile in _tiles(problem, gpu):
-            if tile.settings == settings:
-                return _Geometry(problem, tile).recipe()
-        raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Tile]:
+        return _tiles(problem, gpu)
+
+    def build(self, problem: ConvProblem, tiling: Tile, gpu: Gpu) -> Recipe:
+        return _Geometry(problem, tiling).recipe()
 
 
 def _tiles(problem: ConvProblem, gpu: Gpu) -> list[Tile]:
@@ -75,7 +76,7 @@ def _tiles(problem: ConvProblem, gpu: Gpu) -> list[Tile]:
         problem.memory_format != torch.contiguous_format
         or not is_depthwise(problem)
         or problem.weight_shape[0] != problem.groups
-        or is_for_tensor_cores(problem)
+        or is_for_tensor_cores(problem, gpu)
     ):
         return []
     depth, height, width = dimensions(problem)
@@ -108,7 +109,7 @@ def _tiles(problem: ConvProblem, gpu: Gpu) -> list[Tile]:
             tile not in tiles
             and geometry.shared_bytes <= gpu.shared_bytes
             and geometry.values <= _MOST_VALUES
-            and geometry.blocks <= _MOST_BLOCKS
+            and geometry.blocks <= INT32_MAX
         ):
             tiles.append(tile)
     return tiles

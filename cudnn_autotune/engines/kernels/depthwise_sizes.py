@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.family import INT32_MAX, MMA_CAPABILITY
 from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address
 
 _MOST_DILATION = 1024
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,18 @@ def is_depthwise(problem: ConvProblem) -> bool:
         )
         and is_dilation_small(problem)
         and all(
-            d.size + 2 * d.padding + 256 * d.stride * d.dilation <= _INT32_MAX
+            d.size + 2 * d.padding + 256 * d.stride * d.dilation <= INT32_MAX
             for d in dimensions(problem)
         )
     )
 
 
-def is_for_tensor_cores(problem: ConvProblem) -> bool:
+def is_for_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
     """Whether the products bound the problem, and tensor cores can compute them: large kernels at
-    stride 1 in the half types, which are depthwise_mma's."""
+    stride 1 in the half types."""
     return (
-        problem.dtype != torch.float32
+        gpu.compute_capability >= MMA_CAPABILITY
+        and problem.dtype != torch.float32
         and problem.spatial_dims < 3
         and math.prod(problem.weight_shape[2:]) > 25
         and all(n == 1 for n in (*problem.stride, *problem.dilation))

@@ -18,6 +18,7 @@ from cudnn_autotune.engines.kernels.depthwise_sizes import (
     dimensions,
     epilogue,
 )
+from cudnn_autotune.engines.kernels.family import INT32_MAX, MMA_CAPABILITY
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
@@ -28,15 +29,12 @@ _BLOCK_BYTES = range(48, 208, 16)  # of channels
 _BLOCK_THREADS = range(64, 257)
 _MOST_COLUMNS = 8
 _MOST_FILTER_REGISTERS = 64
-_MOST_TAPS_OF_STRIDE_ONE = 9  # more are depthwise_mma's
+_MOST_TAPS_OF_STRIDE_ONE = 9  # beyond, tensor cores are faster in the half types
 _MOST_REGISTERS = 168  # of a thread
 _OTHER_REGISTERS = 32
-_SM_REGISTERS, _SM_THREADS, _SM_BLOCKS = 65536, 2048, 32
-_BLOCK_RESERVED_BYTES = 1024  # of shared memory
 _MOST_SHARED_BYTES = 96 << 10
 _MOST_PIXELS = 1 << 30  # of an image, which the kernel counts in 32 bits
 _MOST_OFFERS = 4
-_INT32_MAX = 2**31 - 1
 # Of the estimate by which tiles are put in order, in clocks of a multiprocessor.
 _COPY_INSTRUCTIONS = 16
 _STEP_INSTRUCTIONS = 20
@@ -53,6 +51,7 @@ class _Layer:
     height: Dimension
     width: Dimension
     itemsize: int
+    gpu: Gpu
 
     @property
     def piece(self) -> int:
@@ -154,14 +153,15 @@ class BlockTile:
     @property
     def residents(self) -> _Numbers:
         """Blocks of a multiprocessor."""
-        of_registers = _SM_REGISTERS // (-(-self.threads // 32) * 32 * self.registers)
-        of_threads = np.minimum(_SM_THREADS // self.threads, _SM_BLOCKS)
+        of_registers = self.layer.gpu.sm_registers // (-(-self.threads // 32) * 32 * self.registers)
+        of_threads = self.layer.gpu.sm_threads // self.threads
         most = np.minimum(np.maximum(1, of_registers), of_threads)
         return np.minimum(most, self._shared_residents)
 
     @property
     def _shared_residents(self) -> _Numbers:
-        return np.maximum(1, (227 << 10) // (self.shared_bytes + _BLOCK_RESERVED_BYTES))
+        gpu = self.layer.gpu
+        return np.maximum(1, gpu.shared_bytes // (self.shared_bytes + gpu.reserved_shared_bytes))
 
     @property
     def _instructions(self) -> _Numbers:
@@ -183,9 +183,9 @@ class BlockTile:
         )
         return of_thread * -(-self.threads // 32)
 
-    def clocks(self, gpu: Gpu) -> _Numbers:
-        """An estimate."""
-        blocks = -(-self.blocks // gpu.multiprocessors)
+    def clocks(self) -> _Numbers:
+        """Estimated clocks of the busiest multiprocessor."""
+        blocks = -(-self.blocks // self.layer.gpu.multiprocessors)
         warps = self.residents * self.threads / 32
         issue = blocks * self._instructions / 4 / np.minimum(1.0, warps / _BUSY_WARPS)
         written = self._written * self.rows * math.prod(self.strips)
@@ -209,7 +209,7 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
         or problem.groups != problem.weight_shape[0]
         or problem.groups * problem.dtype.itemsize % _PIECE_BYTES
         or min(problem.alignment) < _PIECE_BYTES
-        or gpu.compute_capability < (8, 0)
+        or gpu.compute_capability < MMA_CAPABILITY
         or any(d != 1 for d in problem.dilation)
         or math.prod(problem.weight_shape[2:]) == 1
         or (
@@ -223,10 +223,16 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
     if max(height.size * width.size, height.output * width.output) > _MOST_PIXELS:
         return ()
     layer = _Layer(
-        problem.op, problem.input_shape[0], problem.groups, height, width, problem.dtype.itemsize
+        problem.op,
+        problem.input_shape[0],
+        problem.groups,
+        height,
+        width,
+        problem.dtype.itemsize,
+        gpu,
     )
     best: dict[tuple[int, int], tuple[float, BlockTile]] = {}
-    for clocks, tile in _best_tiles(layer, gpu):
+    for clocks, tile in _best_tiles(layer):
         key = (tile.channels * tile.groups, tile.columns)
         if key not in best or clocks < best[key][0]:
             best[key] = (clocks, tile)
@@ -234,7 +240,7 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
     return tuple(tile for _, tile in ordered[:_MOST_OFFERS])
 
 
-def _best_tiles(layer: _Layer, gpu: Gpu) -> Iterator[tuple[float, BlockTile]]:
+def _best_tiles(layer: _Layer) -> Iterator[tuple[float, BlockTile]]:
     """Yields the best tile of each number of channels and columns, and its clocks."""
     counts = [count // layer.itemsize for count in _BLOCK_BYTES]
     dividing = [n for n in counts if layer.channels % n == 0]
@@ -258,13 +264,13 @@ def _best_tiles(layer: _Layer, gpu: Gpu) -> Iterator[tuple[float, BlockTile]]:
             (tiles.threads >= _BLOCK_THREADS.start)
             & (tiles.threads < _BLOCK_THREADS.stop)
             & (tiles.registers <= _MOST_REGISTERS)
-            & (tiles.shared_bytes <= _MOST_SHARED_BYTES)
+            & (tiles.shared_bytes <= min(_MOST_SHARED_BYTES, layer.gpu.shared_bytes))
             & (tiles.size[0] < lengths[0] + rows)
             & (tiles.size[1] < lengths[1] + columns)
             & (np.maximum(tiles.window, columns * layer.width.stride) <= 32)
-            & (tiles.blocks <= _INT32_MAX)
+            & (tiles.blocks <= INT32_MAX)
         )
-        clocks = np.where(fits, tiles.clocks(gpu), math.inf)
+        clocks = np.where(fits, tiles.clocks(), math.inf)
         for at, best in enumerate(clocks.argmin(axis=1)):
             if clocks[at, best] < math.inf:
                 c, r, *s = (int(axis[at, best]) for axis in (columns, rows, below, beside))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_sizes import Dimension, dimensions, is_dilation_small
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
     is_depthwise_wgrad,
     partial_bytes,
     sum_launch,
 )
+from cudnn_autotune.engines.kernels.family import INT32_MAX, KernelFamily
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
@@ -25,7 +26,6 @@ _MOST_DEPTHS = 64  # of the filter
 _COLUMNS = range(1, 9)
 _MOST_WINDOW = 32
 _MOST_LANES = 128  # of a block, side by side in channels
-_SM_REGISTERS, _SM_THREADS = 65536, 2048
 _OTHER_REGISTERS = 27  # of a thread, besides sums and pixels
 # Registers of a thread, and how many tiles with at most so many are offered, in order.
 _OFFERS = ((224, 2), (168, 1))
@@ -33,7 +33,6 @@ _OFFERS_FLOAT32 = (*_OFFERS, (128, 1))
 _OFFERS_3D = ((168, 1), (128, 2), (224, 1))
 _STEP_INSTRUCTIONS = 30  # of a step, besides those for each pixel
 _PIXEL_INSTRUCTIONS = 6  # besides those for each channel
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -152,13 +151,18 @@ class _Tile:
         row_sums = self.shape.width.taps * self.channels * threads
         return 4 * (row_sums + self.lanes * self.channels * self.taps)
 
+    def min_blocks(self, gpu: Gpu) -> int:
+        """Blocks of a multiprocessor for which the compiler leaves registers."""
+        of_registers = gpu.sm_registers // (self.most_threads * self.registers)
+        return max(1, min(of_registers, gpu.sm_threads // self.most_threads))
+
     def blocks_at_once(self, gpu: Gpu) -> int:
         """That share the strips."""
         warps = -(-self.lanes * self.strips_at_a_time // 32)
         resident = min(
-            max(1, _SM_REGISTERS // (32 * warps * self.registers)),
-            _SM_THREADS // (32 * warps),
-            (gpu.shared_bytes + 1024) // (self.shared_bytes + 1024),
+            max(1, gpu.sm_registers // (32 * warps * self.registers)),
+            gpu.sm_threads // (32 * warps),
+            gpu.sm_shared_bytes // (self.shared_bytes + gpu.reserved_shared_bytes),
         )
         return max(1, gpu.multiprocessors * resident // (self.channel_chunks * self.depth_groups))
 
@@ -217,7 +221,23 @@ def _tiles_of(shape: _Shape, widths: list[int]) -> Iterator[_Tile]:
                 yield tile
 
 
-class DepthwiseWgrad:
+@dataclass(frozen=True)
+class _Tiling:
+    tile: _Tile
+    rows: int
+    """Rows of dy in a strip."""
+
+    @property
+    def settings(self) -> str:
+        tile = self.tile
+        depths = f",DEPTHS={tile.depths}" if tile.shape.depth.taps > 1 else ""
+        return f"CHANNELS={tile.channels},COLUMNS={tile.columns}{depths},ROWS={self.rows}"
+
+    def splits(self, gpu: Gpu) -> int:
+        return self.tile.splits(self.rows, gpu)
+
+
+class DepthwiseWgrad(KernelFamily[_Tiling]):
     """Weight gradients of depthwise convolutions with a multiplier of 1, in channels_last: any
     stride, dilations up to twice the image, up to 49 taps in a depth, float16, bfloat16 and
     float32.
@@ -229,27 +249,21 @@ class DepthwiseWgrad:
     name = "depthwise_wgrad"
     version = version_of(
         *("device.cuh", "depthwise_wgrad.cu", "depthwise_wgrad_sum.cu"),
-        *("depthwise_sizes.py", "depthwise_wgrad.py", "depthwise_wgrad_sum.py"),
+        *("depthwise_sizes.py", "depthwise_wgrad.py", "depthwise_wgrad_sum.py", "family.py"),
     )
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        return [
-            Offer(
-                _settings(tile, rows),
-                workspace_bytes=partial_bytes(problem, tile.splits(rows, gpu)),
-            )
-            for tile, rows in self._offered(problem, gpu)
-        ]
+    min_capability = (0, 0)
+    numerical_notes = ()
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        for tile, rows in self._offered(problem, gpu):
-            if _settings(tile, rows) == settings:
-                splits = tile.splits(rows, gpu)
-                launches = (_launch(problem, tile, rows, gpu), sum_launch(problem, splits))
-                return Recipe(launches, partial_bytes(problem, splits))
-        raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
+    def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
+        return partial_bytes(problem, tiling.splits(gpu))
 
-    def _offered(self, problem: ConvProblem, gpu: Gpu) -> list[tuple[_Tile, int]]:
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+        splits = tiling.splits(gpu)
+        add = _launch(problem, tiling.tile, tiling.rows, gpu)
+        return Recipe((add, sum_launch(problem, splits)), partial_bytes(problem, splits))
+
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> list[_Tiling]:
         if not is_depthwise_wgrad(problem) or problem.memory_format == torch.contiguous_format:
             return []
         shape = _shape(problem)
@@ -260,7 +274,7 @@ class DepthwiseWgrad:
             or taps_of_depth > _MOST_TAPS
             or shape.depth.taps > _MOST_DEPTHS
             or shape.channels < _LEAST_CHANNELS
-            or step > _INT32_MAX
+            or step > INT32_MAX
             or not is_dilation_small(problem)
         ):
             return []
@@ -271,12 +285,7 @@ class DepthwiseWgrad:
             return []  # bound by the products, of which tensor cores compute more
         tiles = [tile for tile in _tiles(shape) if tile.channel_chunks < 1 << 16]
         found = [(tile, tile.best_rows(gpu)) for tile in tiles]
-        return [(tile, rows) for tile, rows in found if tile.strips(rows) <= _INT32_MAX]
-
-
-def _settings(tile: _Tile, rows: int) -> str:
-    depths = f",DEPTHS={tile.depths}" if tile.shape.depth.taps > 1 else ""
-    return f"CHANNELS={tile.channels},COLUMNS={tile.columns}{depths},ROWS={rows}"
+        return [_Tiling(tile, rows) for tile, rows in found if tile.strips(rows) <= INT32_MAX]
 
 
 def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLaunch:
@@ -295,7 +304,7 @@ def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLau
             ("STRIDE_H", height.stride),
             ("STRIDE_W", width.stride),
             ("THREADS", tile.most_threads),
-            ("MIN_BLOCKS", max(1, _SM_REGISTERS // (tile.most_threads * tile.registers))),
+            ("MIN_BLOCKS", tile.min_blocks(gpu)),
         ),
     )
     return KernelLaunch(

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
     is_depthwise_wgrad,
     partial_bytes,
     sum_launch,
     two_dimensions,
 )
+from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _PIECE = 16  # bytes of eight elements
 _MOST_COLUMN_BLOCKS = 8  # which are unrolled
-_SM_REGISTERS, _SM_THREADS = 65536, 2048
 _OTHER_REGISTERS = 44  # of a thread, besides sums and blocks of dy
 _MOST_REGISTERS = 240
 _MOST_OFFERS = 4
@@ -163,11 +163,7 @@ class _Tiling:
 
     def resident(self, gpu: Gpu) -> int:
         """Blocks that a multiprocessor holds at a time."""
-        return min(
-            _SM_REGISTERS // (32 * self.warps * self.registers),
-            _SM_THREADS // (32 * self.warps),
-            (gpu.shared_bytes + 1024) // (self.shared_bytes + 1024),
-        )
+        return occupancy(gpu, 32 * self.warps, self.registers, self.shared_bytes)
 
     def items_a_split(self, gpu: Gpu) -> int:
         """So that all blocks are on the GPU at once."""
@@ -240,7 +236,7 @@ def _best_tilings(shape: _Shape, gpu: Gpu) -> tuple[_Tiling, ...]:
     return tuple(best.values())[:_MOST_OFFERS]
 
 
-class DepthwiseWgradMma:
+class DepthwiseWgradMma(KernelFamily[_Tiling]):
     """Weight gradients of depthwise convolutions with a multiplier of 1, of stride and dilation 1,
     in the half types: one and two dimensions, channels_last with an even number of channels, and
     contiguous.
@@ -252,34 +248,23 @@ class DepthwiseWgradMma:
     name = "depthwise_wgrad_mma"
     version = version_of(
         *("device.cuh", "depthwise_wgrad_mma.cu", "depthwise_wgrad_sum.cu"),
-        *("depthwise_sizes.py", "depthwise_wgrad_mma.py", "depthwise_wgrad_sum.py"),
+        *("depthwise_sizes.py", "depthwise_wgrad_mma.py", "depthwise_wgrad_sum.py", "family.py"),
     )
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        return [
-            Offer(
-                tiling.settings,
-                workspace_bytes=partial_bytes(problem, tiling.splits(gpu)),
-                numerical_notes=("TENSOR_CORE",),
-            )
-            for tiling in self._offered(problem, gpu)
-        ]
+    def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
+        return partial_bytes(problem, tiling.splits(gpu))
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        for tiling in self._offered(problem, gpu):
-            if tiling.settings == settings:
-                splits = tiling.splits(gpu)
-                launches = (_launch(problem, tiling, gpu), sum_launch(problem, splits))
-                return Recipe(launches, partial_bytes(problem, splits))
-        raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+        splits = tiling.splits(gpu)
+        launches = (_launch(problem, tiling, gpu), sum_launch(problem, splits))
+        return Recipe(launches, partial_bytes(problem, splits))
 
-    def _offered(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if (
             not is_depthwise_wgrad(problem)
             or problem.spatial_dims > 2
             or problem.dtype == torch.float32
             or any(value != 1 for value in (*problem.stride, *problem.dilation))
-            or gpu.compute_capability < (8, 0)
         ):
             return []
         shape = _shape(problem)

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.family import KernelFamily
 from cudnn_autotune.engines.kernels.few_channels_rows import (
-    RESERVED_SHARED_BYTES,
     Rows,
     is_computed,
 )
@@ -24,8 +24,6 @@ _BYTES_OF_A_CLOCK = 16
 _CLOCKS_OF_A_TILE = 300
 _MOST_OFFERS = 5
 _WARPS = 8
-_REGISTERS = 65536
-"""Of a multiprocessor."""
 _OTHER_REGISTERS, _RESIDUAL_REGISTERS = 28, 8
 """Of a thread, beside the weights, the sums and the fragments of the image; seen in cubins."""
 _MOST_REGISTERS = 240
@@ -46,7 +44,7 @@ class _Settings:
     """That a multiprocessor is to hold."""
 
     @property
-    def text(self) -> str:
+    def settings(self) -> str:
         return (
             f"ROWS={self.rows},COLUMNS={self.columns},CHANNELS={8 * self.n_tiles},"
             f"PIXELS={16 * self.m_tiles},BLOCKS={self.blocks}"
@@ -97,43 +95,39 @@ def _grid(problem: ConvProblem, settings: _Settings) -> tuple[int, int, int, int
     return tiles_p, tiles_q, n * tiles_p * tiles_q, channels // along_channels
 
 
-class FewChannels:
+class FewChannels(KernelFamily[_Settings]):
     """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 channels in and
     a multiple of 8 out, no dilation, no groups."""
 
     name = "few_channels"
-    version = version_of("device.cuh", *_SOURCES, "few_channels_rows.py", "few_channels.py")
+    version = version_of(
+        "device.cuh", *_SOURCES, "few_channels_rows.py", "few_channels.py", "family.py"
+    )
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        return [
-            Offer(settings.text, numerical_notes=("TENSOR_CORE",))
-            for settings in _all_settings(problem, gpu)
-        ]
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Settings]:
+        return _all_settings(problem, gpu)
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        chosen = next((s for s in _all_settings(problem, gpu) if s.text == settings), None)
-        if chosen is None:
-            raise ValueError(f"settings: {self.name} does not offer {settings!r} for this problem")
+    def build(self, problem: ConvProblem, tiling: _Settings, gpu: Gpu) -> Recipe:
         geometry = _Geometry(problem)
         _, k, p, q = problem.output_shape
         height, width = problem.input_shape[2:]
-        tiles_p, tiles_q, tiles, blocks_y = _grid(problem, chosen)
-        warps_m, warps_n = _warps(problem, chosen)
+        tiles_p, tiles_q, tiles, blocks_y = _grid(problem, tiling)
+        warps_m, warps_n = _warps(problem, tiling)
         defines = {
             **geometry.defines,
-            "TILE_P": chosen.rows,
-            "TILE_Q": chosen.columns,
-            "PITCH": geometry.tile_pitch(chosen.columns),
-            "N_TILES": chosen.n_tiles,
-            "M_TILES": chosen.m_tiles,
+            "TILE_P": tiling.rows,
+            "TILE_Q": tiling.columns,
+            "PITCH": geometry.tile_pitch(tiling.columns),
+            "N_TILES": tiling.n_tiles,
+            "M_TILES": tiling.m_tiles,
             "WARPS_M": warps_m,
             "WARPS_N": warps_n,
-            "BLOCKS": chosen.blocks,
+            "BLOCKS": tiling.blocks,
             "HAS_BIAS": int(problem.bias),
             "HAS_RESIDUAL": int(problem.residual),
             "ACTIVATION": ACTIVATION_NUMBERS[problem.activation],
         }
-        resident = gpu.multiprocessors * chosen.blocks
+        resident = gpu.multiprocessors * tiling.blocks
         launch = KernelLaunch(
             Kernel(source(*_SOURCES), "few_channels", tuple(defines.items())),
             grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
@@ -146,7 +140,7 @@ class FewChannels:
                 Address("y"),
                 *(height, width, k, p, q, *problem.padding[:2], tiles_p, tiles_q, tiles),
             ),
-            shared_bytes=geometry.shared_bytes(chosen),
+            shared_bytes=geometry.shared_bytes(tiling),
         )
         return Recipe((launch,))
 
@@ -154,7 +148,7 @@ class FewChannels:
 @functools.lru_cache(maxsize=256)
 def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
     geometry = _Geometry(problem)
-    if problem.op != "fprop" or not is_computed(problem, gpu):
+    if problem.op != "fprop" or not is_computed(problem):
         return ()
     if geometry.registers > _MOST_WEIGHT_REGISTERS:
         return ()
@@ -164,7 +158,7 @@ def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
             used = n_tiles * geometry.registers + m_tiles * (4 * n_tiles + 4)
             used += _OTHER_REGISTERS + _RESIDUAL_REGISTERS * problem.residual
             if problem.weight_shape[0] % (8 * n_tiles) == 0 and used <= _MOST_REGISTERS:
-                blocks = min(4, _REGISTERS // (32 * _WARPS * used))
+                blocks = min(4, gpu.sm_registers // (32 * _WARPS * used))
                 found.append(_tiled(n_tiles, m_tiles, blocks, problem, gpu))
     # Enough warps hide latencies, and each fragment of the image should serve many products.
     found.sort(
@@ -184,7 +178,7 @@ def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: G
     granule = 16 * geometry.phases
     columns = -(-q // (-(-q // _MOST_COLUMNS) * granule)) * granule
     while blocks > 0:
-        of_a_block = (gpu.shared_bytes + RESERVED_SHARED_BYTES) // blocks - RESERVED_SHARED_BYTES
+        of_a_block = gpu.sm_shared_bytes // blocks - gpu.reserved_shared_bytes
         fitting = [
             settings
             for rows in range(1, min(p, _MOST_ROWS) + 1)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.sources import ELEMENTS
 from cudnn_autotune.engines.problem import ConvProblem
 
@@ -15,11 +14,9 @@ _MOST_OUTPUT_CHANNELS = 65536
 """A grid has at most 65535 blocks along them."""
 _MOST_ELEMENTS = 2**30
 """Of a padded row of the image: the kernels count them in 32 bits."""
-RESERVED_SHARED_BYTES = 1024
-"""Of each block, which CUDA takes."""
 
 
-def is_computed(problem: ConvProblem, gpu: Gpu, in_tf32: bool = False) -> bool:
+def is_computed(problem: ConvProblem, in_tf32: bool = False) -> bool:
     """Whether a kernel for few channels computes a problem of its operation; ``in_tf32`` says
     whether it does so in TF32, too."""
     if problem.spatial_dims != 2:
@@ -35,7 +32,6 @@ def is_computed(problem: ConvProblem, gpu: Gpu, in_tf32: bool = False) -> bool:
         and problem.weight_shape[0] % 8 == 0
         and problem.weight_shape[0] <= _MOST_OUTPUT_CHANNELS
         and problem.alignment[2] >= 16
-        and gpu.compute_capability >= (8, 0)
     )
 
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.family import KernelFamily
 from cudnn_autotune.engines.kernels.few_channels_rows import (
-    RESERVED_SHARED_BYTES,
     Rows,
     is_computed,
 )
@@ -43,51 +43,44 @@ class _Settings:
     """That a multiprocessor is to hold."""
 
     @property
-    def text(self) -> str:
+    def settings(self) -> str:
         return (
             f"COLUMNS={self.columns},CHANNELS={16 * self.m_tiles},WARPS={self.warps_n},"
             f"BLOCKS={self.blocks}"
         )
 
 
-class FewChannelsWgrad:
+class FewChannelsWgrad(KernelFamily[_Settings]):
     """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 1 to 8 channels in
     and a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(
         *("device.cuh", *_ROWS, _OF_HALVES, _OF_TF32, "sum_parts.cu"),
-        *("few_channels_rows.py", "few_channels_wgrad.py", "sum_parts.py"),
+        *("few_channels_rows.py", "few_channels_wgrad.py", "sum_parts.py", "family.py"),
     )
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        return [
-            Offer(
-                settings.text,
-                workspace_bytes=_workspace_bytes(problem, settings, gpu),
-                numerical_notes=("TENSOR_CORE",),
-            )
-            for settings in _all_settings(problem, gpu)
-        ]
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Settings]:
+        return _all_settings(problem, gpu)
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        chosen = next((s for s in _all_settings(problem, gpu) if s.text == settings), None)
-        if chosen is None:
-            raise ValueError(f"settings: {self.name} does not offer {settings!r} for this problem")
+    def workspace_bytes(self, problem: ConvProblem, tiling: _Settings, gpu: Gpu) -> int:
+        return _workspace_bytes(problem, tiling, gpu)
+
+    def build(self, problem: ConvProblem, tiling: _Settings, gpu: Gpu) -> Recipe:
         rows = Rows(problem)
         _, k, p, q = problem.output_shape
-        tiles_p, tiles_q, tiles = _tiles(problem, chosen)
-        blocks_x, blocks_y = _grid(problem, chosen, gpu)
+        tiles_p, tiles_q, tiles = _tiles(problem, tiling)
+        blocks_x, blocks_y = _grid(problem, tiling, gpu)
         defines = {
             **rows.defines,
             "TILE_P": _tile_rows(problem),
-            "TILE_Q": chosen.columns,
-            "PITCH": rows.pitch(chosen.columns, rows.row),
-            "M_TILES": chosen.m_tiles,
-            "N_TILES": _n_tiles(problem, chosen.warps_n),
-            "WARPS_N": chosen.warps_n,
-            "WARPS_K": _WARPS // chosen.warps_n,
-            "BLOCKS": chosen.blocks,
+            "TILE_Q": tiling.columns,
+            "PITCH": rows.pitch(tiling.columns, rows.row),
+            "M_TILES": tiling.m_tiles,
+            "N_TILES": _n_tiles(problem, tiling.warps_n),
+            "WARPS_N": tiling.warps_n,
+            "WARPS_K": _WARPS // tiling.warps_n,
+            "BLOCKS": tiling.blocks,
             "IS_RAGGED": int(q % 8 != 0),
         }
         add = KernelLaunch(
@@ -105,10 +98,10 @@ class FewChannelsWgrad:
                 *(*problem.input_shape[2:], k, p, q, *problem.padding[:2]),
                 *(tiles_p, tiles_q, tiles),
             ),
-            shared_bytes=_shared_bytes(problem, chosen),
+            shared_bytes=_shared_bytes(problem, tiling),
         )
         sums = sum_launch(problem, blocks_x)
-        return Recipe((add, sums), _workspace_bytes(problem, chosen, gpu))
+        return Recipe((add, sums), _workspace_bytes(problem, tiling, gpu))
 
 
 def _n_tiles(problem: ConvProblem, warps_n: int) -> int:
@@ -159,7 +152,7 @@ def _shared_bytes(problem: ConvProblem, settings: _Settings) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
-    if problem.op != "wgrad" or not is_computed(problem, gpu, in_tf32=True):
+    if problem.op != "wgrad" or not is_computed(problem, in_tf32=True):
         return ()
     elements = math.prod(problem.weight_shape[1:])
     if elements > _MOST_ELEMENTS:
@@ -200,8 +193,8 @@ def _cost(problem: ConvProblem, m_tiles: int, n_tiles: int, warps_n: int) -> flo
 def _fitted(settings: _Settings, problem: ConvProblem, gpu: Gpu) -> _Settings:
     """Makes tiles narrower until the blocks' shared memory fits and each multiprocessor has one."""
     while True:
-        of_a_block = _shared_bytes(problem, settings) + RESERVED_SHARED_BYTES
-        fitting = (gpu.shared_bytes + RESERVED_SHARED_BYTES) // of_a_block
+        of_a_block = _shared_bytes(problem, settings) + gpu.reserved_shared_bytes
+        fitting = gpu.sm_shared_bytes // of_a_block
         blocks_y = _grid(problem, settings, gpu)[1]
         is_enough = _tiles(problem, settings)[2] * blocks_y >= gpu.multiprocessors
         if (fitting >= settings.blocks and is_enough) or settings.columns <= 32:

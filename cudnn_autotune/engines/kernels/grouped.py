@@ -6,8 +6,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import grouped_layer, sources
+from cudnn_autotune.engines.kernels.family import KernelFamily
 from cudnn_autotune.engines.kernels.grouped_layer import Layer, Tile, layer_of, tiles_of
 from cudnn_autotune.engines.kernels.grouped_plan import (
     Plan,
@@ -15,7 +16,6 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
     best,
     divisors,
     n_tiles_of,
-    plan_named,
     planned,
     slabs_of,
 )
@@ -23,7 +23,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("grouped_tile.cuh", "grouped_multiply.cuh", "grouped.cu")
-_PLANNING = ("grouped_layer.py", "grouped_plan.py", "grouped.py")
+_PLANNING = ("family.py", "grouped_layer.py", "grouped_plan.py", "grouped.py")
 _NONE = Int64(0)
 """A null pointer."""
 _MOST_SUMS = 16
@@ -134,7 +134,7 @@ def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
     return best(plan for plan in found if plan is not None)
 
 
-class Grouped:
+class Grouped(KernelFamily[Plan]):
     """Forward and input gradient of grouped convolutions, by grouped.cu.
 
     An output is NaN or infinite only if its own group's operands make it so.
@@ -143,23 +143,22 @@ class Grouped:
     name = "grouped"
     version = sources.version_of("device.cuh", *_SOURCES, *_PLANNING)
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        plans = self._plans(problem, gpu)[1]
-        return [Offer(plan.settings, numerical_notes=("TENSOR_CORE",)) for plan in plans]
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Plan]:
+        layer = None if problem.op == "wgrad" else layer_of(problem)
+        return () if layer is None else _plans(layer, gpu)
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        layer, plans = self._plans(problem, gpu)
-        plan = plan_named(plans, settings)
+    def build(self, problem: ConvProblem, tiling: Plan, gpu: Gpu) -> Recipe:
+        layer = layer_of(problem)
         assert layer is not None
         defines = {
             "ELEMENT": sources.ELEMENTS[problem.dtype],
             "DGRAD": int(layer.y.is_dgrad),
-            **grouped_layer.defines(layer, plan.tile),
-            "SLAB": plan.slab,
-            **dict(plan.warp),
-            "WARPS": plan.warps,
-            "STAGES": plan.stages,
-            "MIN_BLOCKS": plan.resident,
+            **grouped_layer.defines(layer, tiling.tile),
+            "SLAB": tiling.slab,
+            **dict(tiling.warp),
+            "WARPS": tiling.warps,
+            "STAGES": tiling.stages,
+            "MIN_BLOCKS": tiling.resident,
             "HAS_BIAS": int(problem.bias),
             "HAS_RESIDUAL": int(problem.residual),
             "ACTIVATION": sources.ACTIVATION_NUMBERS[problem.activation],
@@ -167,23 +166,16 @@ class Grouped:
         x, y = Address("x"), Address("y")
         launch = KernelLaunch(
             Kernel(sources.source(*_SOURCES), "grouped", tuple(defines.items())),
-            grid=(layer.merged_groups // plan.slab, plan.runs, 1),
-            block=(32 * plan.warps, 1, 1),
+            grid=(layer.merged_groups // tiling.slab, tiling.runs, 1),
+            block=(32 * tiling.warps, 1, 1),
             arguments=(
                 y if layer.y.is_dgrad else x,
                 Address("w"),
                 x if layer.y.is_dgrad else y,
                 Address("bias") if problem.bias else _NONE,
                 Address("residual") if problem.residual else _NONE,
-                *grouped_layer.arguments(layer, plan.tile),
+                *grouped_layer.arguments(layer, tiling.tile),
             ),
-            shared_bytes=plan.shared_bytes,
+            shared_bytes=tiling.shared_bytes,
         )
         return Recipe((launch,))
-
-    @staticmethod
-    def _plans(problem: ConvProblem, gpu: Gpu) -> tuple[Layer | None, tuple[Plan, ...]]:
-        layer = None if problem.op == "wgrad" else layer_of(problem)
-        if layer is None or gpu.compute_capability < (8, 0):
-            return layer, ()
-        return layer, _plans(layer, gpu)

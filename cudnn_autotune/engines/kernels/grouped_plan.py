@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.family import occupancy
 from cudnn_autotune.engines.kernels.grouped_layer import Layer, Tile
 
 _MOST_OFFERS = 4
 _MOST_SLAB_CHANNELS = 128
-_SHARED_KEPT = 1024
-"""Bytes of shared memory that CUDA keeps for itself in each block."""
 _L2_BYTES_A_CLOCK = 24
 """To and from a multiprocessor, about, while all read and write."""
 _L2_REQUEST_CLOCKS = 2.4
@@ -109,11 +108,7 @@ def planned(
     blocks: int = 1,
 ) -> Plan | None:
     """Returns the plan with its blocks and its score, or None if no block fits."""
-    resident = min(
-        (gpu.shared_bytes + _SHARED_KEPT) // (shared_bytes + _SHARED_KEPT),
-        65536 // (32 * warps * -(-registers // 8) * 8),
-        2048 // (32 * warps),
-    )
+    resident = occupancy(gpu, 32 * warps, registers, shared_bytes)
     if resident == 0:
         return None
     tiles = math.prod(tile.counts(layer))
@@ -173,17 +168,3 @@ def best(plans: Iterable[Plan]) -> tuple[Plan, ...]:
         ):
             chosen.append(plan)
     return tuple(chosen)
-
-
-def plan_named(plans: Iterable[Plan], settings: str) -> Plan:
-    """Returns the plan of these settings.
-
-    Raises:
-        ValueError: there is none.
-    """
-    plans = tuple(plans)
-    for plan in plans:
-        if plan.settings == settings:
-            return plan
-    allowed = ", ".join(plan.settings for plan in plans) or "nothing: it is not offered"
-    raise ValueError(f"settings must be one of {allowed}; got {settings!r}")

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import grouped_layer, sources
+from cudnn_autotune.engines.kernels.family import KernelFamily
 from cudnn_autotune.engines.kernels.grouped_layer import Layer, Tile, layer_of, tiles_of
 from cudnn_autotune.engines.kernels.grouped_plan import (
     Plan,
@@ -15,7 +16,6 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
     best,
     divisors,
     n_tiles_of,
-    plan_named,
     planned,
     slabs_of,
 )
@@ -24,7 +24,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("grouped_tile.cuh", "grouped_wgrad_operands.cuh", "grouped_wgrad.cu")
-_PLANNING = ("grouped_layer.py", "grouped_plan.py", "grouped_wgrad.py")
+_PLANNING = ("family.py", "grouped_layer.py", "grouped_plan.py", "grouped_wgrad.py")
 _MOST_SUMS = 20
 """Tiles of 16 x 8 of a warp, which take four registers each, unless one pair has more."""
 _MOST_PRODUCTS = 256
@@ -121,7 +121,7 @@ def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
     return best(plan for plan in found if plan is not None)
 
 
-class GroupedWgrad:
+class GroupedWgrad(KernelFamily[Plan]):
     """Weight gradient of grouped convolutions, by grouped_wgrad.cu and sum_parts.cu.
 
     A gradient is NaN or infinite only if a product that it consists of is, where padding is zero.
@@ -132,47 +132,40 @@ class GroupedWgrad:
         "device.cuh", *_SOURCES, *_PLANNING, "sum_parts.cu", "sum_parts.py"
     )
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        plans = self._plans(problem, gpu)[1]
-        return [
-            Offer(plan.settings, sums_bytes(problem, plan.runs), ("TENSOR_CORE",)) for plan in plans
-        ]
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Plan]:
+        layer = layer_of(problem) if problem.op == "wgrad" else None
+        return () if layer is None else _plans(layer, gpu)
 
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        layer, plans = self._plans(problem, gpu)
-        plan = plan_named(plans, settings)
+    def workspace_bytes(self, problem: ConvProblem, tiling: Plan, gpu: Gpu) -> int:
+        return sums_bytes(problem, tiling.runs)
+
+    def build(self, problem: ConvProblem, tiling: Plan, gpu: Gpu) -> Recipe:
+        layer = layer_of(problem)
         assert layer is not None
         element = sources.ELEMENTS[problem.dtype]
-        warp = dict(plan.warp)
+        warp = dict(tiling.warp)
         defines = {
             "ELEMENT": element,
-            **grouped_layer.defines(layer, plan.tile),
-            "SLAB": plan.slab,
+            **grouped_layer.defines(layer, tiling.tile),
+            "SLAB": tiling.slab,
             **warp,
-            "ROWS": _rows_of(plan.tile, layer.y.kernel * warp["PAIRS"] * warp["N_TILES"]),
-            "ROWS_FIT": int(layer.y.out_size % plan.tile.rows == 0),
-            "COLUMNS_FIT": int(layer.x.out_size % plan.tile.columns == 0),
-            "WARPS": plan.warps,
-            "STAGES": plan.stages,
-            "MIN_BLOCKS": plan.resident,
+            "ROWS": _rows_of(tiling.tile, layer.y.kernel * warp["PAIRS"] * warp["N_TILES"]),
+            "ROWS_FIT": int(layer.y.out_size % tiling.tile.rows == 0),
+            "COLUMNS_FIT": int(layer.x.out_size % tiling.tile.columns == 0),
+            "WARPS": tiling.warps,
+            "STAGES": tiling.stages,
+            "MIN_BLOCKS": tiling.resident,
         }
         sums = Address("workspace")
         multiply = KernelLaunch(
             Kernel(sources.source(*_SOURCES), "grouped_wgrad", tuple(defines.items())),
-            grid=(layer.merged_groups // plan.slab, plan.runs, plan.blocks),
-            block=(32 * plan.warps, 1, 1),
+            grid=(layer.merged_groups // tiling.slab, tiling.runs, tiling.blocks),
+            block=(32 * tiling.warps, 1, 1),
             arguments=(
                 *(Address("x"), Address("y"), sums),
-                *grouped_layer.arguments(layer, plan.tile),
+                *grouped_layer.arguments(layer, tiling.tile),
             ),
-            shared_bytes=plan.shared_bytes,
+            shared_bytes=tiling.shared_bytes,
         )
-        add = sum_launch(problem, plan.runs)
-        return Recipe((multiply, add), sums_bytes(problem, plan.runs))
-
-    @staticmethod
-    def _plans(problem: ConvProblem, gpu: Gpu) -> tuple[Layer | None, tuple[Plan, ...]]:
-        layer = layer_of(problem) if problem.op == "wgrad" else None
-        if layer is None or gpu.compute_capability < (8, 0):
-            return layer, ()
-        return layer, _plans(layer, gpu)
+        add = sum_launch(problem, tiling.runs)
+        return Recipe((multiply, add), sums_bytes(problem, tiling.runs))
