@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from cudnn_autotune.nn.models.communication import is_among_ranks, watched
-from cudnn_autotune.nn.models.comparison import difference, time_in_turns
+from cudnn_autotune.nn.backend.comparison import difference, is_among_ranks, time_in_turns, watched
 from cudnn_autotune.nn.models.example_input import call_arguments
 from cudnn_autotune.nn.untouched import (
     check_initialized,
