@@ -25,9 +25,8 @@ from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import ACTIVATIONS
-from cudnn_autotune.nn.models import backend as backend_module
-from cudnn_autotune.nn.models import compiled_graph
-from cudnn_autotune.nn.models.backend_options import Options
+from cudnn_autotune.nn.backend import compiled_graph, entry
+from cudnn_autotune.nn.backend.programs import Options
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
 
@@ -222,7 +221,7 @@ class TestFrozenWeights:
             record, compiled_once = last(), len(ca.compilations())
             block.first.weight.mul_(-2)
             with monkeypatch.context() as capture:
-                for module in (backend_module, compiled_graph):
+                for module in (entry, compiled_graph):
                     capture.setattr(module, "is_capturing", lambda: True)
                 capture.setattr(compiled_graph, "compile_fused", None)
                 torch.testing.assert_close(model(input), block(input))
@@ -450,13 +449,13 @@ class TestLayout:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """It computes in the layout, whatever that of the model, and gives the model's strides."""
-        from cudnn_autotune.nn.models import judging
+        from cudnn_autotune.nn.backend import judging
 
         formats: list[torch.memory_format] = []
 
-        def judge(group: Any, *, channels_last: bool) -> Any:
-            formats.append(group.problem(channels_last=channels_last).memory_format)
-            return judging.always(group, channels_last=channels_last)
+        def judge(group: Any) -> Any:
+            formats.append(group.problem().memory_format)
+            return judging.always(group)
 
         monkeypatch.setitem(judging.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
         self.win(monkeypatch, other)
@@ -682,7 +681,7 @@ def test_the_name_is_known_in_a_process_that_imported_the_package() -> None:
         "from torch._dynamo.backends.registry import lookup_backend\n"
         "print(lookup_backend('cudnn_autotune').__module__)"
     )
-    assert evaluate(code).split() == ["True", "cudnn_autotune.nn.models.backend"]
+    assert evaluate(code).split() == ["True", "cudnn_autotune.nn.backend.entry"]
 
 
 def test_an_installed_package_needs_no_import(tmp_path: Path) -> None:
@@ -700,4 +699,4 @@ def test_an_installed_package_needs_no_import(tmp_path: Path) -> None:
         "assert 'cudnn_autotune' not in sys.modules\n"
         "print(lookup_backend('cudnn_autotune').__module__)"
     )
-    assert evaluate(code).strip() == "cudnn_autotune.nn.models.backend"
+    assert evaluate(code).strip() == "cudnn_autotune.nn.backend.entry"

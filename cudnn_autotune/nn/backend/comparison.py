@@ -62,14 +62,14 @@ _MOST_ALLOWED = 0.5
 
 # Namespaces of operators that communicate with other processes, and of PyTorch's and this package's
 # that do not.
-_COMMUNICATING = frozenset(
-    ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-    + ("c10d_functional", "_dtensor", "symm_mem")
-)
-_LOCAL = frozenset(
-    ("aten", "cudnn_autotune", "inductor", "inductor_prims", "mkl", "mkldnn", "onednn", "prim")
-    + ("prims", "quantized", "quantized_decomposed", "rngprims", "torchvision")
-)
+_COMMUNICATING = {
+    *("c10d", "_c10d_functional", "_c10d_functional_autograd"),
+    *("c10d_functional", "_dtensor", "symm_mem"),
+}
+_LOCAL = {
+    *("aten", "cudnn_autotune", "inductor", "inductor_prims", "mkl", "mkldnn", "onednn", "prim"),
+    *("prims", "quantized", "quantized_decomposed", "rngprims", "torchvision"),
+}
 
 
 @dataclass(frozen=True)
