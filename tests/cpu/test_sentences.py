@@ -15,7 +15,7 @@ import pytest
 import cudnn_autotune as ca
 
 PACKAGE = Path(ca.__file__).parent
-ROOMS = ("audit", "core", "engines", "sampling", "timers")
+ROOMS = ("audit", "core", "engines", "nn/backend", "sampling", "timers")
 """The rooms that are held to it."""
 VERSIONED = ("engines/kernels", "engines/rewrites")
 """Folders that are not: another text gives a kernel another version, and stored decisions for it

@@ -34,7 +34,7 @@ _MOST_CALLS = 200
 _MOST_AHEAD_S = 0.5
 # A GPU takes about a thousand launches ahead, and the host needs no less than this for so many.
 _QUEUE_MS = 4.0
-_CYCLES_PER_S = 2e9  # about the clock that GPUs spin at
+_CYCLES_PER_S = 2e9  # GPUs spin at about this clock
 
 # The relative error (of the norm) that two correct programs may always have, by the dtype of the
 # output, and the rounding step of the computation. Float32 is taken to be computed in TF32.
@@ -45,12 +45,9 @@ _TOLERANCES = {
     torch.bfloat16: (1e-1, 2.0**-7),
 }
 
-# A deep network amplifies rounding, and how much depends on its weights: in float16 ResNet-50 with
-# random weights is 0.03 from float32, and ResNet-18 0.002. So the noise of a program is measured:
-# how far its output moves if its inputs change in their last place, after which every later value
-# is rounded anew as well. On a CPU, in float16 and bfloat16, for 7 architectures of torchvision and
-# timm with random weights and the statistics of their batch norms, the distances from float32 and
-# from the same model with folded batch norms were 0.5 to 0.9 times the noise.
+# A deep network amplifies rounding, and how much depends on its weights. So the noise of a program
+# is measured: how far its output moves if its inputs change in their last place. Correct programs
+# of 7 architectures were 0.5 to 0.9 times the noise apart (docs/fusing.md).
 _NOISE_FACTOR = 2.0
 
 # By so much less GPU time another program is kept for captures, beside the one for plain calls.
@@ -74,7 +71,7 @@ _LOCAL = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured of programs, by their names."""
+    """Measurements of programs, by their names."""
 
     times_ms: Mapping[str, float]
     """Milliseconds of a call, with the host's part, as of :func:`time_in_turns`."""
@@ -222,7 +219,7 @@ def _mismatch(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> str | Non
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> float:
-    """The norm of the difference over that of ``expected``, of what is finite in both."""
+    """Returns the norm of the difference over that of ``expected``, of what is finite in both."""
     finite = torch.isfinite(expected) & torch.isfinite(actual)
     a, b = (torch.where(finite, tensor, 0).double() for tensor in (expected, actual))
     return (torch.dist(a, b) / a.norm().clamp_min(1e-30)).item()

@@ -36,7 +36,7 @@ _MOST_DEFERRALS = 10
 
 @dataclass
 class Compilation:
-    """What the backend made of one graph."""
+    """The record of what the backend made of one graph."""
 
     mode: str
     """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
@@ -86,7 +86,7 @@ class CompiledGraph:
             return
         self._use(OURS, ours)
         if ours.weights is not None and self._has_symbols:
-            # What symbols stand for is known only while Dynamo compiles.
+            # Only while Dynamo compiles it is known what symbols stand for.
             self._plain_program(inputs)
         if not options.compare:
             return

@@ -156,12 +156,12 @@ def compile_fused(
         patches["layout_optimization"] = False
     weights = weights_of(graph, inputs)
     positions = weights if options.freezing else []
-    compiler = _FusingCompiler(judge, [] if positions else weights, len(inputs))
-    run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
-    if any(compiler.written[: len(positions)]):
-        # A batch norm in training mode, for example.
-        positions, compiler = [], _FusingCompiler(judge, weights, len(inputs))
+    while True:
+        compiler = _FusingCompiler(judge, [] if positions else weights, len(inputs))
         run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
+        if not any(compiler.written[: len(positions)]):
+            break
+        positions = []  # it writes into a weight, as a batch norm does in training mode
     return Program(
         run,
         FrozenWeights(positions, inputs) if positions else None,
