@@ -40,8 +40,8 @@ else:
     from cudnn_autotune.nn import expert, functional
     from cudnn_autotune.nn import fake as fake
     from cudnn_autotune.nn import inductor as inductor
-    from cudnn_autotune.nn.models.backend import compilations
-    from cudnn_autotune.nn.models.compiled_graph import Compilation
+    from cudnn_autotune.nn.backend.compiled_graph import Compilation
+    from cudnn_autotune.nn.backend.entry import compilations
     from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
     from cudnn_autotune.nn.models.process_wide import disable, enable
     from cudnn_autotune.nn.modules import (

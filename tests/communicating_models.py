@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.models import judging
-from cudnn_autotune.nn.models.communication import communicates
-from cudnn_autotune.nn.models.groups import Group
-from cudnn_autotune.nn.models.judging import Measured, Verdict
+from cudnn_autotune.nn.backend import judging
+from cudnn_autotune.nn.backend.comparison import communicates
+from cudnn_autotune.nn.backend.groups import Group
+from cudnn_autotune.nn.backend.judging import Measured, Verdict
 
 
 class _Reduced(torch.autograd.Function):
@@ -62,7 +62,7 @@ class Communicates(nn.Module):
 class _ByClock(Measured):
     """A rank's own measurement, which another rank's contradicts."""
 
-    def __call__(self, group: Group, *, channels_last: bool) -> Verdict:
+    def __call__(self, group: Group) -> Verdict:
         return Verdict(dist.get_rank() == 0, "measured")
 
 

@@ -675,7 +675,7 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
     from model_steps.gpu_lock import GpuLock
     from torch._inductor import compile_fx
 
-    from cudnn_autotune.nn.models import judging, programs
+    from cudnn_autotune.nn.backend import judging, programs
 
     path = tmp_path / "lock"
     seen: list[tuple[str, bool]] = []

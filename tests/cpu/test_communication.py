@@ -11,7 +11,7 @@ import torch
 from gloo_ranks import Ranks
 from torch.fx import Graph, GraphModule
 
-from cudnn_autotune.nn.models.communication import communicates
+from cudnn_autotune.nn.backend.comparison import communicates
 
 ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
 COMPILING_S = 400.0  # on busy cores

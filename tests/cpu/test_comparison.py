@@ -13,7 +13,7 @@ import torch
 from deep_network import IMAGES, deep_network, distance, with_folded_norms
 from torch import Tensor, nn
 
-from cudnn_autotune.nn.models.comparison import Comparison, compare, difference, paired
+from cudnn_autotune.nn.backend.comparison import Comparison, compare, difference, paired
 
 UNCHANGED: Any = (lambda inputs: [torch.ones(2)], ())
 """A reference whose outputs do not depend on inputs, and its inputs."""

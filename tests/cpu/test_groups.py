@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import ACTIVATIONS
-from cudnn_autotune.nn.models.groups import Groups, find_groups, fuse_groups
+from cudnn_autotune.nn.backend.groups import Group, find_groups, fuse_groups
 
 FUSED = torch.ops.cudnn_autotune.conv_fused.default
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -38,12 +38,12 @@ def traced(function: Callable[..., object], *inputs: Tensor) -> GraphModule:
         )
 
 
-def groups_of(function: Callable[..., object], *inputs: Tensor) -> Groups:
+def groups_of(function: Callable[..., object], *inputs: Tensor) -> list[Group]:
     return find_groups(traced(function, *inputs).graph, decompositions())
 
 
 def texts(function: Callable[..., object], *inputs: Tensor) -> list[str]:
-    return [group.text for group in groups_of(function, *inputs).found]
+    return [group.text for group in groups_of(function, *inputs)]
 
 
 def operands(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -66,10 +66,10 @@ def test_a_group_becomes_one_operator(
     inputs = operands(dtype)
     graph = traced(program, *inputs)
     found = find_groups(graph.graph, decompositions())
-    assert not found.alone
-    (group,) = found.found
+    (group,) = found
+    assert group.obstacle is None
     assert (group.activation, group.residual is not None) == (activation, has_residual)
-    fuse_groups(graph.graph, found.found)
+    fuse_groups(graph.graph, found)
     graph.graph.lint()
     graph.recompile()
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
@@ -98,7 +98,7 @@ def test_activations_by_other_words_and_what_only_looks_like_one(
     spelling: Callable[[Tensor], Tensor], activation: str
 ) -> None:
     x, w, b, _ = operands()
-    (group,) = groups_of(lambda x, w, b: spelling(F.conv2d(x, w, b)), x, w, b).found
+    (group,) = groups_of(lambda x, w, b: spelling(F.conv2d(x, w, b)), x, w, b)
     assert group.activation == activation
 
 
@@ -151,10 +151,10 @@ def test_the_later_of_two_convolutions_takes_their_sum() -> None:
     inputs = operands()[:3]
     graph = traced(program, *inputs)
     found = find_groups(graph.graph, decompositions())
-    assert [group.text for group in found.found] == ["conv + bias", "conv + residual + relu"]
-    first, second = found.found
+    assert [group.text for group in found] == ["conv + bias", "conv + residual + relu"]
+    first, second = found
     assert second.residual is first.output
-    fuse_groups(graph.graph, found.found)
+    fuse_groups(graph.graph, found)
     graph.recompile()
     torch.testing.assert_close(graph(*inputs), program(*inputs))
 
@@ -162,16 +162,16 @@ def test_the_later_of_two_convolutions_takes_their_sum() -> None:
 def test_a_convolution_by_itself_is_in_no_group() -> None:
     x, w, _, _ = operands()
     found = groups_of(lambda x, w: F.conv2d(x, w).tanh(), x, w)
-    assert not found.found
-    assert "no bias, residual or activation" in found.alone[0][1]
+    assert [(group.text, group.obstacle) for group in found] == [
+        ("conv", "no bias, residual or activation follows that it could compute")
+    ]
 
 
 def test_a_transposed_convolution_is_in_no_group() -> None:
     x = torch.randn(2, 4, 9, 8)
     w, b = torch.randn(4, 6, 3, 3), torch.randn(6)
     found = groups_of(lambda x, w, b: F.conv_transpose2d(x, w, b).relu(), x, w, b)
-    assert not found.found
-    assert found.alone[0][1] == "it is transposed"
+    assert [(group.text, group.obstacle) for group in found] == [("conv", "it is transposed")]
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -183,7 +183,7 @@ def test_convolutions_of_every_number_of_dimensions(dims: int) -> None:
     def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return convolution(x, w, b, stride=2, padding=1).relu()
 
-    (group,) = groups_of(program, x, w, b).found
+    (group,) = groups_of(program, x, w, b)
     problem = group.problem()
     assert problem.output_shape == program(x, w, b).shape
     assert (problem.bias, problem.residual, problem.activation) == (True, False, "relu")
@@ -197,7 +197,8 @@ def test_a_group_is_stored_where_more_than_pointwise_operators_read_it() -> None
         def program(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> object:
             return after(F.conv2d(x, w, b).relu(), v)
 
-        return [group.is_stored for group in groups_of(program, x, w, b, weight).found]
+        groups = groups_of(program, x, w, b, weight)
+        return [group.is_stored for group in groups if group.obstacle is None]
 
     assert stored(lambda y, v: y) == [True]
     assert stored(lambda y, v: y.exp()) == [False]
@@ -224,11 +225,12 @@ def test_the_policy_of_a_layer_is_its_groups(layout: torch.memory_format) -> Non
         return nn.Sequential(layer, nn.SiLU())
 
     graph = fake_cuda_graph(model, layout)
-    (group,) = find_groups(graph.graph, decompositions()).found
-    assert (group.sampling, group.workspace_limit) == ("race", 4096)
+    (group,) = find_groups(graph.graph, decompositions())
+    assert group.policy == ("race", 4096)
     problem = group.problem()
     assert problem.memory_format == layout
-    assert group.problem(channels_last=True).memory_format == torch.channels_last
+    (moved,) = find_groups(graph.graph, decompositions(), channels_last=True)
+    assert moved.problem().memory_format == torch.channels_last
     assert (problem.dtype, problem.activation) == (torch.float32, "silu")
     fuse_groups(graph.graph, [group])
     (fused,) = [node for node in graph.graph.nodes if node.op == "call_function"]
@@ -240,8 +242,7 @@ def test_the_policy_of_a_layer_is_its_groups(layout: torch.memory_format) -> Non
 def test_pytorchs_own_layer_is_left_alone_on_cuda() -> None:
     graph = fake_cuda_graph(lambda: nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU()))
     found = find_groups(graph.graph, decompositions())
-    assert not found.found
-    assert found.alone[0][1] == "it is PyTorch's own"
+    assert [(group.text, group.obstacle) for group in found] == [("conv", "it is PyTorch's own")]
 
 
 def test_symbolic_sizes_stand_for_those_of_the_first_call() -> None:
@@ -252,6 +253,6 @@ def test_symbolic_sizes_stand_for_those_of_the_first_call() -> None:
         graph = make_fx(program, decomposition_table=decompositions(), tracing_mode="symbolic")(
             *operands()
         )
-    (group,) = find_groups(graph.graph, decompositions()).found
+    (group,) = find_groups(graph.graph, decompositions())
     assert group.text == "conv + bias + residual + relu"
     assert group.problem().input_shape == (2, 4, 9, 8)

@@ -15,7 +15,7 @@ import pytest
 import cudnn_autotune as ca
 
 PACKAGE = Path(ca.__file__).parent
-ROOMS = ("audit", "cli", "core", "distributed", "engines", "sampling", "timers")
+ROOMS = ("audit", "cli", "core", "distributed", "engines", "nn/backend", "sampling", "timers")
 FILES = (
     *("__init__", "__main__", "nn/expert", "nn/tune", "store/settings", "tuning/gpu_searches"),
     *("tuning/remembering", "tuning/settings", "tuning/tune_problem"),

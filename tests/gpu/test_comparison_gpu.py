@@ -11,7 +11,7 @@ from deep_network import IMAGES, deep_network, distance, with_folded_norms
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.models.comparison import compare
+from cudnn_autotune.nn.backend.comparison import compare
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
 

@@ -1,4 +1,4 @@
-"""What a user gives to have a model run: its ``example_input``."""
+"""The ``example_input`` that a user gives to have a model run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def call_arguments(example_input: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments that ``example_input`` stands for.
+    """Returns the positional and keyword arguments that ``example_input`` stands for.
 
     Raises:
         TypeError: it is neither a tensor, nor a tuple, nor a dict.

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from cudnn_autotune.nn.models.communication import is_among_ranks, watched
-from cudnn_autotune.nn.models.comparison import difference, time_in_turns
+from cudnn_autotune.nn.backend.comparison import difference, is_among_ranks, time_in_turns, watched
 from cudnn_autotune.nn.models.example_input import call_arguments
 from cudnn_autotune.nn.untouched import (
     check_initialized,
@@ -35,12 +34,12 @@ _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
 
 @dataclass(frozen=True)
 class MemoryFormatChoice:
-    """Which memory format a model got from ``memory_format="auto"``, and why."""
+    """The memory format that a model got from ``memory_format="auto"``, and why."""
 
     chosen: torch.memory_format
     """``torch.channels_last`` or ``torch.contiguous_format``."""
     times_ms: dict[torch.memory_format, float]
-    """The median time of a step in each, in milliseconds; empty if they were not timed."""
+    """Median milliseconds of a step in each; empty if they were not timed."""
     reason: str
 
     def __str__(self) -> str:
@@ -55,7 +54,7 @@ def _name(memory_format: torch.memory_format) -> str:
 def check_arguments(
     memory_format: object, example_input: object
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments that ``example_input`` stands for.
+    """Returns the positional and keyword arguments that ``example_input`` stands for.
 
     Raises:
         ValueError, TypeError: as ``convert``.
@@ -86,8 +85,8 @@ def apply(model: nn.Module, memory_format: torch.memory_format) -> None:
 
 
 def in_each(model: nn.Module, run: Callable[[], Result]) -> list[Result]:
-    """What ``run`` returns while the model is contiguous, and channels_last; the layout is then
-    what it was.
+    """Returns what ``run`` returns while the model is contiguous, and channels_last; the layout is
+    then what it was.
 
     Raises:
         ValueError: as :func:`apply`.
@@ -156,7 +155,11 @@ def choose(
 def _times_ms(
     layouts: _Layouts, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[float]:
-    """The milliseconds of a step in each layout. Raises _Refused where channels_last is wrong."""
+    """Returns the milliseconds of a step in each layout.
+
+    Raises:
+        _Refused: channels_last fails, or gives other outputs.
+    """
     learns = model.training and torch.is_grad_enabled()
     tensors = tensors_in((args, kwargs, list(model.parameters())))
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
@@ -203,10 +206,10 @@ def _times_ms(
 
 
 class _EqualDraws(TorchDispatchMode):
-    """Random operators draw the numbers that they draw for contiguous tensors."""
+    """Makes random operators draw the numbers that they draw for contiguous tensors."""
 
     any = False
-    """Whether there were any."""
+    """Whether there were any random operators."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -248,7 +251,7 @@ class _Layouts:
     def under(
         self, memory_format: torch.memory_format, run: Callable[Arguments, Result]
     ) -> Callable[Arguments, Result]:
-        """``run`` in a layout. It raises _Refused if that fails in channels_last."""
+        """Returns ``run`` in a layout. It raises _Refused if that fails in channels_last."""
 
         def in_layout(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             self.set(memory_format)
@@ -276,8 +279,8 @@ class _Layouts:
 
 
 def _outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Copies of the output's floating-point tensors, in eval mode. Each run begins with the same
-    random numbers, inputs and buffers."""
+    """Returns copies of the output's floating-point tensors, in eval mode. Each run begins with the
+    same random numbers, inputs and buffers."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -290,7 +293,7 @@ def _outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _least_precise(weights: list[Tensor], device: torch.device) -> torch.dtype:
-    """The type that rounds most in the computation; outputs may be of a wider one."""
+    """Returns the type that rounds most in the computation; outputs may be of a wider one."""
     dtypes = [t.dtype for t in weights if t.is_floating_point()]
     if torch.is_autocast_enabled(device.type):
         dtypes.append(torch.get_autocast_dtype(device.type))
@@ -298,7 +301,7 @@ def _least_precise(weights: list[Tensor], device: torch.device) -> torch.dtype:
 
 
 def _laid_out(model: nn.Module) -> list[Tensor]:
-    """The weights and buffers that have a layout to choose, each once.
+    """Returns the weights and buffers that have a layout to choose, each once.
 
     Raises:
         ValueError: the model has lazy parameters, or is wrapped for several GPUs.
@@ -320,7 +323,7 @@ def _gradients(weights: list[Tensor]) -> list[Tensor]:
 
 
 def _as(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """The tensor's data in a layout. Not a copy if it has that already.
+    """Returns the tensor's data in a layout, which is no copy if it has that already.
 
     ``contiguous()`` would keep the strides of a kernel of size 1, which fit both layouts, and by
     which an operator would take the weight as contiguous.

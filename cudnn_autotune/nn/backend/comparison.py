@@ -1,22 +1,31 @@
-"""Times programs that compute the same, taking turns, and compares their outputs."""
+"""Times programs that compute the same, taking turns, and compares their outputs.
+
+A program that communicates with other processes must not be timed: all of them have to run it
+equally often, or one waits for the others for ever.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 import statistics
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cudnn_autotune.nn.models.cuda_graph_steps import begin_step, own_steps
+Run = Callable[..., Any]
 
-Program = Callable[..., Any]
+CUDA_GRAPH_TREES = "torch._inductor.cudagraph_trees"  # importing it takes seconds
 
 _WARMUP_CALLS = 3  # Inductor records a CUDA graph at the second call, and replays it at the third.
 _ROUNDS = 7
@@ -25,7 +34,7 @@ _MOST_CALLS = 200
 _MOST_AHEAD_S = 0.5
 # A GPU takes about a thousand launches ahead, and the host needs no less than this for so many.
 _QUEUE_MS = 4.0
-_CYCLES_PER_S = 2e9  # about the clock that GPUs spin at
+_CYCLES_PER_S = 2e9  # GPUs spin at about this clock
 
 # The relative error (of the norm) that two correct programs may always have, by the dtype of the
 # output, and the rounding step of the computation. Float32 is taken to be computed in TF32.
@@ -36,12 +45,9 @@ _TOLERANCES = {
     torch.bfloat16: (1e-1, 2.0**-7),
 }
 
-# A deep network amplifies rounding, and how much depends on its weights: in float16 ResNet-50 with
-# random weights is 0.03 from float32, and ResNet-18 0.002. So the noise of a program is measured:
-# how far its output moves if its inputs change in their last place, after which every later value
-# is rounded anew as well. On a CPU, in float16 and bfloat16, for 7 architectures of torchvision and
-# timm with random weights and the statistics of their batch norms, the distances from float32 and
-# from the same model with folded batch norms were 0.5 to 0.9 times the noise.
+# A deep network amplifies rounding, and how much depends on its weights. So the noise of a program
+# is measured: how far its output moves if its inputs change in their last place. Correct programs
+# of 7 architectures were 0.5 to 0.9 times the noise apart (docs/fusing.md).
 _NOISE_FACTOR = 2.0
 
 # By so much less GPU time another program is kept for captures, beside the one for plain calls.
@@ -51,16 +57,28 @@ _LEAST_GAIN = 0.01
 _MOST_ALLOWED = 0.5
 
 
+# Namespaces of operators that communicate with other processes, and of PyTorch's and this package's
+# that do not.
+_COMMUNICATING = {
+    *("c10d", "_c10d_functional", "_c10d_functional_autograd"),
+    *("c10d_functional", "_dtensor", "symm_mem"),
+}
+_LOCAL = {
+    *("aten", "cudnn_autotune", "inductor", "inductor_prims", "mkl", "mkldnn", "onednn", "prim"),
+    *("prims", "quantized", "quantized_decomposed", "rngprims", "torchvision"),
+}
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured of programs, by their names."""
+    """Measurements of programs, by their names."""
 
     times_ms: Mapping[str, float]
-    """The milliseconds of a call, with the host's part, as of :func:`time_in_turns`."""
+    """Milliseconds of a call, with the host's part, as of :func:`time_in_turns`."""
     gpu_times_ms: Mapping[str, float]
-    """The milliseconds of the GPU's part of a call; empty if the inputs are not on a GPU."""
+    """Milliseconds of the GPU's part of a call; empty if the inputs are not on a GPU."""
     wrong: Mapping[str, str]
-    """Why a program fails, or its output is not that of the first one. Those are not timed."""
+    """Reason why a program fails, or its output is not that of the first one. It is not timed."""
 
     @property
     def fastest(self) -> str:
@@ -79,7 +97,7 @@ class Comparison:
 
 
 def compare(
-    programs: Mapping[str, Program], inputs: Sequence[Any], weights: Collection[int] = ()
+    programs: Mapping[str, Run], inputs: Sequence[Any], weights: Collection[int] = ()
 ) -> Comparison:
     """Runs programs in turns on the same inputs, which they must not change.
 
@@ -105,7 +123,7 @@ def compare(
         given = [data.get(i, value) for i, value in enumerate(inputs)]
         return _outputs(programs[reference], given)
 
-    with torch.random.fork_rng(indices), torch.no_grad(), own_steps():
+    with torch.random.fork_rng(indices), torch.no_grad(), _own_steps():
         expected, wrong = _outputs(programs[reference], inputs), {}
         for name in list(programs)[1:]:
             try:
@@ -129,13 +147,13 @@ def compare(
     return Comparison(times, gpu_times, wrong)
 
 
-def _outputs(program: Program, inputs: Sequence[Any], seed: int = 0) -> list[Tensor]:
+def _outputs(program: Run, inputs: Sequence[Any], seed: int = 0) -> list[Tensor]:
     """Copies of the tensors that a program returns; its random numbers begin at the seed.
 
     A copy outlives the replay of a CUDA graph that would overwrite the output.
     """
     torch.manual_seed(seed)
-    begin_step()
+    _begin_step()
     results = [leaf for leaf in tree_leaves(program(*inputs)) if isinstance(leaf, Tensor)]
     return [result.detach().clone() for result in results]
 
@@ -201,7 +219,7 @@ def _mismatch(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> str | Non
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> float:
-    """The norm of the difference over that of ``expected``, of what is finite in both."""
+    """Returns the norm of the difference over that of ``expected``, of what is finite in both."""
     finite = torch.isfinite(expected) & torch.isfinite(actual)
     a, b = (torch.where(finite, tensor, 0).double() for tensor in (expected, actual))
     return (torch.dist(a, b) / a.norm().clamp_min(1e-30)).item()
@@ -210,7 +228,7 @@ def _relative_error(expected: Tensor, actual: Tensor) -> float:
 def _noises(
     expected: Sequence[Tensor], reference: Callable[[Any], Sequence[Tensor]], inputs: Any
 ) -> list[float]:
-    """How far each output moves if the inputs change in their last place."""
+    """Returns how far each output moves if the inputs change in their last place."""
     # Under autocast outputs are less precise than inputs, and so is what is computed of the inputs.
     steps = [_TOLERANCES[one.dtype][1] for one in expected if one.dtype in _TOLERANCES]
     moved = reference(tree_map(lambda value: _perturbed(value, max(steps)), inputs))
@@ -221,8 +239,8 @@ def _noises(
 
 @torch.no_grad()
 def _perturbed(value: Any, least_step: float) -> Any:
-    """A copy of a floating-point tensor with each element times 1 + step or 1 - step, at random, in
-    the same layout; any other value itself."""
+    """Returns a copy of a floating-point tensor with each element times 1 + step or 1 - step, at
+    random, in the same layout; any other value itself."""
     is_plain = type(value) is Tensor and value.layout == torch.strided
     if not is_plain or value.dtype not in _TOLERANCES or value.numel() == 0:
         return value
@@ -239,14 +257,14 @@ def _perturbed(value: Any, least_step: float) -> Any:
 
 
 def time_in_turns(
-    programs: Mapping[str, Program],
+    programs: Mapping[str, Run],
     inputs: Sequence[Any],
     on_gpu: bool,
     *,
     with_host: bool = True,
     batch_ms: float = _BATCH_MS,
 ) -> dict[str, float]:
-    """The time of a call of each program, in milliseconds, after some calls of each.
+    """Returns the time of a call of each program, in milliseconds, after some calls of each.
 
     It is the median of the first program, and of another one that times the median of their ratios
     in one round: the clock may drift from round to round by more than the programs differ.
@@ -258,7 +276,7 @@ def time_in_turns(
     """
     calls, ahead_s = {}, dict.fromkeys(programs, 0.0)
     samples: dict[str, list[float]] = {name: [] for name in programs}
-    with own_steps():
+    with _own_steps():
         for name, program in programs.items():
             for _ in range(_WARMUP_CALLS):
                 _batch_ms(program, inputs, 1, on_gpu)
@@ -275,7 +293,7 @@ def time_in_turns(
 
 
 def paired(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The times of :func:`time_in_turns`, of samples by round."""
+    """Returns the times of :func:`time_in_turns`, of samples by round."""
     first = next(iter(samples.values()), ())
     return {
         name: statistics.median(first) * statistics.median(map(operator.truediv, values, first))
@@ -284,9 +302,9 @@ def paired(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _batch_ms(
-    program: Program, inputs: Sequence[Any], calls: int, on_gpu: bool, ahead_s: float = 0.0
+    program: Run, inputs: Sequence[Any], calls: int, on_gpu: bool, ahead_s: float = 0.0
 ) -> float:
-    """The time of some calls one after another, with what the host adds to it.
+    """Returns the time of some calls one after another, with what the host adds to it.
 
     Args:
         ahead_s: so long the GPU is kept busy first, and the host gets ahead; that does not count.
@@ -298,15 +316,72 @@ def _batch_ms(
         torch.cuda._sleep(int(_CYCLES_PER_S * ahead_s))
         begin.record()
         for _ in range(calls):
-            begin_step()
+            _begin_step()
             program(*inputs)
         end.record()
         end.synchronize()
         return begin.elapsed_time(end)
     start = time.perf_counter()
     for _ in range(calls):
-        begin_step()
+        _begin_step()
         program(*inputs)
     if on_gpu:
         torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - start)
+
+
+def _begin_step() -> None:
+    """Lets Inductor's CUDA graphs, if there are any, overwrite the outputs of the last call."""
+    if CUDA_GRAPH_TREES in sys.modules:
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+@contextmanager
+def _own_steps() -> Iterator[None]:
+    """Takes back that steps were marked as begun. After the first mark Inductor's CUDA graphs begin
+    no step of their own accord any more: a program without marks would be recorded at each call."""
+    trees = sys.modules.get(CUDA_GRAPH_TREES)
+    before = trees.MarkStepBox.mark_step_counter if trees is not None else 0
+    try:
+        yield
+    finally:
+        if CUDA_GRAPH_TREES in sys.modules:
+            sys.modules[CUDA_GRAPH_TREES].MarkStepBox.mark_step_counter = before
+
+
+def is_among_ranks() -> bool:
+    """Returns whether this process has a process group of torch.distributed with others."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def communicates(graph: GraphModule) -> bool:
+    """Returns whether a graph of ATen operators, or one that is nested in it, has a collective
+    operation.
+
+    Among ranks, an operator that is neither PyTorch's nor this package's counts as one, because
+    nobody knows what it does.
+    """
+    graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
+    # An operator with an effect is an argument of `with_effects`.
+    targets = [target for g in graphs for node in g.nodes for target in (node.target, *node.args)]
+    namespaces = {t.namespace for t in targets if isinstance(t, torch._ops.OpOverload)}
+    if is_among_ranks() and namespaces - _LOCAL:
+        return True
+    return bool(namespaces & _COMMUNICATING)
+
+
+@contextmanager
+def watched() -> Iterator[set[str]]:
+    """Collects the names of the collective operations that run in the ``with`` block."""
+    seen: set[str] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.namespace in _COMMUNICATING:
+                seen.add(func._schema.name.replace("::", "."))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield seen

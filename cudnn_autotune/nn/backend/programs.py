@@ -1,4 +1,4 @@
-"""Makes programs of a graph of Dynamo by Inductor: as it is, with constant weights, with fused
+"""Compiles programs of a graph of Dynamo by Inductor: plain, with constant weights, with fused
 groups."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any
 
@@ -15,36 +15,92 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from cudnn_autotune.core.versions import version
-from cudnn_autotune.nn.fake import conv_memory_format
-from cudnn_autotune.nn.models.backend_options import Options
-from cudnn_autotune.nn.models.communication import communicates
-from cudnn_autotune.nn.models.comparison import Program
-from cudnn_autotune.nn.models.folding import fold, settle
-from cudnn_autotune.nn.models.frozen_weights import (
+from cudnn_autotune.nn.backend.comparison import Run, communicates
+from cudnn_autotune.nn.backend.folding import fold, settle
+from cudnn_autotune.nn.backend.graphs import (
     FrozenWeights,
     copied,
+    in_layout,
     weights_of,
     with_constants,
+    with_our_convolutions,
 )
-from cudnn_autotune.nn.models.graph_layout import in_layout
-from cudnn_autotune.nn.models.groups import GroupReport, find_groups
-from cudnn_autotune.nn.models.judging import Judge, Measured, fuse_judged, never
-from cudnn_autotune.nn.models.routing import COUNTERPARTS
+from cudnn_autotune.nn.backend.groups import GroupReport, find_groups
+from cudnn_autotune.nn.backend.judging import JUDGES, Judge, Measured, fuse_judged, never
+from cudnn_autotune.nn.fake import conv_memory_format
+from cudnn_autotune.tuning.settings import check_policy
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A program, and what is known of it."""
+class Options:
+    """The options of ``torch.compile(backend="cudnn_autotune")``, checked."""
 
-    run: Program
+    sampling: str | None = None
+    workspace_limit: int | None = None
+    freezing: bool = False
+    compare: bool = True
+    fuse: str = "measure"
+    memory_format: str | None = None
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    """Options of Inductor, among them those that ``mode`` stands for."""
+
+    @classmethod
+    def read(cls, mode: str | None, options: Mapping[str, Any] | None) -> Options:
+        """Returns the options that ``torch.compile`` was given.
+
+        Raises:
+            ValueError: an option is unknown, or its value not allowed.
+        """
+        import torch._inductor
+
+        ours: dict[str, Any] = {}
+        theirs: dict[str, Any] = {}
+        if mode not in (None, "default"):
+            theirs.update(torch._inductor.list_mode_options(mode))
+        known = set(torch._inductor.list_options())
+        own = {field.name for field in fields(cls)} - {"inductor"}
+        for key, value in (options or {}).items():
+            name = key.replace("-", "_") if isinstance(key, str) else None
+            if name is None or name not in own | known:
+                raise ValueError(
+                    f"options must be {', '.join(sorted(own))} or Inductor's "
+                    f"(torch._inductor.list_options()), got {key!r}"
+                )
+            (ours if name in own else theirs)[name] = value
+        read = cls(**ours, inductor=theirs)
+        read._check()
+        return read
+
+    def _check(self) -> None:
+        """Raises ValueError if a value is not allowed."""
+        for name in ("freezing", "compare"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"options[{name!r}] must be True or False, got {value!r}")
+        for name, allowed in (("fuse", tuple(JUDGES)), ("memory_format", (None, "auto"))):
+            if (value := getattr(self, name)) not in allowed:
+                text = ", ".join(map(repr, allowed))
+                raise ValueError(f"options[{name!r}] must be one of {text}, got {value!r}")
+        if self.memory_format == "auto" and not self.compare:
+            raise ValueError(
+                "options['memory_format'] must be None where options['compare'] is False: 'auto' "
+                "compares programs in both layouts"
+            )
+        check_policy(self.sampling, self.workspace_limit)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled graph, and what is known of it."""
+
+    run: Run
     weights: FrozenWeights | None = None
-    """Those that are constants of the program; None if there are none."""
+    """Weights that are constants of the program; None if there are none."""
     groups: Sequence[GroupReport] = ()
     writes: bool = False
     """Whether it writes into its inputs."""
     memory_format: str | None = None
-    """``"channels_last"`` or ``"contiguous"``, what its convolutions compute in; None if they have
-    no choice, or it is not known."""
+    """Layout that its convolutions compute in, ``"channels_last"`` or ``"contiguous"``; None if
+    they have no choice, or it is not known."""
     communicates: bool = False
     """Whether it communicates with other processes."""
 
@@ -54,7 +110,7 @@ def compile_plain(
     inputs: Sequence[Any],
     patches: Mapping[str, Any],
     inner_compile: Callable[..., Any] | None = None,
-) -> Program:
+) -> Run:
     """Compiles a graph, which Inductor may change, by Inductor.
 
     Args:
@@ -64,15 +120,15 @@ def compile_plain(
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     inner = inner_compile or compile_fx_inner
-    program: Any = compile_fx(graph, list(inputs), inner, config_patches=dict(patches))
-    return program
+    run: Any = compile_fx(graph, list(inputs), inner, config_patches=dict(patches))
+    return run
 
 
-def compile_frozen(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Compiled:
+def compile_frozen(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Program:
     """Compiles a graph, which stays what it is, with its weights as constants."""
     positions = weights_of(graph, inputs)
     run = _with_weights_frozen(graph, inputs, positions, options.inductor)
-    return Compiled(run, FrozenWeights(positions, inputs))
+    return Program(run, FrozenWeights(positions, inputs))
 
 
 def compile_fused(
@@ -81,31 +137,32 @@ def compile_fused(
     options: Options,
     judge: Judge,
     memory_format: str | None = None,
-) -> Compiled:
+) -> Program:
     """Compiles a graph, which stays what it is, with this package's convolutions and fused groups.
 
     Batch norms are folded: once, if weights become constants, else by the program at each call.
 
     Args:
         judge: decides which groups are fused.
-        memory_format: as of ``graph_layout.in_layout``; None leaves the layout to Inductor.
+        memory_format: as of ``graphs.in_layout``; None leaves the layout to Inductor.
 
     Raises:
         Exception: whatever the graph raises in another layout.
     """
-    ours, patches = with_our_convolutions(graph, options), dict(options.inductor)
+    ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
+    patches = dict(options.inductor)
     if memory_format is not None:
         ours = in_layout(ours, memory_format)
         patches["layout_optimization"] = False
     weights = weights_of(graph, inputs)
     positions = weights if options.freezing else []
-    compiler = _FusingCompiler(judge, [] if positions else weights, len(inputs))
-    run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
-    if any(compiler.written[: len(positions)]):
-        # A batch norm in training mode, for example.
-        positions, compiler = [], _FusingCompiler(judge, weights, len(inputs))
+    while True:
+        compiler = _FusingCompiler(judge, [] if positions else weights, len(inputs))
         run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
-    return Compiled(
+        if not any(compiler.written[: len(positions)]):
+            break
+        positions = []  # it writes into a weight, as a batch norm does in training mode
+    return Program(
         run,
         FrozenWeights(positions, inputs) if positions else None,
         compiler.groups,
@@ -113,18 +170,6 @@ def compile_fused(
         compiler.memory_format,
         compiler.communicates,
     )
-
-
-def with_our_convolutions(graph: GraphModule, options: Options) -> GraphModule:
-    """Returns a copy of a graph of Dynamo in which PyTorch's convolutions are this package's."""
-    graph = copied(graph)
-    policy = {"sampling": options.sampling, "workspace_limit": options.workspace_limit}
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in COUNTERPARTS:
-            node.target = COUNTERPARTS[node.target]
-            node.kwargs = {**node.kwargs, **policy}
-    graph.recompile()
-    return graph
 
 
 class _FusingCompiler:
@@ -142,7 +187,7 @@ class _FusingCompiler:
         self._inputs = inputs
         self.groups: list[GroupReport] = []
         self.written: tuple[bool, ...] = ()
-        """Which inputs of the graph, weights that are constants first, the graph writes into."""
+        """Whether it writes into each input of the graph, weights that are constants first."""
         self.memory_format: str | None = None
         self.communicates = False
 
@@ -163,8 +208,8 @@ class _FusingCompiler:
         if self.communicates and isinstance(judge, Measured):
             judge = never("it is in a graph that communicates between ranks")
         foldings = fold(graph.graph, self._weights_in(graph))
-        groups = find_groups(graph.graph, select_decomp_table())
-        self.groups = fuse_judged(graph, groups, judge, channels_last=channels_last)
+        groups = find_groups(graph.graph, select_decomp_table(), channels_last=channels_last)
+        self.groups = fuse_judged(graph, groups, judge)
         settle(graph.graph, foldings)
         graph.graph.lint()
         graph.recompile()
@@ -185,8 +230,8 @@ class _FusingCompiler:
             return compile_fx_inner(graph, inputs, **arguments)
 
     def _weights_in(self, graph: GraphModule) -> list[Node]:
-        """The placeholders of an ATen graph for weights; none if it has other inputs than Dynamo's
-        graph, as where a tensor subclass is taken apart."""
+        """Returns the placeholders of an ATen graph for weights; none if it has other inputs than
+        Dynamo's graph, as where a tensor subclass is taken apart."""
         placeholders = graph.graph.find_nodes(op="placeholder")
         if len(placeholders) != self._inputs:
             return []
@@ -194,7 +239,7 @@ class _FusingCompiler:
 
 
 def _memory_format(graph: GraphModule, channels_last: bool) -> str | None:
-    """What the convolutions of an ATen graph compute in, as ``Compiled`` has it.
+    """Returns the layout that the convolutions of an ATen graph compute in, as ``Program`` has it.
 
     Args:
         channels_last: Inductor makes the 2-d ones channels_last.
@@ -219,7 +264,7 @@ def _with_weights_frozen(
     positions: Sequence[int],
     patches: Mapping[str, Any],
     inner_compile: Callable[..., Any] | None = None,
-) -> Program:
+) -> Run:
     """Compiles a graph with constants in place of the inputs at ``positions``."""
     import torch._functorch.config
     from torch._inductor.codecache import PyCodeCache

@@ -32,15 +32,15 @@ class Folding:
     """A convolution with a folded weight and bias, which stands beside what it replaces."""
 
     convolution: Node
-    """The convolution with the folded weight and bias."""
+    """Convolution with the folded weight and bias."""
     result: Node
-    """The convolution, or its conversion to the dtype of what it replaces."""
+    """Convolution, or its conversion to the dtype of what it replaces."""
     original: tuple[Node, ...]
-    """The convolution that is set aside, and the nodes after it that were folded, in order."""
+    """Convolution that is set aside, and the nodes after it that were folded, in order."""
     computed: tuple[Node, ...]
-    """The nodes that compute the folded weight and bias, in order."""
+    """Nodes that compute the folded weight and bias, in order."""
     rounded: tuple[Node, ...]
-    """The nodes in ``computed`` that round them to the convolution's dtype."""
+    """Nodes in ``computed`` that round them to the convolution's dtype."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class _Chain:
     """A convolution, and the nodes after it that scale and shift its channels."""
 
     nodes: tuple[Node, ...]
-    """The convolution, and those after it."""
+    """Convolution, and those after it."""
     steps: tuple[tuple[Any, Node], ...]
-    """The operator and its other operand, for each that scales or shifts."""
+    """Operator and its other operand, for each that scales or shifts."""
 
 
 def fold(graph: Graph, weights: Iterable[Node]) -> list[Folding]:
@@ -109,7 +109,7 @@ def _set_aside(*_: object) -> None:
 
 
 def _computed_of(graph: Graph, weights: Iterable[Node]) -> set[Node]:
-    """The nodes whose values depend on nothing but ``weights``."""
+    """Returns the nodes whose values depend on nothing but ``weights``."""
     fixed = set(weights)
     for node in graph.nodes:
         if _is_pure(node) and all(arg in fixed for arg in node.all_input_nodes):
@@ -118,7 +118,7 @@ def _computed_of(graph: Graph, weights: Iterable[Node]) -> set[Node]:
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether it makes no difference where in the graph a node is."""
+    """Returns whether it makes no difference where in the graph a node is."""
     target: Any = node.target
     return (
         isinstance(target, torch._ops.OpOverload)

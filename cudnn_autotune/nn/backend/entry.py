@@ -1,4 +1,4 @@
-"""The backend ``cudnn_autotune`` of ``torch.compile``: Inductor, with fused groups.
+"""The entry of the backend ``cudnn_autotune`` of ``torch.compile``.
 
 Inductor compiles the graph as it would, but convolutions are this package's operators, and where
 no gradient is needed each group of a convolution, residual addition and activation is one call of
@@ -17,11 +17,15 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from cudnn_autotune.core.after_import import after_import
-from cudnn_autotune.nn.models.backend_options import Options
-from cudnn_autotune.nn.models.comparison import Program
-from cudnn_autotune.nn.models.compiled_graph import PLAIN, Compilation, CompiledGraph
-from cudnn_autotune.nn.models.cuda_graph_steps import is_capturing
-from cudnn_autotune.nn.models.programs import compile_plain, with_our_convolutions
+from cudnn_autotune.nn.backend.comparison import Run
+from cudnn_autotune.nn.backend.compiled_graph import (
+    PLAIN,
+    Compilation,
+    CompiledGraph,
+    is_capturing,
+)
+from cudnn_autotune.nn.backend.graphs import with_our_convolutions
+from cudnn_autotune.nn.backend.programs import Options, compile_plain
 from cudnn_autotune.nn.models.routing import COUNTERPARTS
 
 NAME = "cudnn_autotune"
@@ -44,7 +48,7 @@ def backend(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Program:
+) -> Run:
     """Compiles a graph of Dynamo. ``torch.compile(model, backend="cudnn_autotune")`` calls this.
 
     Args:
@@ -75,7 +79,7 @@ def backend(
                 "convert(model, memory_format='auto', example_input=...) before it is compiled"
             )
             _log.warning("%s", record.note)
-        ours = with_our_convolutions(graph, settings)
+        ours = with_our_convolutions(graph, settings.sampling, settings.workspace_limit)
         return compile_plain(ours, example_inputs, settings.inductor)
     # Dynamo copies the attributes of what it is given, and so would keep all first programs.
     return CompiledGraph(graph, example_inputs, settings, record).__call__
@@ -84,7 +88,7 @@ def backend(
 def _why_plain(
     graph: GraphModule, tensors: Sequence[Tensor], settings: Options, needs_gradient: bool
 ) -> str | None:
-    """Why this backend has nothing to do for a graph; None if it has."""
+    """Returns why this backend has nothing to do for a graph; None if it has."""
     mark = torch.ops.cudnn_autotune.mark_input
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     if not targets & {mark, mark.default, *COUNTERPARTS}:

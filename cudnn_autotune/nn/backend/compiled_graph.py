@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,15 +13,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from cudnn_autotune.nn.models.backend_options import Options
-from cudnn_autotune.nn.models.comparison import compare
-from cudnn_autotune.nn.models.cuda_graph_steps import is_capturing, is_within_step
-from cudnn_autotune.nn.models.frozen_weights import copied, weights_of
-from cudnn_autotune.nn.models.graph_layout import OTHER
-from cudnn_autotune.nn.models.groups import GroupReport
-from cudnn_autotune.nn.models.judging import JUDGES
-from cudnn_autotune.nn.models.programs import (
-    Compiled,
+from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, compare
+from cudnn_autotune.nn.backend.graphs import OTHER_LAYOUT, copied, weights_of
+from cudnn_autotune.nn.backend.groups import GroupReport
+from cudnn_autotune.nn.backend.judging import JUDGES
+from cudnn_autotune.nn.backend.programs import (
+    Options,
+    Program,
     compile_frozen,
     compile_fused,
     compile_plain,
@@ -37,12 +36,12 @@ _MOST_DEFERRALS = 10
 
 @dataclass
 class Compilation:
-    """What the backend made of one graph."""
+    """The record of what the backend made of one graph."""
 
     mode: str
     """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
     groups: list[GroupReport] = field(default_factory=list)
-    """The convolutions of an inference graph, in its order."""
+    """Convolutions of an inference graph, in its order."""
     is_frozen: bool = False
     """Whether weights are constants of the program, with batch norms folded into convolutions."""
     times_ms: dict[str, float] = field(default_factory=dict)
@@ -53,9 +52,9 @@ class Compilation:
     gpu_times_ms: dict[str, float] = field(default_factory=dict)
     """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
     chosen: str = OURS
-    """The program that runs."""
+    """Program that runs."""
     chosen_in_captures: str = OURS
-    """The program that runs where the caller captures a CUDA graph, in which no host takes part."""
+    """Program that runs where the caller captures a CUDA graph, in which no host takes part."""
     note: str = ""
 
     @property
@@ -77,9 +76,9 @@ class CompiledGraph:
         self._device: torch.device | None = next(on_gpu, None)
         self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
         self._refreezings = self._deferrals = 0
-        self._plain: Compiled | None = None
-        self._contenders: dict[str, Compiled] = {}
-        """What is compared at the next call outside of captures and of the caller's steps."""
+        self._plain: Program | None = None
+        self._contenders: dict[str, Program] = {}
+        """Programs to compare at the next call outside of captures and of the caller's steps."""
         # It judges equal groups once, also when weights have changed.
         self._judge = JUDGES[options.fuse]()
         if (ours := self._if_possible(OURS, inputs)) is None:
@@ -87,7 +86,7 @@ class CompiledGraph:
             return
         self._use(OURS, ours)
         if ours.weights is not None and self._has_symbols:
-            # What symbols stand for is known only while Dynamo compiles.
+            # Only while Dynamo compiles it is known what symbols stand for.
             self._plain_program(inputs)
         if not options.compare:
             return
@@ -101,9 +100,9 @@ class CompiledGraph:
         if ours.weights is not None:
             self._add(FROZEN, inputs)
         if options.memory_format == "auto" and ours.memory_format is not None:
-            self._add(f"{OURS}, {OTHER[ours.memory_format]}", inputs)
+            self._add(f"{OURS}, {OTHER_LAYOUT[ours.memory_format]}", inputs)
 
-    def _use(self, name: str, program: Compiled) -> None:
+    def _use(self, name: str, program: Program) -> None:
         """From now on this program runs."""
         self._current = program
         self._record.chosen, self._record.is_frozen = name, program.weights is not None
@@ -111,30 +110,28 @@ class CompiledGraph:
             self._record.groups = list(program.groups)
         self._use_in_captures(name, program)
 
-    def _use_in_captures(self, name: str, program: Compiled) -> None:
+    def _use_in_captures(self, name: str, program: Program) -> None:
         """From now on this program runs while a CUDA graph is captured."""
         self._captured = program
         self._record.chosen_in_captures = name
 
-    def _built(self, name: str, inputs: Sequence[Any]) -> Compiled:
-        if name == PLAIN:
-            return self._plain_program(inputs)
-        if name == FROZEN:
-            return compile_frozen(self._graph, inputs, self._options)
-        _, _, memory_format = name.partition(", ")
-        return compile_fused(self._graph, inputs, self._options, self._judge, memory_format or None)
-
-    def _plain_program(self, inputs: Sequence[Any]) -> Compiled:
+    def _plain_program(self, inputs: Sequence[Any]) -> Program:
         if self._plain is None:
             patches = {**self._options.inductor, "freezing": False}
-            self._plain = Compiled(compile_plain(copied(self._graph), inputs, patches))
+            self._plain = Program(compile_plain(copied(self._graph), inputs, patches))
         return self._plain
 
-    def _if_possible(self, name: str, inputs: Sequence[Any]) -> Compiled | None:
-        """A program; None if it cannot be compiled, and the record's note says why."""
+    def _if_possible(self, name: str, inputs: Sequence[Any]) -> Program | None:
+        """Returns a program; None if it cannot be compiled, and the record's note says why."""
+        graph, options = self._graph, self._options
         try:
-            return self._built(name, inputs)
-        except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins anew
+            if name == PLAIN:
+                return self._plain_program(inputs)
+            if name == FROZEN:
+                return compile_frozen(graph, inputs, options)
+            _, _, memory_format = name.partition(", ")
+            return compile_fused(graph, inputs, options, self._judge, memory_format or None)
+        except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
             raise
         except Exception as failure:
             self._record.note = f"no {name}: {failure}".partition("\n")[0]
@@ -173,7 +170,7 @@ class CompiledGraph:
         return self._current.run(*inputs)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """The program's device is the current one, which is synchronised to time programs."""
+        """Makes the program's device the current one, which is synchronised to time programs."""
         return nullcontext() if self._device is None else torch.cuda.device(self._device)
 
     def _defer(self) -> None:
@@ -231,3 +228,20 @@ class CompiledGraph:
             return
         times = "" if self._has_symbols else f" more than {_MOST_REFREEZINGS} times"
         self._use_plain(inputs, f"its weights have changed{times}")
+
+
+def is_capturing() -> bool:
+    """Returns whether the current stream is being captured."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def is_within_step() -> bool:
+    """Returns whether Inductor's CUDA graphs of the current device hold results of the current
+    step, such as those of the graph before a graph break. Other steps would overwrite them."""
+    trees = sys.modules.get(CUDA_GRAPH_TREES)
+    if trees is None or not torch.cuda.is_initialized():
+        return False
+    manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    if manager is None or manager.current_node is None or manager.can_start_new_generation():
+        return False
+    return not manager.current_node.all_outputs_are_dead()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.models.groups import Group, GroupReport, Groups, fuse_groups, hint
+from cudnn_autotune.nn.backend.groups import Group, GroupReport, fuse_groups
 from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
 from cudnn_autotune.tuning import compiling_ahead
 
@@ -26,18 +25,17 @@ class Verdict(NamedTuple):
     reason: str
 
 
-class Judge(Protocol):
-    def __call__(self, group: Group, *, channels_last: bool) -> Verdict:
-        """Says whether to fuse a group of a graph, which will run in channels_last or not."""
+Judge = Callable[[Group], Verdict]
+"""Says whether to fuse a group."""
 
 
-def always(group: Group, *, channels_last: bool) -> Verdict:
+def always(group: Group) -> Verdict:
     return Verdict(True, "it was asked for")
 
 
 def never(reason: str) -> Judge:
-    """Fuses nothing, for a reason."""
-    return lambda group, *, channels_last: Verdict(False, reason)
+    """Returns a judge that fuses nothing, for a reason."""
+    return lambda group: Verdict(False, reason)
 
 
 class Measured:
@@ -50,25 +48,26 @@ class Measured:
     def __init__(self) -> None:
         self._known: dict[tuple[ConvProblem, bool, str, int], Verdict] = {}
 
-    def __call__(self, group: Group, *, channels_last: bool) -> Verdict:
+    def __call__(self, group: Group) -> Verdict:
         device = group.device
         if device.type != "cuda":
             return Verdict(False, f"it is on the device {device}")
         try:
-            problem = group.problem(channels_last=channels_last)
+            problem = group.problem()
         except ValueError as error:
             return Verdict(False, str(error))
-        key = (problem, group.is_stored, group.sampling, group.workspace_limit)
+        key = (problem, group.is_stored, *group.policy)
         if key not in self._known:
             # While a graph is being compiled, calls on tensors may be recorded.
             with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
                 self._known[key] = self._measure(group, problem, device)
         return self._known[key]
 
-    def problems(self, group: Group, *, channels_last: bool) -> list[ConvProblem]:
-        """Those that are searched to measure a group: its own, and that of its convolution."""
+    def problems(self, group: Group) -> list[ConvProblem]:
+        """Returns the problems that are searched to measure a group: its own, and that of its
+        convolution."""
         try:
-            problem = group.problem(channels_last=channels_last)
+            problem = group.problem()
         except ValueError:
             return []
         if group.device.type != "cuda":
@@ -77,7 +76,7 @@ class Measured:
         return [problem, replace(problem, bias=False, residual=False, activation="")]
 
     def _measure(self, group: Group, problem: ConvProblem, device: torch.device) -> Verdict:
-        policy = (group.sampling, group.workspace_limit)
+        policy = group.policy
         geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
 
         def one_operator(data: Operands) -> None:
@@ -111,8 +110,8 @@ class Measured:
 def _times_ms(
     programs: Sequence[Callable[[Operands], None]], sets: Sequence[Operands]
 ) -> list[float]:
-    """Median time of a call of each program. They take turns, in CUDA graphs, and rotate over the
-    sets of operands. The first call of each chooses its engine."""
+    """Returns the median time of a call of each program, in milliseconds. They take turns, in CUDA
+    graphs, and rotate over the sets of operands. The first call of each chooses its engine."""
     graphs = []
     for program in programs:
         program(sets[0])
@@ -136,43 +135,31 @@ def _times_ms(
     return [statistics.median(times[1:]) for times in samples]
 
 
-def fuse_judged(
-    graph: GraphModule, groups: Groups, judge: Judge, *, channels_last: bool = False
-) -> list[GroupReport]:
+def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> list[GroupReport]:
     """Fuses the groups of a graph that a judge is for.
 
-    Args:
-        channels_last: the graph will run in channels_last, whatever the strides in it.
-
     Returns:
-        What became of each convolution, in the graph's order.
+        What became of each group, in their order.
     """
-    reports = {}
     needed = []
     if isinstance(judge, Measured):
-        for group in groups.found:
-            limit = None if group.workspace_limit < 0 else group.workspace_limit
-            for problem in judge.problems(group, channels_last=channels_last):
-                needed.append((problem, group.device, group.sampling, limit))
+        for group in groups:
+            if group.obstacle is None:
+                sampling, limit = group.policy
+                policy = (group.device, sampling, None if limit < 0 else limit)
+                needed += [(problem, *policy) for problem in judge.problems(group)]
     with compiling_ahead.compiling(needed):
-        for group in groups.found:
-            verdict = judge(group, channels_last=channels_last)
-            shape = _hints(group.output.meta["val"])
-            report = GroupReport(group.text, shape, verdict.fuse, verdict.reason)
-            reports[group.convolution] = report
-    for node, reason in groups.alone:
-        reports[node] = GroupReport("conv", _hints(node.meta["val"]), False, reason)
-    in_order = [reports[node] for node in graph.graph.nodes if node in reports]
-    fuse_groups(
-        graph.graph, [group for group in groups.found if reports[group.convolution].is_fused]
-    )
-    graph.graph.lint()
-    graph.recompile()
-    return in_order
-
-
-def _hints(value: Tensor) -> tuple[int, ...]:
-    return tuple(hint(size) for size in value.shape)
+        verdicts = [
+            judge(group) if group.obstacle is None else Verdict(False, group.obstacle)
+            for group in groups
+        ]
+    reports = [
+        GroupReport(group.text, group.output_shape, *verdict)
+        for group, verdict in zip(groups, verdicts, strict=True)
+    ]
+    pairs = zip(groups, verdicts, strict=True)
+    fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
+    return reports
 
 
 JUDGES: Mapping[str, Callable[[], Judge]] = {
@@ -180,3 +167,4 @@ JUDGES: Mapping[str, Callable[[], Judge]] = {
     "always": lambda: always,
     "never": lambda: never("it was asked for"),
 }
+"""Makes the judge of a graph, by the option ``fuse``."""

@@ -1,0 +1,426 @@
+"""Finds groups of a convolution, residual addition and activation that one operator can compute.
+
+They are looked for in a functional graph of ATen operators, as Inductor has it. A group becomes one
+call of ``cudnn_autotune::conv_fused``, whose engines are searched like those of any convolution.
+
+A graph does not say ``silu``: Inductor decomposes it into a handful of operators, other ones for
+the half types, and other ones in another version of torch. So each activation is traced by the same
+decompositions, and the traced operators are looked for in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+
+from cudnn_autotune.engines.problem import (
+    ACTIVATIONS,
+    CHANNELS_LAST,
+    DTYPES,
+    ActivationName,
+    ConvProblem,
+)
+from cudnn_autotune.nn.fake import conv_memory_format
+from cudnn_autotune.nn.inductor import _mark_input
+
+Activation = Callable[[Tensor], Tensor]
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+_aten = torch.ops.aten
+_convolution = _aten.convolution.default
+
+# Operators besides the pointwise ones that Inductor computes in the kernel of what they read. By
+# name, because some exist only when Inductor is imported.
+_READ_IN_PLACE = (
+    "aten.mean.dim",
+    "aten.sum.dim_IntList",
+    "aten.amax.default",
+    "aten.avg_pool2d.default",
+    "aten.max_pool2d_with_indices.default",
+    "aten._adaptive_avg_pool2d.default",
+    "prims._low_memory_max_pool_with_offsets.default",
+    "prims.convert_element_type.default",
+)
+
+# The activations by all ways to write them.
+_SPELLINGS: Sequence[tuple[ActivationName, Activation]] = (
+    *ACTIVATIONS.items(),
+    ("silu", lambda x: x * torch.sigmoid(x)),
+    ("hardswish", lambda x: x * F.relu6(x + 3) / 6),
+)
+_COMMUTATIVE = (_aten.add.Tensor, _aten.mul.Tensor)
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """A convolution of a graph, and whether it was fused with what follows it."""
+
+    text: str
+    """Computation in words: ``conv + bias + relu``."""
+    output_shape: tuple[int, ...]
+    is_fused: bool
+    reason: str
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.output_shape))
+        return f"{self.text} -> {shape}: {'fused' if self.is_fused else 'left'}, {self.reason}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A convolution, and the nodes after it that ``conv_fused`` could compute with it."""
+
+    convolution: Node
+    output: Node
+    """Node whose value the fused operator computes."""
+    nodes: tuple[Node, ...]
+    """Nodes that it replaces, in the graph's order, ``convolution`` first."""
+    residual: Node | None = None
+    activation: ActivationName = ""
+    is_stored: bool = False
+    """Whether its value has to be written to memory, even where a compiler makes one kernel of
+    pointwise operators: something else than those reads it."""
+    channels_last: bool = False
+    """Whether the graph will run in channels_last, whatever the strides in it."""
+    obstacle: str | None = None
+    """Reason why ``conv_fused`` does not take the convolution, which is a group by itself then;
+    None if it does."""
+
+    @property
+    def marked(self) -> Node:
+        """The convolution's input, which carries its policy if it is this package's."""
+        return self.convolution.args[0]  # type: ignore[return-value]
+
+    @property
+    def input(self) -> Node:
+        node: Any = self.marked
+        return node.args[0] if node.target is _mark_input else node
+
+    @property
+    def policy(self) -> tuple[str, int]:
+        """The sampling and workspace limit of the convolution, as operators take them."""
+        sampling, workspace_limit = "", -1
+        if self.marked.target is _mark_input:
+            _, sampling, workspace_limit = self.marked.args  # type: ignore[assignment]
+        return sampling, workspace_limit
+
+    @property
+    def device(self) -> torch.device:
+        return self.input.meta["val"].device
+
+    @property
+    def weight(self) -> Node:
+        return self.convolution.args[1]  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Node | None:
+        return self.convolution.args[2]  # type: ignore[return-value]
+
+    @property
+    def geometry(self) -> tuple[Any, Any, Any, Any]:
+        """Stride, padding, dilation, groups."""
+        _, _, _, stride, padding, dilation, _, _, groups = self.convolution.args
+        return stride, padding, dilation, groups
+
+    @property
+    def text(self) -> str:
+        """The computation in words: ``conv + bias + residual + relu``."""
+        parts = ["conv"]
+        parts += ["bias"] if self.bias is not None and self.obstacle is None else []
+        parts += ["residual"] if self.residual is not None else []
+        parts += [self.activation] if self.activation else []
+        return " + ".join(parts)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the output at the first call.
+
+        Raises:
+            ValueError: a size depends on data.
+        """
+        return tuple(_hints(self.output.meta["val"].shape))
+
+    def problem(self) -> ConvProblem:
+        """Returns the group as a problem, with the flags of PyTorch's defaults.
+
+        Sizes that are symbolic are taken by their hints, which are those of the first call.
+
+        Raises:
+            ValueError: cuDNN does not count as far as these sizes, or one depends on data.
+        """
+        x, w = self.input.meta["val"], self.weight.meta["val"]
+        stride, padding, dilation, groups = self.geometry
+        memory_format = conv_memory_format(x, w)
+        spatial_dims = x.dim() - 2
+        if self.channels_last and spatial_dims == 2 and x.dtype != torch.float64:
+            memory_format = CHANNELS_LAST[spatial_dims]
+        return ConvProblem(
+            "fprop",
+            _hints(x.shape),
+            _hints(w.shape),
+            _hints(stride),
+            _hints(padding),
+            _hints(dilation),
+            _hint(groups),
+            x.dtype,
+            memory_format,
+            bias=self.bias is not None,
+            residual=self.residual is not None,
+            activation=self.activation,
+        )
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """Returns a size, or what a symbolic one is at the first call.
+
+    Raises:
+        ValueError: the size depends on data.
+    """
+    value = size.node.hint if isinstance(size, torch.SymInt) else size
+    if value is None:
+        raise ValueError(f"{size} is known at run time only")
+    return int(value)
+
+
+def _hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
+    return [_hint(size) for size in sizes]
+
+
+def find_groups(
+    graph: Graph, decompositions: Decompositions, *, channels_last: bool = False
+) -> list[Group]:
+    """Finds the groups of a functional graph: one for each convolution, in the graph's order. No
+    node is in two of them.
+
+    An addition of the outputs of two convolutions goes to the one that comes later in the graph,
+    with the other as its residual.
+
+    Args:
+        graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
+        decompositions: those that the graph was traced with.
+        channels_last: the graph will run in channels_last, whatever the strides in it.
+    """
+    activations = find_activations(graph, decompositions)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    claimed: set[Node] = set()
+    found: list[Group] = []
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or node.target is not _convolution:
+            continue
+        obstacle = _obstacle(node)
+        nodes, tail, residual = [node], node, None
+        activation: ActivationName = ""
+        if obstacle is None:
+            if (addition := _residual_addition(tail)) is not None and addition[0] not in claimed:
+                tail, residual = addition
+                nodes.append(tail)
+            if (applied := _only_use(tail, activations.get(tail, []), claimed)) is not None:
+                nodes += applied.nodes
+                tail, activation = applied.output, applied.activation
+            if len(nodes) == 1 and node.args[2] is None:
+                obstacle = "no bias, residual or activation follows that it could compute"
+        if obstacle is not None:
+            found.append(Group(node, node, (node,), obstacle=obstacle))
+            continue
+        claimed.update(nodes)
+        in_order = tuple(sorted(nodes, key=order.__getitem__))
+        # Other groups before this one in the graph are not its users.
+        is_stored = any(user in claimed or not _reads_in_place(user) for user in tail.users)
+        group = Group(node, tail, in_order, residual, activation, is_stored, channels_last)
+        found.append(group)
+    return found[::-1]
+
+
+def _reads_in_place(user: Node) -> bool:
+    operator = user.target
+    return isinstance(operator, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in operator.tags or str(operator) in _READ_IN_PLACE
+    )
+
+
+def _obstacle(convolution: Node) -> str | None:
+    """Returns why ``conv_fused`` does not take a convolution; None if it does."""
+    x, w, b, _, _, _, transposed, _, _ = convolution.args
+    values = [node.meta["val"] for node in (x, w, b) if isinstance(node, Node)]
+    if transposed:
+        return "it is transposed"
+    if values[0].dtype not in DTYPES or any(v.dtype != values[0].dtype for v in values):
+        return f"it is in {', '.join(sorted({str(v.dtype) for v in values}))}"
+    if values[0].dim() != values[1].dim():
+        return "its input has no batch"
+    is_marked = x.target is _mark_input  # type: ignore[union-attr]
+    if values[0].is_cuda and not is_marked:
+        return "it is PyTorch's own"
+    return None
+
+
+def _residual_addition(convolution: Node) -> tuple[Node, Node] | None:
+    """Returns the addition that is the only use of a convolution's output, and its other operand,
+    if that is a tensor of the same shape and dtype."""
+    if len(convolution.users) != 1:
+        return None
+    (addition,) = convolution.users
+    if addition.target is not _aten.add.Tensor or addition.kwargs.get("alpha", 1) != 1:
+        return None
+    others = [arg for arg in addition.args if arg is not convolution]
+    if len(others) != 1 or not isinstance(others[0], Node):
+        return None
+    ours, other = convolution.meta["val"], others[0].meta.get("val")
+    is_same = (
+        isinstance(other, Tensor)
+        and (other.dtype, other.device) == (ours.dtype, ours.device)
+        and _is_same_shape(other.shape, ours.shape)
+    )
+    return (addition, others[0]) if is_same else None
+
+
+def _is_same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    # Importing this takes half a second, and most programs compile nothing.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return len(one) == len(other) and all(
+        statically_known_true(a == b) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _only_use(tail: Node, found: Sequence[Found], claimed: set[Node]) -> Found | None:
+    """Returns the activation that is all that uses the value of ``tail``, in its dtype."""
+    dtype = tail.meta["val"].dtype
+    for one in found:
+        is_only = set(tail.users) <= one.nodes and not one.nodes & claimed
+        if is_only and one.output.meta["val"].dtype == dtype:
+            return one
+    return None
+
+
+def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
+    """Replaces the nodes of each group by one call of ``conv_fused``.
+
+    Args:
+        groups: some of those found in the graph, in its order. They do not hold afterwards.
+    """
+    # One may be an operand of those after it, which are calls by then, so that they are told.
+    for group in reversed(groups):
+        operands = (group.input, group.weight, group.bias, group.residual)
+        options = (*group.geometry, group.activation, *group.policy)
+        marked = group.marked
+        with graph.inserting_before(group.output):
+            fused = graph.call_function(
+                torch.ops.cudnn_autotune.conv_fused.default, (*operands, *options)
+            )
+        fused.meta = dict(group.output.meta)
+        group.output.replace_all_uses_with(fused)
+        for node in reversed(group.nodes):
+            graph.erase_node(node)
+        if marked.target is _mark_input and not marked.users:
+            graph.erase_node(marked)
+
+
+@dataclass(frozen=True)
+class Found:
+    """An activation in a graph: ``output`` is ``activation(input)``."""
+
+    activation: ActivationName
+    input: Node
+    output: Node
+    nodes: frozenset[Node]
+    """Nodes that compute it, ``output`` among them."""
+
+
+def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node, list[Found]]:
+    """Finds the activations of a functional graph, by the node that they are applied to.
+
+    Only those are found whose intermediate values nothing else uses. Where two overlap, as the
+    sigmoid within ``x * sigmoid(x)``, both are listed, the one of more nodes first.
+
+    Args:
+        graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
+        decompositions: those that the graph was traced with.
+    """
+    patterns: dict[torch.dtype, list[tuple[ActivationName, Node]]] = {}
+    found: dict[Node, list[Found]] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(value, Tensor):
+            continue
+        if not value.dtype.is_floating_point:
+            continue
+        if value.dtype not in patterns:
+            patterns[value.dtype] = list(_traced(value.dtype, decompositions))
+        for name, pattern in patterns[value.dtype]:
+            bound = _match(pattern, node, {})
+            if bound is None:
+                continue
+            input = next(given for of, given in bound.items() if of.op == "placeholder")
+            nodes = frozenset(bound.values()) - {input}
+            if _is_closed(nodes, node):
+                found.setdefault(input, []).append(Found(name, input, node, nodes))
+    for several in found.values():
+        several.sort(key=lambda one: len(one.nodes), reverse=True)
+    return found
+
+
+def _traced(
+    dtype: torch.dtype, decompositions: Decompositions
+) -> Iterator[tuple[ActivationName, Node]]:
+    """Yields the name of each spelling of an activation, and the node of its result."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
+    for name, function in _SPELLINGS:
+        trace = make_fx(_of_one_argument(function), decomposition_table=dict(decompositions))
+        with FakeTensorMode(), torch.no_grad():
+            traced = trace(torch.empty(2, 3, dtype=dtype))
+        traced.graph.eliminate_dead_code()
+        result = traced.graph.output_node().args[0]
+        assert isinstance(result, Node)
+        yield name, result
+
+
+def _of_one_argument(function: Activation) -> Activation:
+    """Returns the function without its options, which would be traced as well."""
+    return lambda x: function(x)
+
+
+def _match(pattern: Any, value: Any, bound: dict[Node, Node]) -> dict[Node, Node] | None:
+    """Returns the nodes that stand for those of the pattern if ``value`` computes it, or None.
+
+    ``bound`` are those that are known already; it is not changed.
+    """
+    if isinstance(pattern, Node):
+        if pattern in bound:
+            return bound if bound[pattern] is value else None
+        if not isinstance(value, Node):
+            return None
+        if pattern.op == "placeholder":
+            return {**bound, pattern: value}
+        if pattern.target != value.target or pattern.kwargs != value.kwargs:
+            return None
+        if len(pattern.args) != len(value.args):
+            return None
+        orders = [value.args]
+        if pattern.target in _COMMUTATIVE:
+            orders.append(value.args[::-1])
+        for args in orders:
+            result: dict[Node, Node] | None = {**bound, pattern: value}
+            for one, other in zip(pattern.args, args, strict=True):
+                result = result if result is None else _match(one, other, result)
+            if result is not None:
+                return result
+        return None
+    if isinstance(value, Node) or type(value) is not type(pattern):
+        # One version writes 6, another 6.0.
+        is_number = isinstance(value, (int, float)) and isinstance(pattern, (int, float))
+        return bound if is_number and value == pattern else None
+    return bound if value == pattern else None
+
+
+def _is_closed(nodes: frozenset[Node], output: Node) -> bool:
+    """Returns whether nothing but ``output`` is used outside of ``nodes``."""
+    return all(user in nodes for node in nodes if node is not output for user in node.users)
