@@ -25,6 +25,10 @@ COMMANDS = {
         "audit:audit",
         "How far from the fastest is what each sampling mode picks, and what does picking cost?",
     ),
+    "check": (
+        "check:check",
+        "Build candidates for one layer, run them, and compare them with a reference.",
+    ),
     "demo": ("demo:demo", "Every sampling mode on two well-known layers, side by side."),
     "diff": (
         "diff:diff",
