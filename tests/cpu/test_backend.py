@@ -83,6 +83,7 @@ def input() -> Tensor:
     return torch.randn(2, 12, 9, 8)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor) -> None:
     model = Block(FUNCTIONS[activation]).eval()
@@ -176,6 +177,7 @@ class TestFrozenWeights:
 
     CHANGES = (change_in_place, load, replace, replace_data, change_statistics, step)
 
+    @pytest.mark.basic(3)
     @pytest.mark.parametrize("compare", [False, True])
     @pytest.mark.parametrize("change", CHANGES)
     def test_a_change_is_seen_by_the_next_call(
@@ -190,6 +192,7 @@ class TestFrozenWeights:
             assert (expected - before).abs().max() > 0.01
             torch.testing.assert_close(model(input), expected)
 
+    @pytest.mark.slow
     def test_after_many_changes_they_are_constants_no_more(
         self, block: Any, input: Tensor, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -262,6 +265,7 @@ class TestComparison:
             compiled(block, compare=True)(input)
         assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("loser", [0, 1, 2])
     def test_a_slow_program_is_not_chosen(
         self, loser: int, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -433,6 +437,7 @@ class TestLayout:
         compare = compiled_graph.compare
         monkeypatch.setattr(compiled_graph, "compare", compared)
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize(
         ("given", "other"),
         [
@@ -685,6 +690,7 @@ def test_the_name_is_known_in_a_process_that_imported_the_package() -> None:
     assert evaluate(code).split() == ["True", "cudnn_autotune.nn.models.backend"]
 
 
+@pytest.mark.slow
 def test_an_installed_package_needs_no_import(tmp_path: Path) -> None:
     """torch finds the backend by the entry point that pyproject.toml declares."""
     with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:

@@ -259,6 +259,7 @@ def test_what_ranks_do_not_agree_upon_is_seen(modules: None) -> None:
     assert "time limit: the rest was not run." in table.note
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_launch(modules: None) -> None:
     from rank_tuning.launch import LaunchError, launch
 

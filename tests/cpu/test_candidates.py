@@ -31,6 +31,7 @@ def gpu(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.basic(30)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_candidates_are_distinct_ranked_and_described(name: str, op: str, gpu: str) -> None:

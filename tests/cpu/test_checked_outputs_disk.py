@@ -66,6 +66,7 @@ told["then"] = believed(folder, 30)
 """
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("room", [0, 1, 30, 66, 69, 70])
 def test_a_full_disk(tmp_path: Path, room: int) -> None:
     """A write that ends half way leaves nothing that can be believed or glued to the next line."""

@@ -530,6 +530,7 @@ for op in ("fprop", "dgrad", "wgrad"):
 """
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("scope", ["torch.backends", "torch.backends.cuda.matmul"])
 def test_however_tf32_is_switched_on(scope: str) -> None:
     """By the newer of PyTorch's two names; to read the older one is an error from then on."""

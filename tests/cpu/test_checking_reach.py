@@ -73,6 +73,7 @@ def images(op: str, count: int, dtype: torch.dtype, **changes: Any) -> ca.ConvPr
 # Where it looks
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", BOTH)
 def test_one_wrong_image_of_256_is_found_wherever_it_is(op: str, dtype: torch.dtype) -> None:
@@ -353,6 +354,7 @@ def random_problem(rng: torch.Generator, op: str, dtype: torch.dtype) -> ca.Conv
     )  # fmt: skip
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_an_engine_at_a_fifth_of_the_tolerance_passes_whatever_the_operands(
@@ -556,6 +558,7 @@ def test_an_output_of_the_largest_numbers_is_compared(op: str) -> None:
     assert error_of(problem, tensors, output) is None
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_random_operands_always_tell(op: str, dtype: torch.dtype) -> None:

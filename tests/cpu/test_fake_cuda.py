@@ -102,6 +102,7 @@ EVERY_CALL = {
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
+@pytest.mark.basic(60)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("channels_last", ["neither", "input", "weight", "both"])
 @pytest.mark.parametrize("call", EVERY_CALL)
@@ -229,6 +230,7 @@ def test_dynamo_traces_the_operator(kind: str) -> None:
     assert calls == [f"cudnn_autotune.{name}"]
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
     ("kind", "padding"), [*((kind, 1) for kind in KINDS), ("Conv2d", "same"), ("Conv3d", "same")]

@@ -52,6 +52,7 @@ def operands(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor
     return x, w, b, r
 
 
+@pytest.mark.basic(14)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_residual", [True, False])
 @pytest.mark.parametrize("activation", ["", *ACTIVATIONS])

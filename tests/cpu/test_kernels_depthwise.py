@@ -46,6 +46,7 @@ def check_offers(problem: ConvProblem) -> None:
         check(implementation, problem, offer.settings, is_reversed=bool(i % 2))
 
 
+@pytest.mark.basic(6)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("c", "size", "kernel", "options"),
@@ -81,6 +82,7 @@ def test_fixed_shapes(
     check_offers(depthwise(op, c, size, kernel, **options))
 
 
+@pytest.mark.basic(5)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("c", "size", "kernel", "options"),
@@ -115,6 +117,7 @@ def test_fixed_shapes_in_contiguous_layout(
     check_offers(depthwise(op, c, size, kernel, memory_format=CONTIGUOUS, **options))
 
 
+@pytest.mark.basic(5)
 @pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
 @pytest.mark.parametrize(
     ("bias", "residual", "activation"),
@@ -157,6 +160,7 @@ def test_tensors_that_are_hardly_aligned(op: str) -> None:
     check_offers(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
 def test_random_shapes(layout: torch.memory_format) -> None:
     """Sizes, paddings, dilations and channels vary; each kernel is compiled once."""
@@ -250,6 +254,7 @@ def test_what_would_compile_for_long_is_not_offered(
     assert not PLANES.offers(problem, H200)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("compute_capability", [(7, 5), (9, 0)])
 @pytest.mark.parametrize(
     "problem",

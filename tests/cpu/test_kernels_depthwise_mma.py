@@ -44,6 +44,7 @@ def settings(problem: ConvProblem, gpu: Gpu = H200) -> list[str]:
     return [offer.settings for offer in DEPTHWISE.offers(problem, gpu)]
 
 
+@pytest.mark.basic(5)
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize(
     ("op", "images", "channels", "size", "kernel"),
@@ -73,6 +74,7 @@ def test_layers_of_models(
     assert cuda_emulation.MATRIX_LOADS.conflicts == before
 
 
+@pytest.mark.slow
 def test_every_offer_is_right() -> None:
     for kernel in ((7, 7), (31, 31)):
         problem = depthwise(3, 40, (21, 17), kernel)
@@ -83,6 +85,7 @@ def test_every_offer_is_right() -> None:
             check(DEPTHWISE, problem, setting, is_reversed=i % 2 == 1)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize(
     ("op", "size", "kernel", "padding"),
     [
@@ -111,6 +114,7 @@ def test_addresses_that_are_aligned_to_two_bytes() -> None:
     check(DEPTHWISE, problem, settings(problem)[0])
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize(
     ("activation", "bias", "residual", "is_channels_last"),
     [
@@ -133,6 +137,7 @@ def test_epilogues(activation: str, bias: bool, residual: bool, is_channels_last
     check(DEPTHWISE, problem, settings(problem)[0])
 
 
+@pytest.mark.slow
 def test_random_shapes() -> None:
     random_ = random.Random(0)
     for _ in range(80):
@@ -169,6 +174,7 @@ def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last
     assert torch.equal(result.isinf() * result.sign(), right.isinf() * right.sign())
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize(
     "problem",

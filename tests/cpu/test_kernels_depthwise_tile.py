@@ -29,6 +29,7 @@ def depthwise(
     return ConvProblem(op, (n, c, *size), (c, 1, *kernel), groups=c, allow_tf32=False, **options)
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("c", "size", "kernel", "options"),
@@ -83,6 +84,7 @@ def test_what_is_not_finite_goes_where_it_belongs(op: str, value: float) -> None
         assert torch.equal(result.isnan(), wanted.isnan())
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize(
     "problem",

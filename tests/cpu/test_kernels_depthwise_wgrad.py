@@ -31,6 +31,7 @@ def depthwise(
     return ConvProblem("wgrad", (n, c, *size), (c, 1, *kernel), groups=c, **options)
 
 
+@pytest.mark.basic(6)
 @pytest.mark.parametrize(
     "problem",
     [
@@ -119,6 +120,7 @@ def test_many_taps_of_half_types_have_one_channel_a_thread(problem: ConvProblem)
         check(WGRAD, problem, offer.settings)
 
 
+@pytest.mark.slow
 def test_random_shapes() -> None:
     """Sizes, paddings, dilations and channels vary; few kernels are compiled."""
     chosen = random.Random(0)
@@ -175,6 +177,7 @@ def test_sums_are_divided_among_few_blocks() -> None:
         WGRAD.recipe(problem, "CHANNELS=3", H200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem",
     [

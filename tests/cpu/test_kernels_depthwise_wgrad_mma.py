@@ -58,6 +58,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.basic(6)
 @pytest.mark.parametrize("problem", SHAPES, ids=lambda problem: problem.text)
 def test_fixed_shapes(problem: ConvProblem) -> None:
     conflicts = MATRIX_LOADS.conflicts
@@ -67,6 +68,7 @@ def test_fixed_shapes(problem: ConvProblem) -> None:
     assert MATRIX_LOADS.conflicts == conflicts
 
 
+@pytest.mark.slow
 def test_all_offers() -> None:
     for problem in (SHAPES[0], SHAPES[8], SHAPES[11]):
         offers = MMA.offers(problem, H200)
@@ -75,6 +77,7 @@ def test_all_offers() -> None:
             check(MMA, problem, offer.settings)
 
 
+@pytest.mark.slow
 def test_random_shapes() -> None:
     """Sizes, paddings and channels vary; few kernels are compiled."""
     chosen = random.Random(0)
@@ -125,6 +128,7 @@ def test_sums_are_divided_among_few_blocks() -> None:
         MMA.recipe(problem, "CHANNELS=3", H200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem",
     [

@@ -44,6 +44,7 @@ FIRST_LAYERS = {
 }
 
 
+@pytest.mark.basic(6)
 @pytest.mark.parametrize("name", FIRST_LAYERS)
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_first_layers_of_models(name: str, is_reversed: bool) -> None:
@@ -51,6 +52,7 @@ def test_first_layers_of_models(name: str, is_reversed: bool) -> None:
     check(KERNELS, of, first_offer(of), is_reversed=is_reversed)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("name", ["resnet", "u-net", "mobilenet", "diffusion"])
 def test_every_offer(name: str) -> None:
     of = FIRST_LAYERS[name]
@@ -80,12 +82,14 @@ EPILOGUES = [
 ]
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize("options", EPILOGUES, ids=str)
 def test_what_a_convolution_is_fused_with(options: dict[str, Any]) -> None:
     of = problem((1, 3, 8, 20), (16, 3, 3, 3), 2, 1, **options)
     check(KERNELS, of, first_offer(of))
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize(
     "of",
     [
@@ -111,6 +115,7 @@ def test_images_that_are_less_aligned(alignment: int) -> None:
     check(KERNELS, of, first_offer(of))
 
 
+@pytest.mark.slow
 def test_random_shapes() -> None:
     choose = random.Random(0)
     for seed in range(8):
@@ -182,6 +187,7 @@ def test_blocks_fit_on_a_multiprocessor(gpu: Gpu) -> None:
             assert_blocks_fit(KERNELS.recipe(of, offer.settings, gpu), offer.settings, gpu)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize("name", ["resnet", "u-net", "inception"])
 def test_nvrtc_compiles_every_offer(name: str, compute_capability: tuple[int, int]) -> None:

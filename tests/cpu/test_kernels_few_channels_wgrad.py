@@ -58,6 +58,7 @@ FIRST_LAYERS = {
 }
 
 
+@pytest.mark.basic(6)
 @pytest.mark.parametrize("name", FIRST_LAYERS)
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_first_layers_of_models(name: str, is_reversed: bool) -> None:
@@ -80,6 +81,7 @@ def test_sums_are_added_into_weights_that_are_hardly_aligned(dtype: torch.dtype)
         assert torch.equal(result, (sums[0] + sums[1] + sums[2]).to(dtype))
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "diffusion", "resnet in TF32"])
 def test_every_offer(name: str) -> None:
     of = FIRST_LAYERS[name]
@@ -100,6 +102,7 @@ def test_a_block_computes_many_tiles(name: str, is_reversed: bool) -> None:
     check(KERNELS, of, offer.settings, gpu=ONE, is_reversed=is_reversed)
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize(
     "of",
     [
@@ -128,6 +131,7 @@ def test_images_that_are_less_aligned(alignment: int) -> None:
         check(KERNELS, in_tf32, KERNELS.offers(in_tf32, H200)[0].settings)
 
 
+@pytest.mark.slow
 def test_random_shapes() -> None:
     choose = random.Random(0)
     for seed in range(12):
@@ -213,6 +217,7 @@ def test_blocks_fit_on_a_multiprocessor(gpu: Gpu) -> None:
             assert_blocks_fit(KERNELS.recipe(of, offer.settings, gpu), offer.settings, gpu)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize("name", ["resnet", "u-net", "inception", "inception in TF32"])
 def test_nvrtc_compiles_every_offer(name: str, compute_capability: tuple[int, int]) -> None:

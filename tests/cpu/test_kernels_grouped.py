@@ -28,6 +28,7 @@ def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
     return [offer.settings for offer in GROUPED.offers(what, gpu)]
 
 
+@pytest.mark.basic(6)
 @emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
@@ -74,6 +75,7 @@ EDGES = {  # the operations, and the layer
 }
 
 
+@pytest.mark.basic(10)
 @emulated
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "tf32"])
 @pytest.mark.parametrize(
@@ -90,6 +92,7 @@ def test_edges(op: str, layer: Any, dtype: torch.dtype) -> None:
         check(GROUPED, what, settings_of(what)[0], is_reversed=is_reversed)
 
 
+@pytest.mark.slow
 @emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
@@ -103,6 +106,7 @@ def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
             check(GROUPED, what, settings, gpu=gpu, is_reversed=op == "dgrad")
 
 
+@pytest.mark.basic(3)
 @emulated
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str) -> None:
@@ -110,6 +114,7 @@ def test_activations(activation: str) -> None:
     check(GROUPED, what, settings_of(what)[0])
 
 
+@pytest.mark.basic(4)
 @emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("width", [4, 24])
@@ -193,6 +198,7 @@ def test_what_is_not_offered(changed: dict[str, Any]) -> None:
     assert not settings_of(problem(**(fields | changed)))
 
 
+@pytest.mark.slow
 @pytest.mark.search
 def test_nvrtc_compiles_what_is_offered() -> None:
     for what, gpu in (

@@ -417,6 +417,7 @@ json_values = st.recursive(
 FIELDS = (*LAYER, "stride", "dilation", "groups", "dtype", "also", "channels_last", "ops")
 
 
+@pytest.mark.slow
 @given(changes=st.dictionaries(st.sampled_from(FIELDS), json_values, min_size=1))
 def test_nothing_but_value_errors(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]

@@ -91,6 +91,7 @@ def assert_identical(theirs: nn.Module, ours: nn.Module, input: Tensor) -> None:
         assert actual.dtype == expected.dtype
 
 
+@pytest.mark.basic(60)
 @pytest.mark.parametrize("shape", INPUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_forward_and_backward(case: str, shape: str) -> None:

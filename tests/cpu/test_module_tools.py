@@ -256,6 +256,7 @@ def test_per_sample_gradients(ours: Any, input: Tensor) -> None:
         torch.testing.assert_close(per_sample[name].sum(0), parameter.grad)
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_aot_eager(kind: str, theirs: nn.Module, ours: Any, dynamic: bool) -> None:
     torch._dynamo.reset()

@@ -166,6 +166,7 @@ def test_only_the_asked_gradients_are_computed() -> None:
         assert [t.grad is not None for t in tensors] == [i == wanted for i in range(3)]
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(

@@ -507,6 +507,7 @@ any_json = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

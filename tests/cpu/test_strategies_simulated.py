@@ -685,6 +685,7 @@ def test_twins_are_a_tie(mode: str) -> None:
 # What they claim
 
 
+@pytest.mark.basic(5)
 @pytest.mark.parametrize("mode", OURS)
 @pytest.mark.parametrize("preset", ["forum-l4", "quiet", "small-kernels", "co-tenant", "aa"])
 def test_the_bound_covers_the_regret(preset: str, mode: str) -> None:

@@ -16,6 +16,7 @@ from upstream import (
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
 
 
+@pytest.mark.basic(12)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_op_db_samples(name: str, dtype: torch.dtype) -> None:
