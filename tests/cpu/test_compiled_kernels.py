@@ -103,26 +103,25 @@ def test_a_source_without_the_kernel_is_refused(source: str, options: list[str])
 
 
 def test_other_threads_run_python_meanwhile() -> None:
-    """The longest that a thread waited for the GIL is short beside the compilation."""
+    """One that holds the GIL while it compiles lets no other thread wake up more than once."""
     long = "".join(f"  y[{i}] = sinf(y[{i}]) + cosf(y[{i}]) * {i};\n" for i in range(12))
     source = f'extern "C" __global__ void add(float* y) {{\n{long}}}\n'
-    is_over, waits = threading.Event(), []
+    begins, is_over, awake = threading.Event(), threading.Event(), []
 
     def wake_up() -> None:
+        begins.wait()
         while not is_over.is_set():
-            start = time.perf_counter()
+            awake.append(True)
             time.sleep(0.001)
-            waits.append(time.perf_counter() - start)
 
     thread = threading.Thread(target=wake_up)
     thread.start()
-    start = time.perf_counter()
+    begins.set()
     _C.compile_kernel(source, "add", ["--gpu-architecture=sm_90"])
-    took = time.perf_counter() - start
+    found = len(awake)
     is_over.set()
     thread.join()
-    assert took > 0.1, "too short to tell"
-    assert max(waits) < took / 2
+    assert found >= 5
 
 
 # Once in a process

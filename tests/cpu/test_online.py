@@ -577,7 +577,7 @@ def test_the_fastest_is_decided_without_a_gpu() -> None:
     one.prepared.is_over = True
     assert tuner.preparing == 0
     was_initialized = torch.cuda.is_initialized()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     ran: list[int] = []
     while tuner.undecided and time.monotonic() < deadline:
         ran += one.turns(8, times)
@@ -704,7 +704,7 @@ def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
     assert tuner.undecided == 4
     others.clear()
     del one
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while any(trial() is not None for trial in alive) and time.monotonic() < deadline:
         time.sleep(0.005)
     assert tuner.undecided == 1
@@ -730,7 +730,7 @@ def test_where_a_thread_could_not_start_a_later_trial_has_one(
     assert tuner.undecided == 0
     tuner.add(one.trial)
     one.prepared.is_over = True
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while tuner.undecided and time.monotonic() < deadline:
         time.sleep(0.005)
     assert one.native.decided == one.trial.first.text

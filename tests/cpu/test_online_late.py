@@ -408,7 +408,7 @@ def test_a_compiled_one_that_is_fastest_wins_while_calls_go_on() -> None:
     tuner = OnlineTuner()
     tuner.add(one.trial)
     names, rng, next_at = [FIRST.text], random.Random(0), 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     for call in itertools.count():
         if call == next_at:
             joins, next_ = prepare(*TENSORS)

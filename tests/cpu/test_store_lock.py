@@ -42,7 +42,6 @@ def test_an_error_of_unlocking_is_none_of_the_change(
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", failing)
-    begin = time.monotonic()
     store = Store(tmp_path, H200)
     for number in range(1, 6):
         with warnings.catch_warnings():
@@ -50,7 +49,6 @@ def test_an_error_of_unlocking_is_none_of_the_change(
             store.add([decision(number)])
         with disk_file.locked(store.path, 0):  # raises TimeoutError where it is held
             pass
-    assert time.monotonic() - begin < 30
     assert list(Store(tmp_path, H200)) == [decision(n) for n in range(1, 6)]
     assert store.is_writable
 
@@ -140,10 +138,8 @@ def test_who_may_write_may_lock(tmp_path: Path, umask: int, mode: int) -> None:
 def test_a_pipe_in_the_place_of_the_lock(tmp_path: Path) -> None:
     store = Store(tmp_path, H200)
     os.mkfifo(f"{store.path}.lock")
-    begin = time.monotonic()
     with pytest.warns(UserWarning, match="cannot be written"):
         store.add([decision(1)])
-    assert time.monotonic() - begin < 30
     assert list(store) == [decision(1)]
 
 
