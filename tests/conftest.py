@@ -70,9 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_slow(items: list[pytest.Item]) -> None:
-    """Marks the cases of tests with the marker ``basic`` as slow that are not drawn."""
+    """Marks the cases of tests with the marker ``basic`` as slow that are not drawn, and what reads
+    the records of dry runs, which are whole benchmarks."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if "dry_runs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("basic"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for some in cases.values():

@@ -243,6 +243,7 @@ def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedPr
     return python("-B", "-c", code, env={"MPLCONFIGDIR": str(folder), "PYTHONPATH": tests})
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("option", ["--json", "--plot"])
 def test_what_was_measured_is_shown_where_it_cannot_be_kept(tmp_path: Path, option: str) -> None:
     pytest.importorskip("matplotlib")

@@ -163,6 +163,7 @@ def test_order_of_processes() -> None:
     assert [Step("pytorch_off").task, Step("oracle").task] == ["pytorch", "oracle"]
 
 
+@pytest.mark.slow
 def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str) -> None:
     record = empty(["quiet", "aa", "small-kernels", "depthwise"])
     config = Config(
@@ -209,6 +210,7 @@ def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str)
     assert summaries["pytorch_off"].regret.mean == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> None:
     # How long starting two processes takes here and now, however busy the machine is.
     begin = time.monotonic()

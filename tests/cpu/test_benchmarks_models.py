@@ -583,6 +583,7 @@ def test_only_our_ways_have_our_layers(modules: None) -> None:
         assert all(m.sampling is None for m in convolutions if isinstance(m, ca.Conv2d))
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("name", "millions"),
     list(zip(NETWORKS, (859.521, 49.489, 11.167, 31.194), strict=True)),
@@ -610,6 +611,7 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(
     )
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_take_all_their_steps(modules: None, name: str) -> None:
     """A tiny one of each, of another batch than its inputs have."""

@@ -16,6 +16,7 @@ def two() -> Iterator[Ranks]:
         yield ranks
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("wrapping", ["ddp", "fsdp1", "fsdp2"])
 def test_a_wrapped_model_trains_as_it_did(two: Ranks, wrapping: str, when: str) -> None:

@@ -102,6 +102,7 @@ def test_a_missed_call_does_not_spoil_the_next_ones(four: Ranks) -> None:
         assert_well(four)
 
 
+@pytest.mark.slow
 def test_problems_longer_than_the_timeout_together_are_no_hang(four: Ranks) -> None:
     results = four.values(cases.shared_slowly, 16, 0.4, 1.0)
     assert [len(decisions) for decisions in results] == [16] * 4
@@ -201,6 +202,7 @@ def test_a_rank_that_is_killed_while_it_waits() -> None:
         assert_failed(done, 2, "the process died: no sign of life for ")
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("moment", ["/place/1", "/here/1", "/welcome", "/problems/0", "/turns/0"])
 def test_after_a_restart_nothing_of_the_killed_run_counts(moment: str) -> None:
     """torchrun starts new processes on the store of the old ones."""
@@ -241,6 +243,7 @@ def test_after_a_restart_who_is_still_to_come_is_not_taken_for_dead() -> None:
             assert done[0].value == done[1].value
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("trial", range(6))
 def test_killed_at_any_moment_the_others_have_all_or_nothing(trial: int) -> None:
     """Above all in the last moments, when some know that all have agreed, and others not yet."""
@@ -270,6 +273,7 @@ def test_the_rank_that_hosts_the_store_is_killed() -> None:
             assert "the store of the process group cannot be reached" in str(ran.error)
 
 
+@pytest.mark.slow
 def test_the_rank_that_hosts_the_store_is_stopped() -> None:
     """Every method of the store then blocks; and the rank itself gives up when it goes on."""
     with Ranks(2, host="rank 0") as ranks:

@@ -65,6 +65,7 @@ def test_python_in_a_checkout_finds_the_installed_package(
     assert python("-m", "cudnn_autotune", "--version", cwd=checkout).returncode == 0
 
 
+@pytest.mark.slow
 def test_python_m_pytest_in_a_checkout_tests_the_installed_package(tmp_path: Path) -> None:
     """`python -m` puts the checkout, where nothing is built, first on sys.path."""
     checkout = copy_package(tmp_path).parent
@@ -159,6 +160,7 @@ def test_another_build_is_advised_where_it_helps(
     assert ("pip install --force-reinstall" in advice) == is_mended_by_a_build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", ["build_wheel", "build_editable"])
 def test_a_build_without_torch_is_an_error(build: str, tmp_path: Path) -> None:
     """Also an editable one, of which setuptools turns most errors into warnings."""

@@ -86,6 +86,7 @@ class After(nn.Module):
         return self.after(self.conv(x), self.operand)
 
 
+@pytest.mark.basic(6)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
@@ -103,6 +104,7 @@ def test_a_batch_norm_is_folded(bias: bool, affine: bool, dtype: torch.dtype) ->
     assert_close(traced(), model.double()(x.double()), TOLERANCES[dtype])
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize("judge", [always, never("for a test")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", [nn.SiLU(), nn.GELU(), nn.Hardswish()])

@@ -72,6 +72,7 @@ LOCKS = {
 }
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_that_a_thread_holds(name: str) -> None:
     lock: AbstractContextManager[object] = LOCKS[name]
@@ -92,6 +93,7 @@ def test_a_lock_that_a_thread_holds(name: str) -> None:
     asked()  # in the parent it still works
 
 
+@pytest.mark.slow
 def test_many_forks_while_threads_ask() -> None:
     asked()  # imports what is imported late: Python itself does not renew locks of imports
     is_over = threading.Event()

@@ -40,6 +40,7 @@ def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor,
     return x.to(dtype), w.to(dtype), b.to(dtype), r.to(dtype)
 
 
+@pytest.mark.basic(8)
 @pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("has_residual", [True, False])

@@ -135,6 +135,7 @@ def test_version() -> None:
     assert importlib.metadata.version("cudnn_autotune") in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.search
 def test_demo_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()

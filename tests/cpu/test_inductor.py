@@ -102,6 +102,7 @@ def test_the_markers_keep_strides() -> None:
         assert operators.mark_output(input).stride() == input.stride()
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize(("dims", "bias"), [(1, False), (2, False), (2, True), (3, True)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_marked_convolution_is_lowered_to_the_operator(

@@ -140,6 +140,7 @@ def test_harm_is_done_elsewhere_and_ends_the_run(settings: str, harm: str) -> No
     assert elsewhere(settings, "right") == [Outcome(harm)]
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize(
     ("settings", "harm"),
     [
@@ -507,6 +508,7 @@ def test_a_program_that_runs_again_ends_with_the_first(tmp_path: Path) -> None:
         assert program.imported() == 2
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("settings", "how"),
     [

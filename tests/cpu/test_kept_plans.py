@@ -348,6 +348,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         assert not build(texts()[0]).is_read_back
 
 
+@pytest.mark.slow
 def test_processes_that_write_the_same_plans_and_are_killed(tmp_path: Path) -> None:
     done = python(WRITERS, str(tmp_path), "20", "1")
     assert done.returncode == 0, done.stderr

@@ -121,6 +121,7 @@ int main() {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.search
 @pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="needs the C++ compiler")
 def test_what_stays_loaded(tmp_path: Path) -> None:

@@ -341,6 +341,7 @@ def test_what_was_not_looked_at_is_said() -> None:
     assert "ended before 1 compiled candidates were looked at" in selection.evidence.remarks
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize("at_ms", range(0, 400, 25))
 def test_a_search_that_is_interrupted_anywhere_can_be_concluded(at_ms: int) -> None:
     one = entrant("one", Interrupted(ReplayTimer(recordings.load("h200_vgg_dgrad"), 1), at_ms))

@@ -270,6 +270,7 @@ def test_jit_traces_hold_pytorchs_operators(on_cpu: None) -> None:
 # The kernels
 
 
+@pytest.mark.basic(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_op_db_samples(on_cpu: None, name: str, dtype: torch.dtype) -> None:

@@ -78,6 +78,7 @@ def open_all(opened: Any) -> None:
     opened.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", list(SIZES))
 def test_it_fits(browser: Any, file: Path, size: str, scheme: str) -> None:
@@ -103,6 +104,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast(browser: Any, file: Path, scheme: str) -> None:
     """Every text against what is behind it: at least 4.5, WCAG's level AA."""

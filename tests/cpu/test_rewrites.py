@@ -66,6 +66,7 @@ def check_first(rewrite: Rewrite, problem: ConvProblem, *, is_reversed: bool = F
 # The results
 
 
+@pytest.mark.basic(4)
 @pytest.mark.parametrize(
     ("op", "c", "k", "dtype"),
     [
@@ -107,12 +108,14 @@ DEPTH_SHAPES = {
 }
 
 
+@pytest.mark.basic(8)
 @pytest.mark.parametrize("op", ["fprop", "wgrad"])
 @pytest.mark.parametrize("name", DEPTH_SHAPES)
 def test_a_stride_becomes_channels(op: str, name: str) -> None:
     check_first(DEPTH, last(op, *DEPTH_SHAPES[name], dtype=FLOAT))
 
 
+@pytest.mark.basic(5)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("x", "stride", "padding"),
@@ -156,6 +159,7 @@ def test_the_order_of_threads_does_not_matter() -> None:
         check_first(SLICED, problem, is_reversed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda rewrite: rewrite.name)
 def test_random_problems(rewrite: Rewrite) -> None:
     rng = random.Random(0)
@@ -192,6 +196,7 @@ def test_a_direction_takes_one_launch_before_the_engine_and_one_behind_it() -> N
     assert engine.problem.weight_shape == (16, 24, 3, 3)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("compute_capability", [(7, 5), (8, 0), (9, 0)])
 @pytest.mark.parametrize(
     ("rewrite", "problem"),

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 from decisions import FRONTIER, H200, decision, selection
 from subprocesses import python
 
@@ -33,6 +34,7 @@ def test_eight_processes_lose_nothing(tmp_path: Path) -> None:
     assert len(store.path.read_bytes().splitlines()) == 1 + 800
 
 
+@pytest.mark.slow
 def test_forks_while_threads_use_the_store(tmp_path: Path) -> None:
     """A child has none of these threads, so it would wait for ever for a lock that one holds."""
     told = run("forked", tmp_path, 10)
@@ -55,6 +57,7 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Pa
     assert not list(tmp_path.glob("*.damaged*"))
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_while_it_writes_the_file_anew(tmp_path: Path) -> None:
     told = run("replacing", tmp_path)
     assert told["was_killed"]

@@ -28,6 +28,7 @@ def test_op_db_errors(name: str) -> None:
     check_op_errors(name, "cpu")
 
 
+@pytest.mark.basic(12)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", MODULES)
