@@ -268,6 +268,7 @@ def test_steady_times_are_allowed_for_before_the_first_is_measured() -> None:
     assert Step("a_mode_of_the_users").seconds_of_case("never") > 0
 
 
+@pytest.mark.slow
 def test_a_short_limit_still_completes_a_case() -> None:
     """A share of a limit can be less than a process needs to start."""
     record = empty(["quiet", "aa"])
@@ -286,6 +287,7 @@ def test_no_time_no_process_and_a_record_all_the_same() -> None:
     assert not record.complete
 
 
+@pytest.mark.slow
 def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> None:
     record = empty(["h200-capped"])
     cases = list(record.cases)

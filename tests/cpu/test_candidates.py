@@ -91,6 +91,7 @@ def test_plans_rebuild_from_their_text(op: str, gpu_name: str) -> None:
     assert built >= 0.9 * len(found), f"{built} of {len(found)} build"
 
 
+@pytest.mark.basic(30)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_first_choice_builds_everywhere(name: str, op: str, gpu: str) -> None:

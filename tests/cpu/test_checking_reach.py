@@ -197,6 +197,7 @@ WEIGHTS: dict[str, tuple[tuple[int, int, int, tuple[int, ...]], float, float, fl
 }
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_wrong_kernel_channel_or_tap_is_found_as_often_as_the_docs_say(name: str) -> None:
     (groups, kernels, channels, taps), *shares = WEIGHTS[name]

@@ -123,6 +123,7 @@ def test_bias_and_residual(epilogue: tuple[str, ...], width: int, dtype: torch.d
     check(GROUPED, what, settings_of(what)[0])
 
 
+@pytest.mark.slow
 @emulated
 def test_random_shapes() -> None:
     draw = random.Random(0)
@@ -144,6 +145,7 @@ def test_random_shapes() -> None:
         check(GROUPED, what, settings, is_reversed=bool(seed % 2), seed=seed)
 
 
+@pytest.mark.basic(4)
 @emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])

@@ -32,6 +32,7 @@ def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
     return [offer.settings for offer in WGRAD.offers(what, gpu)]
 
 
+@pytest.mark.basic(6)
 @emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
@@ -47,6 +48,7 @@ def test_layers_of_models(layer: Any, dtype: torch.dtype) -> None:
         check(WGRAD, what, settings, is_reversed=index == 1)
 
 
+@pytest.mark.basic(2)
 @emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("stride", [1, 2])
@@ -78,6 +80,7 @@ EDGES = {
 }
 
 
+@pytest.mark.basic(8)
 @emulated
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "tf32"])
 @pytest.mark.parametrize("layer", EDGES.values(), ids=EDGES)
@@ -87,6 +90,7 @@ def test_edges(layer: Any, dtype: torch.dtype) -> None:
         check(WGRAD, what, settings_of(what)[0], is_reversed=is_reversed)
 
 
+@pytest.mark.slow
 @emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
@@ -97,6 +101,7 @@ def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
         check(WGRAD, what, settings, gpu=SMALL)
 
 
+@pytest.mark.slow
 @emulated
 def test_random_shapes() -> None:
     draw = random.Random(0)
@@ -168,6 +173,7 @@ def test_what_is_not_offered(changed: dict[str, Any]) -> None:
     assert not settings_of(problem(**(fields | changed)))
 
 
+@pytest.mark.slow
 @pytest.mark.search
 def test_nvrtc_compiles_what_is_offered() -> None:
     for gpu, dtype in itertools.product((H200, SMALL), (torch.float16, torch.float32)):

@@ -15,7 +15,7 @@ from cudnn_autotune.engines.offers import gpu_of
 pytestmark = pytest.mark.search
 
 
-@pytest.mark.basic(4)
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("implementation", BUILT_IN, ids=lambda one: one.name)
 def test_random_problems_reach_the_implementation(implementation: Implementation) -> None:
     rng = random.Random(0)
