@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import checkout
 import pytest
 import torch
 import torch.nn.functional as F
@@ -693,7 +694,7 @@ def test_the_name_is_known_in_a_process_that_imported_the_package() -> None:
 @pytest.mark.slow
 def test_an_installed_package_needs_no_import(tmp_path: Path) -> None:
     """torch finds the backend by the entry point that pyproject.toml declares."""
-    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+    with (checkout.ROOT / "pyproject.toml").open("rb") as file:
         declared = tomllib.load(file)["project"]["entry-points"]["torch_dynamo_backends"]
     folder = tmp_path / "installed-1.0.dist-info"
     folder.mkdir()

@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import checkout
 import pytest
 from subprocesses import evaluate
 
@@ -17,7 +18,7 @@ from cudnn_autotune.store import checked_outputs, private_folder
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
 from cudnn_autotune.store.private_folder import PrivateFolder
 
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(checkout.TESTS)
 HERE = {"gpu": "NVIDIA H200"}
 ENGINE = "eng1"
 
@@ -40,7 +41,7 @@ def in_a_child(body: str, folder: Path) -> Any:
     code = f"""
 import json, math, os, resource, sys
 from pathlib import Path
-sys.path[:0] = [{TESTS!r}, {TESTS!r} + "/cpu"]
+sys.path[:0] = [{TESTS!r}, {str(Path(__file__).parent)!r}]
 from test_checked_outputs_disk import ENGINE, believed, file_of, opened
 from unprivileged import drop_capabilities
 folder = Path({str(folder)!r})

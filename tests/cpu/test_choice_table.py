@@ -9,9 +9,10 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import checkout
 import pytest
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
+CSRC = checkout.ROOT / "csrc"
 COMPILER = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
 
 PROGRAM = r"""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import checkout
 import pytest
 from decisions import resealed
 from stored import (
@@ -327,7 +328,7 @@ def test_an_entry_without_a_name(file: Path) -> None:
     assert "of 7 decisions" in succeeded("show", "--store", file, "--op", "dgrad")
 
 
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(checkout.TESTS)
 PLACES = """
 from click.testing import CliRunner
 from unprivileged import drop_capabilities

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkout import ROOT, TESTS
 from subprocesses import python
 
 import cudnn_autotune as ca
@@ -69,9 +70,8 @@ def test_python_in_a_checkout_finds_the_installed_package(
 def test_python_m_pytest_in_a_checkout_tests_the_installed_package(tmp_path: Path) -> None:
     """`python -m` puts the checkout, where nothing is built, first on sys.path."""
     checkout = copy_package(tmp_path).parent
-    tests = Path(__file__).parents[1]
-    shutil.copy(tests.parent / "pyproject.toml", checkout)
-    shutil.copytree(tests, checkout / "tests", ignore=shutil.ignore_patterns("cpu", "gpu"))
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+    shutil.copytree(TESTS, checkout / "tests", ignore=shutil.ignore_patterns("cpu", "gpu"))
     (checkout / "tests" / "test_it.py").write_text(
         "import cudnn_autotune\n\n"
         f"def test():\n    assert not cudnn_autotune.__file__.startswith({str(checkout)!r})\n"
@@ -169,7 +169,7 @@ def test_a_build_without_torch_is_an_error(build: str, tmp_path: Path) -> None:
         "import sys; sys.modules['torch'] = None  # as where it is not installed\n"
         f"from setuptools import build_meta; build_meta.{build}({str(tmp_path)!r})"
     )
-    done = python("-c", code, cwd=Path(__file__).parents[2])
+    done = python("-c", code, cwd=ROOT)
     assert done.returncode != 0
     assert f"error: torch is not installed for {sys.executable}" in done.stderr
     assert "torch>=2.11" in done.stderr

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import checkout
 import pytest
 import torch
 from problems import make
@@ -29,8 +30,8 @@ from cudnn_autotune.store.private_folder import PrivateFolder
 pytestmark = pytest.mark.search
 
 PROBLEM = make("resnet_fp16_nhwc")
-TESTS = str(Path(__file__).parents[1])
-WRITERS = str(Path(__file__).parents[1] / "plan_writers.py")
+TESTS = str(checkout.TESTS)
+WRITERS = str(checkout.TESTS / "plan_writers.py")
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import checkout
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 import cudnn_autotune as ca
 from cudnn_autotune.audit.layers import Case, load, select
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = checkout.ROOT / "benchmarks"
 FULL = BENCHMARKS / "layers.json"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 

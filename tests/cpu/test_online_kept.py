@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import checkout
 import pytest
 from online_trials import FIRST, Calls, Undecided, race_of
 from problems import make
@@ -26,7 +27,7 @@ from cudnn_autotune.sampling.online_record import KeptTurns, TrialRecord
 from cudnn_autotune.store import kept_plans, kept_trials
 from cudnn_autotune.tuning.online_tuner import OnlineTuner
 
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(checkout.TESTS)
 GPU = devices.load("h200")
 PROBLEM = make("resnet_fp16_nhwc").text
 TIMES = {"c0": 1.4, "c1": 1.012, "c2": 1.0, "c3": 1.02, "c4": 1.9}

@@ -9,10 +9,11 @@ import sys
 import tarfile
 from pathlib import Path
 
+import checkout
 import pytest
 from subprocesses import python
 
-ROOT = Path(__file__).parents[2]
+ROOT = checkout.ROOT
 
 
 def in_git() -> list[str]:

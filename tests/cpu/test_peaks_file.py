@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import checkout
 import pytest
 from decisions import H200, L4, decision, timed
 from subprocesses import evaluate
@@ -22,7 +23,7 @@ from cudnn_autotune.store import Environment, peaks_file
 from cudnn_autotune.tuning.choice import Choice
 
 PEAKS = Peaks(4e9, {"float16": 8e11, "float32": 5e10, "float64": 6e10}, 0.002)
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(checkout.TESTS)
 
 
 def peaks_in(place: Path, environment: Environment = H200) -> Peaks | None:
@@ -190,7 +191,7 @@ def test_a_folder_in_its_place(tmp_path: Path) -> None:
 
 
 UNWRITABLE = """
-import sys; sys.path[:0] = [{tests!r}, {tests!r} + "/cpu"]
+import sys; sys.path[:0] = [{tests!r}, {here!r}]
 from pathlib import Path
 from decisions import H200
 from test_peaks_file import PEAKS, peaks_in
@@ -208,7 +209,9 @@ except OSError as error:
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o555)
-    told = evaluate(UNWRITABLE.format(tests=TESTS, folder=str(folder)))
+    told = evaluate(
+        UNWRITABLE.format(tests=TESTS, here=str(Path(__file__).parent), folder=str(folder))
+    )
     assert told == "PermissionError None []"
 
 

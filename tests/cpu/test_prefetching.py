@@ -14,6 +14,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
+import checkout
 import pytest
 import torch
 from decisions import H200
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.search
 
 GPU = devices.load("h200")
 PROBLEM = make("resnet_fp16_nhwc")
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(checkout.TESTS)
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import checkout
 import pytest
 from decisions import H200, decision, problem
 from subprocesses import evaluate
@@ -24,7 +25,7 @@ from cudnn_autotune.store import Store, disk_file
 from cudnn_autotune.store import settings as store_settings
 
 OTHER = 54321  # a user that has no account
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(checkout.TESTS)
 
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

@@ -7,13 +7,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import checkout
 import pytest
 from decisions import FRONTIER, H200, decision, selection
 from subprocesses import python
 
 from cudnn_autotune.store import Store
 
-WRITERS = Path(__file__).parents[1] / "store_writers.py"
+WRITERS = checkout.TESTS / "store_writers.py"
 
 
 def run(command: str, folder: Path, *numbers: int) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import checkout
 import pytest
 from decisions import H200, decision, problem, selection
 from subprocesses import evaluate
 
 from cudnn_autotune.store import Store, disk_file
 
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(checkout.TESTS)
 
 
 def in_a_child(body: str, folder: Path) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import checkout
 import pytest
 import torch
 from references import assert_close, random_operands, reference
@@ -30,7 +31,7 @@ from cudnn_autotune.tuning.choice import Choice
 
 H200 = Gpu((9, 0), 132, 232448, 62914560)
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 8, 3, 3), padding=1)
-DOCUMENT = Path(__file__).parents[2] / "docs" / "implementations.md"
+DOCUMENT = checkout.ROOT / "docs" / "implementations.md"
 
 
 @pytest.fixture(autouse=True)
