@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from stored import refused, run, succeeded
-from user_implementations import registered
+from user_implementations import EMPTY, Written, registered
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.implementations import Gpu, Offer
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 pytestmark = pytest.mark.search
 
@@ -25,23 +23,6 @@ DEPTHWISE = ca.ConvProblem(
     memory_format=torch.channels_last,
 )
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-EMPTY = 'extern "C" __global__ void empty(float* y) {}'
-
-
-class Written:
-    """An implementation of one kernel."""
-
-    name, version = "written", "1"
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-
-    def offers(self, problem: ca.ConvProblem, gpu: Gpu) -> list[Offer]:
-        return [Offer("")]
-
-    def recipe(self, problem: ca.ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        kernel = Kernel(self._source, "empty")
-        return Recipe((KernelLaunch(kernel, (1, 1, 1), (32, 1, 1), (Address("y"),)),), 512)
 
 
 @pytest.mark.parametrize("gpu", ["h200", "t4"])
