@@ -118,6 +118,7 @@ def test_records_of_two_gpus_become_one_section(dry_runs: Path, tmp_path: Path) 
     assert (results / "gpu" / "models.png").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     modes = f"--pytorch {','.join(MODES)}"
     options = f"--device cpu {ONE} {modes} {SHORT} --at-once 1 --process-limit 0.1"
@@ -131,6 +132,7 @@ def test_a_process_that_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> No
     assert values[0] in done.stderr
 
 
+@pytest.mark.slow
 def test_what_there_is_no_time_for_is_counted(tmp_path: Path) -> None:
     options = f"--device cpu {ONE} {SHORT} --time-limit 5"
     done = run(SCRIPT, *options.split(), "--json", tmp_path / "models.json")
@@ -139,6 +141,7 @@ def test_what_there_is_no_time_for_is_counted(tmp_path: Path) -> None:
     assert results == {"runs": [], "failures": ["time limit: 3 of 3 processes were not run"]}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_keeps_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "models.json"
     options = f"--device cpu {ONE} {SHORT} --rounds 1000000 --ways eager --pytorch pytorch_off"
@@ -261,6 +264,7 @@ def test_batches_that_are_asked_for(modules: None) -> None:
     assert decoder.batches([4]) == [4]
 
 
+@pytest.mark.slow
 def test_every_compiled_way_has_a_program_of_its_own(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

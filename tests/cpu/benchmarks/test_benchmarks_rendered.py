@@ -73,6 +73,7 @@ def test_check_names_a_page_without_records(
     assert "other.md has no records" in capsys.readouterr().err
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("name", ["gpu_tests", "audit_layers_missed"])
 @pytest.mark.parametrize(
     ("change", "named"),
@@ -161,6 +162,7 @@ def audit(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[st
     return run("audit_layers", *arguments, **more)
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_the_audit_says_where_it_comes_from(tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
     recording = next((BENCHMARKS.parent / "cudnn_autotune/timers/recordings").glob("*.json.gz"))

@@ -489,6 +489,7 @@ def starts_again(tmp_path: Path, start_s: float) -> str:
     return _STARTS_AGAIN.format(starter=str(starter), start_s=start_s)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_program_that_sys_executable_starts_again_runs_twice_at_most(tmp_path: Path) -> None:
     with Program(tmp_path, starts_again(tmp_path, 20.0)) as program:

@@ -41,7 +41,7 @@ def ended(
             os.close(out)
 
 
-@pytest.mark.basic(2)
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -75,6 +75,7 @@ def test_a_pipe_that_nobody_reads(store: Path) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("locale", [C_LOCALE, {"PYTHONIOENCODING": "ascii"}], ids=["C", "ascii"])
 def test_what_cannot_be_encoded_is_written_otherwise(store: Path, locale: dict[str, str]) -> None:
     done = ended("show", "--store", store, **locale)
@@ -85,7 +86,7 @@ def test_what_cannot_be_encoded_is_written_otherwise(store: Path, locale: dict[s
     assert "\ufffd" not in text
 
 
-@pytest.mark.basic(2)
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("command", ["export", "report", "show", "import"])
 @pytest.mark.parametrize("locale", [C_LOCALE, {"LC_ALL": "C.UTF-8"}], ids=["C", "UTF-8"])
 def test_names_that_cannot_be_encoded(

@@ -117,6 +117,7 @@ def test_random_shapes() -> None:
         check(WGRAD, what, settings, is_reversed=bool(seed % 2), seed=seed)
 
 
+@pytest.mark.basic(3)
 @emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("width", [4, 24])

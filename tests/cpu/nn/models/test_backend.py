@@ -287,6 +287,7 @@ class TestComparison:
             torch.testing.assert_close(output, block(input))
         assert last().chosen != list(last().times_ms)[loser]
 
+    @pytest.mark.slow
     def test_folded_weights_of_programs_that_do_not_run_are_freed(
         self, block: Any, input: Tensor
     ) -> None:
@@ -305,6 +306,7 @@ class TestComparison:
                 assert sets_of_weights() == last().is_frozen
                 block.first.weight.mul_(-2)
 
+    @pytest.mark.slow
     def test_programs_do_not_wait_for_ever_to_be_compared(
         self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -379,6 +381,7 @@ class TestComparison:
             torch.testing.assert_close(model(input), block(input))
         assert (last().chosen, last().is_frozen) == ("inductor", False)
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("broken", ["compile_fused", "compile_frozen"])
     def test_a_program_that_fails_does_not_run(
         self, broken: str, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -558,6 +561,7 @@ class TestLayout:
         assert reason in last().note
         assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
 
+    @pytest.mark.slow
     def test_dynamic_sizes_stay_in_inductors_layout(self, block: nn.Module) -> None:
         options = {**FUSED, **self.options("contiguous")}
         model = torch.compile(block, backend="cudnn_autotune", options=options, dynamic=True)
@@ -648,6 +652,7 @@ class TestCallers:
 
 
 class TestOptions:
+    @pytest.mark.basic(4)
     @pytest.mark.parametrize(
         ("options", "text"),
         [

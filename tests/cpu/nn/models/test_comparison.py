@@ -155,6 +155,7 @@ def test_what_a_deep_network_makes_of_rounding_is_allowed(
     assert not compare({"reference": deep, "fused": fused}, [images]).wrong
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("flaw", "at"), [("no residual", 0), ("no residual", 9), ("another activation", 0)]
 )
