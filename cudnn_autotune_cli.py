@@ -25,6 +25,10 @@ COMMANDS = {
         "audit:audit",
         "Measure how far each mode's picks are from the fastest, and what picking costs.",
     ),
+    "check": (
+        "check:check",
+        "Build candidates for one layer, run them, and compare them with a reference.",
+    ),
     "demo": ("demo:demo", "Every sampling mode on two well-known layers, side by side."),
     "diff": (
         "diff:diff",

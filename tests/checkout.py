@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).parents[1]
+TESTS = Path(__file__).resolve().parent
+"""The folder of the tests' own modules."""
+ROOT = TESTS.parent
 
 
 def module(name: str) -> ModuleType:

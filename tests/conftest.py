@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -41,6 +42,8 @@ MARKERS = {
     "gpu": "needs a CUDA GPU",
     "search": "needs cuDNN, so a CUDA build of torch (but no GPU)",
     "alone": "measures the GPU, which no other process may use meanwhile: pytest -m alone",
+    "slow": "is thorough rather than basic, and not in the default run: pytest -m ''",
+    "basic(n)": "n of its cases, drawn by its name, are in the default run, and the others slow",
     "long": "takes many seconds, so each process begins with its share of them",
     "compiles": "what other tests have compiled for the GPU is compiled again",
 }
@@ -51,7 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest itself leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow(items)
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     absent = {
         "gpu": not torch.cuda.is_available(),
@@ -63,6 +68,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if is_absent and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=MARKERS[name]))
     items[:] = long_ones_first(items, processes)
+
+
+def mark_slow(items: list[pytest.Item]) -> None:
+    """Marks the cases of tests with the marker ``basic`` as slow that are not drawn, and what reads
+    the records of dry runs, which are whole benchmarks."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "dry_runs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("basic"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for some in cases.values():
+        marker = some[0].get_closest_marker("basic")
+        assert marker is not None
+        name = some[0].nodeid.partition("[")[0].rpartition("::")[2]
+        drawn = random.Random(name).sample(range(len(some)), min(*marker.args, len(some)))
+        for place in set(range(len(some))).difference(drawn):
+            some[place].add_marker(pytest.mark.slow)
 
 
 def long_ones_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:

@@ -25,7 +25,8 @@ MODULES = [
     for dims in (1, 2, 3)
     for lazy in ("", "Lazy")
 ]
-# PyTorch lists no error inputs for the transposed ones; tests/cpu/test_module_parity.py has some.
+# PyTorch lists no error inputs for the transposed ones; tests/cpu/nn/test_module_parity.py has
+# some.
 WITH_ERRORS = [name for name in FUNCTIONS if "transpose" not in name]
 OPS = {op.name.removeprefix("nn.functional."): op for op in op_db}
 

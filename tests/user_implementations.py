@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
-from cudnn_autotune.engines.recipe import Recipe
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+
+EMPTY = 'extern "C" __global__ void empty(float* y) {}'
+"""The source of a kernel that writes nothing."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,23 @@ class Fixed:
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
         return Recipe(())
+
+
+@dataclass(frozen=True)
+class Written:
+    """Launches one kernel for every problem, in a workspace of 512 bytes."""
+
+    source: str
+    function: str = "empty"
+    name: str = "written"
+    version: str = "1"
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        return (Offer("", workspace_bytes=512),)
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        kernel = Kernel(self.source, self.function)
+        return Recipe((KernelLaunch(kernel, (1, 1, 1), (32, 1, 1), (Address("y"),)),), 512)
 
 
 @contextmanager

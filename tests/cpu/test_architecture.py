@@ -6,10 +6,12 @@ import ast
 import re
 from pathlib import Path
 
+import checkout
+
 import cudnn_autotune as ca
 
 PACKAGE = Path(ca.__file__).parent
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = checkout.ROOT
 
 
 def rooms() -> list[str]:

@@ -15,7 +15,8 @@ from benchmark_scripts import BENCHMARKS
 ROOT = BENCHMARKS.parent
 README = ROOT / "README.md"
 RECORDS = BENCHMARKS / "results" / "h200"
-PAGES = [README, BENCHMARKS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+PAGES = [README, CONTRIBUTING, BENCHMARKS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
@@ -43,6 +44,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / path if path else page
         assert target.exists(), path
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_what_a_contributor_is_told_to_open_is_there() -> None:
+    named = re.findall(r"(?<![\w/.])((?:\w+/)+[\w.]*)", CONTRIBUTING.read_text())
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_readme_is_short() -> None:
@@ -81,7 +88,7 @@ def test_how_many_plans_a_thread_keeps() -> None:
 def test_the_readmes_commands_are_those_of_ci() -> None:
     """What CI runs is what a user is told to run."""
     text = README.read_text()
-    assert "\npip install . && cudnn-autotune demo\npip install '.[test]' && pytest\n" in text
+    assert "\npip install . && cudnn-autotune demo\npip install '.[test]' && pytest -n auto" in text
 
 
 def test_regrets() -> None:

@@ -9,10 +9,11 @@ import sys
 import tarfile
 from pathlib import Path
 
+import checkout
 import pytest
 from subprocesses import python
 
-ROOT = Path(__file__).parents[2]
+ROOT = checkout.ROOT
 
 
 def in_git() -> list[str]:
@@ -53,6 +54,7 @@ def purelib(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_sdist_is_complete(checkout: Path, tmp_path: Path) -> None:
     code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
     done = python("-c", code, cwd=checkout)
@@ -66,6 +68,7 @@ def test_the_sdist_is_complete(checkout: Path, tmp_path: Path) -> None:
     assert all(name.startswith("cudnn_autotune.egg-info/") for name in others), others
 
 
+@pytest.mark.slow
 def test_the_wheel_has_what_the_package_has(purelib: Path) -> None:
     expected = {file for file in in_git() if re.match("cudnn_autotune(/|_cli.py)", file)}
     assert "cudnn_autotune/py.typed" in expected
@@ -94,6 +97,7 @@ mode: int = ca.get_new_shapes()  # wrong: Literal
 """
 
 
+@pytest.mark.slow
 def test_a_users_program_is_checked(purelib: Path, tmp_path: Path) -> None:
     """By mypy, which reads an installed package only if it has a py.typed."""
     pytest.importorskip("mypy", reason="mypy is not installed")

@@ -61,14 +61,14 @@ MATRIX_LOADS = MatrixLoads()
 _MAIN = """
 extern "C" const char* emulate(int arguments, const unsigned* grid, const unsigned* block,
                                unsigned shared_bytes, void** addresses, int reversed) {
-  return emulation::run(&%s, arguments, grid, block, shared_bytes, addresses, reversed != 0);
-}
-extern "C" void matrix_loads(long long* counts) {
-  counts[0] = emulation::matrices_loaded;
-  counts[1] = emulation::bank_conflicts;
-  emulation::matrices_loaded = emulation::bank_conflicts = 0;
+  return emulation::run<&%s>(&%s, arguments, grid, block, shared_bytes, addresses, reversed != 0);
 }
 """
+# _Float16 needs no more than SSE2; F16C converts in one instruction where there is one.
+_OPTIONS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-mf16c", "-w")
+# Without -fsanitize the linker does not ask for the sanitizer's library, whose one function that is
+# called emulation.cpp has.
+_CHECKED = (*_OPTIONS, "-fsanitize=alignment", "-fsanitize-recover=alignment")
 
 
 @functools.cache
@@ -81,35 +81,43 @@ def _folder() -> Path:
     return folder
 
 
+def _built(suffix: str, source: str, command: Sequence[str]) -> Path:
+    """The file that a command makes of a C++ source, once for all processes.
+
+    The command's ``IN`` and ``OUT`` are the names of the source and of the file.
+    """
+    parts = (COMPILER, *command, HEADER.read_text("utf-8"), source)
+    target = _folder() / (hashlib.sha256("\0".join(parts).encode()).hexdigest() + suffix)
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            (Path(scratch) / "source.cpp").write_text(source, encoding="utf-8")
+            names = {"IN": f"{scratch}/source.cpp", "OUT": f"{scratch}/out"}
+            given = [COMPILER, *(names.get(word, word) for word in command)]
+            done = subprocess.run(given, capture_output=True, text=True)
+            if done.returncode:
+                raise EmulationError(f"does not compile: {done.stderr[:4000]}")
+            os.replace(names["OUT"], target)
+    return target
+
+
+@functools.cache
+def _runtime() -> Path:
+    source = (HEADER.parent / "emulation.cpp").read_text(encoding="utf-8")
+    return _built(".o", source, [*_OPTIONS, f"-I{HEADER.parent}", "-c", "IN", "-o", "OUT"])
+
+
 @functools.lru_cache(maxsize=512)
 def compiled(kernel: Kernel) -> ctypes.CDLL:
     """Compiles a kernel for this CPU, once for all processes."""
     defines = "".join(f"#define {name} {value}\n" for name, value in kernel.defines)
     header = f'#include "{HEADER}"\n'
-    source = header + defines + kernel.source + _MAIN % kernel.function
-    # _Float16 needs no more than SSE2; F16C converts in one instruction where there is one.
-    options = ["-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-mf16c", "-w"]
-    options += ["-fsanitize=alignment", "-fsanitize-recover=alignment"]
-    parts = (COMPILER, *options, HEADER.read_text(encoding="utf-8"), source)
-    target = _folder() / (hashlib.sha256("\0".join(parts).encode()).hexdigest() + ".so")
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
-            (Path(scratch) / "kernel.cpp").write_text(source, encoding="utf-8")
-            # Without -fsanitize the linker does not ask for the sanitizer's library, whose one
-            # function that is called the header has.
-            compile_only = [o for o in options if o != "-shared"]
-            object_file, library = f"{scratch}/kernel.o", f"{scratch}/kernel.so"
-            for command in (
-                [COMPILER, *compile_only, "-c", f"{scratch}/kernel.cpp", "-o", object_file],
-                [COMPILER, "-shared", object_file, "-o", library],
-            ):
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode:
-                    raise EmulationError(f"does not compile: {done.stderr[:4000]}")
-            os.replace(library, target)
-    library_ = ctypes.CDLL(str(target))
-    library_.emulate.restype = ctypes.c_char_p
-    return library_
+    source = header + defines + kernel.source + _MAIN % (kernel.function, kernel.function)
+    kernel_object = _built(".o", source, [*_CHECKED, "-c", "IN", "-o", "OUT"])
+    objects = [str(kernel_object), str(_runtime())]
+    target = _built(".so", "", ["-shared", "-Wl,-z,defs", *objects, "-o", "OUT"])
+    library = ctypes.CDLL(str(target))
+    library.emulate.restype = ctypes.c_char_p
+    return library
 
 
 def _value(argument: Argument, buffers: Buffers) -> ctypes._SimpleCData:

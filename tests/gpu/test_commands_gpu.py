@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from stored import refused, run, succeeded
+from user_implementations import EMPTY, Written, registered
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli.report.against import against_pytorch
@@ -85,3 +86,39 @@ def test_devices(tmp_path: Path) -> None:
     count = torch.cuda.device_count()
     message = refused("tune", *LAYER, "--device", count, "--store", tmp_path)
     assert "'--device'" in message
+
+
+CHECKED = (
+    "check",
+    "--input",
+    "2,64,9,9",
+    "--weight",
+    "64,1,3,3",
+    "--groups",
+    "64",
+    "--padding",
+    "1",
+)
+CHECKED_AS = ("--dtype", "float16", "--channels-last", "--op", "fprop")
+
+
+@pytest.mark.parametrize("candidate", ["depthwise", "aten"])
+def test_a_right_candidate_is_timed(candidate: str) -> None:
+    text = succeeded(*CHECKED, "--candidate", candidate)
+    assert torch.cuda.get_device_name() in text
+    assert "right, relative error" in text
+    assert " ms; workspace" in text
+
+
+def test_a_wrong_candidate_is_told() -> None:
+    with registered(Written(EMPTY)):
+        done = run(*CHECKED, "--candidate", "written")
+    assert done.exit_code == 1
+    assert "written@1: is wrong (relative error" in done.stdout
+    assert "1 candidate at fault" in done.stderr
+
+
+def test_a_gpu_that_is_not_here_is_built_for() -> None:
+    text = succeeded(*CHECKED, "--candidate", "depthwise", "--gpu", "a100")
+    assert "compiles to" in text
+    assert "Nothing was run, since a100 is not here" in text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+import checkout
 import pytest
 from subprocesses import PACKAGE_PARENT, python
 
@@ -46,7 +46,7 @@ def test_listed_engines_run(name: str, dtype: str) -> None:
     arguments = f"{PROBLEMS[name]}, dtype=torch.{dtype}"
     if dtype == "float32":
         arguments = arguments.replace("(2, 2,", "(4, 4,")
-    paths = (PACKAGE_PARENT, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
+    paths = (PACKAGE_PARENT, str(checkout.TESTS), os.environ.get("PYTHONPATH", ""))
     env = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = python("-c", RUN_ALL.format(arguments=arguments), env=env)
     ran = done.stdout.splitlines()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import checkout
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
 
-TESTS = Path(__file__).parents[1]
+TESTS = checkout.TESTS
 ALLOWED = 4e-3
 HARMFUL = {
     "wrong": "its output is wrong",

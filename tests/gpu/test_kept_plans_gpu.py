@@ -11,6 +11,7 @@ from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 
+import checkout
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ from cudnn_autotune.tuning import prefetching
 pytestmark = [pytest.mark.gpu, pytest.mark.compiles]
 
 ALLOWED = 2e-2
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(checkout.TESTS)
 # SiLU is computed by no other engines than those that are compiled.
 FUSED = ca.ConvProblem(
     "fprop",

@@ -69,7 +69,7 @@ def test_without_gradients_and_in_inference_mode(dtype: torch.dtype) -> None:
 
 
 def test_the_written_down_steps_are_pytorchs() -> None:
-    """What tests/cpu/test_gradient_layouts.py expects is what PyTorch does here."""
+    """What tests/cpu/nn/test_gradient_layouts.py expects is what PyTorch does here."""
     differ = {}
     for case in odd_layouts.draw(CASES, seed=3):
         case = case.to("cuda", torch.float32)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
+import checkout
 import pytest
 import torch
 from references import assert_close
@@ -61,7 +61,7 @@ import strategies
 ca.functional.conv2d(x, w)
 print(ca.choices()[0].sampling)
 """
-    tests = str(Path(__file__).parents[1])
+    tests = str(checkout.TESTS)
     code = f"import sys; sys.path.insert(0, {tests!r})\n{code}"
     refused, served = evaluate(code, {"CUDNN_AUTOTUNE_SAMPLING": COUNTING.name}).splitlines()
     assert refused.startswith("CUDNN_AUTOTUNE_SAMPLING must be one of 'heuristic', ")

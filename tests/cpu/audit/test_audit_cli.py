@@ -1,0 +1,268 @@
+"""``cudnn-autotune audit``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulation
+import torch
+from click.testing import CliRunner, Result
+from recorder import record, save
+from strategies import BUILT_IN_MODES
+from subprocesses import python
+
+from cudnn_autotune.audit import record_file
+from cudnn_autotune.audit.model import Record
+from cudnn_autotune.cli.commands import audit
+from cudnn_autotune_cli import main
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+def run(*arguments: str | Path | int) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: str | Path | int) -> str:
+    """Returns what is printed of input that is not allowed: no traceback, exit status 2."""
+    done = run(*arguments)
+    assert done.exit_code == 2, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    # Boxes and line breaks out of the way.
+    return " ".join(done.output.split())
+
+
+def read(path: Path) -> dict[str, Any]:
+    data = json.loads(path.read_text())
+    assert isinstance(data, dict)
+    return data
+
+
+def test_an_audit_of_a_recording(tmp_path: Path) -> None:
+    path, plot = tmp_path / "audit.json", tmp_path / "audit.png"
+    modes = ",".join(BUILT_IN_MODES)  # the tests' own may be registered as well
+    given = ("--replay", "h200_forum", "--modes", modes, "--runs", 2)
+    done = run("audit", *given, "--json", path, "--plot", plot)
+    assert done.exit_code == 0, done.output
+    data = read(path)
+    assert data["kind"] == "replay"
+    assert list(data["cases"]) == ["h200_forum"]
+    assert set(data["modes"]) == set(BUILT_IN_MODES)
+    for mode, result in data["modes"].items():
+        assert sum(result["picked"].values()) == 2, mode
+        assert 1.0 <= result["regret"]["mean"] <= result["regret"]["worst"]
+        assert result["regret"]["p95"] <= result["regret"]["worst"]
+    assert data["environment"]["torch"] == torch.__version__
+    assert data["complete"] is True
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "Replayed from a recording of NVIDIA H200" in " ".join(done.output.split())
+
+
+def picks(path: Path, *arguments: str | int) -> Any:
+    given = ("--modes", "sample_once", "--runs", 3, *arguments)
+    assert run("audit", "--replay", "h200_forum", *given, "--json", path).exit_code == 0
+    return read(path)["picks"]
+
+
+def test_modes_runs_and_seeds(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    assert picks(path) == picks(path, "--seed", 0) != picks(path, "--seed", 1)
+    arguments = ("--modes", "heuristic,sample_once", "--runs", "2,sample_once=3", "--json", path)
+    several = ("--replay", "h200_forum", "--replay", "h200_vgg_dgrad")
+    done = run("audit", *several, *arguments)
+    assert done.exit_code == 0, done.output
+    modes = read(path)["modes"]
+    assert {mode: result["runs"] for mode, result in modes.items()} == {
+        "heuristic": 2,
+        "sample_once": 3,
+    }
+    assert modes["heuristic"]["cases"] == 2
+
+
+def test_budget_reaches_the_modes(tmp_path: Path) -> None:
+    spent = []
+    for budget in (("--budget-ms", "30"), ()):
+        path = tmp_path / "audit.json"
+        arguments = ("--modes", "race", "--json", path, *budget)
+        assert run("audit", "--replay", "h200_forum", *arguments).exit_code == 0
+        spent.append(read(path)["modes"]["race"]["tuning"]["median_ms"])
+    assert spent[0] < 0.5 * spent[1]
+
+
+def test_an_audit_of_a_file(tmp_path: Path) -> None:
+    recording, path = tmp_path / "capped.json.gz", tmp_path / "audit.json"
+    timer = simulation.preset("h200-capped", 1)
+    save(record(timer, timer.candidates, simulation.PROBLEM, rounds=10), recording)
+    done = run("audit", "--replay", recording, "--modes", "sustained", "--json", path)
+    assert done.exit_code == 0, done.output
+    data = read(path)
+    assert list(data["cases"]) == ["capped"]
+    # What is recorded differs from time to time, and so does the pick, between the nearest ones.
+    assert 1.0 <= data["modes"]["sustained"]["regret"]["worst"] < 1.1
+
+
+def test_an_unknown_recording() -> None:
+    output = refused("audit", "--replay", "h100_forum")
+    assert "'--replay': h100_forum is neither a file nor one of the recordings that ship" in output
+    assert "h200_forum, h200_resnet50_fprop" in output
+
+
+def test_modes_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "my_mode.py").write_text(
+        "from cudnn_autotune import sampling\n"
+        "from cudnn_autotune.sampling import Selection, Measurement\n"
+        "class Last:\n"
+        "    name = 'last'\n"
+        "    def select(self, candidates, timer, limits):\n"
+        "        found = timer.runnable(candidates.all())\n"
+        "        return Selection((Measurement(found[-1], None, 0),), total_samples=0)\n"
+        "sampling.register(Last())\n"
+    )
+    path = tmp_path / "audit.json"
+    code = (
+        "from cudnn_autotune_cli import main\n"
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "main(['audit', '--import', 'my_mode', '--modes', 'last', '--replay', 'h200_forum', "
+        f"'--json', {str(path)!r}])"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    data = read(path)
+    (pick,) = data["picks"]["last"]["1"].values()
+    assert data["modes"]["last"]["picked"] == {pick["text"]: 1}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--runs", "0", "'--runs': must be a number of 1 or more"),
+        ("--runs", "many", "'--runs': must be a number of 1 or more"),
+        ("--runs", "nobody=3", "'--runs': 'nobody' is not one of heuristic"),
+        ("--modes", "nobody", "'--modes': 'nobody' is not one of heuristic"),
+        ("--modes", "race,,auto", "'--modes': must be names with commas between, each once"),
+        ("--modes", "pytorch_off", "'--modes': 'pytorch_off' is not one of heuristic"),
+        ("--budget-ms", "0", "'--budget-ms': must be a finite number above 0, got '0'"),
+        ("--budget-ms", "nan", "'--budget-ms': must be a finite number above 0"),
+        ("--time-limit", "-3", "'--time-limit': must be a finite number above 0"),
+        ("--share", "1/2", "'--share': not with --replay"),
+        ("--share", "3/2", "'--share': must be I/N with 1 <= I <= N, as 1/4, got '3/2'"),
+        ("--layers", "layers.json", "'--layers': not with --replay"),
+        ("--sustained", "throttled", "'--sustained': not with --replay"),
+        ("--seed", "x", "'--seed'"),
+        ("--plot", "audit.txt", "'--plot': must end in .png"),
+        ("--import", "no_such_module_of_anyone", "'--import': cannot import"),
+        ("--replay", "h200_forum", "'--replay': each one once"),
+    ],
+)
+def test_bad_input_is_refused_by_name(option: str, value: str, message: str) -> None:
+    assert message in refused("audit", "--replay", "h200_forum", option, value)
+
+
+def test_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "recording.json"
+    assert "'--replay'" in refused("audit", "--replay", path)
+    path.write_text('{"format": "cudnn-autotune recording", "version": 99}')
+    output = refused("audit", "--replay", path)
+    assert "'--replay'" in output
+    assert "version" in output
+
+
+def test_an_audit_of_a_gpu_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    record_file.save(Record("gpu", settings={}, environment={}), path)
+    output = refused("audit", "--replay", "h200_forum", "--modes", "heuristic", "--json", path)
+    assert "'--json'" in output
+    assert "holds an audit of a GPU" in output
+    path.write_text("something else")
+    assert "'--json'" in refused("audit", "--replay", "h200_forum", "--json", path)
+    assert path.read_text() == "something else"
+
+
+@NO_GPU
+def test_without_a_gpu_it_says_what_works() -> None:
+    assert "--replay RECORDING works without one" in refused("audit")
+    assert "--replay RECORDING works without one" in refused("audit", "--sustained")
+    several = ("--modes", "auto,pytorch_on_0", "--sustained", "always", "--share", "1/4")
+    assert "--replay RECORDING works without one" in refused("audit", *several)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--layers", "/nowhere/layers.json", "'--layers'"),
+        ("--cases", "no such layer", "'--cases'"),
+        ("--modes", "pytorch_off", "'--modes': PyTorch's modes need one of ours"),
+        ("--runs", "pytorch_off=2", "'--runs': 'pytorch_off' is not one of heuristic"),
+        ("--share", "999/999", "'--share': leaves none of the cases"),
+        ("--sustained", "sometimes", "'--sustained'"),
+    ],
+)
+def test_bad_input_to_an_audit_of_a_gpu(option: str, value: str, message: str) -> None:
+    assert message in refused("audit", option, value)
+
+
+# Where it is written to
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("audit", "--replay", "h200_forum", "--json"), "--json"),
+        (("audit", "--replay", "h200_forum", "--plot"), "--plot"),
+        (("audit", "--json"), "--json"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_known_beforehand(
+    tmp_path: Path, arguments: tuple[str, ...], option: str
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    name = "x.png" if option == "--plot" else "x.json"
+    for folder in (Path("/proc"), tmp_path / "file", tmp_path / ("n" * 300)):
+        done = run(*arguments, folder / name)
+        assert done.exit_code == 2, done.output
+        assert f"'{option}': cannot write {folder / name}" in " ".join(done.output.split())
+    (tmp_path / name).mkdir()
+    printed = refused(*arguments, tmp_path / name)
+    assert f"'{option}'" in printed
+
+
+def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs the command where every file that it makes stays empty."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+        "from cudnn_autotune_cli import main;"
+        f"main({[str(argument) for argument in arguments]!r})"
+    )
+    tests = os.pathsep.join(path for path in sys.path if path)
+    return python("-B", "-c", code, env={"MPLCONFIGDIR": str(folder), "PYTHONPATH": tests})
+
+
+@pytest.mark.basic(1)
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_what_was_measured_is_shown_where_it_cannot_be_kept(tmp_path: Path, option: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "out" / "x.svg" if option == "--plot" else tmp_path / "out" / "x.json"
+    done = without_room(
+        tmp_path, "audit", "--replay", "h200_forum", "--modes", "heuristic", option, path
+    )
+    assert done.returncode == 1
+    assert "Picked against best" in done.stdout
+    assert done.stderr.splitlines()[-1] == f"Error: {option}: cannot write {path}: File too large"
+    assert not list(path.parent.iterdir()), "nothing half written is left behind"
+
+
+def test_an_audit_of_a_gpu_goes_on_where_it_cannot_be_saved_for_now(tmp_path: Path) -> None:
+    made, result = Record("gpu", settings={}, environment={}), list[str]()
+    audit._save(made, None, result.append)
+    audit._save(made, tmp_path / "x.json", result.append)
+    assert record_file.load(tmp_path / "x.json") == made
+    assert not result
+    (tmp_path / "file").write_text("not a folder")
+    audit._save(made, tmp_path / "file" / "x.json", result.append)
+    assert "--json: cannot write" in result[0]

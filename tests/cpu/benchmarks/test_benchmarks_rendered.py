@@ -1,0 +1,183 @@
+"""render_results.py: what of the records is published, and that the pages say what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmark_scripts import BENCHMARKS, main, run
+
+RECORDS = BENCHMARKS / "results" / "h200"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A folder with real records of two kinds: a script's, and the package's audit."""
+    folder = tmp_path / "results" / "gpu"
+    folder.mkdir(parents=True)
+    for name in ("gpu_tests", "audit_layers_missed"):
+        (folder / f"{name}.json").write_bytes((RECORDS / f"{name}.json").read_bytes())
+    return tmp_path / "results"
+
+
+def render(results: Path, *more: str) -> int | str:
+    return main("render_results", "--results", results, "--pages", results.parent / "pages", *more)
+
+
+def changed(results: Path, name: str, **environment: Any) -> None:
+    path = results / "gpu" / f"{name}.json"
+    data = json.loads(path.read_text())
+    data["environment"].update(environment)
+    path.write_text(json.dumps(data))
+
+
+def test_rendering_writes_a_page_and_check_sees_what_changed(modules: None, results: Path) -> None:
+    page = results.parent / "pages" / "gpu.md"
+    assert render(results, "--check") == 1
+    assert not page.exists(), "--check writes nothing"
+    assert render(results) == 0
+    text = page.read_text()
+    assert text.startswith("# Measured on: NVIDIA H200\n")
+    for name in ("gpu_tests", "audit_layers_missed"):
+        assert f"[Record](../results/gpu/{name}.json)" in text
+    plot = results / "gpu" / "audit_layers_missed.png"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "cuDNN 9.19.0" in text
+    assert render(results, "--check") == 0
+    page.write_text(text.replace("NVIDIA H200", "Another GPU"))
+    assert render(results, "--check") == 1
+    page.write_text(text)
+    plot.unlink()
+    assert render(results, "--check") == 1
+
+
+def test_old_records_say_which_mode_their_auto_is(modules: None, results: Path) -> None:
+    """An audit, whose tables name it, before and after another mode took over the name."""
+    note = "The mode that is called `auto` here is `sustained` now."
+    for date, expected in (("2026-11-22T23:59:59+00:00", 1), ("2026-11-23T00:00:00+00:00", 0)):
+        changed(results, "audit_layers_missed", date=date)
+        changed(results, "gpu_tests", date="2026-11-21T00:00:00+00:00")
+        assert render(results) == 0
+        assert (results.parent / "pages" / "gpu.md").read_text().count(note) == expected
+
+
+def test_check_names_a_page_without_records(
+    modules: None, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert render(results) == 0
+    (results.parent / "pages" / "other.md").write_text("# Measured on another GPU\n")
+    assert render(results, "--check") == 1
+    assert "other.md has no records" in capsys.readouterr().err
+
+
+@pytest.mark.basic(2)
+@pytest.mark.parametrize("name", ["gpu_tests", "audit_layers_missed"])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"device": "cpu"}, "dry run"), ({"driver": None}, "driver"), ({"commit": ""}, "commit")],
+)
+def test_figures_without_their_origin_are_left_out(
+    modules: None,
+    results: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    change: dict[str, Any],
+    named: str,
+) -> None:
+    """They are named; the others are rendered."""
+    changed(results, name, **change)
+    assert render(results, "--check") == 1
+    output = capsys.readouterr().err
+    assert f"left out: {name}.json" in output
+    assert named in output
+    (results / "gpu" / "gpu_tests.json").unlink()
+    changed(results, "audit_layers_missed", device="cuda", driver="1", commit="0" * 40)
+    assert render(results) == 0
+
+
+def test_a_simulation_and_a_session_without_its_origin_are_refused(
+    modules: None, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever their environment claims."""
+    path = results / "gpu" / "audit_layers_missed.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "kind": "replay"}))
+    assert render(results, "--check") == 1
+    assert "dry run" in capsys.readouterr().err
+    session = {"environment": {**data["environment"], "commit": None}, "telemetry": None}
+    path.write_text(json.dumps({**data, "sessions": [session]}))
+    assert render(results, "--check") == 1
+    assert "lacks commit" in capsys.readouterr().err
+
+
+def test_the_rows_of_an_investigation_are_rendered(modules: None, results: Path) -> None:
+    """By the one renderer of all of them; a record whose tables a finding has is passed over."""
+    data = json.loads((results / "gpu" / "gpu_tests.json").read_text())
+    rows = [{"case": "a/fprop", "near over far": 1.27}]
+    found = {"title": "Pages", "rows": rows, "failures": []}
+    path = results / "gpu" / "workspace_place.json"
+    path.write_text(json.dumps({**data, "benchmark": "workspace_place", "results": found}))
+    path.with_name("capped.json").write_bytes((RECORDS / "capped.json").read_bytes())
+    assert render(results) == 0
+    text = (results.parent / "pages" / "gpu.md").read_text()
+    assert "| a/fprop | 1.27 |" in text
+    assert "capped" not in text
+
+
+def test_a_later_part_measures_a_case_anew(modules: None, results: Path) -> None:
+    data = json.loads((results / "gpu" / "gpu_tests.json").read_text())
+    for part, ratios in (("part1", {"a": 1.11, "b": 2.22}), ("part2", {"b": 3.33})):
+        rows = [{"case": case, "ratio": ratio} for case, ratio in ratios.items()]
+        found = {"title": "Ratios", "rows": rows, "failures": [f"failed in {part}"]}
+        path = results / "gpu" / f"layers.{part}.json"
+        path.write_text(json.dumps({**data, "benchmark": "layers", "results": found}))
+    assert render(results) == 0
+    text = (results.parent / "pages" / "gpu.md").read_text()
+    assert "| a | 1.11 |" in text
+    assert "| b | 3.33 |" in text
+    assert "2.22" not in text
+    assert "failed in part1" in text
+    assert "failed in part2" in text
+
+
+def test_the_results_pages_say_what_the_records_say(modules: None) -> None:
+    assert main("render_results", "--check") == 0
+
+
+def test_findings_have_the_tables_that_the_results_pages_leave_out(modules: None) -> None:
+    import render_results
+
+    findings = BENCHMARKS.parent / "docs" / "findings"
+    for record, page in render_results.FINDINGS.items():
+        text = (findings / f"{page}.md").read_text()
+        assert f"\n### {record}\n" in text
+        assert f"benchmarks/results/h200/{record}.json" in text
+        assert (RECORDS / f"{record}.json").exists()
+
+
+def audit(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return run("audit_layers", *arguments, **more)
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_audit_says_where_it_comes_from(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    recording = next((BENCHMARKS.parent / "cudnn_autotune/timers/recordings").glob("*.json.gz"))
+    done = audit(
+        *("--replay", recording, "--modes", "heuristic", "--json", path),
+        env={"GIT_COMMIT": "abc123", "GIT_DIRTY": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    environment = json.loads(path.read_text())["environment"]
+    assert (environment["commit"], environment["dirty"]) == ("abc123", False)
+    assert environment["device"] == "cpu"
+    # The command without the machine's folders.
+    wanted = f"benchmarks/audit_layers.py --replay {recording.name} --modes heuristic"
+    assert environment["command"] == f"{wanted} --json audit.json"
+    done = audit("--replay", recording, "--json", tmp_path / "results" / "audit.json")
+    assert done.returncode == 2
+    assert "dry run" in done.stderr
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,486 @@
+"""``cudnn-autotune show`` and ``env``, on stores that sampling modes have filled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import checkout
+import pytest
+from decisions import resealed
+from stored import (
+    H200,
+    NEWER_CUDNN,
+    decisions,
+    fill,
+    layer,
+    misspelt,
+    refused,
+    run,
+    simulation,
+    succeeded,
+)
+from subprocesses import evaluate, python
+
+import cudnn_autotune as ca
+from cudnn_autotune.cli import stores
+from cudnn_autotune.store import Decision, Environment
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return fill(tmp_path / "store")
+
+
+def shown(file: Path, *options: str) -> list[Decision]:
+    """The decisions that ``show --json`` tells of, each of them whole."""
+    done = run("show", "--store", file, "--json", *options)
+    assert done.exit_code == 0, done.output
+    trees: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
+    known = {decision.key: decision for decision in stores.read(file).decisions}
+    found = [known[tree.pop("key")] for tree in trees]
+    assert trees == [decision.to_json() for decision in found]
+    return found
+
+
+def test_table(file: Path) -> None:
+    text = succeeded("show", "--store", file.parent)
+    assert "NVIDIA H200, cuDNN 9.19.0, frontend 1.28.0: 6 of 6 decisions" in text
+    for decision in decisions():
+        assert decision.chosen is not None
+        assert decision.chosen.candidate.text[:20] in text
+        assert f"{decision.chosen.time_ms:.4g}"[:5] in text
+        assert decision.selection.evidence.rule.split(":")[0] in text
+    assert "64×128×28×28, 128 of 3×3, padding 1" in text
+    assert "float16 nhwc" in text
+    assert "2025-11-21 17:28" in text
+
+
+def test_json_is_all_of_it(file: Path) -> None:
+    assert {d.key: d for d in shown(file)} == {d.key: d for d in decisions()}
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        (("--op", "dgrad"), lambda d: d.problem.op == "dgrad"),
+        (("--op", "dgrad", "--op", "wgrad"), lambda d: d.problem.op != "fprop"),
+        (("--dtype", "float32"), lambda d: "float32" in d.key),
+        (("--engine", "67"), lambda d: d.chosen.candidate.engine == 67),
+        (("--engine", "eng67"), lambda d: d.chosen.candidate.text.startswith("eng67:")),
+        (("--engine", "aten"), lambda d: d.chosen.candidate.text == "aten"),
+        (("--contains", "X=64x128x28x28"), lambda d: "x=64x128x28x28" in d.key),
+        (("--contains", "dgrad", "--contains", "512"), lambda d: "w=512x512" in d.key),
+        (("--sampling", "auto"), lambda d: True),
+        (("--sampling", "race"), lambda d: False),
+    ],
+)
+def test_filters(file: Path, options: tuple[str, ...], passes: Any) -> None:
+    wanted = {d.key for d in decisions() if passes(d)}
+    assert {d.key for d in shown(file, *options)} == wanted
+    assert wanted or options[1] == "race"
+
+
+def test_engine_by_its_whole_text(file: Path) -> None:
+    chosen = [d.chosen.candidate.text for d in decisions() if d.chosen]
+    text = next(text for text in chosen if text.startswith("eng62:"))
+    assert [d.chosen.candidate.text for d in shown(file, "--engine", text) if d.chosen] == [text]
+
+
+def test_sorting(file: Path) -> None:
+    def time(decision: Decision) -> float:
+        assert decision.chosen is not None
+        return decision.chosen.sustained_ms or decision.chosen.time_ms or 0.0
+
+    by_time = [time(d) for d in shown(file, "--sort", "time")]
+    assert by_time == sorted(by_time, reverse=True)
+    by_size = [
+        d.chosen.candidate.workspace_bytes for d in shown(file, "--sort", "workspace") if d.chosen
+    ]
+    assert by_size == sorted(by_size, reverse=True)
+    assert by_size[0] > 0
+    by_problem = [d.problem.input_shape[2] for d in shown(file)]
+    assert by_problem == sorted(by_problem, reverse=True)
+
+
+def test_nothing_passes(file: Path) -> None:
+    text = succeeded("show", "--store", file, "--op", "wgrad", "--dtype", "float64")
+    assert "none of its 6 decisions has op wgrad, dtype float64" in text
+
+
+@pytest.mark.parametrize("command", ["show", "export", "prune", "report", "diff"])
+def test_an_unknown_mode_is_refused(file: Path, tmp_path: Path, command: str) -> None:
+    arguments: dict[str, tuple[object, ...]] = {
+        "show": ("--store", file),
+        "export": (tmp_path / "new.json", "--store", file),
+        "prune": ("--store", file),
+        "report": ("--store", file),
+        "diff": (file, file),
+    }
+    message = refused(command, *arguments[command], "--sampling", "auto", "--sampling", "fast")
+    assert "'--sampling'" in message
+    assert "'fast' is not one of" in message
+    for mode in ca.sampling.names():
+        assert mode in message
+    assert "--contains sampling=fast" in message
+
+
+def test_one_of_several_foreign_files_must_be_named(file: Path) -> None:
+    other = fill(file.parent, decisions()[:2], NEWER_CUDNN)
+    message = refused("show", "--store", file.parent)
+    assert "name one of them" in message
+    assert other.name in message
+    assert "2 of 2 decisions" in succeeded("show", "--store", other)
+
+
+def test_a_file_of_this_machine_comes_first(tmp_path: Path) -> None:
+    fill(tmp_path, decisions()[:1], H200)
+    fill(tmp_path, decisions()[1:], Environment.of())
+    assert "5 of 5 decisions" in succeeded("show", "--store", tmp_path)
+
+
+def test_the_users_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDNN_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    assert f"{tmp_path / 'cache'}: nothing is stored there yet" in succeeded("show")
+    assert json.loads(run("show", "--json").stdout)["decisions"] == []
+    fill(tmp_path / "cache")
+    assert "6 of 6 decisions" in succeeded("show")
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_shown(file: Path) -> None:
+    damaged = misspelt(file.read_bytes())
+    file.write_bytes(damaged)
+    done = run("show", "--store", file)
+    assert "5 of 6 decisions" in done.stdout
+    assert "left out" in done.stderr
+    assert "wgrid" in done.stderr
+    # Looking changes nothing.
+    assert file.read_bytes() == damaged
+    assert list(file.parent.glob("*.damaged-*")) == []
+
+
+def test_an_entry_that_is_nested_deeply_is_damage_to_every_verb(file: Path, tmp_path: Path) -> None:
+    head, first, *rest = file.read_bytes().split(b"\n")
+    deep = b'"decision":' + b"[" * 200_000 + b"]" * 200_000 + b',"was":'
+    data = b"\n".join([head, resealed(first.replace(b'"decision":', deep, 1)), *rest])
+    file.write_bytes(data)
+    out = tmp_path / "out"
+    for arguments in (
+        ("show", "--store", file),
+        ("diff", file, file),
+        ("report", "--store", file, out.with_suffix(".html")),
+        ("export", "--store", file, out.with_suffix(".json")),
+    ):
+        done = run(*arguments)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        assert "nested too deeply" in done.stderr, arguments
+        assert "Traceback" not in done.output
+    assert "nested too deeply" in refused("import", file, "--store", tmp_path / "made")
+    assert "would remove" in succeeded("prune", "--store", file, "--older-than", "1d", "--dry-run")
+    assert "too deeply" not in succeeded("env", "--store", file)  # which parses no entry
+    assert file.read_bytes() == data
+
+
+def test_a_truncated_file(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: 2 * len(data) // 3])
+    done = run("show", "--store", file)
+    assert done.exit_code == 0
+    (damage,) = done.stderr.splitlines()
+    kept = int(damage.rpartition(" decision")[0].rpartition(" ")[2])
+    assert 0 < kept < 6
+    assert damage.startswith(f"{file}: damaged (its end is missing): ")
+    assert f"{kept} of {kept} decision" in done.stdout
+
+
+@pytest.fixture(params=["no JSON", "a head of another's", "empty", "a link to itself"])
+def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder: the file of this machine, damaged beyond reading, and one that is sound."""
+    fill(tmp_path / "store")
+    own = tmp_path / "store" / Environment.of().file_name
+    if request.param == "a link to itself":
+        own.symlink_to(own)
+    else:
+        own.write_text({"no JSON": "{", "empty": ""}.get(request.param, '{"format": "notes"}'))
+    return own
+
+
+def test_one_damaged_file_does_not_hide_the_others(damaged: Path, tmp_path: Path) -> None:
+    """The damage is named on standard error, and the rest is shown, drawn, compared, written."""
+    folder, out = damaged.parent, tmp_path / "out"
+    for command, status, told in (
+        (("show", "--store", folder), 0, "6 of 6 decisions"),
+        (("report", out / "page.html", "--store", folder), 0, "6 decisions"),
+        (("export", out / "all.json", "--store", folder), 0, "6 decisions"),
+        (("diff", folder, folder), 2, "6 decisions alike"),
+    ):
+        done = run(*command)
+        assert done.exit_code == status, done.output
+        assert told in done.stdout
+        lines = done.stderr.splitlines()
+        assert lines
+        assert all(line.startswith(f"{damaged}: ") for line in lines)
+    # Which of two is meant must still be said, and the damaged one is none of them.
+    other = fill(folder, decisions()[:2], NEWER_CUDNN)
+    message = refused("show", "--store", folder)
+    assert f"{damaged}: " in message
+    assert str(other) in message.partition("name one of them")[2]
+    assert str(damaged) not in message.partition("name one of them")[2]
+
+
+def test_nothing_but_damage_is_refused(damaged: Path, file: Path) -> None:
+    file.write_bytes(b"")
+    message = refused("show", "--store", file.parent)
+    assert f"'--store': {damaged}: " in message
+    assert f"{file}: no store that can be read" in message
+
+
+def test_constraints_are_told(tmp_path: Path) -> None:
+    made = simulation("quiet", layer(deterministic=True, alignment=(16, 32, 32)))
+    file = fill(tmp_path, [replace(made, workspace_limit=3 << 20, benchmark_limit=5)])
+    rows = [line.split("│") for line in run("show", "--store", file).stdout.splitlines()]
+    problem = " ".join(" ".join(row[1].split()) for row in rows if len(row) > 2).strip()
+    assert problem == (
+        "fprop 16×64×28×28, 64 of 3×3, padding 1 float16 nhwc, alignment 16,32,32, deterministic, "
+        "at most 3.0 MiB, benchmark limit 5"
+    )
+
+
+def test_all_outputs_wrong(tmp_path: Path) -> None:
+    made = decisions()[3]
+    rejected = tuple((entry.candidate.text, 0.5) for entry in made.selection.ranking)
+    file = fill(tmp_path, [replace(made, rejected=rejected)])
+    text = succeeded("show", "--store", file)
+    assert "aten" in text
+    assert "every other's output was wrong" in text
+    assert len(shown(file, "--engine", "aten")) == 1
+
+
+def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    made = decisions()[3]
+    first, *others = made.selection.ranking
+    hostile = replace(first, candidate=replace(first.candidate, text="\x1b[2J[bold red]\u202eeng"))
+    selection = replace(made.selection, ranking=(hostile, *others))
+    environment = replace(H200, gpu="H\x1b]0;title\x07200")
+    file = fill(tmp_path / "x.json", [replace(made, selection=selection)], environment)
+    done = run("show", "--store", file)
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    assert "\u202e" not in done.output
+    data = file.read_bytes()
+    head, body = data.split(b"\n", 1)
+    tree = json.loads(head)
+    for name in ("\x1b[31mHOSTILE", "\ud800"):
+        hostile_head = {**tree, "environment": {**tree["environment"], name: 1}}
+        file.write_bytes(json.dumps(hostile_head).encode() + b"\n" + body)
+        for command in (("show",), ("env",)):
+            done = run(*command, "--store", file)
+            assert done.exit_code in (0, 2), done.exception
+            assert "is not a known field" in done.output
+            assert "\x1b" not in done.output
+    file.write_bytes(data)
+    assert "[bold red]" in run("show", "--store", file).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--op", "conv"), "'--op'"),
+        (("--dtype", "int8"), "'--dtype'"),
+        (("--engine", " "), "'--engine'"),
+        (("--contains", ""), "'--contains'"),
+        (("--sort", "age"), "'--sort'"),
+    ],
+)
+def test_bad_options(file: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in refused("show", "--store", file, *options)
+
+
+def test_paths_that_are_no_store(tmp_path: Path) -> None:
+    assert "does not exist" in refused("show", "--store", tmp_path / "absent.json")
+    text = tmp_path / "notes.json"
+    text.write_text('{"format": "something else"}')
+    assert "it is no file of 'cudnn-autotune store'" in refused("show", "--store", text)
+    future = tmp_path / "future.json"
+    sound = fill(tmp_path / "sound.json").read_bytes()
+    future.write_bytes(sound.replace(b'"version": 2', b'"version": 9'))
+    assert "'--store'" in refused("show", "--store", future)
+    assert "version 9" in refused("show", "--store", future)
+    for data in (
+        sound.replace(b'"version": 2', b'"version": 3').replace(b'"gpu"', b'"new": 1, "gpu"'),
+        b'{"format": "cudnn-autotune store", "version": 3,\n# in a form yet unknown',
+    ):
+        future.write_bytes(data)
+        assert "it is of version 3, this package reads 2" in refused("show", "--store", future)
+
+
+def test_a_path_in_the_users_home(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands it after an equals sign; what writes there does."""
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert "of 6 decisions" in succeeded("show", f"--store=~/{file.name}", "--op", "dgrad")
+
+
+def test_an_entry_without_a_name(file: Path) -> None:
+    line = resealed(b'{"crc32":"........","name":"","decision":{}}')
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    assert "of 7 decisions" in succeeded("show", "--store", file, "--op", "dgrad")
+
+
+TESTS = str(checkout.TESTS)
+PLACES = """
+from click.testing import CliRunner
+from unprivileged import drop_capabilities
+from cudnn_autotune_cli import main
+drop_capabilities()
+for command in COMMANDS:
+    done = CliRunner().invoke(main, command.split())
+    assert done.exception is None or isinstance(done.exception, SystemExit), command
+    print(done.exit_code, " ".join(done.output.split()))
+"""
+
+
+def test_what_there_is_no_permission_for(tmp_path: Path) -> None:
+    sound = fill(tmp_path / "sound.json")
+    closed = tmp_path / "closed"
+    file = fill(closed / "x.json")
+    closed.chmod(0)
+    try:
+        commands = [
+            *(f"show --store {place}" for place in (closed, file)),
+            *(f"prune --op dgrad --yes --store {place}" for place in (closed, file)),
+            f"diff {sound} {file}",
+            f"import {file} --store {tmp_path}",
+            f"import {sound} --store {file}",
+            f"export {file} --store {sound}",
+            *(f"env --store {place}" for place in (closed, file)),
+        ]
+        told = evaluate(
+            f"import sys; sys.path.insert(0, {TESTS!r})"
+            + PLACES.replace("COMMANDS", repr(commands))
+        ).splitlines()
+        assert len(told) == len(commands)
+        for command, line in zip(commands, told, strict=True):
+            assert "Permission denied" in line or "is not readable" in line, command
+            assert line[0] == "2" or command.startswith("env"), command
+    finally:
+        closed.chmod(0o755)
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    for name in ("x" * 300, "x" * 300 + ".json"):
+        for command in (("show",), ("prune", "--op", "dgrad")):
+            assert "File name too long" in refused(*command, "--store", tmp_path / name)
+        assert "File name too long" in succeeded("env", "--store", tmp_path / name)
+
+
+def test_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDNN_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    here = Environment.of()
+    fill(tmp_path, decisions()[:2], here)
+    fill(tmp_path, decisions(), H200)
+    ca.set_workspace_limit(1 << 20)
+    told = json.loads(run("env", "--json").stdout)
+    path = tmp_path / here.file_name
+    assert told["environment"] == here.to_json()
+    assert told["store"] == {
+        "path": str(path),
+        "decisions": 2,
+        "bytes": path.stat().st_size,
+        "other files": [H200.file_name],
+    }
+    assert told["versions"] == ca.environment()
+    assert told["settings"]["workspace_limit"] == 1 << 20
+    assert told["settings"]["sampling"] == ca.get_sampling()
+    assert told["variables"]["CUDNN_AUTOTUNE_CACHE_DIR"] == str(tmp_path)
+    text = succeeded("env")
+    assert f"path {path}" in text
+    assert f"other files {H200.file_name}" in text
+
+
+def test_env_of_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "store.json"
+    file.write_text("not JSON")
+    told = json.loads(run("env", "--json", "--store", file).stdout)
+    assert told["store"]["decisions"] == 0
+    assert str(file) in told["store"]["not readable"][0]
+    fill(tmp_path / "h200.json")
+    told = json.loads(run("env", "--json", "--store", tmp_path / "h200.json").stdout)
+    assert told["store"]["decisions"] == 6
+    assert told["store"]["of another environment"] == H200.file_name
+
+
+def test_env_tells_what_variables_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "WORKSPACE_LIMIT": "lots",
+        "SAMPLING": "fastest",
+        "BUDGET_MS": " 12.5 ",
+        "BENCHMARK_LIMIT": "",
+        "CASHE": "off",
+        "Q": "1",
+        "CACHE": "no",
+    }.items():
+        monkeypatch.setenv(f"CUDNN_AUTOTUNE_{name}", value)
+    found = json.loads(run("env", "--json").stdout)["not understood"]
+    assert found.keys() == {
+        f"CUDNN_AUTOTUNE_{name}" for name in ("WORKSPACE_LIMIT", "SAMPLING", "CASHE", "Q", "CACHE")
+    }
+    assert found["CUDNN_AUTOTUNE_WORKSPACE_LIMIT"].endswith("2**63 - 1, got 'lots'")
+    assert "must be one of 'heuristic', " in found["CUDNN_AUTOTUNE_SAMPLING"]
+    assert "must be one of 'off', " in found["CUDNN_AUTOTUNE_CACHE"]
+    assert found["CUDNN_AUTOTUNE_CASHE"] == (
+        "there is no such variable; the nearest is CUDNN_AUTOTUNE_CACHE"
+    )
+    assert found["CUDNN_AUTOTUNE_Q"] == "there is no such variable"
+    assert "CUDNN_AUTOTUNE_Q there is no such variable" in succeeded("env")
+
+
+def test_env_tells_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    code = f"""
+import json, sys
+sys.path.insert(0, {TESTS!r})
+from click.testing import CliRunner
+from unprivileged import drop_capabilities
+import cudnn_autotune as ca
+from cudnn_autotune_cli import main
+drop_capabilities()
+for mode in ("read_write", "read"):
+    ca.set_store(mode=mode)
+    for place in ("closed", "closed/in/it", "file/in", "open", "open/in/it.json"):
+        place = {str(tmp_path)!r} + "/" + place
+        done = CliRunner().invoke(main, ["env", "--json", "--store", place])
+        print(json.loads(done.stdout)["store"].get("cannot be written"))
+"""
+    (tmp_path / "open").mkdir()
+    assert evaluate(code).splitlines() == [
+        *(
+            f"{folder}/{Environment.of().file_name}"
+            for folder in (closed, closed / "in" / "it", tmp_path / "file" / "in")
+        ),
+        *["None"] * 7,
+    ]
+
+
+def test_a_terminal_of_ascii(tmp_path: Path) -> None:
+    """What it cannot show is shown by something as wide, or escaped in a name."""
+    file = fill(tmp_path / "größe.json")
+    plain = run("show", "--store", file)
+    arguments = ("-m", "cudnn_autotune_cli", "show", "--store", str(file))
+    done = python(*arguments, env={"PYTHONIOENCODING": "ascii"})
+    assert (plain.exit_code, plain.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(file) in plain.stdout
+    assert "gr\\xf6\\xdfe.json" in done.stdout
+    of_all = "16×64×28×28, 64 of 3×3, padding 1"
+    assert of_all in plain.stdout
+    assert of_all.replace("×", "x") in done.stdout
+    widths = [
+        {len(line) for line in text.splitlines() if line.startswith(("|", "│"))}
+        for text in (plain.stdout, done.stdout)
+    ]
+    assert widths[0] == widths[1]
+    assert len(widths[0]) == 1

@@ -1,0 +1,161 @@
+"""A child process finds every lock free that a thread of its parent held during the fork."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+from problems import make
+
+import cudnn_autotune as ca
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.engines import compiled_kernels, queried, registry
+from cudnn_autotune.store import kept_plans, process_lock
+from cudnn_autotune.tuning import choice_log, new_sizes, pins, remembering
+from cudnn_autotune.tuning.prefetching import clear as clear_prefetched
+
+pytestmark = [
+    # Python 3.12 warns at a fork of a process that has threads.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+PROBLEM = make("resnet_fp16_nhwc")
+_S = 20
+
+
+def asked() -> None:
+    """Calls something of each module that has a lock."""
+    choice_log.generation(PROBLEM)
+    assert choice_log.find(PROBLEM, "auto", None, 0, 0) is None
+    choice_log.choices()
+    choice_log.forget_problem(PROBLEM)
+    new_sizes.fast_nearby(PROBLEM, 0)
+    assert PROBLEM not in ca.pins()
+    pins.pinned(PROBLEM)
+    remembering.find(PROBLEM, "auto", None, 0, 0)
+    with remembering.retuned(PROBLEM):
+        pass
+    registry.registered()
+    kept_plans.counts()
+    compiled_kernels.clear()
+    clear_prefetched()
+
+
+def ends_in_time(work: Callable[[], None]) -> bool:
+    """Whether a child process does the work within some seconds."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_S)
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+LOCKS = {
+    module.__name__: module._lock
+    for module in (
+        *(choice_log, new_sizes, pins, remembering, registry, queried, kept_plans),
+        compiled_kernels,
+    )
+}
+
+
+@pytest.mark.basic(3)
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_that_a_thread_holds(name: str) -> None:
+    lock: AbstractContextManager[object] = LOCKS[name]
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            is_over.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_held.wait(60)
+    found = ends_in_time(asked)
+    is_over.set()
+    thread.join()
+    assert found
+    asked()  # in the parent it still works
+
+
+@pytest.mark.slow
+def test_many_forks_while_threads_ask() -> None:
+    asked()  # imports what is imported late: Python itself does not renew locks of imports
+    is_over = threading.Event()
+    count = [0]
+
+    def ask() -> None:
+        while not is_over.is_set():
+            asked()
+            count[0] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = []
+        for _ in range(60):
+            found.append(ends_in_time(asked))
+            time.sleep(0.002)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert all(found)
+    assert count[0] > 10
+
+
+def modules() -> Iterator[str]:
+    for found in pkgutil.walk_packages(ca.__path__, "cudnn_autotune."):
+        if not found.name.endswith("__main__"):
+            yield found.name
+
+
+# These begin anew in a child process by hooks of their own.
+ALLOWED = {process_lock.__name__, "cudnn_autotune.tuning.isolated_run"}
+
+
+def test_no_module_has_another_kind_of_lock() -> None:
+    kinds = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
+    seen = 0
+    for name in modules():
+        module = importlib.import_module(name)
+        for attribute, value in vars(module).items():
+            seen += isinstance(value, ForkSafeLock)
+            assert not isinstance(value, kinds) or name in ALLOWED or attribute == "LOCK", name
+    assert seen >= len(LOCKS)
+
+
+def test_a_lock_excludes_threads() -> None:
+    lock = ForkSafeLock()
+    inside, most = [0], []
+
+    def work() -> None:
+        for _ in range(100):
+            with lock:
+                inside[0] += 1
+                time.sleep(0)
+                most.append(inside[0])
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 400

@@ -1,0 +1,194 @@
+"""Importing is quick, touches no GPU and leaves torch as it was; the command line works."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from strategies import BUILT_IN_MODES
+from subprocesses import PACKAGE_PARENT, evaluate, python
+
+import cudnn_autotune as ca
+from cudnn_autotune.core.extension import extension_available
+from cudnn_autotune_cli import COMMANDS, main
+
+
+def command_line(*arguments: str, **keywords: object):  # type: ignore[no-untyped-def]
+    """The installed script if there is one, else the module that it calls."""
+    script = shutil.which("cudnn-autotune", path=os.path.dirname(sys.executable))
+    if script is None:
+        return python("-m", "cudnn_autotune_cli", *arguments, **keywords)
+    return python(script, *arguments, **keywords)
+
+
+def test_importing_is_quiet_and_light() -> None:
+    """It prints nothing, touches no GPU, and brings no module that only some programs need."""
+    code = (
+        "import sys, torch; before = set(sys.modules); import cudnn_autotune\n"
+        "loaded = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(torch.cuda.is_initialized(), *sorted(loaded))"
+    )
+    done = python("-W", "error::UserWarning:cudnn_autotune", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "cudnn_autotune" not in done.stderr
+    (line,) = done.stdout.splitlines()
+    is_initialised, *loaded = line.split()
+    assert is_initialised == "False"
+    assert "cudnn_autotune" in loaded
+    assert not set(loaded) & {"rich", "matplotlib", "triton", "scipy", "pandas", "setuptools"}
+
+
+@pytest.mark.search
+def test_searching_for_an_absent_gpu_initialises_no_cuda() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        pytest.skip("an earlier test has used the GPU that is here")
+    problem = ca.ConvProblem("fprop", input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
+    assert ca.expert.candidates(problem, device="l4")
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"], ["nope"]], ids=str)
+def test_what_needs_no_torch_imports_none(arguments: list[str]) -> None:
+    code = (
+        "import sys; from cudnn_autotune_cli import main\n"
+        f"try: main({arguments})\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    assert evaluate(code).splitlines()[-1] == "False"
+
+
+def test_help_says_of_each_command_what_its_own_does() -> None:
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in COMMANDS}
+    assert main.list_commands(context) == sorted(commands)
+    for name, command in commands.items():
+        assert command is not None
+        assert command.name == name
+        assert command.get_short_help_str(limit=1000) == COMMANDS[name][1]
+    assert main.get_command(context, "nope") is None
+
+
+def test_the_package_is_the_command() -> None:
+    done = python("-m", "cudnn_autotune", "--version")
+    assert done.stdout.startswith("cudnn-autotune, version ")
+
+
+def test_a_bad_variable_leaves_the_commands_usable() -> None:
+    env = {
+        "CUDNN_AUTOTUNE_SAMPLING": "nope",
+        "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "lots",
+        "CUDNN_AUTOTUNE_CACHE": "no",
+    }
+    for arguments in (["--help"], ["env"]):
+        done = command_line(*arguments, env=env)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+    assert "sampling         nope" in done.stdout
+
+
+IMPORTING = """
+import signal, sys, time
+
+# What a shell starts in the background ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print("importing torch", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Slow())
+from cudnn_autotune_cli import main
+main(["env"])
+"""
+
+
+def test_ctrl_c_while_torch_is_imported_ends_quietly(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING],
+        env={**os.environ, "PYTHONPATH": PACKAGE_PARENT},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing torch\n"
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert out + error == ""
+
+
+def test_version() -> None:
+    done = command_line("--version")
+    assert done.returncode == 0, done.stderr
+    assert importlib.metadata.version("cudnn_autotune") in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.search
+def test_demo_without_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    done = command_line(
+        "demo",
+        cwd=tmp_path / "here",
+        env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "here").iterdir()), "the demo leaves no file behind"
+    assert "no gpu" in done.stdout.lower()
+    for mode in BUILT_IN_MODES:
+        assert f"│ {mode} " in done.stdout, mode
+    # Tables fit 80 columns, and nothing is cut.
+    tables = done.stdout.splitlines()
+    assert max(map(len, tables)) <= 80
+    ends = ("┃", "│", "┓", "┩", "┤", "┘")
+    assert all(line.endswith(ends) for line in tables if line[0] in "┃│┏┡├└")
+    assert "…" not in done.stdout
+
+
+@pytest.mark.skipif(extension_available(), reason="is about a build with a CPU-only torch")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo"],
+        ["tune", "--input", "1,3,8,8", "--weight", "4,3,3,3"],
+    ],
+    ids=str,
+)
+def test_a_command_that_needs_cudnn_says_so(arguments: list[str]) -> None:
+    done = command_line(*arguments)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "CPU-only torch" in done.stderr or "this torch has no CUDA" in done.stderr
+
+
+def test_unknown_command_is_refused() -> None:
+    done = command_line("no-such-command")
+    assert done.returncode != 0
+    assert "no-such-command" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_environment_names_the_versions() -> None:
+    found = ca.environment()
+    assert {"gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch"} <= found.keys()
+    assert torch.__version__ in str(found["torch"])
+    assert found["cudnn_autotune"] == importlib.metadata.version("cudnn_autotune")
+    if extension_available():
+        version = torch.backends.cudnn.version()
+        assert f"{version // 10000}.{version // 100 % 100}" in str(found["cudnn"])
+    if not torch.cuda.is_available():
+        assert not found["gpu"]
+        assert not found["driver"]

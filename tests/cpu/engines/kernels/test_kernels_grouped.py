@@ -1,0 +1,251 @@
+"""Grouped convolutions on tensor cores (fprop and dgrad), run by the emulation of CUDA."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import cuda_emulation
+import pytest
+import torch
+from cuda_emulation import MATRIX_LOADS, run_recipe
+from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors, written
+from grouped_layers import LAYERS, problem
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.grouped import Grouped
+from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+
+emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+GROUPED = Grouped()
+A100 = gpu_of("a100")
+L4 = gpu_of("l4")
+
+
+def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
+    return [offer.settings for offer in GROUPED.offers(what, gpu)]
+
+
+@pytest.mark.basic(6)
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_layers_of_models(op: str, layer: Any, dtype: torch.dtype) -> None:
+    what = problem(op, *layer, dtype=dtype)
+    found = settings_of(what)
+    assert len(found) >= 2
+    # Each variant takes a second to compile.
+    for index, settings in enumerate(found[: 2 if layer[2] == 24 else 1]):
+        MATRIX_LOADS.matrices = MATRIX_LOADS.conflicts = 0
+        check(GROUPED, what, settings, is_reversed=index == 1)
+        assert MATRIX_LOADS.matrices > 0
+        assert MATRIX_LOADS.conflicts == 0, "what is loaded together lies in the same banks"
+
+
+EDGES = {  # the operations, and the layer
+    "an image smaller than a tile": ("fprop", (1, 2, 3), 2, 8),
+    "one pixel": ("fprop dgrad", (3, 1, 1), 2, 24),
+    "a kernel larger than the image": ("fprop dgrad", (1, 3, 2), 2, 8, 7, 1, 3),
+    "padding as large as the kernel": ("fprop", (1, 6, 5), 2, 16, 3, 1, 4),
+    "padding larger than the kernel, stride 2": ("dgrad", (1, 6, 5), 2, 8, 3, 2, 5),
+    "no padding": ("fprop", (1, 11, 13), 2, 8, 5, 1, 0),
+    "1x1": ("dgrad", (2, 9, 9), 2, 16, 1, 1, 0),
+    "1x1, stride 2": ("fprop dgrad", (2, 9, 8), 2, 16, 1, 2, 0),
+    "2x2, stride 2": ("dgrad", (1, 8, 9), 2, 8, 2, 2, 0),
+    "not square": (
+        "fprop dgrad",
+        (1, 10, 12),
+        2,
+        8,
+        (3, 5),
+        (2, 1),
+        (1, 2),
+    ),
+    "a kernel of one row": ("fprop", (1, 10, 12), 2, 8, (1, 7), (1, 2), (0, 3)),
+    "other padding after than before": ("fprop dgrad", (1, 9, 9), 2, 8, 3, 2, (0, 1, 2, 1)),
+    "rows of the input that no output reads": ("dgrad", (1, 10, 10), 2, 8, 3, 2, 0),
+    "other widths in than out": ("fprop", (1, 9, 9), 2, (8, 24)),
+    "other widths in than out, merged": ("fprop dgrad", (1, 9, 9), 4, (12, 4), 3, 2),
+    "20 wide": ("dgrad", (1, 6, 6), 4, 20),
+    "64 wide, stride 2": ("dgrad", (1, 9, 9), 2, 64, 3, 2),
+    "5x5, merged, stride 2": ("fprop dgrad", (1, 9, 9), 4, 4, 5, 2, 2),
+}
+
+
+@pytest.mark.basic(10)
+@emulated
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "tf32"])
+@pytest.mark.parametrize(
+    ("op", "layer"),
+    [
+        pytest.param(op, layer, id=f"{name}-{op}")
+        for name, (ops, *layer) in EDGES.items()
+        for op in ops.split()
+    ],
+)
+def test_edges(op: str, layer: Any, dtype: torch.dtype) -> None:
+    what = problem(op, *layer, dtype=dtype)
+    for is_reversed in (False, True):
+        check(GROUPED, what, settings_of(what)[0], is_reversed=is_reversed)
+
+
+@pytest.mark.slow
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
+    """One multiprocessor has few blocks, so each goes over many tiles."""
+    gpu = replace(H200, multiprocessors=1, shared_bytes=99 << 10)
+    for op in ("fprop", "dgrad"):
+        what = problem(op, (9, 17, 20), 2, 24, dtype=dtype)
+        for settings in settings_of(what, gpu):
+            (launch,) = GROUPED.recipe(what, settings, gpu).launches
+            assert launch.grid[1] < launch.arguments[12]
+            check(GROUPED, what, settings, gpu=gpu, is_reversed=op == "dgrad")
+
+
+@pytest.mark.basic(3)
+@emulated
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str) -> None:
+    what = problem("fprop", (1, 7, 9), 2, 8, bias=True, residual=True, activation=activation)
+    check(GROUPED, what, settings_of(what)[0])
+
+
+@pytest.mark.basic(4)
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+@pytest.mark.parametrize("width", [4, 24])
+@pytest.mark.parametrize("epilogue", [("bias",), ("residual",), ("bias", "residual")])
+def test_bias_and_residual(epilogue: tuple[str, ...], width: int, dtype: torch.dtype) -> None:
+    what = problem("fprop", (1, 7, 9), 2, width, dtype=dtype, **dict.fromkeys(epilogue, True))
+    check(GROUPED, what, settings_of(what)[0])
+
+
+@pytest.mark.slow
+@emulated
+def test_random_shapes() -> None:
+    draw = random.Random(0)
+    for seed in range(12):
+        kernel, stride = draw.choice([(3, 1), (3, 2), (5, 2), (1, 1)])
+        shape = (draw.randint(1, 5), draw.randint(3, 30), draw.randint(3, 30))
+        width = draw.choice([4, 8, 24])
+        what = problem(
+            draw.choice(["fprop", "dgrad"]),
+            shape,
+            2 * draw.randint(1, 3),
+            width,
+            kernel,
+            stride,
+            draw.randint(kernel // 4, kernel),
+            dtype=(torch.float16, torch.bfloat16, torch.float32)[seed % 3],
+        )
+        settings = draw.choice(settings_of(what))
+        check(GROUPED, what, settings, is_reversed=bool(seed % 2), seed=seed)
+
+
+@pytest.mark.basic(4)
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("width", [4, 8, 12])
+def test_nan_and_infinity_stay_in_their_group(op: str, width: int, dtype: torch.dtype) -> None:
+    what = problem(op, (2, 9, 11), 4, width, 3, 2, dtype=dtype)
+    tensors = random_tensors(what)
+    read = tensors["x" if op == "fprop" else "y"]
+    read[0, 1, 2, 3] = torch.inf
+    read[0, width + 1, 4, 4] = torch.nan
+    read[1, -1, -1, -1] = -torch.inf
+    run_recipe(GROUPED.recipe(what, settings_of(what)[0], H200), tensors)
+    found, right = tensors[written(what)].double(), expected(what, tensors)
+    assert 0 < right.isfinite().sum() < right.numel()
+    assert torch.equal(found.isnan(), right.isnan())
+    assert torch.equal(found.isinf(), right.isinf())
+    finite = right.isfinite()
+    assert torch.allclose(found[finite], right[finite], atol=2e-2, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"op": "wgrad"},
+        {"dtype": torch.float32, "allow_tf32": False},
+        {"dtype": torch.float64},
+        {"memory_format": torch.contiguous_format},
+        {"dilation": 2},
+        {"stride": 3},
+        {"kernel": 8},
+        {"width": 2},
+        {"width": 64},
+        {"op": "dgrad", "width": 72, "stride": 2},
+        {"width": 4, "groups": 3},
+        {"groups": 1},
+        {"alignment": (8, 32, 32)},
+        {"alignment": (32, 8, 32)},
+        {"alignment": (32, 32, 8)},
+        {
+            "op": "dgrad",
+            "stride": 2,
+            "width": 64,
+            "kernel": 7,
+        },  # the filters do not fit into shared memory
+    ],
+    ids=str,
+)
+def test_what_is_not_offered(changed: dict[str, Any]) -> None:
+    fields = {"op": "fprop", "x": (2, 20, 20), "groups": 4, "width": 24, "padding": 3}
+    assert settings_of(problem(**fields))
+    assert not settings_of(problem(**(fields | changed)))
+
+
+@pytest.mark.slow
+@pytest.mark.search
+def test_nvrtc_compiles_what_is_offered() -> None:
+    for what, gpu in (
+        (problem("fprop", (64, 14, 14), 24, 24), H200),
+        (problem("fprop", (64, 14, 14), 24, 24, dtype=torch.float32, bias=True), H200),
+        (problem("dgrad", (64, 56, 56), 32, 4, dtype=torch.float32), L4),
+        (problem("dgrad", (64, 56, 56), 4, 16, 1, 2, 0, dtype=torch.float32), A100),
+        (problem("dgrad", (64, 28, 28), 24, 24, 3, 2), A100),
+        (problem("fprop", (64, 56, 56), 32, 4, bias=True, residual=True, activation="silu"), L4),
+    ):
+        for settings in settings_of(what, gpu)[:2]:
+            assert_compiles(GROUPED.recipe(what, settings, gpu), gpu.compute_capability)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+def test_an_older_gpu_is_offered_nothing(dtype: torch.dtype) -> None:
+    turing = gpu_of("t4")
+    assert not settings_of(problem("fprop", (2, 14, 14), 2, 24, dtype=dtype), turing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+def test_offers_fit_the_gpu_and_differ(dtype: torch.dtype) -> None:
+    for shared_bytes in (99 << 10, 163 << 10, 227 << 10):
+        gpu = replace(L4, shared_bytes=shared_bytes)
+        # Filters of wider groups in float32 do not fit into the least of these.
+        wide = () if dtype is torch.float32 else (48, 56)
+        for width in (4, 8, 16, 24, 32, *wide):
+            what = problem("fprop", (64, 28, 28), 8, width, dtype=dtype)
+            found = settings_of(what, gpu)
+            assert 1 <= len(found) == len(set(found)) <= 4
+            for settings in found:
+                recipe = GROUPED.recipe(what, settings, gpu)
+                assert recipe.workspace_bytes == 0
+                assert recipe.launches[0].shared_bytes <= shared_bytes
+                blocks = dict(recipe.launches[0].kernel.defines)["MIN_BLOCKS"]
+                assert math.prod(recipe.launches[0].grid) <= 58 * blocks
+
+
+def test_very_many_groups_are_planned_at_once() -> None:
+    assert settings_of(problem("fprop", (1, 8, 8), 2**22, 4))
+
+
+def test_other_settings_are_an_error() -> None:
+    what = problem("fprop", (2, 14, 14), 2, 24)
+    for wrong in ("", "TILE=1x1x1", settings_of(what)[0] + ",X=1"):
+        with pytest.raises(ValueError, match="does not offer"):
+            GROUPED.recipe(what, wrong, H200)

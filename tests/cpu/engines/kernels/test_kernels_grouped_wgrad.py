@@ -1,0 +1,198 @@
+"""The weight gradient of grouped convolutions on tensor cores, run by the emulation of CUDA."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import cuda_emulation
+import pytest
+import torch
+from cuda_emulation import MATRIX_LOADS, run_recipe
+from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors
+from grouped_layers import LAYERS
+from grouped_layers import problem as grouped_problem
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
+from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.problem import ConvProblem
+
+emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+WGRAD = GroupedWgrad()
+SMALL = replace(gpu_of("l4"), multiprocessors=2)
+
+
+def problem(*layer: Any, op: str = "wgrad", **options: Any) -> ConvProblem:
+    return grouped_problem(op, *layer, **options)
+
+
+def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
+    return [offer.settings for offer in WGRAD.offers(what, gpu)]
+
+
+@pytest.mark.basic(6)
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_layers_of_models(layer: Any, dtype: torch.dtype) -> None:
+    what = problem(*layer, dtype=dtype)
+    found = settings_of(what)
+    if layer == LAYERS["56 wide"] and dtype == torch.float32:
+        assert found == [], "its sums take more registers than a thread has"
+        return
+    assert len(found) >= 2
+    # Each variant takes a second to compile.
+    for index, settings in enumerate(found[: 2 if layer[2] == 24 else 1]):
+        check(WGRAD, what, settings, is_reversed=index == 1)
+
+
+@pytest.mark.basic(2)
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_is_loaded_together_lies_in_different_banks(stride: int, dtype: torch.dtype) -> None:
+    """But for some where zeros stand in for pixels beside the output."""
+    for width in (32, 30):
+        what = problem((2, 13, width * stride), 2, 24, 3, stride, dtype=dtype)
+        MATRIX_LOADS.matrices = MATRIX_LOADS.conflicts = 0
+        check(WGRAD, what, settings_of(what)[0])
+        may_conflict = dtype != torch.float32 and width % 8 > 0
+        assert MATRIX_LOADS.conflicts <= may_conflict * MATRIX_LOADS.matrices / 8
+        assert MATRIX_LOADS.matrices > 0
+
+
+EDGES = {
+    "an image smaller than a tile": ((1, 2, 3), 2, 8),
+    "one pixel": ((3, 1, 1), 2, 24),
+    "a kernel larger than the image": ((1, 3, 2), 2, 8, 7, 1, 3),
+    "padding as large as the kernel": ((1, 6, 5), 2, 16, 3, 1, 4),
+    "no padding": ((1, 11, 13), 2, 8, 5, 1, 0),
+    "1x1": ((2, 9, 9), 2, 16, 1, 1, 0),
+    "1x1, stride 2": ((2, 9, 8), 2, 16, 1, 2, 0),
+    "a kernel and a stride that are not square": ((1, 10, 12), 2, 8, (3, 5), (2, 1), (1, 2)),
+    "other padding after than before": ((1, 9, 9), 2, 8, 3, 2, (0, 1, 2, 1)),
+    "other widths in than out": ((1, 9, 9), 2, (8, 24)),
+    "other widths in than out, merged": ((1, 9, 9), 4, (12, 4), 3, 2),
+    "20 wide": ((1, 6, 6), 4, 20),
+    "7x7": ((1, 9, 9), 2, 24, 7, 1, 3),
+}
+
+
+@pytest.mark.basic(8)
+@emulated
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "tf32"])
+@pytest.mark.parametrize("layer", EDGES.values(), ids=EDGES)
+def test_edges(layer: Any, dtype: torch.dtype) -> None:
+    what = problem(*layer, dtype=dtype)
+    for is_reversed in (False, True):
+        check(WGRAD, what, settings_of(what)[0], is_reversed=is_reversed)
+
+
+@pytest.mark.slow
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
+    what = problem((9, 17, 20), 2, 24, dtype=dtype)
+    for settings in settings_of(what, SMALL):
+        multiply, add = WGRAD.recipe(what, settings, SMALL).launches
+        assert 1 <= multiply.grid[1] == add.arguments[2] < multiply.arguments[10]
+        check(WGRAD, what, settings, gpu=SMALL)
+
+
+@pytest.mark.slow
+@emulated
+def test_random_shapes() -> None:
+    draw = random.Random(0)
+    for seed in range(9):
+        kernel, stride = draw.choice([(3, 1), (3, 2), (5, 2)])
+        shape = (draw.randint(1, 5), draw.randint(3, 30), draw.randint(3, 30))
+        width = draw.choice([4, 8, 24])
+        groups = 2 * draw.randint(1, 3)
+        dtype = (torch.float16, torch.bfloat16, torch.float32)[seed % 3]
+        padding = draw.randint(1, kernel)
+        what = problem(shape, groups, width, kernel, stride, padding, dtype=dtype)
+        settings = draw.choice(settings_of(what))
+        check(WGRAD, what, settings, is_reversed=bool(seed % 2), seed=seed)
+
+
+@pytest.mark.basic(3)
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+@pytest.mark.parametrize("width", [4, 24])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_nan_and_infinity_stay_where_they_belong(
+    width: int, stride: int, dtype: torch.dtype
+) -> None:
+    """Beside the output dy is zero, but x may be infinite: that must not make a NaN."""
+    what = problem((2, 9, 11), 4, width, 3, stride, 0, dtype=dtype)
+    for where in ((0, 1, 8, 10), (0, width + 1, 2, 3), (1, -1, 0, 0)):
+        tensors = random_tensors(what)
+        tensors["x"][where] = torch.inf
+        tensors["y"][0, 2 * width + 3, 1, 1] = torch.nan
+        recipe = WGRAD.recipe(what, settings_of(what)[0], H200)
+        workspace = torch.empty(recipe.workspace_bytes, dtype=torch.uint8)
+        run_recipe(recipe, {**tensors, "workspace": workspace})
+        found, right = tensors["w"].double(), expected(what, tensors)
+        assert 0 < right.isfinite().sum() < right.numel()
+        assert torch.equal(found.isnan(), right.isnan())
+        assert torch.equal(found.isinf(), right.isinf())
+
+
+def test_the_workspace_holds_the_sums_of_all_blocks() -> None:
+    what = problem((64, 14, 14), 24, 24)
+    for offer in WGRAD.offers(what, H200):
+        multiply, add = WGRAD.recipe(what, offer.settings, H200).launches
+        blocks = dict(multiply.kernel.defines)["MIN_BLOCKS"]
+        assert math.prod(multiply.grid) <= 132 * blocks  # all are there at once
+        assert offer.workspace_bytes == multiply.grid[1] * 576 * 24 * 9 * 4
+        assert add.arguments[2:] == (multiply.grid[1], 576 * 24 * 9)
+        assert offer.numerical_notes == ("TENSOR_CORE",)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"op": "fprop"},
+        {"op": "dgrad"},
+        {"dtype": torch.float32, "allow_tf32": False},
+        {"dtype": torch.float64},
+        {"memory_format": torch.contiguous_format},
+        {"dilation": 2},
+        {"stride": 3},
+        {"width": 2},
+        {"width": 4, "groups": 3},
+        {"alignment": (8, 32, 32)},
+        {"width": 64},
+    ],
+    ids=str,
+)
+def test_what_is_not_offered(changed: dict[str, Any]) -> None:
+    fields = {"x": (2, 20, 20), "groups": 4, "width": 24, "padding": 3}
+    assert settings_of(problem(**fields))
+    assert not settings_of(problem(**(fields | changed)))
+
+
+@pytest.mark.slow
+@pytest.mark.search
+def test_nvrtc_compiles_what_is_offered() -> None:
+    for gpu, dtype in itertools.product((H200, SMALL), (torch.float16, torch.float32)):
+        what = problem((64, 14, 14), 24, 24, dtype=dtype)
+        for settings in settings_of(what, gpu)[:2]:
+            assert_compiles(WGRAD.recipe(what, settings, gpu), gpu.compute_capability)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+def test_an_older_gpu_is_offered_nothing(dtype: torch.dtype) -> None:
+    turing = gpu_of("t4")
+    assert not settings_of(problem((2, 14, 14), 2, 24, dtype=dtype), turing)
+
+
+def test_other_settings_are_an_error() -> None:
+    what = problem((2, 14, 14), 2, 24)
+    for wrong in ("", "TILE=1x1x1", settings_of(what)[0] + ",X=1"):
+        with pytest.raises(ValueError, match="does not offer"):
+            WGRAD.recipe(what, wrong, H200)

@@ -1,0 +1,697 @@
+"""``torch.compile(model, backend="cudnn_autotune")``, as far as no GPU is needed.
+
+On the CPU nothing is fused by itself, so that most tests ask for it. Inductor's own packing of
+weights, which takes convolutions away before groups are looked for, is off.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import checkout
+import pytest
+import torch
+import torch.nn.functional as F
+from fused_cases import FUNCTIONS
+from references import TOLERANCES, assert_close
+from subprocesses import evaluate
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.nn.backend import compiled_graph, entry
+from cudnn_autotune.nn.backend.programs import Options
+
+FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """A residual block with a convolution in its shortcut."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor] = F.relu) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(12, 24, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(24)
+        self.second = nn.Conv2d(24, 12, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(12)
+        self.shortcut = nn.Conv2d(12, 12, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(12)
+        self.activation = activation
+        for norm in (self.norm, self.norm2, self.norm3):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+            nn.init.normal_(norm.running_mean)  # type: ignore[arg-type]
+            nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.activation(self.norm(self.first(x)))
+        return self.activation(self.norm2(self.second(y)) + self.norm3(self.shortcut(x)))
+
+
+TEXTS = ["conv + bias + {}", "conv + bias", "conv + bias + residual + {}"]
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(model, backend="cudnn_autotune", options={**FUSED, **options})
+
+
+def last() -> ca.Compilation:
+    return ca.compilations()[-1]
+
+
+@pytest.fixture
+def block() -> nn.Module:
+    return Block().eval()
+
+
+@pytest.fixture
+def input() -> Tensor:
+    return torch.randn(2, 12, 9, 8)
+
+
+@pytest.mark.basic(2)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor) -> None:
+    model = Block(FUNCTIONS[activation]).eval()
+    expected = copy.deepcopy(model).double()(input.double())
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled(model), input)
+    assert_close(output, expected, TOLERANCES[torch.float32])
+    assert [group.text for group in last().fused] == [text.format(activation) for text in TEXTS]
+    assert not last().is_frozen
+    assert codes[0].count("conv_fused.default(") == 3
+
+
+def test_constant_weights_are_folded_once(block: nn.Module, input: Tensor) -> None:
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled(block, freezing=True), input)
+        torch.testing.assert_close(output, block(input))
+    assert [group.text for group in last().fused] == [text.format("relu") for text in TEXTS]
+    assert last().is_frozen
+    assert codes[0].count("conv_fused.default(") == 3
+    assert "batch_norm" not in codes[0]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_operands_are_in_the_layout_of_the_graph_with_one_copy_at_most(
+    layout: torch.memory_format, block: nn.Module, input: Tensor
+) -> None:
+    block, input = block.to(memory_format=layout), input.to(memory_format=layout)
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled(block), input)
+        torch.testing.assert_close(output, block(input))
+    # One copy of the input, for two convolutions; that of the output lies in the same memory.
+    copies = 0 if layout == torch.channels_last else 1
+    assert codes[0].count("empty_strided_cpu((2, ") == copies
+    assert output.stride() == block(input).stride()
+
+
+def test_a_bias_that_is_alone_and_a_value_that_is_used_elsewhere(input: Tensor) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(12, 12, 1), nn.Conv2d(12, 12, 1, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.first(x)
+            return y.relu() + x, self.second(y).tanh()
+
+    model = Model().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(input), model(input))
+    first, second = last().groups
+    assert (first.text, first.is_fused) == ("conv + bias", True)
+    assert (second.text, second.is_fused) == ("conv", False)
+    assert "no bias, residual or activation" in second.reason
+    assert second.output_shape == (2, 12, 9, 8)
+
+
+def test_nothing_is_fused_where_it_is_not_asked_for(block: nn.Module, input: Tensor) -> None:
+    with torch.no_grad():
+        torch.compile(block, backend="cudnn_autotune")(input)
+        assert last().mode == "plain"
+        assert last().note == "no tensor is on a CUDA device"
+        torch._dynamo.reset()
+        torch.compile(nn.Linear(8, 8), backend="cudnn_autotune")(input)
+        assert last().note == "the graph has no convolution"
+
+
+class TestFrozenWeights:
+    """Weights are constants of the program, and may change all the same."""
+
+    def change_in_place(model: Any) -> None:
+        with torch.no_grad():
+            model.first.weight.mul_(-2)
+
+    def load(model: Any) -> None:
+        model.load_state_dict(Block().state_dict())
+
+    def replace(model: Any) -> None:
+        model.second.weight = nn.Parameter(torch.randn_like(model.second.weight))
+
+    def replace_data(model: Any) -> None:
+        model.first.weight.data = torch.randn_like(model.first.weight)
+
+    def change_statistics(model: Any) -> None:
+        model.norm.running_mean += 1
+
+    def step(model: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    CHANGES = (change_in_place, load, replace, replace_data, change_statistics, step)
+
+    @pytest.mark.basic(3)
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_a_change_is_seen_by_the_next_call(
+        self, change: Callable[[Any], None], block: nn.Module, input: Tensor
+    ) -> None:
+        model = compiled(block, freezing=True)
+        with torch.no_grad():
+            before = model(input)
+        change(block)
+        with torch.no_grad():
+            expected = block(input)
+            assert (expected - before).abs().max() > 0.01
+            torch.testing.assert_close(model(input), expected)
+
+    @pytest.mark.slow
+    def test_after_many_changes_they_are_constants_no_more(
+        self, block: Any, input: Tensor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = compiled(block, freezing=True)
+        with torch.no_grad(), caplog.at_level(logging.INFO, "cudnn_autotune"):
+            for change in range(7):
+                torch.testing.assert_close(model(input), block(input))
+                assert last().is_frozen == (change <= 3)
+                block.first.weight.mul_(1.1)
+        assert caplog.text.count("it is compiled again") == 3
+        assert caplog.text.count("its weights have changed more than 3 times") == 1
+
+    def test_a_graph_that_changes_its_weights_has_no_constants(self, input: Tensor) -> None:
+        ours, theirs = Block(), Block()
+        theirs.load_state_dict(ours.state_dict())
+        model = compiled(ours, compare=True, freezing=True)
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(model(input), theirs(input))
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+        assert not last().is_frozen
+        assert last().note == "not compared: the graph writes into its inputs"
+
+    def test_nothing_is_folded_while_a_cuda_graph_is_captured(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = compiled(block, freezing=True)
+        with torch.no_grad():
+            model(input)
+            record, compiled_once = last(), len(ca.compilations())
+            block.first.weight.mul_(-2)
+            with monkeypatch.context() as capture:
+                for module in (entry, compiled_graph):
+                    capture.setattr(module, "is_capturing", lambda: True)
+                capture.setattr(compiled_graph, "compile_fused", None)
+                torch.testing.assert_close(model(input), block(input))
+                torch._dynamo.reset()
+                again = compiled(block, freezing=True)
+                torch.testing.assert_close(again(input), block(input))
+                assert "while a CUDA graph was captured" in last().note
+            assert record.is_frozen
+            assert len(ca.compilations()) == compiled_once + 1
+
+    def test_the_model_keeps_its_own(self, block: nn.Module, input: Tensor) -> None:
+        parameters = dict(block.named_parameters())
+        before = copy.deepcopy(block.state_dict())
+        with torch.no_grad():
+            compiled(block, compare=True, freezing=True)(input)
+        for name, parameter in block.named_parameters():
+            assert parameter is parameters[name]
+        torch.testing.assert_close(block.state_dict(), before, rtol=0, atol=0)
+
+
+class TestComparison:
+    def test_the_fastest_program_runs(
+        self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = compiled(block, compare=True, freezing=True)
+        with torch.no_grad(), caplog.at_level(logging.INFO, "cudnn_autotune"):
+            for _ in range(3):
+                torch.testing.assert_close(model(input), block(input))
+        times = last().times_ms
+        assert list(times) == ["inductor", "cudnn_autotune", "inductor, frozen"]
+        assert last().chosen == min(times, key=times.__getitem__)
+        assert (last().chosen_in_captures, last().gpu_times_ms) == (last().chosen, {})
+        assert caplog.text.count("chose") == 1
+
+    @pytest.mark.basic(1)
+    @pytest.mark.parametrize("loser", [0, 1, 2])
+    def test_a_slow_program_is_not_chosen(
+        self, loser: int, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each of the three is the slowest once; the two others stay."""
+        import time
+
+        def slowed(programs: dict[str, Any], *rest: Any) -> Any:
+            name = list(programs)[loser]
+            program = programs[name]
+            programs[name] = lambda *given: (time.sleep(0.01), program(*given))[1]
+            return compare(programs, *rest)
+
+        compare = compiled_graph.compare
+        monkeypatch.setattr(compiled_graph, "compare", slowed)
+        with torch.no_grad():
+            output = compiled(block, compare=True, freezing=True)(input)
+            torch.testing.assert_close(output, block(input))
+        assert last().chosen != list(last().times_ms)[loser]
+
+    @pytest.mark.slow
+    def test_folded_weights_of_programs_that_do_not_run_are_freed(
+        self, block: Any, input: Tensor
+    ) -> None:
+        from torch._inductor.codecache import PyCodeCache
+
+        def sets_of_weights() -> int:
+            gc.collect()
+            generated = map(vars, PyCodeCache.modules[before:])
+            return sum(any(isinstance(v, Tensor) for v in one.values()) for one in generated)
+
+        before = len(PyCodeCache.modules)
+        model = compiled(block, compare=True, freezing=True)
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(model(input), block(input))
+                assert sets_of_weights() == last().is_frozen
+                block.first.weight.mul_(-2)
+
+    @pytest.mark.slow
+    def test_programs_do_not_wait_for_ever_to_be_compared(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in the second graph of a model whose first one's results are in use at each call."""
+        monkeypatch.setattr(compiled_graph, "is_within_step", lambda: True)
+        model = compiled(block, compare=True, freezing=True)
+        with torch.no_grad():
+            for call in range(12):
+                torch.testing.assert_close(model(input), block(input))
+                assert ("not compared" in last().note) == (call >= 9)
+            monkeypatch.undo()
+            block.first.weight.mul_(-2)
+            torch.testing.assert_close(model(input), block(input))
+        assert last().chosen == "cudnn_autotune"
+        assert last().times_ms == {}
+
+    def test_steps_are_not_marked_for_the_caller(self, block: nn.Module, input: Tensor) -> None:
+        """After a mark, the CUDA graphs of other programs would begin no step by themselves."""
+        from torch._inductor.cudagraph_trees import MarkStepBox
+
+        with torch.no_grad():
+            compiled(block, compare=True)(input)
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
+        assert MarkStepBox.mark_step_counter == 0
+
+    def test_without_memory_to_compare_plain_inductor_runs(
+        self, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(compiled_graph, "compare", fails)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(block, compare=True)(input), block(input))
+        assert (last().chosen, last().is_frozen) == ("inductor", False)
+        assert "not enough memory" in last().note
+
+    @pytest.mark.parametrize("compare", [False, True])
+    def test_where_ours_cannot_be_compiled_plain_inductor_runs(
+        self,
+        compare: bool,
+        block: Any,
+        input: Tensor,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def fails(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory\nTried")
+
+        model = compiled(block, compare=compare)
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(compiled_graph, "compile_fused", fails)
+            torch.testing.assert_close(model(input), block(input))
+            block.first.weight.mul_(-2)
+            torch.testing.assert_close(model(input), block(input))
+        assert (last().chosen, last().is_frozen) == ("inductor", False)
+        assert last().note == "no cudnn_autotune: CUDA out of memory"
+        assert caplog.text.count(f"runs as Inductor makes it: {last().note}") == 1
+
+    def test_where_changed_weights_cannot_be_folded_plain_inductor_runs(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        model = compiled(block, freezing=True)
+        with torch.no_grad():
+            model(input)
+            assert last().is_frozen
+            block.first.weight.mul_(-2)
+            monkeypatch.setattr(compiled_graph, "compile_fused", fails)
+            torch.testing.assert_close(model(input), block(input))
+        assert (last().chosen, last().is_frozen) == ("inductor", False)
+
+    @pytest.mark.basic(1)
+    @pytest.mark.parametrize("broken", ["compile_fused", "compile_frozen"])
+    def test_a_program_that_fails_does_not_run(
+        self, broken: str, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At its first call, or when it is compiled; the others are compared all the same."""
+        from dataclasses import replace
+
+        build = getattr(compiled_graph, broken)
+
+        def fails(*_: Any) -> Any:
+            raise RuntimeError("no such kernel")
+
+        def built(*given: Any) -> Any:
+            return replace(build(*given), run=fails) if broken == "compile_fused" else fails()
+
+        monkeypatch.setattr(compiled_graph, broken, built)
+        with torch.no_grad():
+            model = compiled(block, compare=True, freezing=True)
+            torch.testing.assert_close(model(input), block(input))
+        left = {"inductor", "inductor, frozen", "cudnn_autotune"}
+        left -= {"cudnn_autotune" if broken == "compile_fused" else "inductor, frozen"}
+        assert set(last().times_ms) == left
+        assert "no such kernel" in last().note
+
+    def test_the_random_numbers_are_the_callers(self, input: Tensor) -> None:
+        model = nn.Sequential(nn.Conv2d(12, 12, 1), nn.ReLU(), nn.Dropout())
+        with torch.no_grad():
+            state = torch.get_rng_state()
+            compiled(model, compare=True, fallback_random=True)(input)
+            after = torch.get_rng_state()
+            torch.set_rng_state(state)
+            model(input)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+class TestLayout:
+    """memory_format="auto". On a CPU Inductor makes every graph channels_last, if it may."""
+
+    @staticmethod
+    def options(other: str) -> dict[str, Any]:
+        """With which the program that is not Inductor's choice is in the layout ``other``."""
+        options = {"memory_format": "auto", "compare": True}
+        return options if other == "contiguous" else {**options, "layout_optimization": False}
+
+    @staticmethod
+    def win(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+        """Makes the program in the layout ``other`` the fastest; outputs are compared all the
+        same."""
+        from dataclasses import replace
+
+        def compared(programs: Any, *rest: Any) -> Any:
+            found = compare(programs, *rest)
+            name = f"cudnn_autotune, {other}"
+            assert name in found.times_ms, found.wrong
+            return replace(found, times_ms={**found.times_ms, name: 0.0})
+
+        compare = compiled_graph.compare
+        monkeypatch.setattr(compiled_graph, "compare", compared)
+
+    @pytest.mark.basic(1)
+    @pytest.mark.parametrize(
+        ("given", "other"),
+        [
+            (torch.contiguous_format, "contiguous"),
+            (torch.channels_last, "contiguous"),
+            (torch.contiguous_format, "channels_last"),
+        ],
+    )
+    def test_a_program_in_the_other_layout_takes_part(
+        self,
+        given: torch.memory_format,
+        other: str,
+        block: nn.Module,
+        input: Tensor,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It computes in the layout, whatever that of the model, and gives the model's strides."""
+        from cudnn_autotune.nn.backend import judging
+
+        formats: list[torch.memory_format] = []
+
+        def judge(group: Any) -> Any:
+            formats.append(group.problem().memory_format)
+            return judging.always(group)
+
+        monkeypatch.setitem(judging.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        self.win(monkeypatch, other)
+        block, input = block.to(memory_format=given), input.to(memory_format=given)
+        model = compiled(block, **self.options(other))
+        with torch.no_grad():
+            for _ in range(2):
+                expected, output = block(input), model(input)
+                torch.testing.assert_close(output, expected)
+                assert output.stride() == expected.stride()
+        first = other == "contiguous"
+        layouts = [torch.contiguous_format, torch.channels_last]
+        assert formats == [layouts[first]] * 3 + [layouts[not first]] * 3
+        assert list(last().times_ms) == [
+            *("inductor", "cudnn_autotune"),
+            f"cudnn_autotune, {other}",
+        ]
+        assert last().chosen == f"cudnn_autotune, {other}"
+        assert (len(last().fused), last().is_frozen, last().note) == (3, False, "")
+
+    def test_outputs_of_any_dimensions_have_the_strides_of_the_model(
+        self, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv, self.volume = nn.Conv2d(12, 12, 3), nn.Conv3d(2, 4, 3)
+
+            def forward(self, x: Tensor, volume: Tensor) -> dict[str, Tensor]:
+                y = self.conv(x)
+                z = self.volume(volume).relu()
+                tokens = y.sigmoid().flatten(2).transpose(1, 2)
+                return {"y": y.relu(), "tokens": tokens, "z": z, "part": y.tanh()[:, 2:5]}
+
+        self.win(monkeypatch, "contiguous")
+        block = Model().eval()
+        volume = torch.randn(2, 2, 6, 5, 4).to(memory_format=torch.channels_last_3d)
+        model = compiled(block, **self.options("contiguous"))
+        with torch.no_grad():
+            expected, outputs = block(input, volume), model(input, volume)
+        torch.testing.assert_close(outputs, expected)
+        for name, output in outputs.items():
+            assert output.stride() == expected[name].stride(), name
+        assert last().chosen == "cudnn_autotune, contiguous"
+
+    def test_a_changed_weight_is_seen(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.win(monkeypatch, "contiguous")
+        model = compiled(block, **self.options("contiguous"), freezing=True)
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(model(input), block(input))
+                assert last().chosen == "cudnn_autotune, contiguous"
+                block.first.weight.mul_(-2)
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune, contiguous"]
+
+    @pytest.mark.parametrize(
+        ("tail", "reason"),
+        [
+            (lambda x, y: y.view(len(y), -1), "view"),
+            (lambda x, y: (x[:1], y), "an output shares memory with an input or another output"),
+            (lambda x, y: (y, y[0]), "an output shares memory with an input or another output"),
+        ],
+    )
+    def test_where_there_is_no_other_program_the_record_says_why(
+        self, tail: Callable[[Tensor, Tensor], Any], reason: str, input: Tensor
+    ) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(12, 12, 3)
+
+            def forward(self, x: Tensor) -> Any:
+                return tail(x, self.conv(x).relu())
+
+        block = Model().eval()
+        with torch.no_grad():
+            output = compiled(block, **self.options("channels_last"))(input)
+            torch.testing.assert_close(output, block(input))
+        assert last().note.startswith("no cudnn_autotune, channels_last: ")
+        assert reason in last().note
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
+
+    @pytest.mark.slow
+    def test_dynamic_sizes_stay_in_inductors_layout(self, block: nn.Module) -> None:
+        options = {**FUSED, **self.options("contiguous")}
+        model = torch.compile(block, backend="cudnn_autotune", options=options, dynamic=True)
+        with torch.no_grad():
+            for batch in (2, 3):
+                input = torch.randn(batch, 12, 9, 8)
+                torch.testing.assert_close(model(input), block(input))
+        assert last().note == "no cudnn_autotune, contiguous: sizes are dynamic"
+
+    def test_a_layer_that_has_no_layout(self) -> None:
+        block = nn.Sequential(nn.Conv1d(12, 12, 3), nn.ReLU()).eval()
+        with torch.no_grad():
+            compiled(block, **self.options("contiguous"))(torch.randn(2, 12, 9))
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
+        assert last().note == ""
+
+    def test_a_training_graph_says_what_to_do(
+        self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        compiled(block.train(), **self.options("contiguous"))(input).sum().backward()
+        assert last().mode == "training"
+        assert "convert(model, memory_format='auto', example_input=...)" in last().note
+        assert last().note in caplog.text
+
+
+class TestCallers:
+    def test_gradients_need_the_unfused_program(self, block: nn.Module, input: Tensor) -> None:
+        ours, theirs = copy.deepcopy(block).train(), copy.deepcopy(block).train()
+        compiled(ours)(input).sum().backward()
+        theirs(input).sum().backward()
+        assert last().mode == "training"
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-2, atol=1e-3)
+
+    def test_nothing_that_requires_a_gradient_is_inference(
+        self, block: nn.Module, input: Tensor
+    ) -> None:
+        block.requires_grad_(False)
+        output = compiled(block, freezing=True)(input)
+        torch.testing.assert_close(output, block(input))
+        assert (last().mode, last().is_frozen) == ("inference", True)
+        assert not output.requires_grad
+
+    def test_inference_mode(self, block: nn.Module, input: Tensor) -> None:
+        model = compiled(block, compare=True, freezing=True)
+        with torch.inference_mode():
+            for _ in range(2):
+                torch.testing.assert_close(model(input), block(input))
+        assert last().is_frozen or last().chosen == "inductor"
+
+    def test_dynamic_sizes(self, block: Any, input: Tensor) -> None:
+        options = {**FUSED, "freezing": True}
+        model = torch.compile(block, backend="cudnn_autotune", options=options, dynamic=True)
+        with torch.no_grad():
+            for batch in (2, 5, 3):
+                input = torch.randn(batch, 12, 9, 8)
+                torch.testing.assert_close(model(input), block(input))
+            (record,) = [one for one in ca.compilations() if one is last()]
+            assert len(record.fused) == 3
+            block.first.weight.mul_(2)
+            torch.testing.assert_close(model(input), block(input))
+        assert not record.is_frozen
+
+    def test_a_converted_layer_keeps_its_policy(self, input: Tensor) -> None:
+        """On the CPU it traces as PyTorch's; that it is taken at all is what is seen here."""
+        model = nn.Sequential(ca.Conv2d(12, 12, 3, sampling="race"), nn.ReLU()).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(model)(input), model(input))
+        assert len(last().fused) == 1
+
+    def test_autocast(self, block: nn.Module, input: Tensor) -> None:
+        model = compiled(block)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            output = model(input)
+            assert output.dtype == torch.bfloat16
+        with torch.no_grad():
+            assert_close(output, block.double()(input.double()), 2 * TOLERANCES[torch.bfloat16])
+
+    def test_the_users_own_pass_runs(self, block: nn.Module, input: Tensor) -> None:
+        seen: list[torch.fx.Node] = []
+
+        def own_pass(graph: torch.fx.Graph) -> None:
+            seen.extend(node for node in graph.nodes if "conv_fused" in str(node.target))
+
+        with torch.no_grad():
+            compiled(block, post_grad_custom_pre_pass=own_pass)(input)
+        assert len(seen) == 3
+
+
+class TestOptions:
+    @pytest.mark.basic(4)
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"nonsense": 1}, "nonsense"),
+            ({1: True}, r"options must be compare, .*, got 1"),
+            ({"fuse": "perhaps"}, "'measure', 'always', 'never', got 'perhaps'"),
+            ({"freezing": 1}, "freezing"),
+            ({"compare": "yes"}, "compare"),
+            (
+                {"memory_format": "channels_last"},
+                "must be one of None, 'auto', got 'channels_last'",
+            ),
+            ({"memory_format": torch.channels_last}, "must be one of None, 'auto', got torch"),
+            ({"memory_format": "auto", "compare": False}, "compares programs in both layouts"),
+            ({"sampling": "no mode"}, "sampling"),
+            ({"workspace_limit": -5}, "workspace_limit"),
+        ],
+    )
+    def test_a_wrong_one_is_named(
+        self, options: dict[str, Any], text: str, block: nn.Module, input: Tensor
+    ) -> None:
+        with torch.no_grad(), pytest.raises(Exception, match=text) as raised:
+            torch.compile(block, backend="cudnn_autotune", options=options)(input)
+        assert "ValueError" in str(raised.value)
+
+    def test_a_mode_is_taken(self, block: nn.Module, input: Tensor) -> None:
+        options = Options.read("reduce-overhead", None)
+        assert options.inductor == {"triton.cudagraphs": True}
+        with torch.no_grad():
+            model = torch.compile(block, backend="cudnn_autotune", mode="reduce-overhead")
+            torch.testing.assert_close(model(input), block(input))
+
+
+def test_the_name_is_known_in_a_process_that_imported_the_package() -> None:
+    code = (
+        "import torch, cudnn_autotune\n"
+        "print('cudnn_autotune' in torch._dynamo.list_backends())\n"
+        "from torch._dynamo.backends.registry import lookup_backend\n"
+        "print(lookup_backend('cudnn_autotune').__module__)"
+    )
+    assert evaluate(code).split() == ["True", "cudnn_autotune.nn.backend.entry"]
+
+
+@pytest.mark.slow
+def test_an_installed_package_needs_no_import(tmp_path: Path) -> None:
+    """torch finds the backend by the entry point that pyproject.toml declares."""
+    with (checkout.ROOT / "pyproject.toml").open("rb") as file:
+        declared = tomllib.load(file)["project"]["entry-points"]["torch_dynamo_backends"]
+    folder = tmp_path / "installed-1.0.dist-info"
+    folder.mkdir()
+    lines = [f"{name} = {target}" for name, target in declared.items()]
+    (folder / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *lines]))
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1.0\n")
+    code = (
+        f"import sys; sys.path.append({str(tmp_path)!r})\n"
+        "from torch._dynamo.backends.registry import lookup_backend\n"
+        "assert 'cudnn_autotune' not in sys.modules\n"
+        "print(lookup_backend('cudnn_autotune').__module__)"
+    )
+    assert evaluate(code).strip() == "cudnn_autotune.nn.backend.entry"

@@ -1,0 +1,259 @@
+"""Groups of a convolution, residual addition and activation are found in graphs, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fused_cases import FUNCTIONS
+from inductors_graphs import inductors_graphs
+from references import TOLERANCES, assert_close
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.nn.backend.groups import Group, find_groups, fuse_groups
+
+FUSED = torch.ops.cudnn_autotune.conv_fused.default
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+def decompositions() -> dict[object, Callable[..., object]]:
+    from torch._inductor.compile_fx import select_decomp_table
+
+    return select_decomp_table()
+
+
+def traced(function: Callable[..., object], *inputs: Tensor) -> GraphModule:
+    """The function as Inductor gets it, of operators that write nothing."""
+    functional = torch.func.functionalize(function, remove="mutations_and_views")
+    with torch.no_grad():
+        return make_fx(functional, decomposition_table=decompositions(), tracing_mode="fake")(
+            *inputs
+        )
+
+
+def groups_of(function: Callable[..., object], *inputs: Tensor) -> list[Group]:
+    return find_groups(traced(function, *inputs).graph, decompositions())
+
+
+def texts(function: Callable[..., object], *inputs: Tensor) -> list[str]:
+    return [group.text for group in groups_of(function, *inputs)]
+
+
+def operands(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    shapes = ((2, 4, 9, 8), (6, 4, 3, 3), (6,), (2, 6, 9, 8))
+    x, w, b, r = (torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes)
+    return x, w, b, r
+
+
+@pytest.mark.basic(14)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_residual", [True, False])
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_a_group_becomes_one_operator(
+    activation: str, has_residual: bool, dtype: torch.dtype
+) -> None:
+    def program(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        y = F.conv2d(x, w, b, padding=1)
+        return FUNCTIONS[activation](y + r if has_residual else y)
+
+    inputs = operands(dtype)
+    graph = traced(program, *inputs)
+    found = find_groups(graph.graph, decompositions())
+    (group,) = found
+    assert group.obstacle is None
+    assert (group.activation, group.residual is not None) == (activation, has_residual)
+    fuse_groups(graph.graph, found)
+    graph.graph.lint()
+    graph.recompile()
+    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert targets == [FUSED]
+    expected = program(*(tensor.double() for tensor in inputs))
+    assert_close(graph(*inputs), expected, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(
+    ("spelling", "activation"),
+    [
+        (lambda y: y * torch.sigmoid(y), "silu"),
+        (lambda y: torch.sigmoid(y) * y, "silu"),
+        (lambda y: y * F.relu6(y + 3) / 6, "hardswish"),
+        (lambda y: y.relu_(), "relu"),
+        (lambda y: F.silu(y, inplace=True), "silu"),
+        (lambda y: nn.functional.hardswish(y, inplace=True), "hardswish"),
+        (lambda y: y.clamp_min(0.1), ""),
+        (lambda y: F.leaky_relu(y), ""),
+        (lambda y: F.relu6(y), ""),
+        (lambda y: y * torch.sigmoid(2 * y), ""),
+        (lambda y: y * torch.sigmoid(y.flip(0)), ""),
+    ],
+)
+def test_activations_by_other_words_and_what_only_looks_like_one(
+    spelling: Callable[[Tensor], Tensor], activation: str
+) -> None:
+    x, w, b, _ = operands()
+    (group,) = groups_of(lambda x, w, b: spelling(F.conv2d(x, w, b)), x, w, b)
+    assert group.activation == activation
+
+
+def test_a_residual_is_taken_on_either_side_and_in_place() -> None:
+    expected = ["conv + bias + residual"]
+    assert texts(lambda x, w, b, r: F.conv2d(x, w, b, padding=1) + r, *operands()) == expected
+    assert texts(lambda x, w, b, r: r + F.conv2d(x, w, b, padding=1), *operands()) == expected
+    in_place = lambda x, w, b, r: F.conv2d(x, w, b, padding=1).add_(r)  # noqa: E731
+    assert texts(in_place, *operands()) == expected
+
+
+@pytest.mark.parametrize(
+    "addend",
+    [
+        lambda y, r: r[:1],  # a broadcast
+        lambda y, r: r[:, :1],
+        lambda y, r: r.double(),
+        lambda y, r: 2.0,
+        lambda y, r: y,
+        lambda y, r: y.exp(),  # a second use of the convolution's output
+    ],
+)
+def test_other_additions_are_no_residual(addend: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def program(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        y = F.conv2d(x, w, b, padding=1)
+        return y + addend(y, r)
+
+    assert texts(program, *operands()) == ["conv + bias"]
+
+
+def test_a_scaled_addition_is_no_residual() -> None:
+    program = lambda x, w, b, r: torch.add(F.conv2d(x, w, b, padding=1), r, alpha=2)  # noqa: E731
+    assert texts(program, *operands()) == ["conv + bias"]
+
+
+def test_a_value_that_is_used_elsewhere_is_kept() -> None:
+    def program(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.conv2d(x, w, b, padding=1) + r
+        return y.relu(), y.exp()
+
+    assert texts(program, *operands()) == ["conv + bias + residual"]
+
+
+def test_the_later_of_two_convolutions_takes_their_sum() -> None:
+    def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        first = F.conv2d(x, w, b)
+        second = F.conv2d(x, w.flip(0), None)
+        return (first + second).relu()
+
+    inputs = operands()[:3]
+    graph = traced(program, *inputs)
+    found = find_groups(graph.graph, decompositions())
+    assert [group.text for group in found] == ["conv + bias", "conv + residual + relu"]
+    first, second = found
+    assert second.residual is first.output
+    fuse_groups(graph.graph, found)
+    graph.recompile()
+    torch.testing.assert_close(graph(*inputs), program(*inputs))
+
+
+def test_a_convolution_by_itself_is_in_no_group() -> None:
+    x, w, _, _ = operands()
+    found = groups_of(lambda x, w: F.conv2d(x, w).tanh(), x, w)
+    assert [(group.text, group.obstacle) for group in found] == [
+        ("conv", "no bias, residual or activation follows that it could compute")
+    ]
+
+
+def test_a_transposed_convolution_is_in_no_group() -> None:
+    x = torch.randn(2, 4, 9, 8)
+    w, b = torch.randn(4, 6, 3, 3), torch.randn(6)
+    found = groups_of(lambda x, w, b: F.conv_transpose2d(x, w, b).relu(), x, w, b)
+    assert [(group.text, group.obstacle) for group in found] == [("conv", "it is transposed")]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions_of_every_number_of_dimensions(dims: int) -> None:
+    convolution = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    size = (7, 6, 5)[:dims]
+    x, w, b = torch.randn(2, 4, *size), torch.randn(6, 4, *[3] * dims), torch.randn(6)
+
+    def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return convolution(x, w, b, stride=2, padding=1).relu()
+
+    (group,) = groups_of(program, x, w, b)
+    problem = group.problem()
+    assert problem.output_shape == program(x, w, b).shape
+    assert (problem.bias, problem.residual, problem.activation) == (True, False, "relu")
+
+
+def test_a_group_is_stored_where_more_than_pointwise_operators_read_it() -> None:
+    x, w, b, _ = operands()
+    weight = torch.randn(6, 6, 1, 1)
+
+    def stored(after: Callable[[Tensor, Tensor], object]) -> list[bool]:
+        def program(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> object:
+            return after(F.conv2d(x, w, b).relu(), v)
+
+        groups = groups_of(program, x, w, b, weight)
+        return [group.is_stored for group in groups if group.obstacle is None]
+
+    assert stored(lambda y, v: y) == [True]
+    assert stored(lambda y, v: y.exp()) == [False]
+    assert stored(lambda y, v: y.mean((2, 3))) == [False]
+    assert stored(lambda y, v: y.flatten(2) @ y.flatten(2).mT) == [True]
+    assert stored(lambda y, v: F.conv2d(y, v)) == [True]
+    # The addition is part of another operator.
+    assert stored(lambda y, v: F.conv2d(y.exp(), v) + y) == [True, True]
+
+
+def fake_cuda_graph(
+    model: Callable[[], nn.Module], layout: torch.memory_format = torch.contiguous_format
+) -> GraphModule:
+    with FakeTensorMode(), torch.device("cuda"):
+        (graph,) = inductors_graphs(model(), torch.empty(4, 8, 32, 32, memory_format=layout))
+    return graph
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_the_policy_of_a_layer_is_its_groups(layout: torch.memory_format) -> None:
+    def model() -> nn.Module:
+        layer = ca.Conv2d(8, 16, 3, padding=1, sampling="race", workspace_limit=4096)
+        return nn.Sequential(layer, nn.SiLU())
+
+    graph = fake_cuda_graph(model, layout)
+    (group,) = find_groups(graph.graph, decompositions())
+    assert group.policy == ("race", 4096)
+    problem = group.problem()
+    assert problem.memory_format == layout
+    (moved,) = find_groups(graph.graph, decompositions(), channels_last=True)
+    assert moved.problem().memory_format == torch.channels_last
+    assert (problem.dtype, problem.activation) == (torch.float32, "silu")
+    fuse_groups(graph.graph, [group])
+    (fused,) = [node for node in graph.graph.nodes if node.op == "call_function"]
+    assert fused.target is FUSED
+    assert fused.args[-3:] == ("silu", "race", 4096)
+
+
+@pytest.mark.search
+def test_pytorchs_own_layer_is_left_alone_on_cuda() -> None:
+    graph = fake_cuda_graph(lambda: nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU()))
+    found = find_groups(graph.graph, decompositions())
+    assert [(group.text, group.obstacle) for group in found] == [("conv", "it is PyTorch's own")]
+
+
+def test_symbolic_sizes_stand_for_those_of_the_first_call() -> None:
+    def program(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        return (F.conv2d(x, w, b, padding=1) + r).relu()
+
+    with torch.no_grad():
+        graph = make_fx(program, decomposition_table=decompositions(), tracing_mode="symbolic")(
+            *operands()
+        )
+    (group,) = find_groups(graph.graph, decompositions())
+    assert group.text == "conv + bias + residual + relu"
+    assert group.problem().input_shape == (2, 4, 9, 8)

@@ -1,0 +1,65 @@
+"""Models that are wrapped for several ranks: converted before that or after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import converted_model
+import distributed_cases as cases
+import pytest
+from gloo_ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.mark.basic(2)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("wrapping", ["ddp", "fsdp1", "fsdp2"])
+def test_a_wrapped_model_trains_as_it_did(two: Ranks, wrapping: str, when: str) -> None:
+    for plain, outputs, served, is_restored in two.values(converted_model.trained, wrapping, when):
+        assert outputs == plain
+        assert served == 3
+        assert is_restored
+
+
+@pytest.mark.parametrize("wrapping", ["ddp", "fsdp1", "fsdp2"])
+def test_its_layout_is_not_changed(two: Ranks, wrapping: str) -> None:
+    for said in two.values(converted_model.refusals, wrapping):
+        assert len(said) == 2
+        assert all("memory_format must be given before the model is wrapped" in s for s in said)
+
+
+@pytest.mark.parametrize(("last_ms", "is_last"), [([0.5, 1.2], True), ([0.5, 1.8], False)])
+def test_ranks_take_one_layout(two: Ranks, last_ms: list[float], is_last: bool) -> None:
+    """That which takes the least time in sum; both are tuned."""
+    for result in two.values(cases.laid_out, last_ms):
+        assert result == {
+            "is_last": is_last,
+            "problems": cases.problems(4),
+            "timed": ["contiguous", "channels_last"],
+            "warned": [],
+        }
+
+
+def test_one_rank_refuses_a_layout_for_all(two: Ranks) -> None:
+    right, wrong = two.values(cases.laid_out, [0.5, 0.5], 1)
+    assert (right["is_last"], wrong["is_last"]) == (False, False)
+    assert (right["timed"], wrong["timed"]) == (["contiguous", "channels_last"], [])
+    begin = "memory_format='auto' stays contiguous: "
+    assert right["warned"] == [begin + "another rank cannot be channels_last"]
+    assert wrong["warned"][0].startswith(begin + "in channels_last output 0 has a relative error")
+
+
+def test_a_rank_that_fails_leaves_all_layouts_as_they_were(two: Ranks) -> None:
+    for error, is_as_before in two.values(cases.laid_out_but_lost, 1):
+        assert error.startswith("rank 1: RuntimeError: the GPU is lost")
+        assert is_as_before
+
+
+def test_a_layout_that_is_none() -> None:
+    with pytest.raises(ValueError, match="memory_format must be None or 'auto', got 'fastest'"):
+        cases.tune(cases.Asking(1), memory_format="fastest")

@@ -1,0 +1,189 @@
+"""Fused problems and their operator: activation(conv(input, weight) + bias + residual)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fused_cases import FUNCTIONS
+from nearest_problems import nearest
+from problems import make
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.engines.problem_json import (
+    problem_from_json,
+    problem_from_text,
+    problem_text,
+    problem_to_json,
+)
+from cudnn_autotune.timers.measuring import operands, run_operator
+from cudnn_autotune.tuning.checking import relative_error, tolerance
+
+problem_of = partial(make, "resnet_fp16_nhwc")
+GEOMETRY = ([2, 1], [1, 0], [1, 2], 2)  # stride, padding, dilation, groups
+
+
+def fused(*operands: Tensor | None, activation: str = "") -> Tensor:
+    output: Tensor = torch.ops.cudnn_autotune.conv_fused(*operands, *GEOMETRY, activation)
+    return output
+
+
+def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 9, 8), (6, 2, 3, 2), (6,), (2, 6, 5, 6))
+    x, w, b, r = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    return x.to(dtype), w.to(dtype), b.to(dtype), r.to(dtype)
+
+
+@pytest.mark.basic(8)
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_the_operator_computes_what_its_parts_compute(
+    activation: str, has_bias: bool, has_residual: bool
+) -> None:
+    x, w, b, r = tensors()
+    expected = F.conv2d(x, w, b if has_bias else None, *GEOMETRY)
+    expected = FUNCTIONS[activation](expected + r if has_residual else expected)
+    found = fused(x, w, b if has_bias else None, r if has_residual else None, activation=activation)
+    assert torch.equal(found, expected)
+
+
+def test_the_operator_fulfils_what_torch_expects_of_operators() -> None:
+    arguments = (*tensors(torch.float32), *GEOMETRY, "silu")
+    checks = ("test_schema", "test_faketensor")  # it stands below autograd
+    found = torch.library.opcheck(torch.ops.cudnn_autotune.conv_fused, arguments, test_utils=checks)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_on_cuda_the_result_is_channels_last_where_an_operand_is() -> None:
+    with FakeTensorMode():
+        x = torch.empty(2, 4, 9, 8, device="cuda").to(memory_format=torch.channels_last)
+        w, b = torch.empty(6, 2, 3, 2, device="cuda"), torch.empty(6, device="cuda")
+        r = torch.empty(2, 6, 5, 6, device="cuda")
+        found = fused(x, w, b, r, activation="silu")
+        assert found.shape == r.shape
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("on", ["cpu", "fake cuda"])
+def test_a_residual_of_another_shape_is_refused(on: str) -> None:
+    x, w, b, r = tensors()
+    if on == "cpu":
+        with pytest.raises(ValueError, match="residual must have the output's shape"):
+            fused(x, w, b, r[:1], activation="relu")
+        return
+    shapes = [t.shape for t in (x, w, b, r[:1])]
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="residual must be of size"):
+        fused(*(torch.empty(shape, device="cuda") for shape in shapes), activation="relu")
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"activation must be relu, silu.* got 'tanh'"):
+        fused(*tensors(), activation="tanh")
+
+
+EPILOGUES = [
+    {"bias": True},
+    {"residual": True, "activation": "relu"},
+    {"bias": True, "residual": True, "activation": "gelu_tanh"},
+    {"activation": "hardswish"},
+]
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+def test_a_fused_problem_is_written_and_read(epilogue: dict[str, object]) -> None:
+    problem = problem_of(**epilogue)
+    assert problem.is_fused
+    assert problem_from_json(problem_to_json(problem)) == problem
+    assert problem_from_text(problem_text(problem)) == problem
+    assert problem_text(problem) == problem.text
+    assert ca.ConvProblem.from_native(problem.native()) == problem
+
+
+def test_a_problem_without_an_epilogue_is_written_as_ever() -> None:
+    assert not {"bias", "residual", "activation"} & set(problem_to_json(problem_of()))
+    assert problem_from_json(problem_to_json(problem_of())) == problem_of()
+
+
+def test_problems_that_differ_in_their_epilogue_are_different_keys() -> None:
+    texts = {problem_of(**epilogue).text for epilogue in [{}, *EPILOGUES]}
+    keys = {ca._C.problem_key(problem_of(**e).native()) for e in [{}, *EPILOGUES]}
+    assert len(texts) == len(keys) == 1 + len(EPILOGUES)
+
+
+def test_neighbours_have_the_same_epilogue() -> None:
+    problem = problem_of(bias=True, activation="relu", input_shape=(8, 64, 28, 28))
+    other = problem_of(bias=True, activation="relu", input_shape=(16, 64, 28, 28))
+    plain = problem_of(input_shape=(16, 64, 28, 28))
+    keys = [f"{problem_text(p)} | race" for p in (plain, other)]
+    assert nearest(problem, keys) in ([], [keys[1]])
+
+
+def test_a_fused_problem_is_aligned() -> None:
+    with pytest.raises(ValueError, match=r"alignment must be .* of a fused problem, got"):
+        problem_of(bias=True, alignment=(32, 32, 16))
+
+
+@pytest.mark.parametrize("op", ["dgrad", "wgrad"])
+def test_only_a_forward_has_an_epilogue(op: str) -> None:
+    with pytest.raises(ValueError, match="of op 'fprop' only"):
+        problem_of(op=op, activation="relu")
+
+
+def test_an_unknown_activation_of_a_problem_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"activation must be '' or one of relu.*'tanh'"):
+        problem_of(activation="tanh")
+
+
+@pytest.mark.parametrize("name", ["h100", "h200", "a100"])
+@pytest.mark.parametrize("epilogue", EPILOGUES[0:1] + EPILOGUES[2:3], ids=str)
+def test_cudnn_lists_engines_of_fused_problems(name: str, epilogue: dict[str, object]) -> None:
+    """Those that are compiled at run time need the driver, which a property file does not bring."""
+    epilogue = epilogue | ({"activation": "relu"} if "activation" in epilogue else {})
+    problem = problem_of(**epilogue)
+    engines = {c.engine for c in ca.expert.candidates(problem, device=name)}
+    assert engines
+    unfused = problem_of()
+    assert engines != {c.engine for c in ca.expert.candidates(unfused, device=name)}
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_accepts_the_right_output_and_no_other(
+    epilogue: dict[str, object], dtype: torch.dtype
+) -> None:
+    small = {"dtype": dtype, "input_shape": (2, 8, 9, 9), "weight_shape": (16, 8, 3, 3)}
+    problem = problem_of(**epilogue, **small)
+    data = operands(problem, "cpu")
+    right = run_operator(problem, data, "heuristic")
+    wrong = run_operator(problem_of(**small), data[:3], "heuristic")
+
+    def error_of(output: Tensor) -> float:
+        def run() -> None:
+            data[2].copy_(output)
+
+        error = relative_error(problem, run, *data)
+        assert error is not None
+        return error
+
+    assert error_of(right) <= tolerance(problem)
+    assert error_of(wrong) > tolerance(problem)
+
+
+def test_atens_path_of_a_fused_problem_is_its_parts() -> None:
+    small = {"dtype": torch.float32, "input_shape": (2, 64, 9, 9)}
+    problem = problem_of(bias=True, residual=True, activation="silu", **small)
+    x, w, y, b, r = operands(problem, "cpu")
+    plan = ca._C.build_plan(problem.native(), "aten", 0)
+    found = ca._C.execute(plan, x, w, y, b, r)
+    n = problem.spatial_dims
+    expected = F.silu(F.conv2d(x, w, b, problem.stride, problem.padding[:n]) + r)
+    assert torch.allclose(found, expected, atol=1e-5)
+    with pytest.raises(ValueError, match="the problem has 5, got 3"):
+        ca._C.execute(plan, x, w, y)

@@ -1,0 +1,272 @@
+"""The file of a GPU's measured peaks: what is believed of it, and that it survives its writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import checkout
+import pytest
+from decisions import H200, L4, decision, timed
+from subprocesses import evaluate
+
+import cudnn_autotune as ca
+from cudnn_autotune.cli import stores
+from cudnn_autotune.engines import roofline
+from cudnn_autotune.engines.roofline import ARITHMETICS, Peaks
+from cudnn_autotune.store import Environment, peaks_file
+from cudnn_autotune.tuning.choice import Choice
+
+PEAKS = Peaks(4e9, {"float16": 8e11, "float32": 5e10, "float64": 6e10}, 0.002)
+TESTS = str(checkout.TESTS)
+
+
+def peaks_in(place: Path, environment: Environment = H200) -> Peaks | None:
+    found = peaks_file.find(place, environment)
+    return found.peaks if found else None
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    peaks_file.keep(tmp_path, H200, PEAKS)
+    return peaks_file.path_of(tmp_path, H200)
+
+
+def test_what_is_kept_is_found(file: Path) -> None:
+    assert peaks_in(file.parent) == PEAKS
+    assert file.name.startswith("nvidia-h200_132sm_sm90_")
+    measured = peaks_file.find(file.parent, H200)
+    assert measured is not None
+    assert measured.provenance.cudnn_autotune == ca.environment()["cudnn_autotune"]
+    assert peaks_in(file.parent / "other") is None
+
+
+def test_a_store_of_one_file_has_them_beside_it(tmp_path: Path) -> None:
+    peaks_file.keep(tmp_path / "new" / "tuned.json", H200, PEAKS)
+    assert peaks_in(tmp_path / "new") == peaks_in(tmp_path / "new" / "others.json") == PEAKS
+
+
+def test_they_are_no_file_of_the_store(file: Path) -> None:
+    store = ca.Store(file.parent, H200)
+    store.add([decision()])
+    assert len(ca.Store(file.parent, H200)) == 1
+    assert stores.files_of(file.parent) == [store.path]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        L4,
+        replace(H200, gpu="NVIDIA H200 NVL"),
+        replace(H200, multiprocessors=114),
+        replace(H200, mig_profile="1g.18gb"),
+    ],
+)
+def test_another_gpu_has_others(file: Path, other: Environment) -> None:
+    assert peaks_in(file.parent, other) is None
+    # Nor is a file believed that was renamed.
+    os.replace(file, peaks_file.path_of(file.parent, other))
+    assert peaks_in(file.parent, other) is None
+    peaks_file.keep(file.parent, other, PEAKS)
+    assert peaks_in(file.parent, other) == PEAKS
+    assert peaks_in(file.parent) is None
+
+
+def test_another_cudnn_has_the_same(file: Path) -> None:
+    newer = replace(H200, cudnn="9.30.0", cudnn_frontend="2.0.0")
+    assert peaks_in(file.parent, newer) == PEAKS
+
+
+def test_of_two_measurements_the_best_stay(file: Path) -> None:
+    disturbed = Peaks(1e9, dict.fromkeys(ARITHMETICS, 1e10), 0.02)
+    peaks_file.keep(file.parent, H200, disturbed)
+    rates = {**disturbed.flops_per_ms, **PEAKS.flops_per_ms}
+    assert peaks_in(file.parent) == replace(PEAKS, flops_per_ms=rates)
+    better = replace(PEAKS, bytes_per_ms=5e9, launch_ms=0.001)
+    peaks_file.keep(file.parent, H200, better)
+    assert peaks_in(file.parent) == replace(better, flops_per_ms=rates)
+
+
+def cut(text: str) -> str:
+    return text[: len(text) // 2]
+
+
+def empty(text: str) -> str:
+    return ""
+
+
+def list_of(text: str) -> str:
+    return f"[{text}]"
+
+
+def newer(text: str) -> str:
+    return text.replace("version 1", "version 2")
+
+
+def foreign(text: str) -> str:
+    return '{"format": "notes"}'
+
+
+def negative(text: str) -> str:
+    return text.replace("4000000000.0", "-4000000000.0")
+
+
+def zero(text: str) -> str:
+    return text.replace("0.002", "0")
+
+
+def not_a_number(text: str) -> str:
+    return text.replace("0.002", "NaN")
+
+
+def a_text(text: str) -> str:
+    return text.replace("0.002", '"0.002"')
+
+
+def unknown_type(text: str) -> str:
+    return text.replace("float16", "int8")
+
+
+def without_a_field(text: str) -> str:
+    return text.replace('"launch_ms"', '"launch_us"')
+
+
+def huge(text: str) -> str:
+    return text + " " * (1 << 20)
+
+
+def deep(text: str) -> str:
+    return "[" * 8000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(cut, empty, list_of, newer, negative, zero, not_a_number, a_text),
+        *(unknown_type, without_a_field, huge),
+    ],
+)
+def test_what_cannot_be_true_is_not_believed(file: Path, change: Callable[[str], str]) -> None:
+    text = file.read_text()
+    assert change(text) != text
+    file.write_text(change(text))
+    assert peaks_in(file.parent) is None
+    peaks_file.keep(file.parent, H200, PEAKS)
+    assert peaks_in(file.parent) == PEAKS
+
+
+@pytest.mark.parametrize("change", [foreign, deep])
+def test_what_does_not_say_that_it_holds_peaks_stays(
+    file: Path, change: Callable[[str], str]
+) -> None:
+    text = change(file.read_text())
+    file.write_text(text)
+    assert peaks_in(file.parent) is None
+    with pytest.raises(OSError, match="does not hold peaks"):
+        peaks_file.keep(file.parent, H200, PEAKS)
+    assert file.read_text() == text
+
+
+def test_any_damage_is_no_error(file: Path) -> None:
+    data = file.read_bytes()
+    rng = random.Random(0)
+    for _ in range(300):
+        spoilt = bytearray(data)
+        for _ in range(rng.randint(1, 8)):
+            spoilt[rng.randrange(len(spoilt))] = rng.randrange(256)
+        file.write_bytes(bytes(spoilt[: rng.randint(0, len(spoilt))]))
+        peaks_in(file.parent)
+
+
+def test_a_folder_in_its_place(tmp_path: Path) -> None:
+    peaks_file.path_of(tmp_path, H200).mkdir()
+    assert peaks_in(tmp_path) is None
+    with pytest.raises(OSError, match="directory"):
+        peaks_file.keep(tmp_path, H200, PEAKS)
+
+
+UNWRITABLE = """
+import sys; sys.path[:0] = [{tests!r}, {here!r}]
+from pathlib import Path
+from decisions import H200
+from test_peaks_file import PEAKS, peaks_in
+from unprivileged import drop_capabilities
+from cudnn_autotune.store import peaks_file
+drop_capabilities()
+folder = Path({folder!r})
+try:
+    peaks_file.keep(folder, H200, PEAKS)
+except OSError as error:
+    print(type(error).__name__, peaks_in(folder), [path.name for path in folder.iterdir()])
+"""
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o555)
+    told = evaluate(
+        UNWRITABLE.format(tests=TESTS, here=str(Path(__file__).parent), folder=str(folder))
+    )
+    assert told == "PermissionError None []"
+
+
+def test_processes_that_write_at_once_leave_a_whole_file(tmp_path: Path) -> None:
+    peaks_file.keep(tmp_path, H200, PEAKS)
+    children = []
+    for process in range(4):
+        child = os.fork()
+        if child == 0:
+            for number in range(25):
+                more = replace(PEAKS, bytes_per_ms=4e9 + 1e6 * (25 * process + number))
+                peaks_file.keep(tmp_path, H200, more)
+            os._exit(0)
+        children.append(child)
+    seen = 0
+    while children:
+        found = peaks_in(tmp_path)
+        assert found is not None
+        assert 4e9 <= found.bytes_per_ms < 4.1e9
+        seen += 1
+        done, status = os.waitpid(-1, os.WNOHANG)
+        if done:
+            assert status == 0
+            children.remove(done)
+        time.sleep(0.001)
+    assert seen > 4
+    assert [path.suffix for path in tmp_path.iterdir()] == [".peaks"]
+
+
+def choice() -> Choice:
+    return Choice(decision(), 0)
+
+
+def test_a_choice_tells_its_limit(tmp_path: Path) -> None:
+    made = choice()
+    ca.set_store(tmp_path, mode="read_write")
+    assert made.limit is made.times_limit is None
+    here = ca.get_store().environment
+    peaks_file.keep(tmp_path, here, PEAKS)
+    assert made.limit == roofline.limit(made.problem, PEAKS)
+    assert made.limit is not None
+    assert made.times_limit == pytest.approx(1.0 / made.limit.limit_ms)
+    untimed = (timed("first", None),)
+    by_heuristics = replace(made.decision, selection=replace(made.selection, ranking=untimed))
+    assert replace(made, decision=by_heuristics).times_limit is None
+    for mode, is_told in (("retune", True), ("read", True), ("off", False)):
+        ca.set_store(mode=mode)
+        assert (made.limit is not None) is is_told
+
+
+def test_the_file_is_short_and_people_can_read_it(file: Path) -> None:
+    assert file.stat().st_size < 1000
+    tree = json.loads(file.read_text())
+    assert tree["peaks"] == {
+        "bytes_per_ms": 4e9,
+        "flops_per_ms": {"float16": 8e11, "float32": 5e10, "float64": 6e10},
+        "launch_ms": 0.002,
+    }

@@ -1,0 +1,549 @@
+"""Recordings: what ``record`` measures and keeps, the file, and every way in which one is bad."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import math
+import statistics
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulation
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recorder import record, save
+from simulation import (
+    GPU,
+    PROBLEM,
+    Noise,
+    SimulatedEngine,
+    SimulatedTimer,
+    candidate,
+    engine,
+    timer_of,
+)
+
+from cudnn_autotune import ConvProblem
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.timers.offline.recording import ENVIRONMENT, Recording
+from cudnn_autotune.timers.offline.replay import ReplayTimer
+from cudnn_autotune.timers.timer import Batch
+
+
+def recorded(timer: SimulatedTimer, **options: Any) -> Recording:
+    return record(timer, timer.candidates, PROBLEM, **options)
+
+
+@pytest.fixture(scope="module")
+def small() -> Recording:
+    return recorded(simulation.preset("quiet", 1), rounds=4, solo=2, solo_ms=300.0)
+
+
+@pytest.fixture(scope="module")
+def tree(small: Recording, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("recording") / "r.json"
+    save(small, path)
+    return json.loads(path.read_text())
+
+
+# What is measured
+
+
+@pytest.mark.parametrize("name", simulation.preset_names())
+def test_every_preset_can_be_recorded(name: str) -> None:
+    timer = simulation.preset(name, 1)
+    recording = recorded(timer)
+
+    assert set(ENVIRONMENT) <= set(recording.environment)
+    assert [r.candidate for r in recording.candidates] == [
+        *timer.candidates.all(),
+        *timer.candidates.beyond(),
+    ]
+    assert len(recording.cold.time_ms) == len(recording.hot.time_ms) == 40
+    assert recording.solo
+    assert recording.run_overhead_ms == pytest.approx(timer.gpu.host_sync_ms, rel=0.2)
+    truth = timer.truth("burst")
+    for recorded_candidate in recording.candidates:
+        text = recorded_candidate.text
+        assert (recorded_candidate.first_run_ms is not None) == (text in truth), text
+        assert bool(recorded_candidate.error) == (text not in truth), text
+
+
+def test_screening_tells_what_does_not_build_from_what_does_not_run() -> None:
+    timer = simulation.preset("quiet", 1)
+    by_text = {r.text: r for r in recorded(timer, rounds=1).candidates}
+    assert not by_text["does-not-build"].built
+    assert not by_text["too-large"].built
+    assert by_text["does-not-run"].built
+    assert by_text["does-not-run"].error == "CUDNN_STATUS_EXECUTION_FAILED"
+    assert by_text["compiled"].build_ms == pytest.approx(300.0)
+    assert by_text["engine0"].first_run_ms == pytest.approx(3.5, rel=0.2)
+    assert by_text["engine0"].warm_ms == pytest.approx(0.5, rel=0.2)
+
+
+def test_what_is_absurdly_slow_runs_once() -> None:
+    timer = simulation.preset("forum-l4", 1)
+    recording = recorded(timer, rounds=6, solo=0)
+    column = [r.text for r in recording.candidates].index("direct")
+    direct = recording.candidates[column]
+    assert direct.first_run_ms == pytest.approx(300.0, rel=0.2)
+    assert direct.warm_ms is None
+    assert not direct.error
+    assert recording.cold.calls[column] == 0
+    assert all(row[column] is None for row in recording.cold.time_ms + recording.lone)
+
+
+def test_slow_candidates_sit_out_most_rounds() -> None:
+    recording = recorded(simulation.preset("forum-l4", 1), rounds=6, solo=0)
+    column = [r.text for r in recording.candidates].index("fft")
+    took_part = [row[column] is not None for row in recording.cold.time_ms]
+    assert took_part == [True] * 3 + [False] * 3
+
+
+def test_rounds_are_interleaved_in_random_then_mirrored_order() -> None:
+    timer = timer_of(*(engine(text, 1.0) for text in "abcdef"), built=False)
+    orders: list[str] = []
+    run = timer.run
+
+    def spied(batches: list[Batch]) -> Any:
+        if len(batches) == 6:
+            orders.append("".join(b.candidate.text for b in batches))
+        return run(batches)
+
+    timer.run = spied  # type: ignore[method-assign, assignment]
+    recorded(timer, rounds=6, solo=0, seed=3)
+    cold, hot = orders[::2], orders[1::2]
+    assert cold == hot
+    assert len(set(cold)) == 6
+    for first, second in zip(cold[::2], cold[1::2], strict=True):
+        assert second == first[::-1]
+
+
+def test_cold_hot_and_clock_are_kept() -> None:
+    timer = timer_of(engine("a", 1.0, hot_factor=0.9), engine("b", 0.5), built=False)
+    recording = recorded(timer, solo=0)
+    assert recording.cold.calls == recording.hot.calls == (1, 2)
+    assert statistics.median(row[0] or 0 for row in recording.cold.time_ms) == pytest.approx(1.001)
+    assert statistics.median(row[0] or 0 for row in recording.hot.time_ms) == pytest.approx(0.901)
+    assert {row[1] for row in recording.cold.clock_mhz} == {GPU.max_clock_mhz}
+    # A single launch, hot: with what its events see besides the kernel.
+    assert recording.lone[-1][0] == pytest.approx(0.9 + GPU.lone_launch_us / 1e3)
+
+
+def test_solo_blocks_run_until_they_are_steady() -> None:
+    timer = simulation.preset("forum-l4", 1)
+    recording = recorded(timer, solo=2)
+    truth = timer.truth("sustained")
+    assert [trace.text for trace in recording.solo] == ["128x128", "128x64"]
+    for trace in recording.solo:
+        assert trace.at_ms[-1] > 600
+        end = statistics.median(trace.time_ms[-len(trace.time_ms) // 4 :])
+        assert end == pytest.approx(truth[trace.text], rel=0.02)
+    phases = [reading.phase for reading in recording.readings]
+    assert phases == ["start", "rounds", "128x128", "128x64"]
+    assert recording.readings[2].throttle_reasons == ("sw_power_cap",)
+
+
+def test_a_time_limit_cuts_it_short_and_says_so() -> None:
+    recording = recorded(simulation.preset("forum-l4", 1), time_limit_ms=3000.0)
+    assert 1 <= len(recording.cold.time_ms) < 40
+    assert any("rounds" in remark for remark in recording.remarks)
+    timer = simulation.preset("forum-l4", 1)
+    recorded(timer, time_limit_ms=3000.0)
+    assert timer.elapsed_ms() < 4500.0
+
+
+def test_even_the_shortest_limit_leaves_one_round() -> None:
+    recording = recorded(simulation.preset("quiet", 1), time_limit_ms=1.0)
+    assert len(recording.cold.time_ms) == 1
+    untried = [r for r in recording.candidates if r.build_ms is None]
+    assert untried
+    assert all(r.error == "not tried: time limit" for r in untried)
+    assert recording.remarks[0] == f"time limit: {len(untried)} candidates were not tried"
+
+
+def test_a_candidate_that_fails_half_way_is_left_out_from_there_on() -> None:
+    timer = timer_of(engine("a", 1.0), engine("b", 1.1, fails_at_ms=80.0), built=False)
+    recording = recorded(timer, solo=2)
+    ran = [row[1] is not None for row in recording.hot.time_ms]
+    assert ran[0]
+    assert not ran[-1]
+    assert ran == sorted(ran, reverse=True)
+    assert "b failed after" in recording.remarks[0]
+    assert [trace.text for trace in recording.solo] == ["a"]
+    assert recording.candidates[1].error.startswith("failed after ")
+    assert recording.candidates[1].first_run_ms is not None
+    assert not recording.candidates[0].error
+
+
+@pytest.mark.parametrize("at_ms", [1.0, 70.0])
+def test_a_device_that_is_lost_is_an_error(at_ms: float) -> None:
+    timer = timer_of(engine("a", 1.0), gpu=replace(GPU, lost_at_ms=at_ms), built=False)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        recorded(timer)
+
+
+def test_nothing_runs() -> None:
+    timer = timer_of(engine("a", 1.0, builds=False), engine("b", 1.0, error="no"), built=False)
+    recording = recorded(timer, rounds=2)
+    assert [r.error != "" for r in recording.candidates] == [True, True]
+    assert recording.solo == ()
+    assert recording.cold.calls == (0, 0)
+
+
+def test_no_candidates() -> None:
+    timer = timer_of(engine("a", 1.0))
+    with pytest.raises(ValueError, match="candidates must not be empty"):
+        record(timer, simulation.StaticCandidates([]), PROBLEM)
+
+
+# The file
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_round_trip(small: Recording, tmp_path: Path, suffix: str) -> None:
+    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    save(small, first)
+    loaded = Recording.load(first)
+    assert loaded.problem == small.problem == PROBLEM
+    assert loaded.environment == small.environment
+    assert [r.candidate for r in loaded.candidates] == [r.candidate for r in small.candidates]
+    for row, kept in zip(small.cold.time_ms, loaded.cold.time_ms, strict=True):
+        for value, other in zip(row, kept, strict=True):
+            assert (value is None) == (other is None)
+            assert value is None or other == pytest.approx(value, rel=1e-4)
+    save(loaded, second)
+    assert Recording.load(second) == loaded
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [first.name, second.name]
+
+
+def test_what_the_board_draws_alone_is_kept(tmp_path: Path) -> None:
+    timer = simulation.preset("h200-capped", 1)
+    recording = recorded(timer, rounds=4, solo=2)
+    save(recording, tmp_path / "r.json")
+    for kept in (recording, Recording.load(tmp_path / "r.json")):
+        assert all(reading.reports_throttling for reading in kept.readings)
+        for trace in kept.solo:
+            powers = [power for power in trace.power_w if power is not None]
+            # A new reading every 100 ms, of some 25 ms each: two or three batches of 10.
+            assert 0.1 < len(powers) / len(trace.power_w) < 0.5
+            assert statistics.median(powers) == pytest.approx(timer.gpu.power_limit_w, rel=0.05)
+
+
+def test_gzip_where_the_name_says_so(small: Recording, tmp_path: Path) -> None:
+    save(small, tmp_path / "r.json")
+    save(small, tmp_path / "r.json.gz")
+    plain = (tmp_path / "r.json").read_bytes()
+    assert gzip.decompress((tmp_path / "r.json.gz").read_bytes()) == plain
+    assert json.loads(plain)["version"] == 2
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ConvProblem("fprop", (2, 8, 9), (8, 8, 3)),
+        ConvProblem(
+            "wgrad",
+            (1, 8, 9, 9, 9),
+            (8, 2, 3, 1, 3),
+            stride=(1, 2, 1),
+            padding=(0, 1, 2, 1, 1, 0),
+            dilation=(1, 1, 2),
+            groups=4,
+            dtype=torch.bfloat16,
+            memory_format=torch.channels_last_3d,
+            deterministic=True,
+            allow_reduced_precision=False,
+            alignment=(16, 32, 2),
+        ),
+        ConvProblem("dgrad", (1, 8, 9, 9), (8, 8, 3, 3), allow_tf32=False),
+    ],
+)
+def test_problems_of_all_kinds(small: Recording, tmp_path: Path, problem: ConvProblem) -> None:
+    save(replace(small, problem=problem), tmp_path / "r.json")
+    assert Recording.load(tmp_path / "r.json").problem == problem
+
+
+def test_a_large_recording_is_small(tmp_path: Path) -> None:
+    engines = [engine(f"eng{i}:KERNEL_CFG={i},WORKSPACE=0", 0.5 + 0.01 * i) for i in range(30)]
+    timer = timer_of(*engines, gpu=replace(GPU, noise=Noise(call_sd=0.02)), built=False)
+    recording = recorded(timer, time_limit_ms=1e6)
+    assert len(recording.cold.time_ms) == 40
+    assert len(recording.solo) == 6
+    save(recording, tmp_path / "r.json.gz")
+    assert (tmp_path / "r.json.gz").stat().st_size < 60_000
+
+
+def test_unlisted_candidates_and_pytorchs_own_path(tmp_path: Path) -> None:
+    unlisted = replace(candidate("eng78:KERNEL_CFG=9", 1009), heuristic_mode="")
+    timer = timer_of(
+        engine("a", 1.0),
+        SimulatedEngine(ATEN, 2.0, 10.0),
+        SimulatedEngine(unlisted, 0.9, 10.0),
+        built=False,
+    )
+    save(recorded(timer, rounds=2, solo=0), tmp_path / "r.json")
+    again = ReplayTimer(Recording.load(tmp_path / "r.json")).candidates
+    assert list(again.beyond()) == [ATEN, unlisted]
+
+
+# Large files
+
+
+def test_a_file_that_unpacks_to_more_than_a_recording_has_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "r.json.gz"
+    path.write_bytes(gzip.compress(b"[" + b"null," * 26_000_000 + b"null]", 9, mtime=0))
+    assert path.stat().st_size < 200_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="larger than 4194304 bytes"):
+            Recording.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_traces_and_readings_take_no_longer_than_they_are_many(
+    small: Recording, tmp_path: Path
+) -> None:
+    """Each trace went through all rounds several times, each reading through all candidates."""
+    cold, hot = (replace(r, time_ms=r.time_ms * 25, clock_mhz=r.clock_mhz * 25) for r in (
+        small.cold, small.hot
+    ))  # fmt: skip
+    trace = small.solo[0]
+    short = replace(trace, at_ms=(1.0,), time_ms=(1.0,), clock_mhz=(None,), power_w=(None,))
+    many = replace(small, cold=cold, hot=hot, solo=(trace, *[short] * 5000))
+    path = tmp_path / "r.json.gz"
+    save(many, path)
+    timer = ReplayTimer(Recording.load(path), 1)
+    assert timer.truth("sustained")
+
+
+# Bad files
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def put(*path: Any) -> Change:
+    """Sets the value at ``path[:-1]`` to ``path[-1]``."""
+    *parents, last, value = path
+
+    def change(tree: dict[str, Any]) -> None:
+        node: Any = tree
+        for key in parents:
+            node = node[key]
+        node[last] = value
+
+    return change
+
+
+def drop(*path: Any) -> Change:
+    *parents, last = path
+
+    def change(tree: dict[str, Any]) -> None:
+        node: Any = tree
+        for key in parents:
+            node = node[key]
+        del node[last]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("format", "something else"), "format: must be 'cudnn-autotune recording'"),
+        (drop("format"), "format: must be"),
+        (put("version", 3), "version: must be 2; this package reads no other, got 3"),
+        (put("version", 1), "version: must be 2"),
+        (put("version", 2.0), "version: must be 2"),
+        (put("version", True), "version: must be 2"),
+        (drop("version"), "version: must be 2"),
+        (drop("problem"), "problem: is missing"),
+        (put("surprise", 1), "surprise: is not a known field"),
+        (put("environment", []), "environment: must be an object"),
+        (drop("environment", "gpu"), "environment.gpu: is missing"),
+        (drop("problem", "stride"), "problem.stride: is missing"),
+        (put("problem", "op", "backward"), "problem.op: must be one of fprop, dgrad, wgrad"),
+        (put("problem", "groups", 3), "problem: input_shape must have"),
+        (put("problem", "input_shape", [1, 2]), "problem.memory_format: must be contiguous"),
+        (put("problem", "input_shape", 0, 1.5), r"problem.input_shape\[0\]: must be a whole"),
+        (put("problem", "dtype", "int8"), "problem.dtype: must be one of"),
+        (put("problem", "alignment", [3, 3, 3]), "problem: alignment must be"),
+        (put("problem", "allow_tf32", 1), "problem.allow_tf32: must be true or false"),
+        (put("aten_uses_cudnn", None), "aten_uses_cudnn: must be true or false"),
+        (put("candidates", {}), "candidates: must be a list"),
+        (put("candidates", 0, "text", ""), r"candidates\[0\].text: must be a text that is not"),
+        (put("candidates", 1, "text", "engine2"), r"candidates\[1\].text: .* is listed twice"),
+        (put("candidates", 0, "engine", None), r"candidates\[0\].engine: must be a whole number"),
+        (put("candidates", 0, "knobs", {"A": 1.5}), r"candidates\[0\].knobs.A: must be a whole"),
+        (put("candidates", 0, "heuristic_mode", "C"), r"candidates\[0\].heuristic_mode: must be"),
+        (put("candidates", 0, "first_run_ms", -1), r"candidates\[0\].first_run_ms: must be a num"),
+        (put("candidates", 0, "first_run_ms", None), r"candidates\[0\].error: must say why"),
+        (put("candidates", 0, "numerical_notes", [1]), r"numerical_notes\[0\]: must be a text"),
+        (drop("cold", "calls"), "cold.calls: is missing"),
+        (drop("cold", "calls", 0), "cold.calls: must have 16 entries, got 15"),
+        (drop("cold", "time_ms", 2, 0), r"cold.time_ms\[2\]: must have 16 entries, got 15"),
+        (drop("hot", "clock_mhz", 1), "hot.clock_mhz: must have 4 entries, got 3"),
+        (drop("hot", "clock_mhz", 1, 0), r"hot.clock_mhz\[1\]: must have 16 entries, got 15"),
+        (put("hot", "time_ms", 1, 0, 0), r"hot.time_ms\[1\]\[0\]: must be a number above"),
+        (put("hot", "time_ms", 1, 0, -0.5), r"hot.time_ms\[1\]\[0\]: must be a number from"),
+        (put("hot", "time_ms", 1, 0, "1"), r"hot.time_ms\[1\]\[0\]: must be a number from"),
+        (put("hot", "time_ms", 1, 0, math.nan), "NaN is not a number that JSON may hold"),
+        (put("hot", "time_ms", 1, 0, math.inf), "Infinity is not a number"),
+        (put("hot", "time_ms", 1, 0, 10**400), r"hot.time_ms\[1\]\[0\]: must be a number from"),
+        (put("cold", "calls", 0, 0), r"cold.time_ms\[0\]\[0\]: must be null, as calls\[0\] is 0"),
+        (drop("lone", 0, 0), r"lone\[0\]: must have 16 entries, got 15"),
+        (put("solo", 0, "text", "nobody"), r"solo\[0\].text: 'nobody' is no candidate that ran"),
+        (put("solo", 0, "cache", "warm"), r"solo\[0\].cache: must be one of cold, hot"),
+        (put("solo", 0, "calls", 0), r"solo\[0\].calls: must be 1 or more"),
+        (drop("solo", 0, "time_ms", 0), r"solo\[0\].time_ms: must have \d+ entries"),
+        (drop("solo", 0, "clock_mhz", 0), r"solo\[0\].clock_mhz: must have \d+ entries"),
+        (put("solo", 0, "at_ms", []), r"solo\[0\].at_ms: must not be empty"),
+        (drop("solo", 0, "power_w"), r"solo\[0\].power_w: is missing"),
+        (drop("solo", 0, "power_w", 0), r"solo\[0\].power_w: must have \d+ entries"),
+        (put("solo", 0, "power_w", 0, -1), r"solo\[0\].power_w\[0\]: must be a number from"),
+        (put("readings", 0, "reports_throttling", 1), "reports_throttling: must be true or false"),
+        (put("readings", 0, "power_w", -1), r"readings\[0\].power_w: must be a number from 0"),
+        (drop("readings", 0, "phase"), r"readings\[0\].phase: is missing"),
+        (put("build_threads", 0), "build_threads: must be a whole number from 1"),
+        (put("build_threads", 2**62), "build_threads: must be a whole number from 1 to 4096"),
+        (put("run_overhead_ms", None), "run_overhead_ms: must be a number from 0"),
+        (put("remarks", "none"), "remarks: must be a list"),
+    ],
+)
+def test_bad_fields(tree: dict[str, Any], tmp_path: Path, change: Change, message: str) -> None:
+    changed = copy.deepcopy(tree)
+    change(changed)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=message) as raised:
+        Recording.load(path)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.json", b"", "not JSON, or truncated"),
+        ("r.json", b"\xff\xfe\x00", "not JSON, or truncated"),
+        ("r.json", b"[]", "this is no recording"),
+        ("r.json", b"null", "this is no recording"),
+        ("r.json", b"[" * 100_000, "nested too deeply"),
+        ("r.json", gzip.compress(b"{}", mtime=0), "not JSON, or truncated"),
+        ("r.json.gz", b"{}", "not gzip, or truncated"),
+        ("r.json.gz", b"", "not JSON, or truncated"),
+        ("r.json.gz", gzip.compress(b"{}", mtime=0)[:-4], "not gzip, or truncated"),
+        (
+            "r.json.gz",
+            gzip.compress(b"{}" * 100, mtime=0)[:15] + b"\x07" * 20,
+            "not gzip, or truncated",
+        ),
+    ],
+)
+def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as raised:
+        Recording.load(path)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("name", ["r.json", "r.json.gz"])
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file(small: Recording, tmp_path: Path, name: str, kept: float) -> None:
+    path = tmp_path / name
+    save(small, path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * kept)])
+    with pytest.raises(ValueError, match="truncated"):
+        Recording.load(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Recording.load(tmp_path / "none.json")
+
+
+def test_a_time_that_is_no_number_is_not_kept(small: Recording) -> None:
+    rounds = replace(small.cold, time_ms=((math.nan,) * 16, *small.cold.time_ms[1:]))
+    with pytest.raises(ValueError, match=r"cold.time_ms\[0\]\[0\]: must be a number above"):
+        replace(small, cold=rounds)
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path] if path else []
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in items:
+        if isinstance(value, (dict, list)):
+            found += places(value, (*path, key))
+        else:
+            found.append((*path, key))
+    return found
+
+
+any_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([0, 1, -1, 1e-9, 1e-320, 1e15, 1e308, 2**63, 10**30, "aten", "engine0"])
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_is_changed_it_loads_and_plays_or_raises_value_error(
+    tree: dict[str, Any], tmp_path: Path, data: st.DataObject
+) -> None:
+    changed = copy.deepcopy(tree)
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(places(changed)))
+        if data.draw(st.integers(0, 3)):
+            put(*path, data.draw(any_json))(changed)
+        else:
+            drop(*path)(changed)
+        if not changed:
+            break
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(changed))
+    try:
+        recording = Recording.load(file)
+    except ValueError:
+        return
+    timer = ReplayTimer(recording, 1)
+    built = timer.runnable([*timer.candidates.all(), *timer.candidates.beyond()])
+    for batches in ([Batch(c, 2) for c in built], [Batch(c, 9, "hot") for c in built[:1]] * 9):
+        for sample in timer.run(batches):
+            assert sample.time_ms > 0
+    engines = [c for c in built if c.engine is not None]
+    timer.frontend_find("till_stable", engines, 0)
+    timer.state()
+    for kind in ("burst", "sustained"):
+        for cache in ("cold", "hot"):
+            assert all(t > 0 for t in timer.truth(kind, cache).values())  # type: ignore[arg-type]
+
+
+@given(st.binary(max_size=200), st.booleans(), st.booleans())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_bytes_of_any_kind(tmp_path: Path, content: bytes, gzipped: bool, named: bool) -> None:
+    path = tmp_path / ("r.json.gz" if named else "r.json")
+    path.write_bytes(gzip.compress(content) if gzipped else content)
+    with pytest.raises(ValueError):
+        Recording.load(path)

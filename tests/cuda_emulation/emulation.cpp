@@ -1,0 +1,402 @@
+// Runs the threads of a kernel that was compiled with emulation.h.
+#include "emulation.h"
+
+#include <sys/mman.h>
+
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace emulation {
+
+Thread* current = nullptr;
+dim3 block_index, block_size, grid_size;
+unsigned char* shared_start = nullptr;
+
+namespace {
+
+struct Copy {
+  void* target;
+  const void* source;
+  int bytes;
+  bool valid;
+};
+
+struct Fibre : Thread {
+  std::deque<std::vector<Copy>> groups;  // of asynchronous copies
+  std::vector<Copy> open;
+};
+
+void* scheduler = nullptr;
+std::vector<unsigned char> shared_storage;
+size_t shared_size = 0;
+std::string error;
+void (*entered)(void**) = nullptr;
+void** entered_with = nullptr;
+// How often 128 bytes, such as a matrix, were loaded from shared memory, and how many more accesses
+// were needed because they lay in the same banks.
+long long matrices_loaded = 0, bank_conflicts = 0;
+
+}  // namespace
+
+extern "C" void emulation_switch(void** save, void* load);
+asm(R"(
+.text
+.local emulation_switch
+.type emulation_switch, @function
+emulation_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size emulation_switch, .-emulation_switch
+)");
+
+void fail(const char* what) {
+  if (error.empty()) {
+    error = what;
+    if (current != nullptr) {
+      error += " (block " + std::to_string(block_index.x) + "," + std::to_string(block_index.y) +
+               "," + std::to_string(block_index.z) + " thread " + std::to_string(current->index.x) +
+               "," + std::to_string(current->index.y) + "," + std::to_string(current->index.z) +
+               ")";
+    }
+  }
+}
+
+void yield(State state) {
+  current->state = state;
+  emulation_switch(&current->stack_pointer, scheduler);
+}
+
+static void entry() {
+  entered(entered_with);
+  yield(State::done);
+}
+
+void collective(Collective what, void* arguments) {
+  current->collective = what;
+  current->arguments = arguments;
+  yield(State::at_collective);
+}
+
+// The fragments of one lane.
+struct MmaArguments {
+  float* d;
+  const unsigned* a;
+  const unsigned* b;
+};
+
+template <typename T>
+float element(unsigned two, int which) {
+  const auto bits = static_cast<unsigned short>(two >> (16 * which));
+  return std::is_same_v<T, half> ? from_half(bits) : from_bfloat16(bits);
+}
+
+template <int k, typename T>
+void mma(float (&d)[4], const unsigned* a, const unsigned* b) {
+  MmaArguments mine{d, a, b};
+  collective(
+      [](void* const* lanes) {
+        float left[16][k], right[k][8];
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const auto& from = *static_cast<MmaArguments*>(lanes[lane]);
+          const int g = lane / 4, t = lane % 4;
+          for (int which = 0; which < 2; ++which) {
+            for (int r = 0; r < k / 4; ++r) {
+              left[g + 8 * (r % 2)][2 * t + which + 8 * (r / 2)] = element<T>(from.a[r], which);
+            }
+            for (int r = 0; r < k / 8; ++r) {
+              right[2 * t + which + 8 * r][g] = element<T>(from.b[r], which);
+            }
+          }
+        }
+        for (int lane = 0; lane < kLanes; ++lane) {
+          float* to = static_cast<MmaArguments*>(lanes[lane])->d;
+          for (int r = 0; r < 4; ++r) {
+            const int row = lane / 4 + 8 * (r / 2), column = 2 * (lane % 4) + r % 2;
+            float sum = to[r];
+            for (int i = 0; i < k; ++i) sum += left[row][i] * right[i][column];
+            to[r] = sum;
+          }
+        }
+      },
+      &mine);
+}
+
+float tf32(unsigned bits) {
+  if (bits & 0x1fffu) fail("a register of an mma in TF32 was not rounded by to_tf32()");
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+void mma_tf32(float (&d)[4], const unsigned* a, const unsigned* b) {
+  MmaArguments mine{d, a, b};
+  collective(
+      [](void* const* lanes) {
+        float left[16][8], right[8][8];
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const auto& from = *static_cast<MmaArguments*>(lanes[lane]);
+          const int g = lane / 4, t = lane % 4;
+          for (int r = 0; r < 4; ++r) left[g + 8 * (r % 2)][t + 4 * (r / 2)] = tf32(from.a[r]);
+          for (int r = 0; r < 2; ++r) right[t + 4 * r][g] = tf32(from.b[r]);
+        }
+        for (int lane = 0; lane < kLanes; ++lane) {
+          float* to = static_cast<MmaArguments*>(lanes[lane])->d;
+          for (int r = 0; r < 4; ++r) {
+            const int row = lane / 4 + 8 * (r / 2), column = 2 * (lane % 4) + r % 2;
+            float sum = to[r];
+            for (int i = 0; i < 8; ++i) sum += left[row][i] * right[i][column];
+            to[r] = sum;
+          }
+        }
+      },
+      &mine);
+}
+
+struct LoadArguments {
+  unsigned* registers;
+  const void* row;
+};
+
+template <int matrices, bool transposed>
+void load(unsigned (&registers)[matrices], const void* row) {
+  LoadArguments mine{registers, row};
+  collective(
+      [](void* const* lanes) {
+        for (int matrix = 0; matrix < matrices; ++matrix) {
+          unsigned short values[8][8];
+          int accesses[8] = {};  // of each group of four banks
+          for (int r = 0; r < 8; ++r) {
+            const void* from = static_cast<LoadArguments*>(lanes[8 * matrix + r])->row;
+            const auto place = reinterpret_cast<uintptr_t>(from);
+            if (place % 16 != 0) return fail("a row of a matrix is not aligned to 16 bytes");
+            const auto offset = place - reinterpret_cast<uintptr_t>(shared_start);
+            if (offset + 16 > shared_size) {
+              return fail("a row of a matrix is not in shared memory");
+            }
+            ++accesses[place / 16 % 8];
+            std::memcpy(values[r], from, 16);
+          }
+          int most = 0;
+          for (int i = 0; i < 8; ++i) most = accesses[i] > most ? accesses[i] : most;
+          ++matrices_loaded;
+          bank_conflicts += most - 1;
+          for (int lane = 0; lane < kLanes; ++lane) {
+            const int g = lane / 4, t = lane % 4;
+            const unsigned low = transposed ? values[2 * t][g] : values[g][2 * t];
+            const unsigned high = transposed ? values[2 * t + 1][g] : values[g][2 * t + 1];
+            static_cast<LoadArguments*>(lanes[lane])->registers[matrix] = low | (high << 16);
+          }
+        }
+      },
+      &mine);
+}
+
+template <int words>
+void load_words(unsigned (&registers)[words], const void* from) {
+  LoadArguments mine{registers, from};
+  collective(
+      [](void* const* lanes) {
+        constexpr int kTogether = kLanes / words;
+        for (int first = 0; first < kLanes; first += kTogether) {
+          std::set<uintptr_t> in_bank[kLanes];
+          for (int lane = first; lane < first + kTogether; ++lane) {
+            const auto& to = *static_cast<LoadArguments*>(lanes[lane]);
+            const auto place = reinterpret_cast<uintptr_t>(to.row);
+            const auto offset = place - reinterpret_cast<uintptr_t>(shared_start);
+            if (place % (4 * words) != 0) return fail("a misaligned access");
+            if (offset + 4 * words > shared_size) return fail("a number is not in shared memory");
+            for (int i = 0; i < words; ++i) in_bank[(place / 4 + i) % kLanes].insert(place / 4 + i);
+            std::memcpy(to.registers, to.row, 4 * words);
+          }
+          size_t most = 0;
+          for (const auto& found : in_bank) most = found.size() > most ? found.size() : most;
+          ++matrices_loaded;
+          bank_conflicts += static_cast<long long>(most) - 1;
+        }
+      },
+      &mine);
+}
+
+template void mma<8, half>(float (&)[4], const unsigned*, const unsigned*);
+template void mma<8, bfloat16>(float (&)[4], const unsigned*, const unsigned*);
+template void mma<16, half>(float (&)[4], const unsigned*, const unsigned*);
+template void mma<16, bfloat16>(float (&)[4], const unsigned*, const unsigned*);
+template void load<1, false>(unsigned (&)[1], const void*);
+template void load<2, false>(unsigned (&)[2], const void*);
+template void load<4, false>(unsigned (&)[4], const void*);
+template void load<1, true>(unsigned (&)[1], const void*);
+template void load<2, true>(unsigned (&)[2], const void*);
+template void load<4, true>(unsigned (&)[4], const void*);
+template void load_words<1>(unsigned (&)[1], const void*);
+template void load_words<2>(unsigned (&)[2], const void*);
+
+static Fibre& fibre() { return static_cast<Fibre&>(*current); }
+
+void copy(void* target, const void* source, int bytes, bool valid) {
+  fibre().open.push_back({target, source, bytes, valid});
+}
+
+void commit() {
+  fibre().groups.push_back(std::move(fibre().open));
+  fibre().open.clear();
+}
+
+static void perform(const Copy& copy) {
+  if (copy.valid) {
+    std::memcpy(copy.target, copy.source, copy.bytes);
+  } else {
+    std::memset(copy.target, 0, copy.bytes);
+  }
+}
+
+void wait(int pending) {
+  auto& groups = fibre().groups;
+  while (groups.size() > static_cast<size_t>(pending)) {
+    for (const auto& copy : groups.front()) perform(copy);
+    groups.pop_front();
+  }
+}
+
+// Runs the lanes of a warp until all are at a barrier or done. Returns false after an error.
+static bool run_warp(Thread* const* lanes, int count, bool reversed) {
+  while (true) {
+    for (int i = 0; i < count; ++i) {
+      Thread* thread = lanes[reversed ? count - 1 - i : i];
+      if (thread->state != State::ready) continue;
+      current = thread;
+      emulation_switch(&scheduler, thread->stack_pointer);
+      if (!error.empty()) return false;
+    }
+    int at_collective = 0, at_barrier = 0;
+    for (int i = 0; i < count; ++i) {
+      at_collective += lanes[i]->state == State::at_collective;
+      at_barrier += lanes[i]->state == State::at_barrier;
+    }
+    if (at_collective == 0) return true;
+    current = lanes[0];
+    void* arguments[kLanes];
+    for (int i = 0; i < count; ++i) {
+      if (lanes[i]->state != State::at_collective || lanes[i]->collective != lanes[0]->collective) {
+        fail("lanes of a warp meet in different instructions, or some have returned");
+        return false;
+      }
+      arguments[i] = lanes[i]->arguments;
+    }
+    if (count != kLanes) {
+      fail("a collective instruction in a warp of less than 32 lanes");
+      return false;
+    }
+    lanes[0]->collective(arguments);
+    if (!error.empty()) return false;
+    for (int i = 0; i < count; ++i) lanes[i]->state = State::ready;
+  }
+}
+
+static void run_block(std::vector<Fibre>& threads, unsigned char* stacks, bool reversed) {
+  const int count = static_cast<int>(threads.size());
+  for (int i = 0; i < count; ++i) {
+    Fibre& thread = threads[i];
+    thread = Fibre{};
+    const unsigned x = block_size.x, y = block_size.y;
+    thread.index = {i % x, i / x % y, i / (x * y)};
+    thread.lane = i % kLanes;
+    auto* top = reinterpret_cast<void**>(stacks + (i + 1) * kStackBytes);
+    // emulation_switch() pops six registers and returns to entry(), on a stack that is aligned as
+    // after a call.
+    top -= 2;
+    *top = reinterpret_cast<void*>(&entry);
+    top -= 6;
+    std::memset(top, 0, 6 * sizeof(void*));
+    thread.stack_pointer = top;
+  }
+  const int warps = (count + kLanes - 1) / kLanes;
+  while (true) {
+    for (int i = 0; i < warps; ++i) {
+      const int warp = reversed ? warps - 1 - i : i;
+      Thread* lanes[kLanes];
+      int lane = 0;
+      for (; lane < kLanes && warp * kLanes + lane < count; ++lane) {
+        lanes[lane] = &threads[warp * kLanes + lane];
+      }
+      if (!run_warp(lanes, lane, reversed)) return;
+    }
+    bool waits = false;
+    for (auto& thread : threads) {
+      if (thread.state == State::at_barrier) {
+        thread.state = State::ready;
+        waits = true;
+      }
+    }
+    if (!waits) return;
+  }
+}
+
+const char* run(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block,
+                unsigned shared_bytes, bool reversed) {
+  error.clear();
+  current = nullptr;
+  grid_size = {grid[0], grid[1], grid[2]};
+  block_size = {block[0], block[1], block[2]};
+  const size_t threads = size_t{block[0]} * block[1] * block[2];
+  if (threads == 0 || threads > 1024 || grid[1] > 65535 || grid[2] > 65535) {
+    error = "the grid or the block is too large";
+    return error.c_str();
+  }
+  entered = body;
+  entered_with = arguments;
+  std::vector<Fibre> fibres(threads);
+  const size_t stack_bytes = threads * kStackBytes;
+  void* stacks = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stacks == MAP_FAILED) return "no memory for the stacks";
+  shared_size = shared_bytes;
+  shared_storage.resize(shared_bytes + 2 * kBandBytes + 128);
+  const auto first = reinterpret_cast<uintptr_t>(shared_storage.data()) + kBandBytes;
+  shared_start = reinterpret_cast<unsigned char*>((first + 127) / 128 * 128);
+  const size_t blocks = size_t{grid[0]} * grid[1] * grid[2];
+  for (size_t i = 0; i < blocks && error.empty(); ++i) {
+    const size_t b = reversed ? blocks - 1 - i : i;
+    block_index = {static_cast<unsigned>(b % grid[0]), static_cast<unsigned>(b / grid[0] % grid[1]),
+                   static_cast<unsigned>(b / grid[0] / grid[1])};
+    std::memset(shared_storage.data(), 0xff, shared_storage.size());  // NaN in every type
+    run_block(fibres, static_cast<unsigned char*>(stacks), reversed);
+    for (auto byte = shared_storage.data(); byte < shared_start; ++byte) {
+      if (*byte != 0xff) fail("shared memory is written before its beginning");
+    }
+    for (auto byte = shared_start + shared_bytes;
+         byte < shared_storage.data() + shared_storage.size(); ++byte) {
+      if (*byte != 0xff) fail("shared memory is written behind its end");
+    }
+  }
+  munmap(stacks, stack_bytes);
+  return error.c_str();
+}
+
+}  // namespace emulation
+
+extern "C" void matrix_loads(long long* counts) {
+  counts[0] = emulation::matrices_loaded;
+  counts[1] = emulation::bank_conflicts;
+  emulation::matrices_loaded = emulation::bank_conflicts = 0;
+}
+
+// What the compiler calls where a pointer is misaligned for its type (-fsanitize=alignment).
+extern "C" void __ubsan_handle_type_mismatch_v1(void*, void*) {
+  emulation::fail("a misaligned access");
+}
