@@ -8,14 +8,91 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cudnn_autotune.audit.judging import CACHES, JudgedTurns
+import numpy as np
+
+from cudnn_autotune.audit.judging import CACHES, JudgedTurns, of_blocks
 from cudnn_autotune.audit.model import Truth
-from cudnn_autotune.audit.pairing import of_blocks
-from cudnn_autotune.audit.steady_time import SteadyTime, steady_time
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.timers.run_criterion import STRETCH, RunCriterion
-from cudnn_autotune.timers.timer import Batch, Cache, Sample
+from cudnn_autotune.timers.board_power import FAR, at_limit_ms
+from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
+from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample
+
+STRETCH = 5
+"""The number of batches of each cache state between two checks of whether the time is steady."""
+
+
+class RunCriterion(StoppingCriterion[Sequence[tuple[Cache, Sample]]]):
+    """Stops a run of batches of ``calls`` calls once the time is steady in every cache state, after
+    ``least_ms`` of GPU time at the least and ``most_ms`` at the most. A time is steady if it
+    changes by less than ``tolerance`` (relative)."""
+
+    def __init__(self, calls: int, least_ms: float, most_ms: float, tolerance: float) -> None:
+        self._calls = calls
+        self._least_ms = least_ms
+        self._most_ms = most_ms
+        self._tolerance = tolerance
+        self._times: dict[Cache, list[float]] = {}
+        self.spent_ms = 0.0
+
+    def add_measurement(self, measurement: Sequence[tuple[Cache, Sample]]) -> None:
+        """Takes further batches into account, each with its cache state."""
+        for cache, sample in measurement:
+            self._times.setdefault(cache, []).append(sample.time_ms)
+            self.spent_ms += sample.time_ms * self._calls
+        if self.spent_ms >= self._least_ms and all(map(self._is_steady, self._times.values())):
+            self.reason = Reason.DECIDED
+        elif self.spent_ms >= self._most_ms:
+            self.reason = Reason.LIMIT
+
+    def _is_steady(self, times: Sequence[float]) -> bool:
+        """Returns whether the last third of a run agrees with the third before it."""
+        third = len(times) // 3
+        if third < STRETCH:
+            return False
+        last, before = times[-third:], times[-2 * third : -third]
+        return bool(abs(np.median(last) / np.median(before) - 1) < self._tolerance)
+
+
+@dataclass(frozen=True)
+class SteadyTime:
+    """A candidate's steady time by one sustained run."""
+
+    time_ms: float
+    """The geometric mean over the cache states, brought to the power limit if it was read."""
+    clock_mhz: float | None
+
+
+def steady_time(ran: Sequence[tuple[Cache, Sample]], board: GpuState) -> SteadyTime:
+    """Returns the time of one sustained run, from the batches at the candidate's own clock.
+
+    A power controller lets one run draw somewhat more than another. Where the board's power was
+    read in the last two thirds of the run, the time is that at the power limit.
+
+    Args:
+        ran: its batches in their order, some of each cache state; none of them failed.
+        board: a reading of the board with its power limit and its highest clock.
+    """
+    caches = sorted({cache for cache, _ in ran})
+    steady = ran[-max(2 * len(caches), len(ran) // 3) :]
+    level_ms = {
+        cache: float(np.median([s.time_ms for c, s in steady if c == cache])) for cache in caches
+    }
+    relative = at_limit_ms(
+        [s.time_ms / level_ms[cache] for cache, s in ran],
+        [s.clock_mhz for _, s in ran],
+        [s.power_w for _, s in ran],
+        board,
+        since=len(ran) // 3,
+        within=FAR,
+    )
+    log = float(np.mean(np.log(list(level_ms.values()))))
+    if relative:
+        log += float(np.mean(np.log(relative)))
+    clocks = [s.clock_mhz for _, s in steady if s.clock_mhz is not None]
+    return SteadyTime(math.exp(log), float(np.median(clocks)) if clocks else None)
+
 
 _BATCH_MS = 10.0
 _PROBE_MS = 150.0

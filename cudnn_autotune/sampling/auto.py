@@ -21,8 +21,8 @@ from cudnn_autotune.engines.unlisted import (
     is_seldom_fastest,
     timed_by_pytorch,
 )
-from cudnn_autotune.sampling.conclusion import race_selection
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.race import race_selection
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.search import search
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer

@@ -1,7 +1,8 @@
-"""The interface of a sampling mode: a timer measures, the mode decides."""
+"""The interface of a sampling mode: a timer measures, the mode decides within a budget."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,3 +51,53 @@ class Strategy(Protocol):
             The selection; None if no candidate runs, in which case ATen's convolution serves the
             problem.
         """
+
+
+# Compiling a config at run time takes one thread of the host some 0.3 s, and 0.44 s where all
+# threads compile (docs/findings/kernel-portfolio.md: 37 ms a kernel on twelve of them).
+_COMPILING_MS = 450.0
+
+
+class Budget:
+    """Compares ``limits.budget_ms`` with the timer's wall clock; None is no limit."""
+
+    def __init__(self, timer: Timer, limits: Limits) -> None:
+        self._timer = timer
+        self._budget_ms = math.inf if limits.budget_ms is None else limits.budget_ms
+        self._has_refused = False
+
+    @property
+    def is_limited(self) -> bool:
+        return math.isfinite(self._budget_ms)
+
+    @property
+    def cut_short_ms(self) -> float | None:
+        """The budget in milliseconds if it has left something out so far; else None."""
+        return self._budget_ms if self._has_refused else None
+
+    def left_ms(self) -> float:
+        return self._budget_ms - self._timer.elapsed_ms() if self.is_limited else math.inf
+
+    def is_spent(self) -> bool:
+        return not self._allows(self.left_ms() > 0)
+
+    def affords(self, wall_ms: float) -> bool:
+        return self._allows(self.left_ms() >= wall_ms)
+
+    def compilable(self, count: int, share: float = 1.0) -> int:
+        """Returns how many of ``count`` configs can be compiled in a share of the time left."""
+        if not self.is_limited:
+            return count
+        side_by_side = self._timer.build_threads
+        most = max(0, int(share * self.left_ms() / _COMPILING_MS)) * side_by_side
+        self._allows(most >= count)
+        return min(count, most)
+
+    def _allows(self, is_allowed: bool) -> bool:
+        self._has_refused |= not is_allowed
+        return is_allowed
+
+
+def left_unseen(count: int, of: int) -> str:
+    """Returns the remark on candidates that were not timed because of the budget."""
+    return f"the budget left {count} of {of} candidates unseen"

@@ -22,8 +22,8 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling import online
-from cudnn_autotune.sampling.budget import left_unseen
-from cudnn_autotune.sampling.online_record import TrialRecord
+from cudnn_autotune.sampling.online_race import TrialRecord
+from cudnn_autotune.sampling.strategy import left_unseen
 from cudnn_autotune.store import kept_trials
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
 from cudnn_autotune.tuning import choice_log, output_check, remembering

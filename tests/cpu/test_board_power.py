@@ -14,11 +14,11 @@ import simulation
 from simulation import GPU, STILL, candidate, engine, timer_of
 
 from cudnn_autotune import sampling
+from cudnn_autotune.audit.alone import steady_time
 from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import SUSTAINED
 from cudnn_autotune.audit.oracle import measure
-from cudnn_autotune.audit.steady_time import steady_time
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_alone
 from cudnn_autotune.timers.board_power import (

@@ -28,7 +28,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.online import offered
 from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision

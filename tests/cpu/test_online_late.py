@@ -21,7 +21,7 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.sampling.online_record import TrialRecord
+from cudnn_autotune.sampling.online_race import TrialRecord
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision
 from cudnn_autotune.tuning import online_calls, output_check
