@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cudnn_autotune import sampling
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.config import SOLO, AuditConfig, Solo
 from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
@@ -27,13 +28,9 @@ START_S = 6.0
 """Seconds that a process takes before its first case."""
 # Seconds of a case on an H200.
 _SECONDS = {
-    "heuristic": 0.05,
-    "auto": 1.0,
-    "sustained": 5.0,
     ORACLE: 1.0,
     **dict.fromkeys(PYTORCH_MODES, 0.5),
 }
-_SECONDS_OF_OTHERS = 0.6
 # Added where steady times are measured and the board throttles.
 _SECONDS_ALONE = {ORACLE: 5.0, **dict.fromkeys(PYTORCH_MODES, 3.5)}
 
@@ -59,7 +56,10 @@ class Step:
 
     def seconds_of_case(self, solo: Solo) -> float:
         """Wall seconds of one case, about."""
-        seconds = _SECONDS.get(self.mode, _SECONDS_OF_OTHERS)
+        seconds = _SECONDS.get(self.mode)
+        if seconds is None:  # a module that only the processes import may register the mode
+            is_known = self.mode in sampling.names()
+            seconds = (sampling.traits(self.mode) if is_known else sampling.Traits()).seconds
         return seconds if solo == "never" else seconds + _SECONDS_ALONE.get(self.mode, 0.0)
 
 

@@ -17,7 +17,7 @@ from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
 from cudnn_autotune.sampling.search import SearchState, search
 from cudnn_autotune.sampling.steady_final import FinalRules
-from cudnn_autotune.sampling.strategy import Limits, left_unseen
+from cudnn_autotune.sampling.strategy import Limits, everything, left_unseen
 from cudnn_autotune.timers.timer import Timer
 
 
@@ -130,6 +130,9 @@ class Race:
     name: str = "race"
     rules: RaceRules = field(default_factory=RaceRules)
     seed: int | None = None
+
+    def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:
+        return everything(candidates)
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         return race_selection(search(candidates, timer, limits, self.rules, self.seed))

@@ -20,7 +20,7 @@ from cudnn_autotune.sampling.race import build_selection, race_selection
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.search import SearchState, at_once, search
 from cudnn_autotune.sampling.steady_final import FinalRules, SteadyFinal, SteadyTimes
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.strategy import Limits, everything
 from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.timers.timer import Timer
@@ -122,6 +122,10 @@ class Sustained:
     race_rules: RaceRules = field(default_factory=RaceRules)
     final_rules: FinalRules = field(default_factory=FinalRules)
     seed: int | None = None
+    seconds = 5.0
+
+    def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:
+        return everything(candidates)
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         found = search(candidates, timer, limits, self.race_rules, self.seed)
