@@ -1,17 +1,15 @@
 """Rounds in which candidates take turns and are eliminated one after the other.
 
-Each round runs one batch of every candidate that is still in the race. The order is random, and the
-next round mirrors it, so that a drift from one batch to the next affects all alike (randomised
-multiple interleaved trials: Abedi & Brecht, ICPE 2017). Rounds find the cache cold and hot by
-turns: in a model an operand is partly in the cache, and the winners of the two states differ
-(docs/findings/cold-and-hot.md).
+Each round runs one batch of every candidate that is still in the race, in mirrored random orders
+(``timers.turns``). Rounds find the cache cold and hot by turns: in a model an operand is partly in
+the cache, and the winners of the two states differ (docs/findings/cold-and-hot.md).
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +20,8 @@ from cudnn_autotune.sampling.statistics import Comparison, Floats, compare, expe
 from cudnn_autotune.sampling.strategy import Budget
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
-from cudnn_autotune.timers.timer import Batch, Cache, Timer
+from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
+from cudnn_autotune.timers.turns import Mirrored, Turns
 
 K = TypeVar("K")
 """The type of a candidate's key: :class:`Candidate` or a number."""
@@ -243,9 +242,6 @@ _REMARKS = {Reason.LIMIT: UNDECIDED, Reason.BUDGET: "the budget ended the race"}
 _ROUGH_HALF_WIDTH = 0.1
 _MOST_WARM_UP_CALLS = 200
 
-_Round = dict[Candidate, float]
-"""Log milliseconds of each candidate in one round."""
-
 
 @dataclass
 class RaceOutcome(Standings[Candidate]):
@@ -259,6 +255,17 @@ class RaceOutcome(Standings[Candidate]):
     clocks_mhz: list[float] = field(default_factory=list)
     """Mean SM clock of each round."""
     remarks: list[str] = field(default_factory=list)
+
+    def add_round(self, samples: Mapping[str, Sample], calls: Mapping[Candidate, int]) -> None:
+        """Counts a round in which each candidate that did not fail has a sample, by its text."""
+        clocks = [s.clock_mhz for s in samples.values() if s.clock_mhz is not None]
+        if clocks:
+            self.clocks_mhz.append(float(np.mean(clocks)))
+        for candidate, count in calls.items():
+            if (sample := samples.get(candidate.text)) is not None:
+                self.samples[candidate] = self.samples.get(candidate, 0) + count
+                self.gpu_ms += sample.time_ms * count
+        self.rounds += 1
 
     @property
     def clock_mhz(self) -> float | None:
@@ -287,28 +294,29 @@ def race(
         outcome.remarks.append("the budget allowed one launch of each candidate only")
         return
     leader = min(rough_ms, key=rough_ms.__getitem__)
-    calls = {
-        c: min(max(1, math.ceil(rules.batch_ms / ms)), rules.most_calls)
-        for c, ms in rough_ms.items()
-    }
-    log: dict[Cache, list[_Round]] = {cache: [] for cache in rules.caches}
-    order: list[Candidate] = []
+    schedule = Mirrored(lambda some: rng.sample(some, len(some)), len(rules.caches))
+    rough = {c.text: ms for c, ms in rough_ms.items()}
+    turns = Turns(timer, schedule, rough, rules.most_calls)
+    log: dict[Cache, list[dict[str, Sample]]] = {cache: [] for cache in rules.caches}
     criterion = RaceCriterion(rules, budget)
     try:
         _warm_up(leader, rough_ms[leader], timer, rules, outcome)
         while outcome.survivors and not criterion.is_finished():
             cache = rules.caches[outcome.rounds % len(rules.caches)]
-            # The order is mirrored after each cache state has seen it.
-            turn = outcome.rounds // len(rules.caches) % 2
-            if turn == 0 and cache == rules.caches[0]:
-                order = rng.sample(outcome.survivors, len(outcome.survivors))
-            alive = set(outcome.survivors)
-            order = [c for c in order if c in alive]
-            batches = [Batch(c, calls[c], cache) for c in (order if turn == 0 else order[::-1])]
-            log[cache].append(_run_round(batches, timer, outcome))
+            order = turns.next_order(outcome.survivors)
+            samples = turns.round(order, cache, rules.batch_ms)
+            log[cache].append(samples)
+            outcome.add_round(samples, {c: turns.calls(c, rules.batch_ms) for c in order})
+            for candidate in order:
+                if candidate.text in turns.failed:
+                    outcome.failed[candidate] = turns.failed[candidate.text]
+                    outcome.survivors.remove(candidate)
             if outcome.rounds >= len(rules.caches) and outcome.survivors:
                 survivors = outcome.survivors
-                groups = [np.array([[r[c] for c in survivors] for r in log[k]]) for k in log]
+                groups = [
+                    np.array([[math.log(r[c.text].time_ms) for c in survivors] for r in rounds])
+                    for rounds in log.values()
+                ]
                 outcome.dropped += outcome.judge(rules.compare(groups))
                 criterion.add_measurement(outcome)
                 yield
@@ -355,23 +363,3 @@ def _warm_up(
     for sample in timer.run([Batch(leader, calls, "hot")]):
         if not sample.error:
             outcome.gpu_ms += sample.time_ms * calls
-
-
-def _run_round(batches: Sequence[Batch], timer: Timer, outcome: RaceOutcome) -> _Round:
-    """Runs one round, charges it to ``outcome`` and removes candidates that fail."""
-    samples = timer.run(batches)
-    clocks = [s.clock_mhz for s in samples if s.clock_mhz is not None and not s.error]
-    if clocks:
-        outcome.clocks_mhz.append(float(np.mean(clocks)))
-    log_times: _Round = {}
-    for batch, sample in zip(batches, samples, strict=True):
-        candidate = batch.candidate
-        if sample.error or not sample.time_ms > 0:
-            outcome.failed[candidate] = sample.error or "no time was measured"
-            outcome.survivors.remove(candidate)
-            continue
-        log_times[candidate] = math.log(sample.time_ms)
-        outcome.samples[candidate] = outcome.samples.get(candidate, 0) + batch.calls
-        outcome.gpu_ms += sample.time_ms * batch.calls
-    outcome.rounds += 1
-    return log_times
