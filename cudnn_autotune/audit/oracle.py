@@ -20,11 +20,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from cudnn_autotune.audit.alone import Alone
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.judging import ROUNDS, JudgedTurns, of_rounds, relative_error
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio, Truth
+from cudnn_autotune.audit.sustained import SustainedRuns
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.timers.timer import Cache, Timer
@@ -45,7 +45,7 @@ def measure(
     not caught.
     """
     turns = JudgedTurns(timer, settings or OracleSettings(), picked)
-    alone = Alone(turns)
+    runs = SustainedRuns(turns)
     runnable = timer.runnable(candidates)
     for text in turns.picked - {c.text for c in runnable}:
         turns.failed[text] = "does not build, or its workspace cannot be had"
@@ -53,7 +53,7 @@ def measure(
     truths = burst_truths(turns.interleaved(survivors, ROUNDS))
     burst = truth_of(Oracle(truths), BURST)
     if burst is not None and turns.settings.solo != "never":
-        sustained = alone.sustained(survivors, burst)
+        sustained = runs.truth(survivors, burst)
         if sustained is not None:
             truths[SUSTAINED] = sustained
     return Oracle(
@@ -61,7 +61,7 @@ def measure(
         candidates=len(candidates),
         failed=turns.failed,
         solo=turns.settings.solo,
-        remarks=tuple(alone.remarks),
+        remarks=tuple(runs.remarks),
         error="" if truths else "no candidate runs",
     )
 
@@ -97,10 +97,10 @@ def against_pytorch(
         found[name] = Ratio(median, low, high, relative_error(ratios))
     burst = truth_of(Oracle(burst_truths(times)), BURST)
     if burst is not None and settings.solo != "never":
-        alone = Alone(turns).sustained(pair, burst)
-        if alone is not None and len(alone.times_ms) == len(pair):
-            ratio = alone.times_ms[ATEN.text] / alone.times_ms[reference.text]
-            error = max(alone.errors.values())
+        sustained = SustainedRuns(turns).truth(pair, burst)
+        if sustained is not None and len(sustained.times_ms) == len(pair):
+            ratio = sustained.times_ms[ATEN.text] / sustained.times_ms[reference.text]
+            error = max(sustained.errors.values())
             found[SUSTAINED] = Ratio(ratio, ratio * (1 - error), ratio * (1 + error), error)
     return found
 

@@ -134,7 +134,7 @@ _DISTURBED_FACTOR = 3
 
 @dataclass(frozen=True)
 class RaceRules:
-    """The settings of a race."""
+    """The rules of a race: when it ends, how long its batches are, and what counts as noise."""
 
     confidence: float = 0.95
     tie_width: float = TIE_WIDTH

@@ -16,7 +16,7 @@ from cudnn_autotune.engines.unlisted import timed_by_pytorch
 from cudnn_autotune.sampling.racing import RaceOutcome, RaceRules, race, rank_by_rough_times
 from cudnn_autotune.sampling.screening import SLOW, Screening, screen
 from cudnn_autotune.sampling.strategy import Budget, Limits
-from cudnn_autotune.sampling.sustained_run import SustainedRun, run_alone
+from cudnn_autotune.sampling.sustained_run import SustainedRun, run_sustained
 from cudnn_autotune.timers.timer import Timer
 
 # Rough guesses before anything is timed. In the audits cuDNN's first plan was 3 to 11 % slower than
@@ -38,7 +38,7 @@ class SearchState:
     sustained_ms: dict[Candidate, float] = field(default_factory=dict)
     sustained_clock_mhz: dict[Candidate, float] = field(default_factory=dict)
     """SM clock at the end of each candidate's last sustained run."""
-    failed_alone: dict[Candidate, str] = field(default_factory=dict)
+    failed_sustained: dict[Candidate, str] = field(default_factory=dict)
     """Candidates that failed in a sustained run, and the error."""
     extra_gpu_ms: float = 0.0
     extra_samples: int = 0
@@ -83,7 +83,7 @@ class SearchState:
     def failed(self) -> dict[Candidate, str]:
         """Candidates that failed after screening, and the error."""
         of_races = {c: why for outcome in self.races for c, why in outcome.failed.items()}
-        return of_races | self.failed_alone
+        return of_races | self.failed_sustained
 
     @property
     def is_judged(self) -> bool:
@@ -159,19 +159,19 @@ class SearchState:
             yield from self._race(near, rules)
             self.remarks.append("the leaders failed: the others raced again without them")
 
-    def run_alone(
+    def run_sustained(
         self, candidate: Candidate, chunks: int, is_patient: bool = True
     ) -> SustainedRun | None:
         """Runs a candidate alone, adds the run to the totals, and records the board's clock and
         throttle reasons right after it.
 
         Args:
-            chunks, is_patient: as of :func:`sustained_run.run_alone`.
+            chunks, is_patient: as of :func:`sustained_run.run_sustained`.
 
         Returns:
             The run; None if the candidate fails, which removes it from the search.
         """
-        run = run_alone(
+        run = run_sustained(
             candidate,
             self.ms(candidate) or 1.0,
             chunks,
@@ -181,7 +181,7 @@ class SearchState:
             is_patient,
         )
         if isinstance(run, str):
-            self.failed_alone[candidate] = run
+            self.failed_sustained[candidate] = run
             self.sustained_ms.pop(candidate, None)
             if candidate in self.last.survivors:
                 self.last.survivors.remove(candidate)

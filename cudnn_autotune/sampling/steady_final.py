@@ -288,7 +288,7 @@ class SteadyFinal:
             self._run(candidate, _FIRST_CHUNKS)
 
     def _run(self, candidate: Candidate, chunks: int) -> None:
-        run = self._found.run_alone(candidate, chunks, self._is_patient)
+        run = self._found.run_sustained(candidate, chunks, self._is_patient)
         if run is None:
             self._times.logs.pop(candidate, None)
         else:

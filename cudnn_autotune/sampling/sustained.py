@@ -75,7 +75,7 @@ def could_win(
     return sorted([*firsts, *sorted(alike, key=is_not_pytorchs)[:1]], key=is_not_pytorchs)
 
 
-def least_ms_alone(
+def least_steady_ms(
     found: SearchState, steady_ms: Mapping[Candidate, float], max_clock_mhz: float | None
 ) -> dict[Candidate, float]:
     """Returns a lower bound of the steady time of each candidate that raced but had no sustained
@@ -153,7 +153,7 @@ def _probe_leader(found: SearchState) -> SustainedRun | None:
         if not found.budget.affords(run_ms(_PROBE_CHUNKS, found.ms(leader) or 1.0)):
             found.remarks.append("the budget left no time to see whether the board throttles")
             return None
-        run = found.run_alone(leader, _PROBE_CHUNKS)
+        run = found.run_sustained(leader, _PROBE_CHUNKS)
         if run is not None:
             found.sustained_ms[leader] = run.steady_ms
             return run
@@ -227,7 +227,7 @@ def _regret_bound(
         for c, ms in steady_ms.items()
         if c != chosen
     ]
-    least_ms = least_ms_alone(found, steady_ms, max_clock_mhz)
+    least_ms = least_steady_ms(found, steady_ms, max_clock_mhz)
     unknown = [log_chosen - math.log(ms) + 2 * times.error(chosen) for ms in least_ms.values()]
     could_lead = [lead for lead in unknown if lead > 0]
     if could_lead:

@@ -117,7 +117,7 @@ class SustainedRun:
         return self.ended_ms > (1 + _THROTTLED) * before_ms
 
 
-def run_alone(
+def run_sustained(
     candidate: Candidate,
     call_ms: float,
     least_chunks: int,

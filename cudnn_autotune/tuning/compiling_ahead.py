@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 # leaves them here; beyond this number the oldest are dropped.
 _MOST = 256
 
-# What compiles beside a search, which compiles and times as well. On an H200 with 16 cores the
+# Threads beside a search, which compiles and times as well. On an H200 with 16 cores the
 # first step of an EfficientNet-B0 took 24 s with twelve threads and 21 s with four.
 _BESIDE_A_SEARCH = BackgroundThreads(max(1, min(CORES // 4, 4)))
 

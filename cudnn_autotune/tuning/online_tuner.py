@@ -99,7 +99,7 @@ class Trial:
     committer: Committer
     prepared: Prepared
     earlier: TrialRecord = field(default_factory=TrialRecord)
-    """What an earlier process has found of the same problem."""
+    """The record of an earlier process's trial of the same problem."""
     race: OnlineRace = field(init=False)
     is_idle: bool = False
     """Whether the last step found nothing to do."""

@@ -37,7 +37,7 @@ from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome, RaceRules
 from cudnn_autotune.sampling.search import SearchState
 from cudnn_autotune.sampling.steady_final import FinalRules, SteadyLog, SteadyTimes
 from cudnn_autotune.sampling.strategy import Budget, Limits, Strategy
-from cudnn_autotune.sampling.sustained import Sustained, could_win, least_ms_alone
+from cudnn_autotune.sampling.sustained import Sustained, could_win, least_steady_ms
 from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample
 
@@ -584,7 +584,7 @@ def test_of_two_of_a_kind_that_ran_alone_the_lesser_slowdown_counts() -> None:
     leader, second, third = (of_tile(candidate(text), 1, 1) for text in "abc")
     found = raced({leader: 1.0, second: 1.0, third: 1.015})
     for alone in ({leader: 1.05, second: 1.12}, {second: 1.12, leader: 1.05}):
-        least = least_ms_alone(found, alone, 1980.0)
+        least = least_steady_ms(found, alone, 1980.0)
         assert least == {third: pytest.approx(1.015 * 1.05 * 0.95)}
 
 

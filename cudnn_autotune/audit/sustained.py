@@ -111,21 +111,21 @@ _NEAR = 1.04
 again."""
 
 
-class Alone:
+class SustainedRuns:
     """Sustained runs of candidates that have taken turns before."""
 
     def __init__(self, turns: JudgedTurns) -> None:
         self.turns = turns
         self.remarks: list[str] = []
 
-    def sustained(self, candidates: Sequence[Candidate], burst: Truth) -> Truth | None:
+    def truth(self, candidates: Sequence[Candidate], burst: Truth) -> Truth | None:
         """Returns the steady times of candidates that could be the fastest, and of those that were
         picked. Returns None if no sustained run succeeds, or, unless the settings say ``always``,
         if the clock holds in a sustained run of the fastest.
         """
         settings = self.turns.settings
         by_text = {c.text: c for c in candidates if c.text in burst.times_ms}
-        probe = self._block(by_text[burst.best], _PROBE_MS, _PROBE_MS)
+        probe = self._run(by_text[burst.best], _PROBE_MS, _PROBE_MS)
         if probe is None:
             return None
         if settings.solo == "throttled" and not self._throttled(probe, burst):
@@ -163,7 +163,7 @@ class Alone:
 
     def _pass(self, candidates: Sequence[Candidate], blocks: dict[str, list[float]]) -> None:
         for candidate in (*candidates, *reversed(candidates)):
-            block = self._block(candidate, _LEAST_MS, 3 * _LEAST_MS)
+            block = self._run(candidate, _LEAST_MS, 3 * _LEAST_MS)
             if block is not None:
                 blocks[candidate.text].append(block.time_ms)
 
@@ -176,8 +176,8 @@ class Alone:
             return probe.clock_mhz < (1 - _CLOCK_DROP) * max(known)
         return probe.time_ms > (1 + _CLOCK_DROP) * burst.times_ms[burst.best]
 
-    def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
-        """Runs a candidate alone until its time is steady; returns None if it fails."""
+    def _run(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
+        """Runs a candidate until its time is steady; returns None if it fails."""
         calls = self.turns.calls(candidate, _BATCH_MS)
         criterion = RunCriterion(calls, least_ms, most_ms, _STEADY)
         ran: list[tuple[Cache, Sample]] = []
