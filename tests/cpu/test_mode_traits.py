@@ -13,9 +13,8 @@ from strategies import Counting
 import cudnn_autotune as ca
 from cudnn_autotune.audit.schedule import Step
 from cudnn_autotune.cli.commands import tune as tune_command
-from cudnn_autotune.distributed import model as distributed_model
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.nn.tune import check_budget
+from cudnn_autotune.nn.tune import check_budget, mode_for
 from cudnn_autotune.sampling import Candidates, Traits, get, names, register, traits
 from cudnn_autotune.sampling.strategy import traits_of
 from cudnn_autotune.tuning import compiling_ahead
@@ -93,8 +92,8 @@ def test_a_budget_of_a_model_is_for_modes_that_race_models() -> None:
 
 
 def test_what_decides_later_is_not_tuned_beforehand() -> None:
-    with ca.use_sampling(LATER.name), pytest.raises(ValueError, match="decides in later calls"):
-        distributed_model._mode()
+    with ca.flags(LATER.name), pytest.raises(ValueError, match="decides in later calls"):
+        mode_for(None)
     with pytest.raises(Exception, match="decides in a program's own calls"):
         tune_command._mode(LATER.name)
     assert tune_command._mode(PLAIN.name) == PLAIN.name
