@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
 from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
-from cudnn_autotune.audit.oracle import measure
+from cudnn_autotune.audit.oracle import against_pytorch, candidate_of, measure
 from cudnn_autotune.audit.processes import Poisoned
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_dataclass import decode
@@ -25,7 +24,6 @@ from cudnn_autotune.core.json_node import MOST
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates
-from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import Operands, operands, run_operator
@@ -123,7 +121,7 @@ class GpuBackend:
         with settings.flags(budget_ms=self._budget_ms):
             first_ms = _wall_ms(call)
             steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
-            if isinstance(sampling.get(self._mode), Online) and not _decide(call):
+            if sampling.traits(self._mode).decides_later and not _decide(call):
                 return Pick(error=f"not decided after {_MOST_CALLS} calls or {_MOST_S:g} s")
         made = [c for c in choice_log.choices() if c.problem == problem]
         if not made:

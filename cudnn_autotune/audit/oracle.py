@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from cudnn_autotune.audit.alone import Alone
+import numpy as np
+
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.config import OracleSettings
-from cudnn_autotune.audit.judging import ROUNDS, JudgedTurns
-from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Truth
-from cudnn_autotune.audit.pairing import of_rounds
-from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.audit.judging import ROUNDS, JudgedTurns, of_rounds, relative_error
+from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio, Truth
+from cudnn_autotune.audit.sustained import SustainedRuns
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.listing import named
 from cudnn_autotune.timers.timer import Cache, Timer
 
 CACHE_OF: dict[str, Cache] = {BURST_COLD: "cold", BURST_HOT: "hot"}
@@ -43,7 +45,7 @@ def measure(
     not caught.
     """
     turns = JudgedTurns(timer, settings or OracleSettings(), picked)
-    alone = Alone(turns)
+    runs = SustainedRuns(turns)
     runnable = timer.runnable(candidates)
     for text in turns.picked - {c.text for c in runnable}:
         turns.failed[text] = "does not build, or its workspace cannot be had"
@@ -51,7 +53,7 @@ def measure(
     truths = burst_truths(turns.interleaved(survivors, ROUNDS))
     burst = truth_of(Oracle(truths), BURST)
     if burst is not None and turns.settings.solo != "never":
-        sustained = alone.sustained(survivors, burst)
+        sustained = runs.truth(survivors, burst)
         if sustained is not None:
             truths[SUSTAINED] = sustained
     return Oracle(
@@ -59,7 +61,7 @@ def measure(
         candidates=len(candidates),
         failed=turns.failed,
         solo=turns.settings.solo,
-        remarks=tuple(alone.remarks),
+        remarks=tuple(runs.remarks),
         error="" if truths else "no candidate runs",
     )
 
@@ -69,3 +71,42 @@ def burst_truths(times: Mapping[Cache, dict[str, list[float]]]) -> dict[str, Tru
     if not all(times.values()):
         return {}
     return {name: of_rounds(times[cache]) for name, cache in CACHE_OF.items()}
+
+
+def against_pytorch(
+    timer: Timer, reference: Candidate, settings: OracleSettings
+) -> dict[str, Ratio]:
+    """Measures the time of PyTorch's call over that of ``reference``, which is runnable.
+
+    Returns ratios by truth; the sustained one only if ``settings.solo`` wants it. Raises
+    RuntimeError if one of the two does not run."""
+    if reference.text == ATEN.text:
+        # PyTorch's own path is chosen only if it does not use cuDNN. Then PyTorch's cuDNN flags
+        # have no effect, and both calls are the same.
+        truths = [BURST_COLD, BURST_HOT, *([] if settings.solo == "never" else [SUSTAINED])]
+        return dict.fromkeys(truths, Ratio(1.0, 1.0, 1.0))
+    pair = [ATEN, reference]
+    turns = JudgedTurns(timer, settings, [c.text for c in pair])
+    times = turns.interleaved(turns.screen(pair), ROUNDS)
+    if any(len(row) < 2 for row in times.values()):
+        raise RuntimeError(f"PyTorch's call or {reference.text} does not run")
+    found = {}
+    for name, cache in CACHE_OF.items():
+        ratios = np.array(times[cache][ATEN.text]) / np.array(times[cache][reference.text])
+        low, median, high = (float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75)))
+        found[name] = Ratio(median, low, high, relative_error(ratios))
+    burst = truth_of(Oracle(burst_truths(times)), BURST)
+    if burst is not None and settings.solo != "never":
+        sustained = SustainedRuns(turns).truth(pair, burst)
+        if sustained is not None and len(sustained.times_ms) == len(pair):
+            ratio = sustained.times_ms[ATEN.text] / sustained.times_ms[reference.text]
+            error = max(sustained.errors.values())
+            found[SUSTAINED] = Ratio(ratio, ratio * (1 - error), ratio * (1 + error), error)
+    return found
+
+
+def candidate_of(text: str, known: list[Candidate]) -> Candidate:
+    """Returns the candidate of that text: one of ``known``, or a config that no heuristic lists.
+    Raises ValueError if it is neither."""
+    listed = next((candidate for candidate in known if candidate.text == text), None)
+    return listed or named(text, len(known))

@@ -12,15 +12,70 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cudnn_autotune import sampling
 from cudnn_autotune.audit.analysis import truth_of
-from cudnn_autotune.audit.config import SOLO, AuditConfig
-from cudnn_autotune.audit.model import BURST, Oracle, Pick, PytorchRow, Record
+from cudnn_autotune.audit.config import SOLO, AuditConfig, Solo
+from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
-from cudnn_autotune.audit.steps import ORACLE, START_S, Step, steps
 from cudnn_autotune.core.json_dataclass import decode, encode
+
+ORACLE = "oracle"
+START_S = 6.0
+"""Seconds that a process takes before its first case."""
+# Seconds of a case on an H200.
+_SECONDS = {
+    ORACLE: 1.0,
+    **dict.fromkeys(PYTORCH_MODES, 0.5),
+}
+# Added where steady times are measured and the board throttles.
+_SECONDS_ALONE = {ORACLE: 5.0, **dict.fromkeys(PYTORCH_MODES, 3.5)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One process of an audit."""
+
+    mode: str
+    """One of our modes, one of PyTorch's, or ``oracle``."""
+    run: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.mode if self.task != "pick" else f"{self.mode}#{self.run}"
+
+    @property
+    def task(self) -> str:
+        """The process's task: ``pick``, ``pytorch`` or ``oracle``."""
+        if self.mode == ORACLE:
+            return ORACLE
+        return "pytorch" if self.mode in PYTORCH_MODES else "pick"
+
+    def seconds_of_case(self, solo: Solo) -> float:
+        """Wall seconds of one case, about."""
+        seconds = _SECONDS.get(self.mode)
+        if seconds is None:  # a module that only the processes import may register the mode
+            is_known = self.mode in sampling.names()
+            seconds = (sampling.traits(self.mode) if is_known else sampling.Traits()).seconds
+        return seconds if solo == "never" else seconds + _SECONDS_ALONE.get(self.mode, 0.0)
+
+
+def steps(config: AuditConfig) -> list[Step]:
+    """Returns the processes in their order.
+
+    The reference comes first, PyTorch after the first runs, and the oracle last. Every other run
+    goes through the modes backwards, so that no mode is always late.
+    """
+    modes = sorted(config.runs, key=lambda mode: mode != config.reference)
+    found = [Step(mode) for mode in modes] + [Step(mode) for mode in config.pytorch]
+    for run in range(2, max(config.runs.values(), default=0) + 1):
+        order = modes[::-1] if run % 2 == 0 else modes
+        found += [Step(mode, run) for mode in order if run <= config.runs[mode]]
+    return [*found, Step(ORACLE)]
+
 
 _LEAST_S = 1.0
 _SAVE_EVERY_S = 10.0

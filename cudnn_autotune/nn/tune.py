@@ -20,8 +20,6 @@ from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import generators_kept
-from cudnn_autotune.sampling.auto import Auto
-from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import events, settings, tune_problem
 from cudnn_autotune.tuning.model_tuning import Progress, tune_together
@@ -107,7 +105,7 @@ def mode_for(budget_s: float | None) -> str:
     with this budget."""
     mode = settings.get_sampling()
     check_budget(budget_s, mode)
-    if isinstance(sampling.get(mode), Online):
+    if sampling.traits(mode).decides_later:
         raise ValueError(
             f"sampling must be a mode that decides at once, and {mode!r} decides in later calls; "
             "set another for this call: with cudnn_autotune.flags('auto')"
@@ -166,7 +164,7 @@ def check_budget(budget_s: object, mode: str) -> None:
     None if ``mode`` tunes one problem after the other."""
     if budget_s is None:
         return
-    if not isinstance(sampling.get(mode), Auto):
+    if not sampling.traits(mode).races_models:
         raise ValueError(
             f"budget_s must be None in mode {mode!r}: set_budget_ms() bounds each of its choices"
         )
@@ -189,7 +187,7 @@ def tune_problems(
 ) -> list[Decision]:
     """Tunes problems on a CUDA device, in one race if ``mode`` is ``auto``; see :func:`tune`."""
     with torch.cuda.device(device), generators_kept([device]):
-        if isinstance(sampling.get(mode), Auto):
+        if sampling.traits(mode).races_models:
             # It needs the compiled extension, without which this module is imported, too.
             from cudnn_autotune.tuning.gpu_searches import GpuSearches
 

@@ -13,7 +13,7 @@ from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.strategy import Limits, Strategy, check_mode_name
+from cudnn_autotune.sampling.strategy import Limits, Strategy, Traits, check_mode_name, traits_of
 from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample, Timer
 
@@ -28,9 +28,11 @@ __all__ = [
     "Selection",
     "Strategy",
     "Timer",
+    "Traits",
     "get",
     "names",
     "register",
+    "traits",
 ]
 
 VARIABLE = "CUDNN_AUTOTUNE_SAMPLING"
@@ -41,7 +43,8 @@ def register(strategy: Strategy) -> None:
     """Makes ``strategy`` available as ``sampling=strategy.name``.
 
     Raises:
-        TypeError: ``strategy`` has no ``name`` or no method ``select``, or is a class.
+        TypeError: ``strategy`` has no ``name`` or no method ``select``, or is a class, or one of
+            its :class:`Traits` has another type.
         ValueError: the name is empty, is not printable, has quotes or backslashes in it, or belongs
             to another strategy.
     """
@@ -53,6 +56,7 @@ def register(strategy: Strategy) -> None:
     name = check_mode_name(given, "strategy.name")
     if name in _strategies and _strategies[name] is not strategy:
         raise ValueError(f"strategy.name: {name!r} is registered already")
+    traits_of(strategy)
     _C.register_sampling(name)
     _strategies[name] = strategy
 
@@ -73,6 +77,11 @@ def get(name: object, argument: str | None = None) -> Strategy:
         argument = VARIABLE if os.environ.get(VARIABLE, "").strip() == name else "sampling"
     allowed = ", ".join(map(repr, _strategies))
     raise ValueError(f"{argument} must be one of {allowed}, got {shown(name)}")
+
+
+def traits(name: object) -> Traits:
+    """Returns what the mode of that name declares; raises as :func:`get`."""
+    return traits_of(get(name))
 
 
 def names() -> tuple[str, ...]:

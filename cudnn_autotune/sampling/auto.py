@@ -21,10 +21,10 @@ from cudnn_autotune.engines.unlisted import (
     is_seldom_fastest,
     timed_by_pytorch,
 )
-from cudnn_autotune.sampling.conclusion import race_selection
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.race import race_selection
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.search import search
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.strategy import Limits, everything
 from cudnn_autotune.timers.timer import Timer
 
 # So many of mode A's precompiled candidates are timed, of each kind. It is PyTorch's default for
@@ -122,6 +122,11 @@ class Auto:
     name: str = "auto"
     rules: RaceRules = field(default_factory=_rules)
     seed: int | None = None
+    races_models = True
+    seconds = 1.0
+
+    def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:
+        return everything(Shortlist(candidates))
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         found = search(Shortlist(candidates), timer, limits, self.rules, self.seed)

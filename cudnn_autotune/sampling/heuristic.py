@@ -13,6 +13,8 @@ class Heuristic:
     """The mode ``heuristic``."""
 
     name = "heuristic"
+    times = False
+    seconds = 0.05
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         if not candidates.aten_uses_cudnn:

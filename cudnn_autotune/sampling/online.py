@@ -33,34 +33,13 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import first_of_each
 from cudnn_autotune.sampling.auto import Shortlist
-from cudnn_autotune.sampling.budget import Budget, left_unseen
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.strategy import Budget, Limits, left_unseen
 from cudnn_autotune.timers.timer import Batch, Timer
 
 
-def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
-    """Returns the candidates of the trial: the short list of ``auto``, since each further one takes
-    turns from the caller, but for what mode FALLBACK lists that is precompiled, one call of which
-    may stall the caller (docs/findings/fallback-mode.md).
-
-    Args:
-        limit: most of cuDNN's engine configs; 0: those of the short list. With a limit they are the
-            first of mode A.
-    """
-    shortlist = Shortlist(candidates)
-    beyond = [c for c in shortlist.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
-    engines = list(candidates.of_mode("A"))[:limit]
-    if not limit:
-        engines = list(shortlist.of_mode("A"))
-        engines += [c for c in shortlist.of_mode("FALLBACK") if c.is_compiled]
-        engines += [c for c in beyond if c.engine is not None]
-    others = [c for c in beyond if c.engine is None]
-    return [*{c.text: c for c in engines}.values(), *others]
-
-
-def few(candidates: Candidates) -> list[Candidate]:
+def few(candidates: Candidates, limit: int = 0) -> list[Candidate]:
     """Returns the candidates of the trial of a new size: what won on similar problems, the first of
     mode A that is not compiled at run time, and the first of each other way that is not."""
     first = [c for c in candidates.of_mode("A") if not c.is_compiled][:1]
@@ -74,17 +53,34 @@ class Online:
     """The mode ``online``. Its :meth:`select` is for audits, where the calls are the timer's."""
 
     name: str = "online"
+    decides_later = True
 
-    def first(self, candidates: Candidates, timer: Timer) -> Selection | None:
-        """Returns the candidate that serves the first call."""
-        return Heuristic().select(candidates, timer, Limits())
+    def shortlist(self, candidates: Candidates, limit: int = 0) -> list[Candidate]:
+        """Returns the candidates of the trial: the short list of ``auto``, since each further one
+        takes turns from the caller, but for what mode FALLBACK lists that is precompiled, one call
+        of which may stall the caller (docs/findings/fallback-mode.md).
+
+        Args:
+            limit: most of cuDNN's engine configs; 0: those of the short list. With a limit they are
+                the first of mode A.
+        """
+        shortlist = Shortlist(candidates)
+        beyond = [c for c in shortlist.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
+        engines = list(candidates.of_mode("A"))[:limit]
+        if not limit:
+            engines = list(shortlist.of_mode("A"))
+            engines += [c for c in shortlist.of_mode("FALLBACK") if c.is_compiled]
+            engines += [c for c in beyond if c.engine is not None]
+        others = [c for c in beyond if c.engine is None]
+        return [*{c.text: c for c in engines}.values(), *others]
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        first = self.first(candidates, timer)
+        first = Heuristic().select(candidates, timer, Limits())
         if first is None:
             return None
         served = first.winner.candidate
-        wanted = [c for c in offered(candidates, limits.benchmark_limit) if c.text != served.text]
+        some = self.shortlist(candidates, limits.benchmark_limit)
+        wanted = [c for c in some if c.text != served.text]
         budget, remarks = Budget(timer, limits), []
         late = [] if budget.is_limited else [c for c in wanted if c.is_compiled]
         wanted = [c for c in wanted if c not in late]

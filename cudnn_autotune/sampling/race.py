@@ -6,15 +6,121 @@ reaches its power limit the order may be another one under sustained load: see `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from cudnn_autotune.engines.candidates import Candidates
-from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.sampling.conclusion import race_selection
-from cudnn_autotune.sampling.race_rules import RaceRules
-from cudnn_autotune.sampling.search import search
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
+from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
+from cudnn_autotune.sampling.search import SearchState, search
+from cudnn_autotune.sampling.steady_final import FinalRules
+from cudnn_autotune.sampling.strategy import Limits, everything, left_unseen
 from cudnn_autotune.timers.timer import Timer
+
+
+def race_selection(found: SearchState) -> Selection | None:
+    """Returns the selection by the last race only; None if nothing was raced, or nothing runs."""
+    if not found.is_raced:
+        return None
+    last = found.last
+    order, rule = ties.break_ties({c: last.ms(c) for c in last.tied(found.rules.tie_width)})
+    bound = last.regret_bound(order[0])
+    return build_selection(found, order, rule, bound, last.indistinguishable())
+
+
+def build_selection(
+    found: SearchState,
+    tied: Sequence[Candidate],
+    rule: str,
+    regret_bound: float | None,
+    unsure: Sequence[Candidate],
+    final_rules: FinalRules | None = None,
+) -> Selection:
+    """Ranks the tied first, then the others as they finished.
+
+    The selection claims no regret bound if some candidate was not compared
+    (``SearchState.is_judged``).
+
+    Args:
+        tied: candidates within the tie width of the fastest, the chosen one first.
+        rule: what decided.
+        unsure: candidates whose times do not differ significantly from the chosen one's.
+        final_rules: the rules of the final that decided; None where the race did.
+    """
+    burst_weight = 0.0 if final_rules is None else final_rules.burst_weight
+    screening = found.screening
+    state = found.timer.state()
+    # Candidates with a sustained run come first, by score; the sort keeps the others in race order.
+    rest = [_measurement(c, found) for c in found.raced() if c not in tied]
+    rest.sort(key=lambda entry: entry.score(burst_weight))
+    ranking = [*(_measurement(c, found) for c in tied), *rest]
+    shown = {entry.candidate for entry in ranking}
+    failed = [
+        Measurement(c, None, 0, eliminated=f"failed: {why}") for c, why in found.failed.items()
+    ]
+    shown |= set(found.failed)
+    eliminated = [_measurement(c, found) for c in screening.eliminated if c not in shown]
+    if found.atens_plan is not None:
+        by_candidate = {entry.candidate: entry for entry in [*ranking, *eliminated, *failed]}
+        same = by_candidate.get(found.atens_plan) or _measurement(found.atens_plan, found)
+        text = same.candidate.text
+        eliminated.append(replace(same, candidate=ATEN, eliminated=f"it is {text}", runs=text))
+    eliminated.sort(key=lambda entry: math.inf if entry.time_ms is None else entry.time_ms)
+    samples = sum(n for outcome in found.races for n in outcome.samples.values())
+    gpu_ms = screening.gpu_ms + sum(outcome.gpu_ms for outcome in found.races)
+    return Selection(
+        tuple([*ranking, *eliminated, *failed]),
+        samples + screening.samples + found.extra_samples,
+        Evidence(
+            rule=rule,
+            tied=tuple(dict.fromkeys(c.text for c in [*tied, *unsure])),
+            burst_weight=burst_weight,
+            sustained_reach=Evidence.sustained_reach if final_rules is None else final_rules.reach,
+            regret_bound=regret_bound if found.is_judged else None,
+            confidence=found.rules.confidence,
+            gpu_ms=gpu_ms + found.extra_gpu_ms,
+            wall_ms=found.timer.elapsed_ms(),
+            clock_mhz=found.last.clock_mhz,
+            sustained_clock_mhz=found.sustained_clock_mhz.get(tied[0]),
+            max_clock_mhz=state.max_clock_mhz,
+            throttle_reasons=tuple(found.throttle_reasons | dict.fromkeys(state.throttle_reasons)),
+            disturbed=sum(outcome.disturbed for outcome in found.races),
+            budget_ms=found.budget.cut_short_ms,
+            remarks=_remarks(found),
+        ),
+    )
+
+
+def _remarks(found: SearchState) -> tuple[str, ...]:
+    """Collects the remarks, without those of an earlier race that the next one has settled."""
+    remarks = list(found.remarks)
+    screening = found.screening
+    if screening.out_of_budget:
+        looked_at = len(screening.rough_ms | screening.eliminated)
+        remarks.append(left_unseen(len(screening.out_of_budget), looked_at))
+    if found.unseen:
+        remarks.append(f"ended before {len(found.unseen)} compiled candidates were looked at")
+    for race in found.races[:-1]:
+        remarks += [remark for remark in race.remarks if remark != UNDECIDED]
+    return (*remarks, *found.last.remarks)
+
+
+def _measurement(candidate: Candidate, found: SearchState) -> Measurement:
+    time_ms = found.ms(candidate)
+    samples = sum(outcome.samples.get(candidate, 0) for outcome in found.races)
+    for outcome in reversed(found.races):
+        if candidate in outcome.log_time and time_ms is not None:
+            low_ms, high_ms = outcome.interval(candidate, time_ms)
+            sustained_ms = found.sustained_ms.get(candidate)
+            # A candidate that had a sustained run afterwards was not eliminated.
+            is_out = candidate not in outcome.survivors and sustained_ms is None
+            why = f"out of the race after {samples} calls" if is_out else ""
+            return Measurement(candidate, time_ms, samples, low_ms, high_ms, sustained_ms, why)
+    why, rough = found.screening.eliminated.get(candidate, ("", None))
+    return Measurement(candidate, time_ms, 0 if rough is None else 1, eliminated=why)
 
 
 @dataclass(frozen=True)
@@ -24,6 +130,9 @@ class Race:
     name: str = "race"
     rules: RaceRules = field(default_factory=RaceRules)
     seed: int | None = None
+
+    def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:
+        return everything(candidates)
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         return race_selection(search(candidates, timer, limits, self.rules, self.seed))

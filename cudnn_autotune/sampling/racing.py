@@ -1,27 +1,239 @@
 """Rounds in which candidates take turns and are eliminated one after the other.
 
-Each round runs one batch of every candidate that is still in the race. The order is random, and the
-next round mirrors it, so that a drift from one batch to the next affects all alike (randomised
-multiple interleaved trials: Abedi & Brecht, ICPE 2017). Rounds find the cache cold and hot by
-turns: in a model an operand is partly in the cache, and the winners of the two states differ
-(docs/findings/cold-and-hot.md).
+Each round runs one batch of every candidate that is still in the race, in mirrored random orders
+(``timers.turns``). Rounds find the cache cold and hot by turns: in a model an operand is partly in
+the cache, and the winners of the two states differ (docs/findings/cold-and-hot.md).
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.race_rules import RaceCriterion, RaceRules
-from cudnn_autotune.sampling.standings import Standings
-from cudnn_autotune.timers.stopping_criterion import Reason
-from cudnn_autotune.timers.timer import Batch, Cache, Timer
+from cudnn_autotune.sampling.statistics import Comparison, Floats, compare, expected_gain
+from cudnn_autotune.sampling.strategy import Budget
+from cudnn_autotune.sampling.ties import TIE_WIDTH
+from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
+from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
+from cudnn_autotune.timers.turns import Mirrored, Turns
+
+K = TypeVar("K")
+"""The type of a candidate's key: :class:`Candidate` or a number."""
+
+
+@dataclass
+class Standings(Generic[K]):
+    """The candidates of a race as its rounds so far compare them."""
+
+    survivors: list[K] = field(default_factory=list)
+    """Candidates that were not eliminated and did not fail."""
+    log_time: dict[K, float] = field(default_factory=dict)
+    """Log milliseconds of a call, as of the candidate's last comparison."""
+    half_width: dict[K, float] = field(default_factory=dict)
+    """Half width of the confidence interval of its difference (log) to any other one, as of the
+    same comparison."""
+    rounds: int = 0
+    gpu_ms: float = 0.0
+    """GPU time of all launches so far, in milliseconds."""
+    error: float = 0.0
+    """Standard error of the difference (log) of any two in the last comparison."""
+    disturbed: int = 0
+    """The number of disturbed samples (outliers) in the last comparison."""
+
+    @property
+    def best(self) -> K:
+        return min(self.survivors, key=self.log_time.__getitem__)
+
+    def ms(self, candidate: K) -> float:
+        return math.exp(self.log_time[candidate])
+
+    def leads(self, but: K, among: Collection[K] | None = None) -> list[float]:
+        """Returns the upper bound of how much faster (log) each survivor (of those in ``among``)
+        but ``but`` may be than the best."""
+        best = self.log_time[self.best]
+        others = (c for c in (self.survivors if among is None else among) if c != but)
+        return [best - self.log_time[c] + self.half_width[c] for c in others]
+
+    def judge(
+        self, compared: Comparison, among: Sequence[K] | None = None
+    ) -> list[tuple[K, K, float]]:
+        """Eliminates those that cannot be the fastest by a new comparison of the survivors.
+
+        Args:
+            among: which of the survivors were compared; None: all.
+
+        Returns:
+            Each candidate that was eliminated, the best at this time, and the difference of their
+            log times.
+        """
+        alive = list(self.survivors if among is None else among)
+        leader, best = alive[compared.best], compared.log_time[compared.best]
+        eliminated = []
+        for candidate, log_time, is_out in zip(
+            alive, compared.log_time, compared.is_out, strict=True
+        ):
+            self.log_time[candidate] = float(log_time)
+            self.half_width[candidate] = compared.half_width
+            if is_out:
+                self.survivors.remove(candidate)
+                eliminated.append((candidate, leader, float(log_time - best)))
+        self.disturbed, self.error = compared.disturbed, compared.error
+        return eliminated
+
+    def tied(self, tie_width: float) -> list[K]:
+        """Returns the survivors within ``tie_width`` (log) of the best."""
+        best = self.log_time[self.best]
+        return [c for c in self.survivors if self.log_time[c] - best <= tie_width]
+
+    def indistinguishable(self) -> list[K]:
+        """Returns the survivors whose times do not differ significantly from the best one's."""
+        best = self.log_time[self.best]
+        return [c for c in self.survivors if self.log_time[c] - best <= self.half_width[c]]
+
+    def regret_bound(self, chosen: K, among: Collection[K] | None = None) -> float:
+        """Returns how much slower than the fastest ``chosen`` is at most, relative.
+
+        Args:
+            among: the survivors of which the fastest may be one; None: all.
+        """
+        behind = self.log_time[chosen] - self.log_time[self.best]
+        return max(0.0, math.expm1(behind + max([0.0, *self.leads(chosen, among)])))
+
+    def expected_loss(self) -> float:
+        """Returns by how much (log) the best is expected to be slower than the fastest: the sum of
+        what each other survivor may gain, which is an upper bound."""
+        best = self.log_time[self.best]
+        behind = (self.log_time[c] - best for c in self.survivors if c != self.best)
+        return sum(expected_gain(log, self.error) for log in behind)
+
+    def interval(self, candidate: K, time_ms: float) -> tuple[float, float]:
+        """Returns the confidence interval of a candidate's time, given its centre."""
+        # The half width is that of a difference of two.
+        spread = math.exp(self.half_width[candidate] / math.sqrt(2))
+        return time_ms / spread, time_ms * spread
+
+
+# A race that another one follows may stop once nobody can beat its best by more than this: nearer
+# candidates run in the next race, which tells them apart.
+_FINALISTS_WITHIN = 0.03
+# Two rounds in each cache state are the least that has residuals.
+_FINALISTS_ROUNDS = 4
+# Such a race gets this share of a race's GPU time, so that both take little more time than one.
+_FINALISTS_SHARE = 0.4
+# If more than this share of the samples was disturbed, a few rounds may all have been hit: the
+# race takes three times as many rounds at least.
+_DISTURBED_SHARE = 0.02
+_DISTURBED_FACTOR = 3
+
+
+@dataclass(frozen=True)
+class RaceRules:
+    """The rules of a race: when it ends, how long its batches are, and what counts as noise."""
+
+    confidence: float = 0.95
+    tie_width: float = TIE_WIDTH
+    """Relative lead over the best at which a survivor keeps the race going: the race stops once
+    none can have it."""
+    least_rounds: int = 6
+    most_rounds: int = 40
+    batch_ms: float = 0.7
+    most_calls: int = 64
+    """Most calls in a batch. A batch of very short calls is shorter than ``batch_ms``."""
+    gpu_ms: float = 100.0
+    """GPU milliseconds after which the race stops, decided or not, unless calls are slow."""
+    gpu_calls: int = 250
+    """Calls of the fastest candidate whose GPU time ends a race of slow calls."""
+    most_gpu_ms: float = 400.0
+    """GPU milliseconds after which any race stops."""
+    warm_ms: float = 10.0
+    """Milliseconds for which the leader runs before the first round, so that the clock leaves
+    its idle state."""
+    caches: tuple[Cache, ...] = ("cold", "hot")
+    """The cache states that rounds go through by turns (docs/findings/cold-and-hot.md)."""
+    least_sigma: float = 0.0015
+    """Lower bound of the standard deviation of a sample's log time; it is that of batches on a
+    board without other load."""
+    prior_sigma: float = 0.01
+    """Lower bound of the standard deviation while residuals have fewer than ``prior_freedom``
+    degrees of freedom; it is that of a usual board."""
+    prior_freedom: int = 12
+
+    def for_finalists(self) -> RaceRules:
+        """Returns the rules of a race that only has to find the candidates for the next race."""
+        return replace(
+            self,
+            tie_width=_FINALISTS_WITHIN,
+            least_rounds=_FINALISTS_ROUNDS,
+            gpu_ms=_FINALISTS_SHARE * self.gpu_ms,
+            gpu_calls=int(_FINALISTS_SHARE * self.gpu_calls),
+        )
+
+    def is_out_of_time(self, gpu_ms: float, best_ms: float) -> bool:
+        """Returns whether a race whose fastest call takes ``best_ms`` has used up its GPU time."""
+        limit_ms = min(self.gpu_calls * best_ms, self.most_gpu_ms)
+        return gpu_ms > max(self.gpu_ms, limit_ms)
+
+    def compare(self, groups: Sequence[Floats]) -> Comparison:
+        """Compares candidates by rounds; see :func:`statistics.compare`."""
+        return compare(
+            groups,
+            delta=1 - self.confidence,
+            least_sigma=self.least_sigma,
+            prior_sigma=self.prior_sigma,
+            prior_freedom=self.prior_freedom,
+        )
+
+
+class LeadCriterion(StoppingCriterion[Standings[Any]]):
+    """Stops once no survivor can beat the best by a tie width, or after ``rules.most_rounds``."""
+
+    def __init__(self, rules: RaceRules) -> None:
+        self.rules = rules
+
+    def add_measurement(self, measurement: Standings[Any]) -> None:
+        leads = measurement.leads(but=measurement.best)
+        is_decided = all(lead < self.rules.tie_width for lead in leads)
+        if is_decided and measurement.rounds >= self.least_rounds(measurement):
+            self.reason = Reason.DECIDED
+        else:
+            is_over = measurement.rounds >= self.rules.most_rounds
+            self.reason = Reason.LIMIT if is_over else None
+
+    def least_rounds(self, measurement: Standings[Any]) -> int:
+        return self.rules.least_rounds
+
+
+class RaceCriterion(LeadCriterion):
+    """Stops a race that has the GPU to itself: as ``LeadCriterion``, and when one candidate is
+    left, or the rules' GPU time or the budget is used up."""
+
+    def __init__(self, rules: RaceRules, budget: Budget) -> None:
+        super().__init__(rules)
+        self._budget = budget
+
+    def add_measurement(self, measurement: Standings[Any]) -> None:
+        if len(measurement.survivors) == 1:
+            self.reason = Reason.DECIDED
+            return
+        super().add_measurement(measurement)
+        if self.reason is not None:
+            return
+        gpu_ms, best_ms = measurement.gpu_ms, measurement.ms(measurement.best)
+        if self.rules.is_out_of_time(gpu_ms, best_ms):
+            self.reason = Reason.LIMIT
+        elif not self._budget.affords(gpu_ms / measurement.rounds):
+            self.reason = Reason.BUDGET
+
+    def least_rounds(self, measurement: Standings[Any]) -> int:
+        share = measurement.disturbed / (measurement.rounds * len(measurement.survivors))
+        return self.rules.least_rounds * (_DISTURBED_FACTOR if share > _DISTURBED_SHARE else 1)
+
 
 UNDECIDED = "the race ended undecided"
 """The remark of a race that ran out of rounds or GPU time."""
@@ -29,9 +241,6 @@ _REMARKS = {Reason.LIMIT: UNDECIDED, Reason.BUDGET: "the budget ended the race"}
 # Half width (log) of the confidence interval of a time that comes from one launch.
 _ROUGH_HALF_WIDTH = 0.1
 _MOST_WARM_UP_CALLS = 200
-
-_Round = dict[Candidate, float]
-"""Log milliseconds of each candidate in one round."""
 
 
 @dataclass
@@ -46,6 +255,17 @@ class RaceOutcome(Standings[Candidate]):
     clocks_mhz: list[float] = field(default_factory=list)
     """Mean SM clock of each round."""
     remarks: list[str] = field(default_factory=list)
+
+    def add_round(self, samples: Mapping[str, Sample], calls: Mapping[Candidate, int]) -> None:
+        """Counts a round in which each candidate that did not fail has a sample, by its text."""
+        clocks = [s.clock_mhz for s in samples.values() if s.clock_mhz is not None]
+        if clocks:
+            self.clocks_mhz.append(float(np.mean(clocks)))
+        for candidate, count in calls.items():
+            if (sample := samples.get(candidate.text)) is not None:
+                self.samples[candidate] = self.samples.get(candidate, 0) + count
+                self.gpu_ms += sample.time_ms * count
+        self.rounds += 1
 
     @property
     def clock_mhz(self) -> float | None:
@@ -74,28 +294,29 @@ def race(
         outcome.remarks.append("the budget allowed one launch of each candidate only")
         return
     leader = min(rough_ms, key=rough_ms.__getitem__)
-    calls = {
-        c: min(max(1, math.ceil(rules.batch_ms / ms)), rules.most_calls)
-        for c, ms in rough_ms.items()
-    }
-    log: dict[Cache, list[_Round]] = {cache: [] for cache in rules.caches}
-    order: list[Candidate] = []
+    schedule = Mirrored(lambda some: rng.sample(some, len(some)), len(rules.caches))
+    rough = {c.text: ms for c, ms in rough_ms.items()}
+    turns = Turns(timer, schedule, rough, rules.most_calls)
+    log: dict[Cache, list[dict[str, Sample]]] = {cache: [] for cache in rules.caches}
     criterion = RaceCriterion(rules, budget)
     try:
         _warm_up(leader, rough_ms[leader], timer, rules, outcome)
         while outcome.survivors and not criterion.is_finished():
             cache = rules.caches[outcome.rounds % len(rules.caches)]
-            # The order is mirrored after each cache state has seen it.
-            turn = outcome.rounds // len(rules.caches) % 2
-            if turn == 0 and cache == rules.caches[0]:
-                order = rng.sample(outcome.survivors, len(outcome.survivors))
-            alive = set(outcome.survivors)
-            order = [c for c in order if c in alive]
-            batches = [Batch(c, calls[c], cache) for c in (order if turn == 0 else order[::-1])]
-            log[cache].append(_run_round(batches, timer, outcome))
+            order = turns.next_order(outcome.survivors)
+            samples = turns.round(order, cache, rules.batch_ms)
+            log[cache].append(samples)
+            outcome.add_round(samples, {c: turns.calls(c, rules.batch_ms) for c in order})
+            for candidate in order:
+                if candidate.text in turns.failed:
+                    outcome.failed[candidate] = turns.failed[candidate.text]
+                    outcome.survivors.remove(candidate)
             if outcome.rounds >= len(rules.caches) and outcome.survivors:
                 survivors = outcome.survivors
-                groups = [np.array([[r[c] for c in survivors] for r in log[k]]) for k in log]
+                groups = [
+                    np.array([[math.log(r[c.text].time_ms) for c in survivors] for r in rounds])
+                    for rounds in log.values()
+                ]
                 outcome.dropped += outcome.judge(rules.compare(groups))
                 criterion.add_measurement(outcome)
                 yield
@@ -142,23 +363,3 @@ def _warm_up(
     for sample in timer.run([Batch(leader, calls, "hot")]):
         if not sample.error:
             outcome.gpu_ms += sample.time_ms * calls
-
-
-def _run_round(batches: Sequence[Batch], timer: Timer, outcome: RaceOutcome) -> _Round:
-    """Runs one round, charges it to ``outcome`` and removes candidates that fail."""
-    samples = timer.run(batches)
-    clocks = [s.clock_mhz for s in samples if s.clock_mhz is not None and not s.error]
-    if clocks:
-        outcome.clocks_mhz.append(float(np.mean(clocks)))
-    log_times: _Round = {}
-    for batch, sample in zip(batches, samples, strict=True):
-        candidate = batch.candidate
-        if sample.error or not sample.time_ms > 0:
-            outcome.failed[candidate] = sample.error or "no time was measured"
-            outcome.survivors.remove(candidate)
-            continue
-        log_times[candidate] = math.log(sample.time_ms)
-        outcome.samples[candidate] = outcome.samples.get(candidate, 0) + batch.calls
-        outcome.gpu_ms += sample.time_ms * batch.calls
-    outcome.rounds += 1
-    return log_times

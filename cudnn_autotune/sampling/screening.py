@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling.budget import Budget
+from cudnn_autotune.sampling.strategy import Budget
 from cudnn_autotune.timers.timer import Batch, Timer
 
 # A candidate that takes this many times as long as the best is eliminated. Under a power cap the

@@ -10,13 +10,180 @@ advantage. The constants are from docs/findings/power-limit.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling.final_rules import FinalCriterion, FinalRules
-from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
-from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
+from cudnn_autotune.sampling.search import SearchState
+from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA, SustainedRun, run_ms
+from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
+
+
+@dataclass(frozen=True)
+class FinalRules:
+    """Says which candidates run in the steady-state final, how long, and how their times are
+    weighed."""
+
+    reach: float = 1.1
+    """Largest time in the race of a contender, relative to the leader's."""
+    most: int = 3
+    """Most candidates in the first pass, the leader included. One more runs if one of them beats
+    the leader, and one more if PyTorch's candidate is among them, so that nothing is chosen over it
+    that has a longer steady time."""
+    again_chunks: int = 4
+    """Chunks of 40 ms of each run in a further pass."""
+    rerun_margin: float = 0.02
+    """Largest difference (log) to the best contender with which a candidate runs again."""
+    most_again: int = 2
+    """Most contenders that run again, beside the race's leader."""
+    passes: int = 4
+    """Most further passes, each in the reverse order of the one before."""
+    confident: float = 1.0
+    """Standard deviations of the noise by which the best leads when the final ends."""
+    precise: float = 0.006
+    """Relative noise at which the final ends as well, because a smaller gap does not matter."""
+    equal: float = 0.005
+    """Relative gap by which a candidate must beat the race's leader to take its place. Among
+    other candidates within this of each other the time in the race decides, and in a tie there
+    the rules for ties."""
+    burst_weight: float = 0.1
+    """The weight of log(time in the race) beside log(steady time). Both count, because in a model a
+    layer shares the clock with others. With this weight a candidate that is 5 % slower in the race
+    but 2 % faster in sustained runs wins."""
+
+
+# The slowest of three runs or more is left out if the power was not read.
+_TRIMMED_FROM = 3
+_PRIOR_FREEDOM = 4
+# Times at the power limit, however many runs they are from, differ by this much from those of long
+# runs (docs/findings/power-limit.md).
+_POWER_ERROR = 0.0065
+
+
+class SteadyLog(NamedTuple):
+    """The logarithm of the steady time by one sustained run."""
+
+    value: float
+    sigma: float = RUN_SIGMA
+    """Standard deviation of ``value``."""
+    readings: int = 0
+    """The number of readings of the board's power behind ``value``."""
+
+
+@dataclass
+class SteadyTimes:
+    """The sustained runs of the steady-state final."""
+
+    handicaps: dict[Candidate, float] = field(default_factory=dict)
+    """The terms added to the log time of each contender: its weighted loss in the race, and the
+    advantage that only the race's leader has."""
+    logs: dict[Candidate, list[SteadyLog]] = field(default_factory=dict)
+    """The runs of each candidate that did not fail."""
+    finalists: list[Candidate] = field(default_factory=list)
+    is_out_of_time: bool = False
+    """Whether the budget excluded a run that the final asked for."""
+
+    @property
+    def readings(self) -> int:
+        """The number of readings of the board's power behind the times."""
+        return sum(run.readings for runs in self.logs.values() for run in runs)
+
+    def sustained_ms(self) -> dict[Candidate, float]:
+        return {c: math.exp(self.mean(c)) for c in self.logs}
+
+    def noise(self, *candidates: Candidate) -> float:
+        """Returns the part of :meth:`error` that more runs would reduce."""
+        scale = self._scale()
+        return math.hypot(*(scale / math.sqrt(_weights(self.logs[c]).sum()) for c in candidates))
+
+    def error(self, *candidates: Candidate) -> float:
+        """Returns the standard error of the log of one candidate's time, or of the ratio of two."""
+        by_power = (_POWER_ERROR for c in candidates if _is_read(self.logs[c]))
+        return math.hypot(self.noise(*candidates), *by_power)
+
+    def score(self, candidate: Candidate) -> float:
+        """Returns the log time with its handicap: the lowest score wins."""
+        return self.mean(candidate) + self.handicaps.get(candidate, 0.0)
+
+    def doubt(self, candidate: Candidate) -> float:
+        """Returns how much larger the standard error of its score is than the smallest one."""
+        return self.noise(candidate) - min(self.noise(c) for c in self.logs)
+
+    def best(self) -> Candidate:
+        return min(self.finalists, key=self.score)
+
+    def mean(self, candidate: Candidate) -> float:
+        """Returns the weighted mean of the log times.
+
+        Where the power was not read, the worst of three runs or more is left out, since the
+        candidate before it may have lowered its clock. It counts until all finalists have three
+        runs: the best of two against the best two of three would be no fair comparison.
+        """
+        runs = self.logs[candidate]
+        others = [self.logs.get(c, ()) for c in self.finalists]
+        is_trimmed = len(runs) >= _TRIMMED_FROM and all(
+            len(some) >= _TRIMMED_FROM and not _is_read(some) for some in others
+        )
+        kept = sorted(runs)[:-1] if is_trimmed else runs
+        return float(np.average([run.value for run in kept], weights=_weights(kept)))
+
+    def _scale(self) -> float:
+        """Returns the ratio of the scatter of repeated runs to their sigmas. Because a few runs
+        estimate it poorly, a ratio of 1 counts as four degrees of freedom."""
+        squares, freedom = float(_PRIOR_FREEDOM), _PRIOR_FREEDOM
+        for runs in self.logs.values():
+            values, weights = np.array([run.value for run in runs]), _weights(runs)
+            squares += float(weights @ (values - np.average(values, weights=weights)) ** 2)
+            freedom += len(runs) - 1
+        return math.sqrt(squares / freedom)
+
+
+def _is_read(runs: Sequence[SteadyLog]) -> bool:
+    """Returns whether the power was read in some of the runs, near its limit or several times."""
+    return any(run.sigma < FAR_READING_SIGMA for run in runs)
+
+
+def _weights(runs: Sequence[SteadyLog]) -> npt.NDArray[np.float64]:
+    return np.array([run.sigma**-2 for run in runs])
+
+
+class FinalCriterion(StoppingCriterion[SteadyTimes]):
+    """Stops the final once the best finalist leads, or once no further pass is allowed.
+
+    Args:
+        affords_pass: returns whether the budget affords another pass of the finalists.
+    """
+
+    def __init__(self, rules: FinalRules, affords_pass: Callable[[], bool]) -> None:
+        self._rules = rules
+        self._affords_pass = affords_pass
+        self._passes = -1
+
+    def add_measurement(self, measurement: SteadyTimes) -> None:
+        """Takes the times so far into account: once before the first further pass, then after
+        each."""
+        self._passes += 1
+        is_over = not measurement.finalists
+        if is_over or (self._passes > 0 and self._is_decided(measurement)):
+            self.reason = Reason.DECIDED
+        elif self._passes >= self._rules.passes:
+            self.reason = Reason.LIMIT
+        elif not self._affords_pass():
+            self.reason = Reason.BUDGET
+
+    def _is_decided(self, times: SteadyTimes) -> bool:
+        best = times.best()
+        noise = {c: times.noise(c, best) for c in times.finalists if c != best}
+        return all(
+            sigma <= self._rules.precise
+            or times.score(c) - times.score(best) > self._rules.confident * sigma
+            for c, sigma in noise.items()
+        )
+
 
 # Chunks of 40 ms in a first run: nine of ten runs of 160 ms include a power reading of an H200.
 _FIRST_CHUNKS = 4
@@ -121,7 +288,7 @@ class SteadyFinal:
             self._run(candidate, _FIRST_CHUNKS)
 
     def _run(self, candidate: Candidate, chunks: int) -> None:
-        run = self._found.run_alone(candidate, chunks, self._is_patient)
+        run = self._found.run_sustained(candidate, chunks, self._is_patient)
         if run is None:
             self._times.logs.pop(candidate, None)
         else:

@@ -1,11 +1,15 @@
-"""The interface of a sampling mode: a timer measures, the mode decides."""
+"""The interface of a sampling mode: a timer measures, the mode decides within a budget."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
+from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.timers.timer import Timer
 
@@ -38,7 +42,10 @@ def check_mode_name(name: object, argument: str) -> str:
 
 
 class Strategy(Protocol):
-    """A sampling mode. ``name`` is what users pass as ``sampling=``."""
+    """A sampling mode. ``name`` is what users pass as ``sampling=``.
+
+    It may declare more about itself by attributes, which are those of :class:`Traits`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -50,3 +57,103 @@ class Strategy(Protocol):
             The selection; None if no candidate runs, in which case ATen's convolution serves the
             problem.
         """
+
+
+Shortlist = Callable[[Candidates, int], Sequence[Candidate]]
+"""(candidates, ``Limits.benchmark_limit``) -> those that a mode looks at."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The attributes by which a mode declares what it is; one that it lacks has the value here."""
+
+    times: bool = True
+    """Whether it times candidates. One that does not chooses on the caller's own tensors, and saves
+    nothing if a new size is served by what won nearby."""
+    decides_later: bool = False
+    """Whether a trial decides by the caller's later calls, as in ``online``, among the candidates
+    of ``shortlist``. ``select`` is then for audits, and models cannot be tuned beforehand."""
+    races_models: bool = False
+    """Whether a model's problems are tuned in one race of all of them, within ``budget_s``, instead
+    of by ``select``, one after the other."""
+    shortlist: Shortlist | None = None
+    """The candidates that it looks at. Where they are known, they are compiled ahead; None: the
+    mode takes what is compiled, or compiles itself."""
+    seconds: float = 0.6
+    """Approximate duration of a choice on an H200, by which an audit divides its time."""
+
+
+def everything(candidates: Candidates) -> list[Candidate]:
+    """Returns all candidates, those that were chosen for similar problems first."""
+    return [*candidates.similar(), *candidates.all(), *candidates.beyond()]
+
+
+def traits_of(strategy: Strategy) -> Traits:
+    """Returns what a mode declares.
+
+    Raises:
+        TypeError: an attribute has another type than in :class:`Traits`, or a mode that decides
+            later has no ``shortlist``.
+    """
+    given: dict[str, Any] = {f.name: getattr(strategy, f.name, f.default) for f in fields(Traits)}
+    found = Traits(**given)
+    for name in ("times", "decides_later", "races_models"):
+        if not isinstance(given[name], bool):
+            raise TypeError(f"strategy.{name} must be a bool, got {shown(given[name])}")
+    if found.shortlist is None and found.decides_later:
+        raise TypeError("strategy must have a method shortlist if its decides_later is True")
+    if found.shortlist is not None and not callable(found.shortlist):
+        raise TypeError(f"strategy.shortlist must be a method, got {shown(found.shortlist)}")
+    if not isinstance(found.seconds, (int, float)) or isinstance(found.seconds, bool):
+        raise TypeError(f"strategy.seconds must be a number, got {shown(found.seconds)}")
+    return found
+
+
+# Compiling a config at run time takes one thread of the host some 0.3 s, and 0.44 s where all
+# threads compile (docs/findings/kernel-portfolio.md: 37 ms a kernel on twelve of them).
+_COMPILING_MS = 450.0
+
+
+class Budget:
+    """Compares ``limits.budget_ms`` with the timer's wall clock; None is no limit."""
+
+    def __init__(self, timer: Timer, limits: Limits) -> None:
+        self._timer = timer
+        self._budget_ms = math.inf if limits.budget_ms is None else limits.budget_ms
+        self._has_refused = False
+
+    @property
+    def is_limited(self) -> bool:
+        return math.isfinite(self._budget_ms)
+
+    @property
+    def cut_short_ms(self) -> float | None:
+        """The budget in milliseconds if it has left something out so far; else None."""
+        return self._budget_ms if self._has_refused else None
+
+    def left_ms(self) -> float:
+        return self._budget_ms - self._timer.elapsed_ms() if self.is_limited else math.inf
+
+    def is_spent(self) -> bool:
+        return not self._allows(self.left_ms() > 0)
+
+    def affords(self, wall_ms: float) -> bool:
+        return self._allows(self.left_ms() >= wall_ms)
+
+    def compilable(self, count: int, share: float = 1.0) -> int:
+        """Returns how many of ``count`` configs can be compiled in a share of the time left."""
+        if not self.is_limited:
+            return count
+        side_by_side = self._timer.build_threads
+        most = max(0, int(share * self.left_ms() / _COMPILING_MS)) * side_by_side
+        self._allows(most >= count)
+        return min(count, most)
+
+    def _allows(self, is_allowed: bool) -> bool:
+        self._has_refused |= not is_allowed
+        return is_allowed
+
+
+def left_unseen(count: int, of: int) -> str:
+    """Returns the remark on candidates that were not timed because of the budget."""
+    return f"the budget left {count} of {of} candidates unseen"

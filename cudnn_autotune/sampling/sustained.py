@@ -9,23 +9,106 @@ why a race cannot show steady times.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
-from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.conclusion import build_selection, race_selection
-from cudnn_autotune.sampling.contenders import could_win, least_ms_alone
-from cudnn_autotune.sampling.final_rules import FinalRules
-from cudnn_autotune.sampling.race_rules import RaceRules
-from cudnn_autotune.sampling.search import search
-from cudnn_autotune.sampling.search_state import SearchState, at_once
-from cudnn_autotune.sampling.steady_final import SteadyFinal
-from cudnn_autotune.sampling.steady_times import SteadyTimes
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.race import build_selection, race_selection
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.search import SearchState, at_once, search
+from cudnn_autotune.sampling.steady_final import FinalRules, SteadyFinal, SteadyTimes
+from cudnn_autotune.sampling.strategy import Limits, everything
 from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
+from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.timers.timer import Timer
+
+# The constants of the contenders, which could be faster than the race's leader in a sustained run,
+# are from the records behind docs/findings/power-limit.md and of benchmarks/audit_layers.py.
+# Configs of one family slow down alike in sustained runs: of 36 pairs on H200s within 1.0 % in the
+# median, 2.9 % in nine of ten, 6.6 % at most; other pairs within 0.8, 4.9 and 10.7 %.
+_FAMILY_SPREAD = 0.05
+# A second config of a family gets a sustained run, too, if it is this near to the race's leader: in
+# 4 of 82 layers on which H200s throttle, such a config was the best, by 1 %.
+_ALIKE_WITHIN = 0.02
+# A race may overestimate a candidate's time by this factor, which the choice of contenders allows
+# for.
+_RACE_ERROR = 0.01
+
+
+def could_win(
+    found: SearchState, steady_ms: float, max_clock_mhz: float | None, rules: FinalRules
+) -> list[Candidate]:
+    """Returns the contenders: first what PyTorch would run, then the others, the most promising
+    first.
+
+    They are within ``rules.reach`` of the leader, and their optimistic time, with what they lose in
+    the race by ``rules.burst_weight``, is below ``steady_ms``. They are the fastest of each family
+    of configs, and of one family a second one if it is near enough to the leader.
+
+    Args:
+        steady_ms: milliseconds of a call of the leader in its sustained run.
+        max_clock_mhz: the highest SM clock; None if it is unknown.
+    """
+    leader_ms = found.ms(found.leader) or math.inf
+    seen = {found.leader.config_family}
+    firsts, alike = [], []
+    for candidate, least_ms in _optimistic_ms(found, max_clock_mhz).items():
+        behind = (found.ms(candidate) or math.inf) / leader_ms
+        if behind >= rules.reach:
+            continue
+        # A candidate whose possible gain is within the tie width need not run.
+        least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** rules.burst_weight
+        if least_ms >= steady_ms * (1 - TIE_WIDTH):
+            continue
+        if candidate.config_family not in seen:
+            seen.add(candidate.config_family)
+            firsts.append(candidate)
+        elif candidate != found.leader and behind < 1 + _ALIKE_WITHIN:
+            alike.append(candidate)
+
+    def is_not_pytorchs(candidate: Candidate) -> bool:
+        return candidate.text != found.pytorchs
+
+    return sorted([*firsts, *sorted(alike, key=is_not_pytorchs)[:1]], key=is_not_pytorchs)
+
+
+def least_steady_ms(
+    found: SearchState, steady_ms: Mapping[Candidate, float], max_clock_mhz: float | None
+) -> dict[Candidate, float]:
+    """Returns a lower bound of the steady time of each candidate that raced but had no sustained
+    run. The bound is the optimistic time. Where a config of the same family had a sustained run, it
+    is at least the time in the race with that config's slowdown. Both start from the lower end of
+    the interval of the time in the race.
+
+    Args:
+        steady_ms: steady times of the candidates that had sustained runs.
+    """
+    slowdown: dict[object, float] = {}
+    for candidate, ms in steady_ms.items():
+        slower, family = ms / (found.ms(candidate) or ms), candidate.config_family
+        slowdown[family] = min(slower, slowdown.get(family, slower))
+    least = {}
+    for candidate, optimistic_ms in _optimistic_ms(found, max_clock_mhz).items():
+        if candidate in steady_ms:
+            continue
+        of_family = slowdown.get(candidate.config_family, 0.0) * (1 - _FAMILY_SPREAD)
+        middle_ms = max(optimistic_ms, of_family * (found.ms(candidate) or 0.0))
+        least[candidate] = middle_ms * math.exp(-found.half_width(candidate))
+    return least
+
+
+def _optimistic_ms(found: SearchState, max_clock_mhz: float | None) -> dict[Candidate, float]:
+    """Scales the times in the race to the highest clock, as if they were inversely proportional to
+    it."""
+    clock_mhz, scale = found.last.clock_mhz, 1.0
+    if clock_mhz and max_clock_mhz:
+        scale = min(1.0, clock_mhz / max_clock_mhz)
+    raced = [c for c in found.raced() if not (found.aten_is_cudnn and c.text == ATEN.text)]
+    return {c: (found.ms(c) or math.inf) * scale for c in raced}
+
 
 # The sustained run that shows whether the board throttles has so many chunks of 40 ms.
 _PROBE_CHUNKS = 4
@@ -39,6 +122,10 @@ class Sustained:
     race_rules: RaceRules = field(default_factory=RaceRules)
     final_rules: FinalRules = field(default_factory=FinalRules)
     seed: int | None = None
+    seconds = 5.0
+
+    def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:
+        return everything(candidates)
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         found = search(candidates, timer, limits, self.race_rules, self.seed)
@@ -66,7 +153,7 @@ def _probe_leader(found: SearchState) -> SustainedRun | None:
         if not found.budget.affords(run_ms(_PROBE_CHUNKS, found.ms(leader) or 1.0)):
             found.remarks.append("the budget left no time to see whether the board throttles")
             return None
-        run = found.run_alone(leader, _PROBE_CHUNKS)
+        run = found.run_sustained(leader, _PROBE_CHUNKS)
         if run is not None:
             found.sustained_ms[leader] = run.steady_ms
             return run
@@ -140,7 +227,7 @@ def _regret_bound(
         for c, ms in steady_ms.items()
         if c != chosen
     ]
-    least_ms = least_ms_alone(found, steady_ms, max_clock_mhz)
+    least_ms = least_steady_ms(found, steady_ms, max_clock_mhz)
     unknown = [log_chosen - math.log(ms) + 2 * times.error(chosen) for ms in least_ms.values()]
     could_lead = [lead for lead in unknown if lead > 0]
     if could_lead:

@@ -26,7 +26,7 @@ from functools import partial
 import numpy as np
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.timers.board_power import FAR, arrived, at_limit_ms
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 from cudnn_autotune.timers.timer import Batch, Timer
@@ -117,7 +117,7 @@ class SustainedRun:
         return self.ended_ms > (1 + _THROTTLED) * before_ms
 
 
-def run_alone(
+def run_sustained(
     candidate: Candidate,
     call_ms: float,
     least_chunks: int,

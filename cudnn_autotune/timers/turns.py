@@ -1,68 +1,111 @@
-"""Runs candidates in turns of short batches, for recordings and audits.
+"""The loop of turns: candidates run in rounds of short batches, for races, recordings and audits.
 
-It shares no loop with ``sampling``: raw samples and audits must not inherit a strategy's
-eliminations, or its bugs.
+It eliminates nobody but candidates that fail. Who takes turns, and what their times say, is decided
+by the caller: an audit's oracle must not inherit the eliminations of the modes that it judges.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
 
 _MOST_CALLS = 500
 
+Draw = Callable[[list[Candidate]], list[Candidate]]
+"""Candidates -> the same ones in random order."""
+
+
+class Mirrored:
+    """A schedule: a random order for some rounds, and then its mirror image for as many, so that a
+    linear drift cancels (randomised multiple interleaved trials: Abedi & Brecht, ICPE 2017).
+
+    Args:
+        draw: draws an order.
+        repeats: number of rounds in the same order, such as one for each cache state.
+    """
+
+    def __init__(self, draw: Draw, repeats: int = 1) -> None:
+        self._draw = draw
+        self._repeats = repeats
+        self._order: list[Candidate] = []
+        self._round = 0
+
+    @classmethod
+    def seeded(cls, seed: int) -> Mirrored:
+        """Returns the schedule whose orders ``seed`` determines."""
+        rng = random.Random(seed)
+
+        def draw(candidates: list[Candidate]) -> list[Candidate]:
+            rng.shuffle(candidates)
+            return candidates
+
+        return cls(draw)
+
+    def next_order(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Returns the order of the next round, without those that are no longer among
+        ``candidates``."""
+        allowed = {c.text: c for c in candidates}
+        place = self._round % (2 * self._repeats)
+        if place == 0:
+            self._order = self._draw(list(allowed.values()))
+        elif place == self._repeats:
+            self._order.reverse()
+        self._round += 1
+        return [allowed[c.text] for c in self._order if c.text in allowed]
+
 
 class Turns:
-    """Runs candidates that the timer has built in turns, whose order ``seed`` determines, and keeps
-    their rough times and failures."""
+    """Runs candidates that the timer has built in turns, and keeps their rough times and failures.
 
-    def __init__(self, timer: Timer, seed: int) -> None:
+    Args:
+        schedule: orders the rounds; a number is the seed of :meth:`Mirrored.seeded`.
+        rough_ms: milliseconds of a call, by the candidate's text, of those that have run before.
+        most_calls: most calls in a batch.
+    """
+
+    def __init__(
+        self,
+        timer: Timer,
+        schedule: Mirrored | int,
+        rough_ms: Mapping[str, float] | None = None,
+        most_calls: int = _MOST_CALLS,
+    ) -> None:
         self.timer = timer
-        self.rough_ms: dict[str, float] = {}
+        self.rough_ms = dict(rough_ms or {})
         """Milliseconds of a call, by the candidate's text: the latest estimate."""
         self.failed: dict[str, str] = {}
-        """Why a candidate does not build or run, by its text."""
-        self._rng = random.Random(seed)
-        self._order: list[str] = []
-        self._is_mirrored = True
+        """The reason why a candidate does not build or run, by its text."""
+        self._schedule = Mirrored.seeded(schedule) if isinstance(schedule, int) else schedule
+        self._most_calls = most_calls
 
     def once(self, candidate: Candidate) -> Sample | None:
         """Runs a single call; returns None if it fails."""
         return self.run([Batch(candidate)]).get(candidate.text)
 
     def calls(self, candidate: Candidate, batch_ms: float) -> int:
-        """Returns the number of calls that take about ``batch_ms``: at least 1, at most 500."""
+        """Returns the number of calls that take about ``batch_ms``: 1 to ``most_calls``."""
         wanted = math.ceil(batch_ms / max(self.rough_ms[candidate.text], 1e-4))
-        return max(1, min(wanted, _MOST_CALLS))
+        return max(1, min(wanted, self._most_calls))
 
     def next_order(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Returns the order of a round, without those that failed.
-
-        It is random in one round and its mirror image in the next, so that a linear drift cancels.
-        """
-        allowed = {c.text: c for c in candidates if c.text not in self.failed}
-        if self._is_mirrored:
-            self._order = list(allowed)
-            self._rng.shuffle(self._order)
-        else:
-            self._order.reverse()
-        self._is_mirrored = not self._is_mirrored
-        return [allowed[text] for text in self._order if text in allowed]
+        """Returns the order of the schedule's next round, without those that failed."""
+        return self._schedule.next_order([c for c in candidates if c.text not in self.failed])
 
     def round(self, order: Sequence[Candidate], cache: Cache, batch_ms: float) -> dict[str, Sample]:
         """Runs one batch of each candidate; returns the samples of those that did not fail."""
         return self.run([Batch(c, self.calls(c, batch_ms), cache) for c in order])
 
     def run(self, batches: Sequence[Batch]) -> dict[str, Sample]:
-        """Runs batches of different candidates; records failures, and returns the other samples."""
+        """Runs batches of different candidates; records failures, and returns the other samples by
+        the candidates' texts."""
         found = {}
         for batch, sample in zip(batches, self.timer.run(batches), strict=True):
-            if math.isfinite(sample.time_ms):
+            if not sample.error and 0 < sample.time_ms < math.inf:
                 found[batch.candidate.text] = sample
             else:
-                self.failed[batch.candidate.text] = sample.error or "fails to run"
+                self.failed[batch.candidate.text] = sample.error or "no time was measured"
         return found

@@ -16,15 +16,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from cudnn_autotune import sampling
 from cudnn_autotune.core.background import COMPILING, CORES, BackgroundThreads
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.user_implementation import is_users
-from cudnn_autotune.sampling.auto import Shortlist
+from cudnn_autotune.sampling.strategy import Shortlist
 from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.timers.gpu_timer import Built
 from cudnn_autotune.timers.measuring import MOST_ALIGNED
@@ -32,19 +32,16 @@ from cudnn_autotune.tuning import remembering, settings
 
 _log = logging.getLogger(__name__)
 
-# The modes that compile before they time anything. The others take what is compiled already, or
-# compile on threads of their own.
-_MODES = ("auto", "race", "sustained")
 # Problems whose plans wait for a search. A model that records gradients and never asks for them
 # leaves them here; beyond this number the oldest are dropped.
 _MOST = 256
 
-# What compiles beside a search, which compiles and times as well. On an H200 with 16 cores the
+# Threads beside a search, which compiles and times as well. On an H200 with 16 cores the
 # first step of an EfficientNet-B0 took 24 s with twelve threads and 21 s with four.
 _BESIDE_A_SEARCH = BackgroundThreads(max(1, min(CORES // 4, 4)))
 
 Plans = dict[str, "Future[Built]"]
-"""By text, what will have the plan of that candidate alone."""
+"""Candidate text -> future of its plan."""
 _Key = tuple[bytes, int | str]
 
 _begun: OrderedDict[_Key, Future[Plans]] = OrderedDict()
@@ -53,22 +50,24 @@ _begun: OrderedDict[_Key, Future[Plans]] = OrderedDict()
 def start(
     problem: ConvProblem,
     device: Device,
-    sampling: str,
+    mode: str,
     workspace_limit: int | None,
     threads: BackgroundThreads | None = None,
 ) -> None:
     """Begins to compile what a search of ``problem`` would, unless a choice is known.
 
     Args:
-        sampling: the mode; an empty text stands for the settings'.
+        mode: the sampling mode; an empty text stands for the settings'.
         workspace_limit: bytes; None: no limit.
         threads: None: those that compile where nothing else does.
     """
     threads = threads or COMPILING
-    mode = sampling or settings.get_sampling()
+    mode = mode or settings.get_sampling()
     is_limited = settings.get_budget_ms() is not None or settings.get_benchmark_limit() > 0
     key = _key(problem, device)
-    if mode not in _MODES or is_limited or key in _begun:
+    traits = sampling.traits(mode) if mode in sampling.names() else sampling.Traits()
+    # The other modes take what is compiled already, or compile on threads of their own.
+    if traits.shortlist is None or traits.decides_later or is_limited or key in _begun:
         return
     index, nearby = cuda_index(device), []
     if index is not None:
@@ -77,14 +76,14 @@ def start(
         nearby = remembering.similar(problem, index)
     with LOCK, suppress(RuntimeError):  # the system gives no thread: the search compiles
         _begun[key] = threads.submit_next(
-            _compile, threads, problem, device, mode, workspace_limit, nearby
+            _compile, threads, problem, device, traits.shortlist, workspace_limit, nearby
         )
         while len(_begun) > _MOST:
             _cancel(_begun.popitem(last=False)[1])
 
 
 def start_backward(
-    computed: ConvProblem, device: Device, sampling: str, workspace_limit: int | None
+    computed: ConvProblem, device: Device, mode: str, workspace_limit: int | None
 ) -> None:
     """Begins to compile for the gradients that will be asked for of the forward convolution that
     this thread computes; for none where what it computes is a gradient itself."""
@@ -98,7 +97,7 @@ def start_backward(
     ]
     for is_expected, problem in gradients:
         if is_expected:
-            start(problem, device, sampling, workspace_limit, _BESIDE_A_SEARCH)
+            start(problem, device, mode, workspace_limit, _BESIDE_A_SEARCH)
 
 
 def take(problem: ConvProblem, device: Device) -> Plans:
@@ -117,8 +116,8 @@ def compiling(
 ) -> Iterator[None]:
     """Compiles for problems as long as the context lasts, each given by the arguments of
     :func:`start`, in this order. What no search has taken by then is dropped."""
-    for problem, device, sampling, workspace_limit in reversed(wanted):
-        start(problem, device, sampling, workspace_limit)
+    for problem, device, mode, workspace_limit in reversed(wanted):
+        start(problem, device, mode, workspace_limit)
     try:
         yield
     finally:
@@ -153,19 +152,15 @@ def _compile(
     threads: BackgroundThreads,
     problem: ConvProblem,
     device: Device,
-    mode: str,
+    shortlist: Shortlist,
     workspace_limit: int | None,
     nearby: Sequence[Candidate],
 ) -> Plans:
     """Begins to build the plans, each on a thread of its own."""
     try:
         search = open_search(problem, device)
-        candidates: Candidates = _WithoutOperands(
-            search, problem, (), workspace_limit, nearby, gpu_of(device)
-        )
-        if mode == "auto":
-            candidates = Shortlist(candidates)
-        every = [*candidates.similar(), *candidates.all(), *candidates.beyond()]
+        gpu = gpu_of(device)
+        every = shortlist(_WithoutOperands(search, problem, (), workspace_limit, nearby, gpu), 0)
         # A user's implementation may first be run in another process, for which its search waits.
         texts = dict.fromkeys(c.text for c in every if c.is_compiled and not is_users(c.text))
         build = search.build_many

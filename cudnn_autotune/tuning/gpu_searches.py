@@ -16,11 +16,10 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.model_race import Entrant, is_final, rules, steps_in_model
-from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.search import SearchState
+from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import available_bytes

@@ -30,8 +30,8 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.sampling.online import Online
-from cudnn_autotune.sampling.strategy import Limits, Strategy
+from cudnn_autotune.sampling import online
+from cudnn_autotune.sampling.strategy import Limits, Shortlist, Strategy, traits_of
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
@@ -56,9 +56,7 @@ from cudnn_autotune.tuning.serving import Served, serve
 
 _log = logging.getLogger(__name__)
 _searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
-"""Searches that are over before they begin, by thread: another one may be on another GPU."""
-# Modes that time nothing, and so have nothing to save at a new size.
-_UNTIMED = ("heuristic",)
+"""Results of searches that are over before they begin, by thread id and problem."""
 
 
 @dataclass(frozen=True)
@@ -215,12 +213,14 @@ def _is_tried(miss: _Miss, strategy: Strategy | None, first: Choice) -> bool:
     if first.origin == "neighbour":
         # A trial copies the result of PyTorch's own path in each call.
         return settings.get_new_shapes() == "online" and first.text != ATEN.text
-    return isinstance(strategy, Online)
+    return strategy is not None and traits_of(strategy).decides_later
 
 
 def _fast_nearby(miss: _Miss) -> list[Candidate] | None:
     """The engines by which a new size is to be served; None if it is to be searched for."""
-    if miss.mode in _UNTIMED or miss.is_probe or settings.get_new_shapes() == "tune":
+    if miss.is_probe or settings.get_new_shapes() == "tune":
+        return None
+    if not sampling.traits(miss.mode).times:  # there is nothing to save
         return None
     return new_sizes.fast_nearby(miss.problem, miss.device)
 
@@ -253,8 +253,10 @@ def _begin_trial(
     step = new_sizes.LazyPreparation()
     first_step = 2 if nearby is None else new_sizes.calls_before_trial(miss.problem, miss.device)
     trial = _C.OnlineTrial(first.plan, step, first_step)
+    shortlist = sampling.traits(miss.mode).shortlist if nearby is None else online.few
+    assert shortlist is not None  # a mode that decides later has one
     # It must hold neither the trial, which holds it, nor the call's tensors.
-    begun_with = (first.choice, first.plan, since, miss.limits.budget_ms, nearby)
+    begun_with = (first.choice, first.plan, since, shortlist, nearby or (), miss.limits.budget_ms)
     step.begin = partial(_preparation, trial.schedule, *begun_with)
     return trial if nearby is not None or step.start() else None
 
@@ -264,8 +266,9 @@ def _preparation(
     first: Choice,
     plan: _C.Plan,
     since: int,
+    shortlist: Shortlist,
+    nearby: Sequence[Candidate],
     budget_ms: float | None,
-    nearby: Sequence[Candidate] | None,
 ) -> OnlinePreparation:
     """Begins a trial on the tuner's thread, and returns the step that prepares it in the calls."""
     assert first.chosen is not None
@@ -273,7 +276,9 @@ def _preparation(
     committer = OnlineCommitter(first, prepared, since)
     earlier = committer.earlier()
     TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
-    return OnlinePreparation(first, candidate, plan, prepared, budget_ms, nearby, earlier)
+    return OnlinePreparation(
+        first, candidate, plan, prepared, shortlist, nearby, budget_ms, earlier
+    )
 
 
 @contextmanager
@@ -304,8 +309,10 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.limit)
     begun = compiling_ahead.take(problem, miss.device)
     tensors, is_short = miss.tensors, False
-    is_timed = not isinstance(strategy, Online) and strategy.name not in _UNTIMED
-    if is_timed:
+    traits = traits_of(strategy)
+    if traits.decides_later:
+        strategy = sampling.get("heuristic")  # it serves the first call
+    elif traits.times:
         try:
             tensors = _to_measure_on(problem, tensors)
         except torch.OutOfMemoryError as error:
@@ -317,10 +324,7 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.limit, nearby)
-        if isinstance(strategy, Online):
-            selection = strategy.first(candidates, timer)
-        else:
-            selection = strategy.select(candidates, timer, miss.limits)
+        selection = strategy.select(candidates, timer, miss.limits)
     except torch.OutOfMemoryError as error:
         # As text, since a handler that keeps log records would keep the tensors of its frames.
         message = f"out of memory: {error}"

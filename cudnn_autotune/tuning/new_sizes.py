@@ -27,7 +27,7 @@ from cudnn_autotune.tuning.choice import Choice
 
 _log = logging.getLogger(__name__)
 
-# A size is served by its neighbour if that is nearer than this, in powers of two as in
+# A size is served by a measured one if that is nearer than this, in powers of two as in
 # store.neighbours: a factor of two in the batch size or in one spatial size. Resolutions of one
 # model are mostly further apart, and what won further away says less (docs/findings/neighbours.md).
 _NEAR = 1.0
@@ -43,7 +43,7 @@ _NOT_TIMED = 1.3
 # nearly as fast needs the plan only.
 _OWN_PATH = 1.02
 _LEAST_DISTANCE = 0.05
-_MOST_NEIGHBOURS = 8
+_MOST_SIZES = 8
 _MOST_SERVING = 3
 # To build and check the contenders of a trial takes about 15 ms of the program's time, and makes a
 # call about 3 % faster. So a trial begins once the calls of its size have taken this long, or at
@@ -54,13 +54,13 @@ _LEAST_CALLS = 16
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a search has found for one size."""
+    """The results of a search for one size."""
 
     time_ms: float | None
-    """Of the chosen candidate."""
+    """Milliseconds of a call of the chosen candidate; None if it was not timed."""
     candidates: Mapping[str, Candidate]
-    """Those that are right, the chosen one first, by the name of their implementation if they are
-    of one, since its settings depend on the size; else by their text."""
+    """Candidates that are right, the chosen one first, by the name of their implementation if they
+    are of one, since its settings depend on the size; else by their text."""
     logs: Mapping[str, float]
     """By the same names: the logarithm of the time of each over the chosen one's, or 0 of those
     that are faster. Of candidates that differ by less than matters, the first was chosen."""
@@ -71,7 +71,7 @@ _SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
 _lock = ForkSafeLock()
 _measured: dict[_Layer, dict[ConvProblem, _Measured]] = {}
 _met: Counter[_Layer] = Counter()
-"""How many sizes of each layer came after its first measured one."""
+"""Number of sizes of each layer that came after its first measured one."""
 _searched: Counter[ConvProblem] = Counter()
 
 
@@ -118,7 +118,7 @@ def clear() -> None:
 
 @contextmanager
 def always_searched(problem: ConvProblem) -> Iterator[None]:
-    """Within the context the problem has no neighbours."""
+    """Within the context the problem is searched for, whatever is measured nearby."""
     with _lock:
         _searched[problem] += 1
     try:
@@ -156,7 +156,7 @@ def fast_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
     sizes.sort(key=lambda size: size[0])
     if sizes[0][0] >= _NEAR and has_met < _FEW:
         return None
-    ranked = _ranked(sizes[:_MOST_NEIGHBOURS])
+    ranked = _ranked(sizes[:_MOST_SIZES])
     serving = [c for c, times_best in ranked if times_best < _NOT_TIMED][:_MOST_SERVING]
     quick = [c for c, _ in ranked if not c.is_compiled][:1]
     return list(dict.fromkeys([*serving, *quick]))

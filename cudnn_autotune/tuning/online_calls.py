@@ -21,9 +21,8 @@ from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.sampling import online
-from cudnn_autotune.sampling.budget import left_unseen
-from cudnn_autotune.sampling.online_record import TrialRecord
+from cudnn_autotune.sampling.online_race import TrialRecord
+from cudnn_autotune.sampling.strategy import Shortlist, left_unseen
 from cudnn_autotune.store import kept_trials
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
 from cudnn_autotune.tuning import choice_log, output_check, remembering
@@ -60,10 +59,10 @@ class OnlinePreparation:
         choice: the choice that serves until the trial is decided.
         first, plan: the candidate and plan of ``choice``.
         prepared: receives the results, which the tuner's thread reads.
+        shortlist: picks the candidates to compare, as of ``strategy.Traits``.
+        nearby: what was fast on similar problems.
         budget_ms: wall time that all steps together may take, in milliseconds; once it is spent,
             no other candidate joins. A step that has begun is always finished. None: no limit.
-        nearby: if not None, only these, which were fast on sizes nearby, and a few others are
-            compared.
         earlier: what an earlier process has found. What it has eliminated does not join, and the
             others join in the order in which it left them.
     """
@@ -74,8 +73,9 @@ class OnlinePreparation:
         first: Candidate,
         plan: _C.Plan,
         prepared: Prepared,
+        shortlist: Shortlist,
+        nearby: Sequence[Candidate] = (),
         budget_ms: float | None = None,
-        nearby: Sequence[Candidate] | None = None,
         earlier: TrialRecord | None = None,
     ) -> None:
         self._earlier = earlier or TrialRecord()
@@ -83,7 +83,7 @@ class OnlinePreparation:
         self._left_ms = math.inf if budget_ms is None else budget_ms
         self._seen = 0
         self._choice = choice
-        self._nearby = nearby
+        self._shortlist, self._nearby = shortlist, nearby
         self._problem = choice.problem
         self._first = first
         self._plan: _C.Plan | None = plan  # None once the preparation has ended
@@ -200,14 +200,11 @@ class OnlinePreparation:
             for candidate in (c for c in joining if c.is_compiled):
                 self._compiling[candidate] = self._compile(candidate)
 
-    def _offered(self, tensors: Tensors) -> list[Candidate]:
+    def _offered(self, tensors: Tensors) -> Sequence[Candidate]:
         limit = self._choice.workspace_limit
         self._search = _C.EngineSearch.on_device(self._problem.native(), self._choice.device)
-        nearby = self._nearby or ()
-        offer = QueriedCandidates(self._search, self._problem, tensors, limit, nearby)
-        if self._nearby is None:
-            return online.offered(offer, self._choice.benchmark_limit)
-        return online.few(offer)
+        every = QueriedCandidates(self._search, self._problem, tensors, limit, self._nearby)
+        return self._shortlist(every, self._choice.benchmark_limit)
 
     def _compile(self, candidate: Candidate) -> Built:
         """Begins to build a candidate that is compiled at run time."""

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.online_record import TrialRecord
+from cudnn_autotune.sampling.online_race import OnlineRace, TrialRecord
 from cudnn_autotune.timers.lacking import NOTHING, Lacking
 from cudnn_autotune.tuning.output_check import OutputChecks
 
@@ -100,7 +99,7 @@ class Trial:
     committer: Committer
     prepared: Prepared
     earlier: TrialRecord = field(default_factory=TrialRecord)
-    """What an earlier process has found of the same problem."""
+    """The record of an earlier process's trial of the same problem."""
     race: OnlineRace = field(init=False)
     is_idle: bool = False
     """Whether the last step found nothing to do."""

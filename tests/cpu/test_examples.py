@@ -6,11 +6,16 @@ import re
 import runpy
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from benchmark_scripts import BENCHMARKS
+from simulation import SimulatedEngine, candidate, timer_of
+
+import cudnn_autotune as ca
+from cudnn_autotune.timers import recordings
 
 EXAMPLES = BENCHMARKS.parent / "examples"
 TINY = ("--batch", "2", "--size", "32", "--steps", "2")
@@ -43,6 +48,24 @@ def test_plain(run, tmp_path: Path) -> None:
     assert re.search(r"step 1: loss \d", text)
     plain = runpy.run_path(str(EXAMPLES / "train_plain.py"))["make"](4)
     plain.load_state_dict(torch.load(file))
+
+
+def test_a_custom_mode_is_one_short_file(run) -> None:
+    assert len((EXAMPLES / "custom_mode.py").read_text().splitlines()) <= 70
+    lines = run("custom_mode").splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(recordings.names())
+    assert all(re.search(r"\d\.\d{4} ms, \d+\.\d MiB$", line) for line in lines)
+    fast, small, slow = (
+        SimulatedEngine(replace(candidate(text, i), workspace_bytes=size), time_ms, 100.0)
+        for i, (text, size, time_ms) in enumerate(
+            [("fast", 1000, 1.0), ("small", 10, 1.05), ("slow", 0, 2.0)]
+        )
+    )
+    timer = timer_of(fast, small, slow)
+    selection = ca.sampling.get("least_memory").select(
+        timer.candidates, timer, ca.sampling.Limits()
+    )
+    assert [m.candidate.text for m in selection.ranking] == ["small", "fast", "slow"]
 
 
 def test_timm(run) -> None:

@@ -18,11 +18,10 @@ from cudnn_autotune import _C, sampling
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import KERNEL_CFGS
 from cudnn_autotune.sampling import sustained_run
-from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.model_race import Entrant, ModelRace, rules, steps_in_model
-from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.steady_times import _POWER_ERROR
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.search import SearchState
+from cudnn_autotune.sampling.steady_final import _POWER_ERROR
+from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
 from cudnn_autotune.timers.offline.replay import ReplayTimer

@@ -16,9 +16,7 @@ import torch
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.timers.board_power import of_batches
-from cudnn_autotune.timers.offline import frontend_rules
-from cudnn_autotune.timers.offline.build_time import Build, Builds
-from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
+from cudnn_autotune.timers.offline.stand_ins import Build, Builds, StaticCandidates, frontend_find
 from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
 from simulation.board import Board
 from simulation.gpu import (
@@ -108,7 +106,7 @@ class SimulatedTimer:
     def frontend_find(
         self, technique: str, candidates: Sequence[Candidate], limit: int
     ) -> Selection:
-        return frontend_rules.find(technique, candidates, limit, self._launch)
+        return frontend_find(technique, candidates, limit, self._launch)
 
     @property
     def missing(self) -> tuple[str, ...]:

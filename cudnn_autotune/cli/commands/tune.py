@@ -21,8 +21,6 @@ from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import calls_of
 from cudnn_autotune.nn.tune import tune_problems as tune_all
-from cudnn_autotune.sampling.auto import Auto
-from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import was_cut_short
@@ -112,7 +110,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
     # A model is made last, since that takes seconds.
     calls = {} if model is not None else dict.fromkeys(tune_problems.of_layer(given), 1)
     budget_ms = given["budget_ms"] or settings.get_budget_ms()
-    is_whole = model is not None and budget_ms is None and isinstance(sampling.get(mode), Auto)
+    is_whole = model is not None and budget_ms is None and sampling.traits(mode).races_models
     if given["budget_s"] is not None and not is_whole:
         raise refuse("--budget-s", "only with a MODEL, in mode auto, and not with --budget-ms")
     is_auto = given["memory_format"] is not None
@@ -145,7 +143,7 @@ def _mode(given: str | None) -> str:
     mode = settings.get_sampling() if given is None else given
     if mode not in sampling.names():
         raise refuse("--sampling", f"{mode!r} is not one of {', '.join(sampling.names())}")
-    if isinstance(sampling.get(mode), Online):
+    if sampling.traits(mode).decides_later:
         raise refuse("--sampling", f"{mode!r} decides in a program's own calls, not beforehand")
     return mode
 

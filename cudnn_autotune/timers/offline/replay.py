@@ -11,11 +11,10 @@ from typing import Literal
 
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.timers.offline import frontend_rules, recorded_times
-from cudnn_autotune.timers.offline.build_time import Build, Builds
+from cudnn_autotune.timers.offline import recorded_times
+from cudnn_autotune.timers.offline.recorded_times import MOST_AVERAGED, Played, SoloCurve
 from cudnn_autotune.timers.offline.recording import RecordedCandidate, Recording
-from cudnn_autotune.timers.offline.solo_curve import MOST_AVERAGED, Played, SoloCurve
-from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
+from cudnn_autotune.timers.offline.stand_ins import Build, Builds, StaticCandidates, frontend_find
 from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
 
 _BLOCK_ROUNDS = 8
@@ -130,7 +129,7 @@ class ReplayTimer:
     ) -> Selection:
         first = self._rng.randrange(max(1, len(self.recording.lone)))
         self._passes = {c.text: first + self._rng.randrange(_PASSES_APART) for c in candidates}
-        return frontend_rules.find(technique, candidates, limit, self._launch)
+        return frontend_find(technique, candidates, limit, self._launch)
 
     def truth(
         self, kind: Literal["burst", "sustained"] = "sustained", cache: Cache = "cold"

@@ -15,8 +15,7 @@ from cudnn_autotune.audit.analysis import left_out, shared_cases
 from cudnn_autotune.audit.config import AuditConfig, OracleSettings, Solo
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
-from cudnn_autotune.audit.schedule import Session
-from cudnn_autotune.audit.steps import Step, steps
+from cudnn_autotune.audit.schedule import Session, Step, steps
 from cudnn_autotune.audit.summary import summarize
 
 SIMULATION = "simulation.audit"

@@ -33,7 +33,7 @@ from cudnn_autotune.engines.registry import ImplementationError, Named, parse
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.auto import Shortlist
-from cudnn_autotune.sampling.online import few, offered
+from cudnn_autotune.sampling.online import Online, few
 from cudnn_autotune.store import Decision, Store, compact
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import remembering
@@ -305,7 +305,7 @@ def test_a_search_takes_all_offers_and_auto_the_first_four_of_each() -> None:
         own = [c for c in short.beyond() if c.engine is None]
         assert texts(own) == ["aten", "matmul", *of_first[:4], *of_second[:4]]
         assert texts(short.other_kernels({"first@1"})) == of_first[4:]
-        in_turns = [c for c in offered(found) if c.engine is None]
+        in_turns = [c for c in Online().shortlist(found) if c.engine is None]
         assert {*of_first[:4], *of_second[:4]} == set(texts(in_turns)) - {"aten", "matmul"}
         # A new size is compared with little: nothing is compiled for it that did not win nearby.
         assert texts(few(found))[-3:] == ["aten", "matmul", "second@1:B=0"]

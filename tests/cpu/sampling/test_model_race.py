@@ -24,11 +24,10 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.nn.tune import _say_that_nothing_is_tuned, check_budget
 from cudnn_autotune.sampling.auto import Auto
-from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.model_race import Entrant, ModelRace, is_final, rules, steps_in_model
-from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.search import SearchState
 from cudnn_autotune.sampling.statistics import expected_gain
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.store import Decision, Store
 from cudnn_autotune.store.decision import was_cut_short
 from cudnn_autotune.timers import measuring, recordings

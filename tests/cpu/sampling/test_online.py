@@ -26,9 +26,9 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.sampling.online import offered
+from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision
@@ -373,8 +373,12 @@ def listed(*candidates: Candidate, aten_uses_cudnn: bool = True) -> StaticCandid
 def test_the_last_resorts_are_not_offered() -> None:
     a, b = candidate("a"), replace(candidate("b", 1), heuristic_mode="B")
     fallback = replace(candidate("f", 2), heuristic_mode="FALLBACK")
-    assert offered(listed(a, b, fallback, ATEN)) == [a]
-    assert offered(listed(a, b, ATEN, MATMUL, aten_uses_cudnn=False)) == [a, ATEN, MATMUL]
+    assert Online().shortlist(listed(a, b, fallback, ATEN)) == [a]
+    assert Online().shortlist(listed(a, b, ATEN, MATMUL, aten_uses_cudnn=False)) == [
+        a,
+        ATEN,
+        MATMUL,
+    ]
 
 
 def compiled(text: str, rank: int, mode: str) -> Candidate:
@@ -388,16 +392,16 @@ def test_what_is_compiled_at_run_time_takes_part() -> None:
     of_a, of_b = compiled("of_a", 2, "A"), compiled("of_b", 3, "B")
     last, unlisted = compiled("last", 4, "FALLBACK"), compiled("unlisted", 5, "")
     everyone = listed(of_a, a, of_b, last, unlisted, b)
-    assert offered(everyone) == [a, b, of_a, last, unlisted]
-    assert offered(everyone, 1) == [a]
-    assert offered(everyone, 3) == [a, b, of_a], "the limit is that of cuDNN's list"
+    assert Online().shortlist(everyone) == [a, b, of_a, last, unlisted]
+    assert Online().shortlist(everyone, 1) == [a]
+    assert Online().shortlist(everyone, 3) == [a, b, of_a], "the limit is that of cuDNN's list"
 
 
 def test_the_limit_is_of_cudnns_engines() -> None:
     engines = [candidate(f"c{i}", i) for i in range(5)]
     everyone = listed(*engines, ATEN, aten_uses_cudnn=False)
-    assert offered(everyone, 2) == [*engines[:2], ATEN]
-    assert offered(everyone) == [*engines, ATEN]
+    assert Online().shortlist(everyone, 2) == [*engines[:2], ATEN]
+    assert Online().shortlist(everyone) == [*engines, ATEN]
 
 
 # The mode over a timer, as audits run it
@@ -766,7 +770,9 @@ def prepare(budget_ms: float | None) -> tuple[Prepared, int]:
     decision = Decision(problem, "online", 0, None, Selection((Measurement(FIRST, None, 0),), 0))
     first = Choice(decision, 0)
     prepared = Prepared()
-    preparation = Steps(first, FIRST, plan_of(FIRST.text), prepared, budget_ms)
+    preparation = Steps(
+        first, FIRST, plan_of(FIRST.text), prepared, Online().shortlist, budget_ms=budget_ms
+    )
     tensors = (torch.empty(0),) * 3
     for calls in range(1, 20):
         if preparation(*tensors)[1] == 0:

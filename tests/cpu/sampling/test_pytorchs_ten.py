@@ -17,7 +17,7 @@ from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.unlisted import timed_by_pytorch
 from cudnn_autotune.sampling.auto import Auto, Shortlist
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
+from cudnn_autotune.timers.offline.stand_ins import StaticCandidates
 
 COMPILED = ("RUNTIME_COMPILATION",)
 SOLID: dict[str, Any] = {

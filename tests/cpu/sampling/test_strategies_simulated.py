@@ -31,18 +31,13 @@ from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.sampling import conclusion
 from cudnn_autotune.sampling.auto import Auto, Shortlist
-from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.contenders import could_win, least_ms_alone
-from cudnn_autotune.sampling.final_rules import FinalRules
-from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.race_rules import RaceRules
-from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome
-from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
-from cudnn_autotune.sampling.strategy import Limits, Strategy
-from cudnn_autotune.sampling.sustained import Sustained
+from cudnn_autotune.sampling.race import Race, race_selection
+from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome, RaceRules
+from cudnn_autotune.sampling.search import SearchState
+from cudnn_autotune.sampling.steady_final import FinalRules, SteadyLog, SteadyTimes
+from cudnn_autotune.sampling.strategy import Budget, Limits, Strategy
+from cudnn_autotune.sampling.sustained import Sustained, could_win, least_steady_ms
 from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample
 
@@ -569,7 +564,7 @@ def test_what_a_race_left_undecided_the_next_decides() -> None:
     for remarks in ([[]], [[UNDECIDED, "another"], []], [[], [UNDECIDED]]):
         found = raced(dict.fromkeys([candidate("any")], 1.0))
         found.races = [replace(found.last, remarks=some) for some in remarks]
-        selections.append(conclusion.race_selection(found))
+        selections.append(race_selection(found))
     values = [found.evidence.remarks for found in selections if found is not None]
     assert values == [(), ("another",), (UNDECIDED,)]
 
@@ -589,7 +584,7 @@ def test_of_two_of_a_kind_that_ran_alone_the_lesser_slowdown_counts() -> None:
     leader, second, third = (of_tile(candidate(text), 1, 1) for text in "abc")
     found = raced({leader: 1.0, second: 1.0, third: 1.015})
     for alone in ({leader: 1.05, second: 1.12}, {second: 1.12, leader: 1.05}):
-        least = least_ms_alone(found, alone, 1980.0)
+        least = least_steady_ms(found, alone, 1980.0)
         assert least == {third: pytest.approx(1.015 * 1.05 * 0.95)}
 
 

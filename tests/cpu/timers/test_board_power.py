@@ -17,10 +17,10 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import SUSTAINED
 from cudnn_autotune.audit.oracle import measure
-from cudnn_autotune.audit.steady_time import steady_time
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.audit.sustained import steady_time
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_alone
+from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_sustained
 from cudnn_autotune.timers.board_power import (
     EXPONENT,
     FAR,
@@ -167,7 +167,7 @@ def test_a_block_far_from_the_limit_is_brought_there_but_less_sure() -> None:
         timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
         down: Any = TakenDown(timer, share)
         for _ in range(2):  # the first begins with a cool board
-            found = run_alone(candidate("one"), 0.5, 4, down, RaceRules(), is_patient=False)
+            found = run_sustained(candidate("one"), 0.5, 4, down, RaceRules(), is_patient=False)
         assert isinstance(found, SustainedRun)
         assert found.at_limit_ms
         return found
@@ -198,7 +198,7 @@ def blocks(seed: int, every_ms: float, hunting_sd: float = 0.02) -> list[Sustain
     found = []
     for number in count():
         text, call_ms = (("one", 0.5), ("other", 0.6))[number % 2]
-        block = run_alone(candidate(text), call_ms, 4, timer, RaceRules(), is_patient=False)
+        block = run_sustained(candidate(text), call_ms, 4, timer, RaceRules(), is_patient=False)
         assert isinstance(block, SustainedRun)
         if number % 2 == 0 and number > 0:
             found.append(block)
@@ -238,7 +238,7 @@ def test_what_ran_before_does_not_count() -> None:
     gpu = replace(GPU, power_reading_every_ms=50.0)
     timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
     for number in range(4):
-        block = run_alone(candidate("one"), 0.5, 4, timer, RaceRules(), is_patient=False)
+        block = run_sustained(candidate("one"), 0.5, 4, timer, RaceRules(), is_patient=False)
         assert isinstance(block, SustainedRun)
         if number > 0:  # in the first the limit does not hold at once
             least = (block.gpu_ms - 30.0 - 1e3 * WINDOW_S) // 50.0

@@ -9,14 +9,11 @@ import pytest
 from recorder import TraceCriterion
 from simulation import candidate, engine, timer_of
 
-from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.final_rules import FinalCriterion, FinalRules
-from cudnn_autotune.sampling.race_rules import LeadCriterion, RaceCriterion, RaceRules
-from cudnn_autotune.sampling.standings import Standings
-from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.audit.sustained import RunCriterion
+from cudnn_autotune.sampling.racing import LeadCriterion, RaceCriterion, RaceRules, Standings
+from cudnn_autotune.sampling.steady_final import FinalCriterion, FinalRules, SteadyLog, SteadyTimes
+from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.sampling.sustained_run import SteadyCriterion
-from cudnn_autotune.timers.run_criterion import RunCriterion
 from cudnn_autotune.timers.stopping_criterion import Reason
 from cudnn_autotune.timers.timer import Cache, Sample
 

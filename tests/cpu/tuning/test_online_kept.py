@@ -22,8 +22,7 @@ from subprocesses import PACKAGE_PARENT, python
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines import devices
-from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.online_record import KeptTurns, TrialRecord
+from cudnn_autotune.sampling.online_race import KeptTurns, OnlineRace, TrialRecord
 from cudnn_autotune.store import kept_plans, kept_trials
 from cudnn_autotune.tuning.online_tuner import OnlineTuner
 

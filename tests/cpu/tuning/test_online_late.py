@@ -21,7 +21,8 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.sampling.online_record import TrialRecord
+from cudnn_autotune.sampling.online import few
+from cudnn_autotune.sampling.online_race import TrialRecord
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision
 from cudnn_autotune.tuning import online_calls, output_check
@@ -268,7 +269,7 @@ def preparation(
     decision = Decision(problem, "online", 0, limit, Selection((Measurement(FIRST, None, 0),), 0))
     prepared = Prepared()
     first = (Choice(decision, 0), FIRST, plan_of(FIRST.text))
-    return Compiles(*first, prepared, budget_ms, earlier), prepared
+    return Compiles(*first, prepared, few, (), budget_ms, earlier), prepared
 
 
 def steps(one: Compiles) -> tuple[list[str], int]:

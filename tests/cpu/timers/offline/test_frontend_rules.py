@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.timers.offline import frontend_rules
+from cudnn_autotune.timers.offline.stand_ins import frontend_find
 
 
 def candidate(text: str, rank: int = 0) -> Candidate:
@@ -33,7 +33,7 @@ class Scripted:
 
 def test_sample_once_is_one_launch_after_one_warm_up() -> None:
     launch = Scripted(A=[9.0, 2.0], B=[1.0, 3.0])
-    found = frontend_rules.find("sample_once", [B, A], 0, launch)
+    found = frontend_find("sample_once", [B, A], 0, launch)
     assert launch.launched == "BBAA"
     assert [(t.candidate.text, t.time_ms, t.samples) for t in found.ranking] == [
         ("A", 2.0, 1),
@@ -44,7 +44,7 @@ def test_sample_once_is_one_launch_after_one_warm_up() -> None:
 
 @pytest.mark.parametrize("times", [[1.0, 2.0, 9.0], [9.0, 1.0, 2.0], [2.0, 9.0, 1.0]])
 def test_median_of_three(times: list[float]) -> None:
-    found = frontend_rules.find("median_of_three", [A], 0, Scripted(A=[5.0, *times]))
+    found = frontend_find("median_of_three", [A], 0, Scripted(A=[5.0, *times]))
     assert found.winner.time_ms == 2.0
     assert found.total_samples == 3
 
@@ -61,7 +61,7 @@ def test_median_of_three(times: list[float]) -> None:
 def test_till_stable_stops_where_nothing_improves_by_5_percent(
     times: list[float], time_ms: float, samples: int
 ) -> None:
-    found = frontend_rules.find("till_stable", [A], 0, Scripted(A=[5.0, *times]))
+    found = frontend_find("till_stable", [A], 0, Scripted(A=[5.0, *times]))
     assert (found.winner.time_ms, found.winner.samples) == (time_ms, samples)
 
 
@@ -69,34 +69,34 @@ def test_till_stable_is_the_best_of_two_at_one_percent_of_jitter() -> None:
     rng = random.Random(0)
     for _ in range(300):
         times = [rng.lognormvariate(0, 0.01) for _ in range(100)]
-        found = frontend_rules.find("till_stable", [A], 0, Scripted(A=[1.0, *times]))
+        found = frontend_find("till_stable", [A], 0, Scripted(A=[1.0, *times]))
         assert found.winner.samples == 2
         assert found.winner.time_ms == min(times[:2])
 
 
 def test_of_equal_times_the_first_is_kept_and_the_others_vanish() -> None:
     launch = Scripted(A=[1.0, 2.0], B=[1.0, 2.0], C=[1.0, 3.0])
-    found = frontend_rules.find("sample_once", [B, A, C], 0, launch)
+    found = frontend_find("sample_once", [B, A, C], 0, launch)
     assert [t.candidate.text for t in found.ranking] == ["B", "C"]
     assert found.total_samples == 3
 
 
 def test_a_candidate_that_fails_its_warm_up_is_left_out() -> None:
-    found = frontend_rules.find("sample_once", [A, B], 0, Scripted(A=[None], B=[1.0, 2.0]))
+    found = frontend_find("sample_once", [A, B], 0, Scripted(A=[None], B=[1.0, 2.0]))
     assert [t.candidate.text for t in found.ranking] == ["B"]
 
 
 def test_the_status_of_the_timed_launch_is_ignored() -> None:
-    found = frontend_rules.find("sample_once", [A, B], 0, Scripted(A=[1.0, None], B=[1.0, 2.0]))
+    found = frontend_find("sample_once", [A, B], 0, Scripted(A=[1.0, None], B=[1.0, 2.0]))
     assert found.winner.candidate.text == "A"
 
 
 def test_the_limit_counts_candidates_that_ran() -> None:
     launch = Scripted(A=[None], B=[1.0, 2.0], C=[1.0, 1.0])
-    found = frontend_rules.find("sample_once", [A, B, C], 1, launch)
+    found = frontend_find("sample_once", [A, B, C], 1, launch)
     assert [t.candidate.text for t in found.ranking] == ["B"]
 
 
 def test_nothing_runs() -> None:
-    found = frontend_rules.find("sample_once", [A], 0, Scripted(A=[None]))
+    found = frontend_find("sample_once", [A], 0, Scripted(A=[None]))
     assert found.ranking == ()

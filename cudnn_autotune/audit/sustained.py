@@ -8,14 +8,91 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cudnn_autotune.audit.judging import CACHES, JudgedTurns
+import numpy as np
+
+from cudnn_autotune.audit.judging import CACHES, JudgedTurns, of_blocks
 from cudnn_autotune.audit.model import Truth
-from cudnn_autotune.audit.pairing import of_blocks
-from cudnn_autotune.audit.steady_time import SteadyTime, steady_time
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.timers.run_criterion import STRETCH, RunCriterion
-from cudnn_autotune.timers.timer import Batch, Cache, Sample
+from cudnn_autotune.timers.board_power import FAR, at_limit_ms
+from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
+from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample
+
+STRETCH = 5
+"""The number of batches of each cache state between two checks of whether the time is steady."""
+
+
+class RunCriterion(StoppingCriterion[Sequence[tuple[Cache, Sample]]]):
+    """Stops a run of batches of ``calls`` calls once the time is steady in every cache state, after
+    ``least_ms`` of GPU time at the least and ``most_ms`` at the most. A time is steady if it
+    changes by less than ``tolerance`` (relative)."""
+
+    def __init__(self, calls: int, least_ms: float, most_ms: float, tolerance: float) -> None:
+        self._calls = calls
+        self._least_ms = least_ms
+        self._most_ms = most_ms
+        self._tolerance = tolerance
+        self._times: dict[Cache, list[float]] = {}
+        self.spent_ms = 0.0
+
+    def add_measurement(self, measurement: Sequence[tuple[Cache, Sample]]) -> None:
+        """Takes further batches into account, each with its cache state."""
+        for cache, sample in measurement:
+            self._times.setdefault(cache, []).append(sample.time_ms)
+            self.spent_ms += sample.time_ms * self._calls
+        if self.spent_ms >= self._least_ms and all(map(self._is_steady, self._times.values())):
+            self.reason = Reason.DECIDED
+        elif self.spent_ms >= self._most_ms:
+            self.reason = Reason.LIMIT
+
+    def _is_steady(self, times: Sequence[float]) -> bool:
+        """Returns whether the last third of a run agrees with the third before it."""
+        third = len(times) // 3
+        if third < STRETCH:
+            return False
+        last, before = times[-third:], times[-2 * third : -third]
+        return bool(abs(np.median(last) / np.median(before) - 1) < self._tolerance)
+
+
+@dataclass(frozen=True)
+class SteadyTime:
+    """A candidate's steady time by one sustained run."""
+
+    time_ms: float
+    """The geometric mean over the cache states, brought to the power limit if it was read."""
+    clock_mhz: float | None
+
+
+def steady_time(ran: Sequence[tuple[Cache, Sample]], board: GpuState) -> SteadyTime:
+    """Returns the time of one sustained run, from the batches at the candidate's own clock.
+
+    A power controller lets one run draw somewhat more than another. Where the board's power was
+    read in the last two thirds of the run, the time is that at the power limit.
+
+    Args:
+        ran: its batches in their order, some of each cache state; none of them failed.
+        board: a reading of the board with its power limit and its highest clock.
+    """
+    caches = sorted({cache for cache, _ in ran})
+    steady = ran[-max(2 * len(caches), len(ran) // 3) :]
+    level_ms = {
+        cache: float(np.median([s.time_ms for c, s in steady if c == cache])) for cache in caches
+    }
+    relative = at_limit_ms(
+        [s.time_ms / level_ms[cache] for cache, s in ran],
+        [s.clock_mhz for _, s in ran],
+        [s.power_w for _, s in ran],
+        board,
+        since=len(ran) // 3,
+        within=FAR,
+    )
+    log = float(np.mean(np.log(list(level_ms.values()))))
+    if relative:
+        log += float(np.mean(np.log(relative)))
+    clocks = [s.clock_mhz for _, s in steady if s.clock_mhz is not None]
+    return SteadyTime(math.exp(log), float(np.median(clocks)) if clocks else None)
+
 
 _BATCH_MS = 10.0
 _PROBE_MS = 150.0
@@ -34,21 +111,21 @@ _NEAR = 1.04
 again."""
 
 
-class Alone:
+class SustainedRuns:
     """Sustained runs of candidates that have taken turns before."""
 
     def __init__(self, turns: JudgedTurns) -> None:
         self.turns = turns
         self.remarks: list[str] = []
 
-    def sustained(self, candidates: Sequence[Candidate], burst: Truth) -> Truth | None:
+    def truth(self, candidates: Sequence[Candidate], burst: Truth) -> Truth | None:
         """Returns the steady times of candidates that could be the fastest, and of those that were
         picked. Returns None if no sustained run succeeds, or, unless the settings say ``always``,
         if the clock holds in a sustained run of the fastest.
         """
         settings = self.turns.settings
         by_text = {c.text: c for c in candidates if c.text in burst.times_ms}
-        probe = self._block(by_text[burst.best], _PROBE_MS, _PROBE_MS)
+        probe = self._run(by_text[burst.best], _PROBE_MS, _PROBE_MS)
         if probe is None:
             return None
         if settings.solo == "throttled" and not self._throttled(probe, burst):
@@ -86,7 +163,7 @@ class Alone:
 
     def _pass(self, candidates: Sequence[Candidate], blocks: dict[str, list[float]]) -> None:
         for candidate in (*candidates, *reversed(candidates)):
-            block = self._block(candidate, _LEAST_MS, 3 * _LEAST_MS)
+            block = self._run(candidate, _LEAST_MS, 3 * _LEAST_MS)
             if block is not None:
                 blocks[candidate.text].append(block.time_ms)
 
@@ -99,8 +176,8 @@ class Alone:
             return probe.clock_mhz < (1 - _CLOCK_DROP) * max(known)
         return probe.time_ms > (1 + _CLOCK_DROP) * burst.times_ms[burst.best]
 
-    def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
-        """Runs a candidate alone until its time is steady; returns None if it fails."""
+    def _run(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
+        """Runs a candidate until its time is steady; returns None if it fails."""
         calls = self.turns.calls(candidate, _BATCH_MS)
         criterion = RunCriterion(calls, least_ms, most_ms, _STEADY)
         ran: list[tuple[Cache, Sample]] = []

@@ -1,0 +1,137 @@
+"""What a sampling mode declares about itself, and that each room goes by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation import StaticCandidates, candidate
+from strategies import Counting
+
+import cudnn_autotune as ca
+from cudnn_autotune.audit.schedule import Step
+from cudnn_autotune.cli.commands import tune as tune_command
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.nn.tune import check_budget, mode_for
+from cudnn_autotune.sampling import Candidates, Traits, get, names, register, traits
+from cudnn_autotune.sampling.strategy import traits_of
+from cudnn_autotune.tuning import compiling_ahead
+
+PACKAGE = Path(ca.__file__).parent
+FRONTENDS = ("sample_once", "median_of_three", "till_stable")
+
+
+class Declaring(Counting):
+    """A mode that declares what a test says."""
+
+    def __init__(self, name: str, **declared: Any) -> None:
+        super().__init__()
+        self.name = name
+        vars(self).update(declared)
+
+
+def nothing_of(candidates: Candidates, limit: int) -> list[Candidate]:
+    return []
+
+
+RACES = Declaring("test_traits_races", races_models=True, seconds=7.0)
+LATER = Declaring("test_traits_later", decides_later=True, shortlist=nothing_of)
+PLAIN = Declaring("test_traits_plain")
+for _mode in (RACES, LATER, PLAIN):
+    register(_mode)
+
+
+def test_a_mode_with_only_a_name_and_select_has_the_defaults() -> None:
+    assert traits(PLAIN.name) == Traits()
+    assert Traits() == Traits(times=True, decides_later=False, races_models=False, shortlist=None)
+
+
+def test_what_the_modes_of_the_package_declare() -> None:
+    plain = {name: replace(traits(name), shortlist=None) for name in names()}
+    assert plain["heuristic"] == Traits(times=False, seconds=0.05)
+    assert plain["auto"] == Traits(races_models=True, seconds=1.0)
+    assert plain["race"] == Traits()
+    assert plain["sustained"] == Traits(seconds=5.0)
+    assert plain["online"] == Traits(decides_later=True)
+    for name in FRONTENDS:
+        assert plain[name] == Traits()
+    lists = [name for name in names() if traits(name).shortlist and not name.startswith("test_")]
+    assert lists == ["race", "sustained", "auto", "online"]
+
+
+def test_a_mode_lists_what_it_looks_at() -> None:
+    listed = [candidate(f"a{i}", i) for i in range(30)]
+    every = StaticCandidates(listed, similar=listed[3:4])
+    assert get("race").shortlist(every, 0) == [listed[3], *listed]  # type: ignore[attr-defined]
+    assert len(get("auto").shortlist(every, 0)) == 1 + 10  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("trait", ["times", "decides_later", "races_models", "seconds"])
+def test_another_type_is_refused_by_the_name_of_the_attribute(trait: str) -> None:
+    with pytest.raises(TypeError, match=rf"strategy\.{trait} must be a \w+, got 'yes'"):
+        register(Declaring("test_traits_wrong", **{trait: "yes"}))
+    assert "test_traits_wrong" not in names()
+
+
+def test_a_shortlist_that_is_no_method_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"strategy\.shortlist must be a method, got \[\]"):
+        traits_of(Declaring("test_traits_wrong", shortlist=[]))
+
+
+def test_a_mode_that_decides_later_must_say_between_whom() -> None:
+    with pytest.raises(TypeError, match="must have a method shortlist"):
+        register(Declaring("test_traits_wrong", decides_later=True))
+
+
+def test_a_budget_of_a_model_is_for_modes_that_race_models() -> None:
+    check_budget(1.0, RACES.name)
+    with pytest.raises(ValueError, match="budget_s must be None in mode 'test_traits_plain'"):
+        check_budget(1.0, PLAIN.name)
+
+
+def test_what_decides_later_is_not_tuned_beforehand() -> None:
+    with ca.flags(LATER.name), pytest.raises(ValueError, match="decides in later calls"):
+        mode_for(None)
+    with pytest.raises(Exception, match="decides in a program's own calls"):
+        tune_command._mode(LATER.name)
+    assert tune_command._mode(PLAIN.name) == PLAIN.name
+
+
+def test_an_audit_plans_the_seconds_that_a_mode_declares() -> None:
+    assert Step(RACES.name).seconds_of_case("never") == 7.0
+    assert Step("sustained").seconds_of_case("always") == 5.0
+    assert Step("registered_elsewhere").seconds_of_case("never") == Traits().seconds
+
+
+def test_engines_are_compiled_ahead_for_what_a_mode_lists() -> None:
+    asked = []
+
+    def shortlist(candidates: Candidates, limit: int) -> list[Candidate]:
+        asked.append(candidates)
+        return []
+
+    register(Declaring("test_traits_lists", shortlist=shortlist))
+    problem = ca.ConvProblem("fprop", (2, 16, 9, 9), (16, 16, 3, 3), padding=1)
+    for mode in (PLAIN.name, LATER.name, "heuristic", "sample_once", "registered_elsewhere"):
+        compiling_ahead.start(problem, "h200", mode, None)
+        assert not compiling_ahead._begun
+    compiling_ahead.start(problem, "h200", "test_traits_lists", None)
+    (listing,) = compiling_ahead._begun.values()
+    assert listing.result() == {}
+    assert len(asked) == 1
+    compiling_ahead.take(problem, "h200")
+
+
+def test_no_room_outside_asks_which_mode_it_is() -> None:
+    """Behaviour goes by traits: nothing above ``sampling`` compares a strategy's class or name."""
+    needles = ("isinstance(strategy", "isinstance(sampling.get", "strategy.name ==")
+    found = [
+        f"{path.relative_to(PACKAGE)}: {needle}"
+        for room in ("tuning", "nn", "distributed", "cli", "audit")
+        for path in (PACKAGE / room).rglob("*.py")
+        for needle in needles
+        if needle in path.read_text(encoding="utf-8")
+    ]
+    assert found == []
