@@ -12,8 +12,7 @@ import torch
 from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.options import refuse
-from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count, milliseconds, size
+from cudnn_autotune.cli.wording import count, milliseconds, say, size
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.configs import Candidate, build_plan, cuda_index
@@ -22,7 +21,7 @@ from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import EngineLaunch, Kernel, KernelLaunch, Recipe
 from cudnn_autotune.engines.registry import is_text
-from cudnn_autotune.timers.by_name import measure
+from cudnn_autotune.nn.expert import measure
 from cudnn_autotune.timers.measuring import telling_operands
 from cudnn_autotune.tuning.checking import tolerance
 from cudnn_autotune.tuning.output_check import examined
