@@ -10,15 +10,15 @@
 namespace cudnn_autotune {
 
 // Whether a transform of torch.func is under way on this thread. Transforms, and forward-mode
-// derivatives, have rules for ATen's convolution only. (It cannot be read from functorchTLSAccessor(), which stays set on a thread once a
-// transform was used there. The dispatch key that is read here is included only as long as one is
-// under way.)
+// derivatives, have rules for ATen's convolution only. (It cannot be read from
+// functorchTLSAccessor(), which stays set on a thread once a transform was used there. The dispatch
+// key that is read here is included only as long as one is under way.)
 bool in_transform();
 
 // The operators computed by ATen alone, on any device: where cuDNN has no engine, and on a CPU. The
-// arguments are those of conv_ops.h. Padding that differs before and after is applied as PyTorch's padding="same"
-// does it: the input is padded first. Throws c10::ValueError for lists of a wrong length, and what
-// ATen throws.
+// arguments are those of conv_ops.h. Padding that differs before and after is applied as PyTorch's
+// padding="same" does it: the input is padded first. Throws c10::ValueError for lists of a wrong
+// length, and what ATen throws.
 //
 // They call PyTorch's own convolution, also where csrc/aten_kernels.h has put another in its place.
 at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,

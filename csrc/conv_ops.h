@@ -9,9 +9,9 @@
 
 namespace cudnn_autotune {
 
-// The C++ signatures of the operators, which stand below autograd. Those of a layer's call and of its
-// derivatives are called by the kernels of aten::convolution (aten_kernels.h), the others by the
-// programs of torch.compile.
+// The C++ signatures of the operators, which stand below autograd. Those of a layer's call and of
+// its derivatives are called by the kernels of aten::convolution (aten_kernels.h), the others by
+// the programs of torch.compile.
 //   stride, dilation: one entry for each spatial dimension
 //   padding: one entry for each spatial dimension, or twice as many: all before, then all after
 //   sampling: the name of a mode; "" takes the setting
