@@ -264,7 +264,7 @@ def test_a_rank_that_fails_ends_the_launch(modules: None) -> None:
     from rank_tuning.launch import LaunchError, launch
 
     with pytest.raises(LaunchError, match=r"KeyError: 'mode'|CUDA|NVIDIA"):
-        launch(BENCHMARKS / "ranks.py", 1, {}, 90)
+        launch(BENCHMARKS / "ranks.py", 1, {}, 300)
 
 
 def test_onlines_differences_are_paired_block_by_block(modules: None) -> None:
