@@ -1,4 +1,4 @@
-"""Which policy serves a call of PyTorch's convolution, and what stands above it.
+"""The policy that serves a call of PyTorch's convolution, and the layers of PyTorch above it.
 
 The kernels are registered for the CPU, where the operators compute by ATen. A dispatch mode looks
 at the policy where the kernels will.
@@ -112,7 +112,7 @@ def test_derivatives_of_any_order_have_the_policy_of_the_forward(name: str) -> N
 def test_a_checkpoint_computes_again_with_the_policy(use_reentrant: bool) -> None:
     made = layer("Conv2d", sampling="race")
     with Watched() as watched:
-        # What is computed again ends with the last tensor that is saved.
+        # The second computation ends with the last tensor that is saved.
         function = lambda x: made(x).relu()  # noqa: E731
         checkpoint(function, input_of("Conv2d"), use_reentrant=use_reentrant).sum().backward()
     assert [name for name, _ in watched.calls] == [FORWARD, FORWARD, BACKWARD]
@@ -297,7 +297,7 @@ def test_a_gradient_within_a_forward_has_the_policy_of_its_own_forward() -> None
     assert watched.policies == [("heuristic", -1)] * 2
 
 
-# What stands above
+# The layers of PyTorch above the kernels
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -62,7 +62,8 @@ def test_without_a_gpu_candidates_are_built_for_another() -> None:
 
 def test_a_kernel_of_the_package_is_found_by_its_name() -> None:
     text = succeeded("check", *LAYER, *HALF, "--candidate", "depthwise", "--gpu", "h200")
-    offered = [c.text for c in ca.expert.candidates(DEPTHWISE, "h200") if c.text.startswith("depthwise@")]
+    texts = [candidate.text for candidate in ca.expert.candidates(DEPTHWISE, "h200")]
+    offered = [one for one in texts if one.startswith("depthwise@")]
     assert offered
     assert all(f"{one}: " in text for one in offered)
     assert text.count(" compiles to ") >= len(offered)
