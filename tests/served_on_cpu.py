@@ -28,6 +28,11 @@ def served_on_cpu() -> Iterator[None]:
         )
 
     kernels = _C.AtenKernels("CPU")
-    with mock.patch.object(functional, "_is_served", is_served):
-        yield
-    del kernels
+    try:
+        with mock.patch.object(functional, "_is_served", is_served):
+            yield
+    finally:
+        del kernels
+        # PyTorch's dispatcher in Python, which export uses, would still look for them.
+        for operator in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward):
+            operator.default._dispatch_cache.clear()

@@ -236,8 +236,11 @@ def marked(
     ):
         output: Tensor = getattr(F, name)(*arguments)
         return output
+    # PyTorch's operator would add the batch, and pad, behind the mark.
+    is_unbatched = input.dim() == weight.dim() - 1
+    if is_unbatched:
+        input = input.unsqueeze(0)
     if padding == "same" and all(s == 1 for s in _for_each(stride, name)):
-        # PyTorch's operator would pad behind the mark.
         input, padding = _padded(input, weight, _for_each(others[0], name))
     limit = -1 if workspace_limit is None else workspace_limit
     input = torch.ops.cudnn_autotune.mark_input(input, sampling or "", limit)
@@ -249,25 +252,23 @@ def marked(
     output = operator(input, weight, bias, _for_each(stride, name), first, *rest)
     if "transpose" in name:
         output = torch.ops.cudnn_autotune.mark_output(output)
-    return output
+    return output.squeeze(0) if is_unbatched else output
 
 
 def _is_served(dims: int, input: Any, weight: Any, bias: Any) -> bool:
     """Whether the kernels may serve these tensors; else they are PyTorch's to compute or refuse."""
     return (
         _HAS_CUDA
-        and isinstance(input, Tensor)
-        and isinstance(weight, Tensor)
-        and (bias is None or isinstance(bias, Tensor))
+        and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
         and input.is_cuda
         and input.dtype in DTYPES
         and weight.dim() == dims + 2
-        and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
     )
 
 
-def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
-    """Whether the tensor's class handles PyTorch's operators itself, as DTensor does."""
+def _has_rules_of_its_own(tensor: Any) -> bool:
+    """Whether the value is no tensor, or its class handles PyTorch's operators itself, as DTensor
+    does."""
     return tensor is not None and type(tensor) not in _PLAIN
 
 

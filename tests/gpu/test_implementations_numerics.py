@@ -125,7 +125,7 @@ def right(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def arguments(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> list[Tensor]:
-    """As ``ca.expert.execute`` takes them."""
+    """Returns the operands in the order that ``ca.expert.execute`` takes."""
     added = [name for name in ("bias", "residual") if name in tensors]
     return [tensors[name] for name in (*OPERANDS[problem.op], *added)]
 

@@ -387,7 +387,7 @@ def test_what_is_long_is_not_repeated_whole(tmp_path: Path, changes: dict[str, A
 
 
 def test_a_file_has_an_end(tmp_path: Path) -> None:
-    """As large a file as may be is read, and a larger one is not."""
+    """A file of the largest size is read, and a larger one is not."""
     path = tmp_path / "own.json"
     shapes = '"input_shape": [1, 1, 1], "weight_shape": [1, 1, 1], "channels_last": false'
     layers = [f'{{"name": "a{i}", "source": "{i}", {shapes}}}' for i in range(2000)]

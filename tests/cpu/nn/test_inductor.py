@@ -89,6 +89,21 @@ def test_inductor_decides_on_the_layout_as_for_pytorchs_layer(is_inference: bool
     assert theirs, "else this model tells nothing"
 
 
+@pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_the_mark_is_next_to_the_convolution(kind: str, is_batched: bool) -> None:
+    """Only there the lowering sees it: not in front of what adds a batch, or pads."""
+    keywords = {"padding": "same"} if kind == "Conv2d" else {}
+    with FakeTensorMode():
+        layer = getattr(ca, kind)(8, 16, 4, device="cuda", **keywords)
+        size = (4, 8, 9, 8) if is_batched else (8, 9, 8)
+        (graph,) = inductors_graphs(layer, torch.empty(size, device="cuda"))
+    (convolution,) = graph.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.convolution.default
+    )
+    assert convolution.args[0].target is operators.mark_input.default
+
+
 def test_graphs_of_other_policies_differ() -> None:
     """The keys of Inductor's caches are made of the graph's code."""
     codes = {

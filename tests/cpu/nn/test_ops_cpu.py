@@ -59,7 +59,7 @@ def test_values(case: Case) -> None:
 
 
 def test_values_are_those_of_torch_nn_grad() -> None:
-    """And of its other spelling, aten.convolution_backward."""
+    """They equal those of aten.convolution_backward, its other spelling, as well."""
     case = CASES["groups"]
     input, weight, _, grad_output = case.tensors(requires_grad=False)
     arguments = (case.stride, case.padding, case.dilation, case.groups)

@@ -1,4 +1,4 @@
-"""What a sampling mode declares about itself, and that each room goes by it."""
+"""A sampling mode declares its traits, and each room goes by them."""
 
 from __future__ import annotations
 

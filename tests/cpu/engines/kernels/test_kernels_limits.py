@@ -1,4 +1,4 @@
-"""What the kernels' recipes ask of a GPU: its shared memory, its threads and its instructions."""
+"""Recipes of kernels keep to the shared memory, threads and instructions of a GPU."""
 
 from __future__ import annotations
 
