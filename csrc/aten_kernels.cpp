@@ -61,21 +61,30 @@ struct AtenCall {
     return c10::DimVector(n, values[0]);
   }
 
-  // Whether all lists have an entry for each spatial dimension, and all numbers are such that sizes
-  // can be computed without overflow.
-  bool is_plain() const {
+  // Null if all lists have an entry for each spatial dimension, and all numbers are such that sizes
+  // can be computed without overflow; else the reason to leave the call to PyTorch.
+  const char* why_not_plain() const {
     const int64_t n = weight.dim() - 2;
-    const auto are_counts = [](at::IntArrayRef values) {
-      return std::all_of(values.begin(), values.end(), [](int64_t value) {
-        return 0 <= value && value <= ConvGeometry::kMostCounted;
-      });
+    const std::array<at::IntArrayRef, 4> lists{stride, padding, dilation, output_padding};
+    const std::array<at::IntArrayRef, 2> sizes{input.sizes(), weight.sizes()};
+    const auto all = [](const auto& groups_of_values, const auto& holds) {
+      return std::all_of(groups_of_values.begin(), groups_of_values.end(), holds);
     };
-    const auto has = [&](at::IntArrayRef values) {
-      return static_cast<int64_t>(values.size()) == n && are_counts(values);
+    const auto is_negative = [](int64_t value) { return value < 0; };
+    const auto is_large = [](int64_t value) { return value > ConvGeometry::kMostCounted; };
+    const auto has_none = [](const auto& test) {
+      return [&test](at::IntArrayRef values) {
+        return std::none_of(values.begin(), values.end(), test);
+      };
     };
-    return n >= 1 && input.dim() == n + 2 && are_counts(input.sizes()) &&
-           are_counts(weight.sizes()) && has(stride) && has(padding) && has(dilation) &&
-           has(output_padding) && groups >= 1 && groups <= ConvGeometry::kMostCounted;
+    const auto has_all_dims = [n](at::IntArrayRef values) {
+      return static_cast<int64_t>(values.size()) == n;
+    };
+    if (n < 1 || input.dim() != n + 2 || groups < 1 || !all(lists, has_all_dims) ||
+        !all(lists, has_none(is_negative)) || !all(sizes, has_none(is_large))) {
+      return kNotTaken;
+    }
+    return is_large(groups) || !all(lists, has_none(is_large)) ? kNotCounted : nullptr;
   }
 
   // The size of the output, if the convolution is transposed; nothing if it is the gradient of
@@ -90,8 +99,6 @@ struct AtenCall {
     return {forward_input_size, weight.sizes(), stride, padding, dilation, groups};
   }
 };
-
-constexpr const char* kNotTaken = "arguments that PyTorch refuses, or takes in a way of its own";
 
 // The operators, called with a list of arguments that they share. They are dispatched anew from
 // this backend's key, so that nothing above it is run twice.
@@ -134,7 +141,7 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const 
   const auto policy = policy_of_call(input);
   if (!policy) return pytorchs();
   const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
-  if (!call.is_plain()) return pytorchs(kNotTaken);
+  if (const char* reason = call.why_not_plain()) return pytorchs(reason);
   if (is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
     return convolution(keys, input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
@@ -178,8 +185,8 @@ Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_
   const auto policy = policy_of_call(input);
   if (!policy) return pytorchs();
   const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
-  if (!call.is_plain() || grad_output.scalar_type() != input.scalar_type() ||
-      grad_output.device() != input.device()) {
+  if (const char* reason = call.why_not_plain()) return pytorchs(reason);
+  if (grad_output.scalar_type() != input.scalar_type() || grad_output.device() != input.device()) {
     return pytorchs(kNotTaken);
   }
   if (grad_output.dim() == 3 && is_image_of_height_1(input, weight, /*pads=*/false)) {

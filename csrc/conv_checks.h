@@ -15,15 +15,19 @@
 
 namespace cudnn_autotune {
 
+// Reasons why a call is left to PyTorch, as fallbacks() counts them.
+constexpr const char* kNotTaken = "arguments that PyTorch refuses, or takes in a way of its own";
+constexpr const char* kNotCounted = "a stride, padding, dilation or group count of 2**31 or more";
+
 // Why a call is left to ATen before any engine is looked up; null if it is not.
 inline const char* why_not_cudnn(const at::Tensor& a, const at::Tensor& b,
                                  const ConvGeometry& geometry) {
   if (!at::globalContext().userEnabledCuDNN()) return "torch.backends.cudnn.enabled is False";
   if (!data_type(a.scalar_type())) return "a dtype that cuDNN has no convolution for";
   // This comes first, because with such values the size of the output would overflow.
-  if (!geometry.fits_int32()) return "a stride, padding, dilation or group count of 2**31 or more";
+  if (!geometry.fits_int32()) return kNotCounted;
   if (a.scalar_type() != b.scalar_type() || a.device() != b.device() || !geometry.is_valid()) {
-    return "arguments that PyTorch refuses, or takes in a way of its own";
+    return kNotTaken;
   }
   const auto is_empty = [](at::IntArrayRef size) {
     return std::find(size.begin(), size.end(), 0) != size.end();

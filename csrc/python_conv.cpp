@@ -99,10 +99,15 @@ bool is_same(PyObject* object) {
 
 // Whether nothing stands between a call and the kernel: no gradient is recorded, and nothing casts,
 // transforms or watches.
-bool is_bare(const at::Tensor& input, const at::Tensor& weight) {
-  return !at::GradMode::is_enabled() && !at::autocast::is_autocast_enabled(at::kCUDA) &&
-         !in_transform() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
-         !input._fw_grad(/*level=*/0).defined() && !weight._fw_grad(/*level=*/0).defined();
+bool is_bare(const at::Tensor& input, const at::Tensor& weight,
+             const std::optional<at::Tensor>& bias) {
+  const auto is_differentiated = [](const at::Tensor& tensor) {
+    return (at::GradMode::is_enabled() && tensor.requires_grad()) ||
+           tensor._fw_grad(/*level=*/0).defined();
+  };
+  return !at::autocast::is_autocast_enabled(at::kCUDA) && !in_transform() &&
+         !c10::impl::TorchDispatchModeTLS::any_modes_set() && !is_differentiated(input) &&
+         !is_differentiated(weight) && !(bias && is_differentiated(*bias));
 }
 
 // PyTorch's order of arguments:
@@ -140,6 +145,11 @@ PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   std::optional<at::Tensor> bias;
   if (has_bias) bias = THPVariable_Unpack(args[2]);
+  // torch.nn.functional refuses it in other words than the operator below.
+  if (has_bias && bias->scalar_type() != input.scalar_type() &&
+      !at::autocast::is_autocast_enabled(at::kCUDA)) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
   std::array<int64_t, 2 * dims> sides{};
   bool pads_unevenly = false;
   if (pads_same) {
@@ -150,7 +160,7 @@ PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
                                      [](int64_t value) { return value != 1; });
     // PyTorch refuses strides. It pads the input first, and so does this package where a gradient
     // is recorded: the operator has none.
-    if (strides || (pads_unevenly && !is_bare(input, weight))) Py_RETURN_NOTIMPLEMENTED;
+    if (strides || (pads_unevenly && !is_bare(input, weight, bias))) Py_RETURN_NOTIMPLEMENTED;
   }
   at::Tensor output;
   {

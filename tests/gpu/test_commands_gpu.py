@@ -98,8 +98,12 @@ CHECKED = (
     "64",
     "--padding",
     "1",
+    "--dtype",
+    "float16",
+    "--channels-last",
+    "--op",
+    "fprop",
 )
-CHECKED_AS = ("--dtype", "float16", "--channels-last", "--op", "fprop")
 
 
 @pytest.mark.parametrize("candidate", ["depthwise", "aten"])
@@ -115,7 +119,7 @@ def test_a_wrong_candidate_is_told() -> None:
         done = run(*CHECKED, "--candidate", "written")
     assert done.exit_code == 1
     assert "written@1: is wrong (relative error" in done.stdout
-    assert "1 candidate at fault" in done.stderr
+    assert "1 candidate at fault" in done.stderr, done.stdout
 
 
 def test_a_gpu_that_is_not_here_is_built_for() -> None:
