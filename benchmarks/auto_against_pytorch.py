@@ -5,7 +5,9 @@ Random layers in one and three dimensions, transposed and grouped ones, forward 
 the backward, in float16, bfloat16 and float32, in both layouts. Each is a call of PyTorch's own
 operator: PyTorch runs it with benchmark on and limit 10, and `auto` while `enable("auto")` is in
 force, in turns in one process. What is below 0.99 is measured once more with more rounds before it
-counts. The first layer is one that was slower once.
+counts, and then on sets of tensors in turn, that the L2 cache does not hold: `auto` chooses for
+such, while a call repeated on one set finds all of it there. The first layer is one that was slower
+once.
 
     python benchmarks/auto_against_pytorch.py --json auto_against_pytorch.json
     python benchmarks/auto_against_pytorch.py --seconds 60 --kinds 3-d,transposed --seed 1
@@ -33,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--layers", type=int, default=200, help="how many; %(default)s")
     p.add_argument("--seed", type=int, default=0, help="of the layers and their data")
     p.add_argument("--kinds", default=",".join(KINDS), help="of: %(default)s")
+    p.add_argument("--only", nargs="*", help="only drawn layers whose text has one of these")
     p.add_argument("--seconds", type=float, default=200, help="begins no layer after so many")
     return p
 
@@ -98,7 +101,9 @@ def tables(data: dict[str, Any]) -> list[Table]:
             summary.rows.append([kind, op, str(len(found)), *shown, str(worse)])
     worst = Table(
         "The layers with the least of these",
-        columns("layer|PyTorch (us)|auto (us)|PyTorch over auto|95 % interval|engine"),
+        columns(
+            "layer|PyTorch (us)|auto (us)|PyTorch over auto|95 % interval|cold operands|engine"
+        ),
     )
     for row in sorted(rows, key=lambda row: row["PyTorch over auto"])[:_SHOWN]:
         worst.rows.append(
@@ -108,6 +113,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
                 number(row["auto (us)"], 1),
                 number(row["PyTorch over auto"]),
                 f"{row['least']:.3f} to {row['most']:.3f}",
+                number(cold) if (cold := row.get("PyTorch over auto, cold operands")) else "",
                 str(row["engine"] or "-"),
             ]
         )
@@ -120,6 +126,8 @@ def main() -> int:
     kinds = arguments.some_of("--kinds", options.kinds, KINDS)
     is_dry = options.device == "cpu"
     layers = draw(options.layers, options.seed, kinds, is_dry)
+    if options.only:
+        layers = [layer for layer in layers if any(text in layer.text for text in options.only)]
     if not is_dry:
         arguments.check_gpu(__file__)
     record = Record("auto_against_pytorch", options)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ _BLOCK_MS, _MOST_CALLS = 1.0, 40
 _ROUNDS, _LEAST_ROUNDS = 12, 4
 _MOST_MS = 400.0  # of all blocks of a case, unless the least rounds take longer
 _MORE = 3  # times as many rounds where a case is measured once more
+_COLD_BYTES = 200 << 20  # of the copies of a call's tensors that take turns: four L2 caches
 
 Call = Callable[[], Any]
 
@@ -48,6 +51,14 @@ def call_of(layer: Layer, device: str) -> Call:
     grad_output = data(layer.output_shape)
     mask = [layer.op == "dgrad", layer.op == "wgrad", False]
     return lambda: backward(grad_output, x, w, None, *geometry, layer.groups, mask)
+
+
+def calls_with_cold_operands(layer: Layer, device: str) -> Call:
+    """The call on one of many sets of tensors after the other, none of which the L2 cache holds
+    still, as far as it was not written last."""
+    count = max(2, math.ceil(_COLD_BYTES / layer.bytes))
+    calls = itertools.cycle([call_of(layer, device) for _ in range(min(count, _MOST_CALLS))])
+    return lambda: next(calls)()
 
 
 @contextlib.contextmanager
@@ -130,7 +141,8 @@ def measure(layer: Layer, device: str, worse_than: float) -> dict[str, Any]:
     """Measures both ways; returns the row of the table without the case's name.
 
     Where PyTorch's time over that of ``auto`` is below ``worse_than``, both are measured once more
-    with more rounds, and only that counts.
+    with more rounds, and only that counts. What is below it then is measured with cold operands
+    too, for which ``auto`` chooses.
     """
     import cudnn_autotune as ca
 
@@ -154,6 +166,10 @@ def measure(layer: Layer, device: str, worse_than: float) -> dict[str, Any]:
     low, high = numbers.median_interval(ratios)
     is_worse = ratio_of(times) < worse_than
     is_shown = is_worse and device == "cuda"
+    cold = None
+    if is_worse:
+        cold_call = calls_with_cold_operands(layer, device)
+        cold = ratio_of(in_turns(cold_call, counts, _MORE * rounds, device, seed=2))
     return {
         "kind": layer.kind,
         "op": layer.op,
@@ -163,6 +179,7 @@ def measure(layer: Layer, device: str, worse_than: float) -> dict[str, Any]:
         "least": numbers.significant(low),
         "most": numbers.significant(high),
         "times measured": measured,
+        "PyTorch over auto, cold operands": numbers.significant(cold) if cold else None,
         "first call of PyTorch (ms)": numbers.significant(first["pytorch"]),
         "first call of auto (ms)": numbers.significant(first["auto"]),
         "engine": engine,

@@ -109,10 +109,10 @@ def test_regrets() -> None:
 def test_call_overhead() -> None:
     ratios = [
         measured["times"]["ours"]["ratio"]
-        for measured in record("call_overhead_calls")["results"]["calls"]
+        for measured in record("call_overhead", "h100")["results"]["calls"]
         if measured["layout"] == "channels_last"
     ]
-    assert f"{min(ratios):.2f} to {max(ratios):.2f}" in answer("call_overhead_calls")
+    assert f"{min(ratios):.2f} to {max(ratios):.2f}" in answer("call_overhead")
 
 
 def test_warm_start() -> None:
