@@ -52,6 +52,7 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
 """Kind -> a function that draws (input channels, output channels, groups, width of the kernel)."""
 
 TAKES = {
+    "adjoint": ("depthwise", "grouped", "narrow_groups"),
     "depthwise": ("depthwise",),
     "depthwise_mma": ("depthwise",),
     "depthwise_planes": ("depthwise",),

@@ -12,6 +12,7 @@ from cudnn_autotune.engines.kernels.few_channels import FewChannels
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
+from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
@@ -31,4 +32,5 @@ BUILT_IN: tuple[Implementation, ...] = (
     PadChannels(),
     SlicedPointwise(),
     SpaceToDepth(),
+    Adjoint(),
 )

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from cudnn_autotune.core.extension import require_cuda_build
-from cudnn_autotune.engines.configs import Candidate, Device, open_search, query
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
@@ -23,10 +21,12 @@ from cudnn_autotune.engines.recipe import (
     Recipe,
     workspace_room,
 )
+from cudnn_autotune.engines.rewrites.inner_engines import (
+    MOST_OFFERS,
+    best_engines,
+    with_compilation,
+)
 from cudnn_autotune.engines.rewrites.packing import LEAST_ALIGNED, Copy, Packing, pack, unpack
-
-MOST_OFFERS = 3
-"""Of a rewrite, for one problem."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Rewrite(ABC):
     """Also that of the module, whose text is part of the version."""
 
     def __init__(self) -> None:
-        shared = ("division.cuh", "division.py", "packing.cu", "packing.py", "rewrite.py")
-        files = (*shared, "several_tensors.cuh", f"{self.name}.py")
+        shared = ("division.cuh", "division.py", "inner_engines.py", "packing.cu", "packing.py")
+        files = (*shared, "rewrite.py", "several_tensors.cuh", f"{self.name}.py")
         self.version = sources.version_of(*files, package=__package__)
 
     @abstractmethod
@@ -90,18 +90,10 @@ def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ..
         return ()
     if form is None:
         return ()
-    engines = _engines(form.inner, gpu.device)[:MOST_OFFERS]
-    return tuple(_offer(problem, form, engine) for engine in engines)
-
-
-def _offer(problem: ConvProblem, form: Form, engine: Candidate) -> Offer:
-    own = _recipe(problem, form, engine.text).workspace_bytes
-    compiled = "RUNTIME_COMPILATION"
-    return Offer(
-        settings=engine.text,
-        workspace_bytes=own + engine.workspace_bytes,
-        numerical_notes=engine.numerical_notes,
-        behavior_notes=(*(n for n in engine.behavior_notes if n != compiled), compiled),
+    engines = best_engines(form.inner, gpu.device)[:MOST_OFFERS]
+    return tuple(
+        with_compilation(engine, _recipe(problem, form, engine.text).workspace_bytes)
+        for engine in engines
     )
 
 
@@ -132,19 +124,6 @@ def _buffers(problem: ConvProblem) -> list[Buffer]:
     if problem.residual:
         names.append("residual")
     return names
-
-
-def _engines(problem: ConvProblem, device: Device) -> list[Candidate]:
-    """Returns the first config of each family in mode A, the best guess first."""
-    try:
-        listed = query(open_search(problem, device), problem, ["A"])
-    except require_cuda_build().CudnnError:  # cuDNN has no graph for it
-        return []
-    families: dict[tuple[object, ...], Candidate] = {}
-    for candidate in listed:
-        if not candidate.is_unfused:
-            families.setdefault(candidate.config_family, candidate)
-    return list(families.values())
 
 
 def may_use_half(problem: ConvProblem, gpu: Gpu) -> bool:

@@ -135,6 +135,9 @@ def test_a_version_covers_all_files_that_results_depend_on(implementation: Imple
         files.add("device.cuh")  # which is before every source
     assert len(files) >= 3
     runs = versions_behind(implementation) if package == rewrites.__name__ else ()
+    if package == rewrites.__name__ and "device.cuh" in files:
+        files.remove("device.cuh")  # of the other package
+        runs = (*runs, version_of("device.cuh"))
     expected = version_of(*files, package=package, versions=runs)
     assert implementation.version == expected, sorted(files)
 

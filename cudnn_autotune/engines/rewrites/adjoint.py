@@ -1,0 +1,157 @@
+"""A forward convolution of stride 1 as the gradient of an input, and the other way round."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.kernels import sources
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import (
+    Address,
+    EngineLaunch,
+    Kernel,
+    KernelLaunch,
+    Recipe,
+    workspace_room,
+)
+from cudnn_autotune.engines.rewrites.inner_engines import (
+    MOST_OFFERS,
+    best_engines,
+    with_compilation,
+)
+
+_LEAST_TAPS = 16
+"""Elements of a kernel from which the other direction's engines may be much faster. For few taps,
+both directions have engines that are equally good."""
+_THREADS = 256
+_MOST_BLOCKS = 65535
+"""The most blocks of a grid in its second dimension."""
+_SOURCE = sources.text("device.cuh") + sources.text("adjoint.cu", __package__)
+
+
+class Adjoint:
+    """Solves ``fprop`` by an engine for ``dgrad``, and ``dgrad`` by one for ``fprop``.
+
+    With stride 1, dilation d, padding p and R taps, ``y[o] = sum over r of w[r] x[o + r d - p]``.
+    The gradient of an input, ``dx[i] = sum over r of w'[r] dy[i + p' - r d]``, is the same sum for
+    ``w'[r] = w[R - 1 - r]`` and ``p' = d (R - 1) - p``. In each group, w' has the output channels
+    of w as its input channels. So at each call the filters are turned round and transposed into the
+    workspace, and the engine takes the place of the input for its output's gradient. Where the
+    padding is larger than ``d (R - 1)`` there is no such form.
+
+    cuDNN has engines with tensor cores for both directions of most convolutions, but not of groups
+    with long filters: that of wav2vec2's positional embedding, 16 groups of 48 channels with 128
+    taps, takes ten times as long in the forward direction.
+
+    Settings are the text of the inner problem's engine. A bias is added behind it.
+    """
+
+    name = "adjoint"
+    version = sources.version_of(
+        *("adjoint.cu", "adjoint.py", "inner_engines.py"),
+        package=__package__,
+        versions=(sources.version_of("device.cuh"),),
+    )
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        """Returns the inner problem's engines with tensor cores that cuDNN's heuristics rank
+        first."""
+        return _offers(problem, gpu)
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        inner = _inner(problem)
+        if inner is None or settings not in (o.settings for o in self.offers(problem, gpu)):
+            raise ValueError(
+                f"settings must be one that {self.name} offers for {problem.text}, got {settings!r}"
+            )
+        return _recipe(problem, inner, settings)
+
+
+@functools.lru_cache(maxsize=1024)
+def _offers(problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ...]:
+    """Returns the offers. A query of engines takes some 3 ms, so what comes of it is kept."""
+    if gpu.device is None or (inner := _inner(problem)) is None:
+        return ()
+    own_bytes = workspace_room(math.prod(inner.weight_shape) * inner.dtype.itemsize)
+    # Mode A lists nothing for the gradient of a long filter's input.
+    engines = best_engines(inner, gpu.device, ("A", "B"))
+    fast = [one for one in engines if "TENSOR_CORE" in one.numerical_notes]
+    return tuple(with_compilation(engine, own_bytes) for engine in fast[:MOST_OFFERS])
+
+
+def _inner(problem: ConvProblem) -> ConvProblem | None:
+    """Returns the problem in the other direction; None where it has no such form, or would not be
+    faster."""
+    (k, c_of_group, *kernel), groups = problem.weight_shape, problem.groups
+    taps = math.prod(kernel)
+    if (
+        problem.op == "wgrad"
+        or problem.dtype not in sources.ELEMENTS
+        or any(s != 1 for s in problem.stride)
+        or groups == 1
+        or max(c_of_group, k // groups) == 1  # the package has kernels for depthwise convolutions
+        or taps < _LEAST_TAPS
+        or problem.residual
+        or problem.activation
+        or k // groups * taps > _MOST_BLOCKS * _THREADS
+    ):
+        return None
+    reach = [d * (size - 1) for d, size in zip(problem.dilation, kernel, strict=True)]
+    padding = tuple(reach[i % len(reach)] - p for i, p in enumerate(problem.padding))
+    if min(padding) < 0:
+        return None
+    x, _, y = problem.alignment
+    try:
+        return replace(
+            problem,
+            op="dgrad" if problem.op == "fprop" else "fprop",
+            input_shape=problem.output_shape,
+            weight_shape=(c_of_group * groups, k // groups, *kernel),
+            padding=padding,
+            alignment=(y, 32, x),
+            bias=False,
+        )
+    except ValueError:  # a padded dimension is too large for cuDNN
+        return None
+
+
+def _recipe(problem: ConvProblem, inner: ConvProblem, engine_text: str) -> Recipe:
+    filters = Address("workspace")
+    c, k_of_group, *kernel = inner.weight_shape
+    taps = math.prod(kernel)
+    launches: list[KernelLaunch | EngineLaunch] = [
+        KernelLaunch(
+            _kernel(problem, "reverse_filters"),
+            (c, -(-k_of_group * taps // _THREADS), 1),
+            (_THREADS, 1, 1),
+            (filters, Address("w"), c // problem.groups, k_of_group, taps),
+        ),
+        EngineLaunch(inner, engine_text, x=Address("y"), w=filters, y=Address("x")),
+    ]
+    if problem.bias:
+        channels, *size = problem.output_shape[1:]
+        count = math.prod(problem.output_shape)
+        launches.append(
+            KernelLaunch(
+                _kernel(problem, "add_bias"),
+                (-(-count // _THREADS), 1, 1),
+                (_THREADS, 1, 1),
+                (Address("y"), Address("bias"), count, channels, math.prod(size)),
+            )
+        )
+    room = workspace_room(math.prod(inner.weight_shape) * inner.dtype.itemsize)
+    return Recipe(tuple(launches), room)
+
+
+def _kernel(problem: ConvProblem, function: str) -> Kernel:
+    defines: dict[str, str | int] = {
+        "ELEMENT": sources.ELEMENTS[problem.dtype],
+        "CHANNELS_LAST": int(problem.memory_format != torch.contiguous_format),
+    }
+    return Kernel(_SOURCE, function, tuple(defines.items()))
