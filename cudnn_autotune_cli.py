@@ -52,6 +52,7 @@ COMMANDS = {
         "report:report",
         "Write one HTML page: what was chosen and why, with every interval, and what it gains.",
     ),
+    "run": ("run:run", "Run a Python script, unchanged, with tuned convolutions."),
     "show": ("show:show", "Show what was chosen, and why: the decisions of a store."),
     "tune": ("tune:tune", "Tune a layer, or every convolution of a model, into the store."),
 }
