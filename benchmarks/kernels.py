@@ -13,6 +13,7 @@ turns with cold and hot caches. The output of each is checked first.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def kind_of(problem: Any) -> str:
             return "depthwise, strided"
         return "depthwise, 7 and wider" if max(kernel) >= 7 else "depthwise, narrower"
     if groups > 1:
-        return "grouped"
+        return "grouped, long filters" if math.prod(kernel) >= 16 else "grouped"
     if problem.input_shape[1] <= 8:
         return "first layer"
     return "1x1, strided" if max(kernel) == 1 else "odd channels"
