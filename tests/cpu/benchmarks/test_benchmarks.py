@@ -358,6 +358,7 @@ def test_every_layer_of_kernels_has_a_kind(modules: None) -> None:
         "depthwise, narrower",
         "depthwise, strided",
         "grouped",
+        "grouped, long filters",
         "first layer",
         "odd channels",
         "1x1, strided",
