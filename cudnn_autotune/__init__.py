@@ -35,6 +35,7 @@ else:
     from cudnn_autotune.core.extension import extension_available as _extension_available
     from cudnn_autotune.core.versions import environment, version
     from cudnn_autotune.engines import compiled_kernels, implementations, registry
+    from cudnn_autotune.engines.norms import operators as norm_operators  # noqa: F401
     from cudnn_autotune.engines.problem import ConvProblem
     from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
     from cudnn_autotune.nn import expert, functional
