@@ -66,7 +66,7 @@ def norm(
     parameters: torch.dtype | None = None,
     channels_last: bool = False,
     device: str = "cpu",
-    offset: float = 0.0,
+    offset: float = 1.0,
     seed: int = 0,
 ) -> Norm:
     """Random operands: the input's mean is about ``offset``, its deviation about 2."""
