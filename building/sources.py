@@ -26,6 +26,8 @@ COMPILED_TOGETHER = {
         "aten_conv.cpp",
         "conv_*.cpp",
         "fallback_counts.cpp",
+        "norm_cuda.cpp",
+        "norm_plan.cpp",
         "process_wide.cpp",
         "pytorch_plans.cpp",
         "settings.cpp",

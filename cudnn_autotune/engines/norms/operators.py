@@ -124,7 +124,7 @@ def _check_backward(
         _check_like_input(name, tensor, input)
 
 
-def _forward(
+def forward(
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -132,11 +132,16 @@ def _forward(
     activation: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes ``batch_norm_act`` by PyTorch's functions.
+
+    Raises:
+        TypeError, ValueError: an argument is not served; the message names it.
+    """
     _check(input, weight, bias, residual, activation)
     return reference.forward(input, weight, bias, residual, activation, eps)
 
 
-def _backward(
+def backward(
     grad_output: Tensor,
     grad_output_2: Tensor | None,
     input: Tensor,
@@ -149,6 +154,11 @@ def _backward(
     activation: str,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Computes ``batch_norm_act_backward`` by PyTorch's functions.
+
+    Raises:
+        TypeError, ValueError: an argument is not served; the message names it.
+    """
     _check_backward(grad_output, grad_output_2, input, output, weight, bias, residual, activation)
     return reference.backward(
         grad_output,
@@ -165,8 +175,8 @@ def _backward(
     )
 
 
-_library.impl("batch_norm_act", _forward, "CompositeExplicitAutograd")
-_library.impl("batch_norm_act_backward", _backward, "CompositeExplicitAutograd")
+_library.impl("batch_norm_act", forward, "CompositeExplicitAutograd")
+_library.impl("batch_norm_act_backward", backward, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("cudnn_autotune::batch_norm_act")

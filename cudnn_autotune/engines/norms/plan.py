@@ -1,4 +1,4 @@
-"""Which kernels compute a batch norm, and how they divide its tensors."""
+"""The choice of the kernels that compute a batch norm, and of how they divide its tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Form = Literal["kept", "two passes"]
 FORMS: tuple[Form, ...] = ("kept", "two passes")
 """One launch that keeps the input in shared memory, or two that read it twice."""
 
-_NUMBERS = {**ACTIVATION_NUMBERS, "identity": 0, "relu6": len(ACTIVATION_NUMBERS)}
+_NUMBERS = {str(name): number for name, number in ACTIVATION_NUMBERS.items()}
+_NUMBERS |= {"identity": 0, "relu6": len(ACTIVATION_NUMBERS)}
 _SEGMENT_BYTES = 128
 """Neighbouring bytes of a row that a block reads: a line of the cache."""
 _NARROWEST_BYTES = 64
@@ -25,10 +26,10 @@ _FIRST_WITH_COPIES = (8, 0)
 """The first compute capability with asynchronous copies to shared memory."""
 _KEPT_THREADS = 512
 _PASS_THREADS = 256
-_PASS_BLOCKS = 3
-"""Blocks of a multiprocessor that a launch of one pass leaves registers for."""
+_PASS_BLOCKS = {False: 3, True: 2}
+"""Blocks of a multiprocessor that a pass of a forward and of a backward leaves registers for."""
 _ROUND_BYTES = 48 << 10
-"""What a multiprocessor could read while the blocks of a slab wait for each other."""
+"""Bytes that a multiprocessor could read while the blocks of a slab wait for each other."""
 _LEAST_STEPS = 2
 """Vectors that a thread has at least in a pass, if there are so many."""
 
@@ -88,7 +89,7 @@ class NormLaunch:
 
 @dataclass(frozen=True)
 class NormPlan:
-    """What computes a norm."""
+    """The launches that compute a norm, and the division and the workspace that they share."""
 
     launches: tuple[NormLaunch, ...]
     is_cooperative: bool
@@ -166,7 +167,7 @@ def _slabs(problem: NormProblem, lanes: int) -> int:
 def _pass_division(problem: NormProblem, gpu: Gpu) -> _Division:
     lanes = _widest(problem)
     slabs, units = _slabs(problem, lanes), _units(problem)
-    blocks = gpu.multiprocessors * _PASS_BLOCKS
+    blocks = gpu.multiprocessors * _PASS_BLOCKS[problem.is_backward]
     least = _LEAST_STEPS * _PASS_THREADS // lanes
     parts = max(1, min(blocks // slabs, units // least))
     tile = -(-units // parts)
@@ -249,7 +250,7 @@ def _launch(problem: NormProblem, division: _Division, threads: int, which: int)
         "LANES": division.lanes,
         "PLANES": int(problem.planes),
         "THREADS": threads,
-        "BLOCKS": 1 if keeps else _PASS_BLOCKS,
+        "BLOCKS": 1 if keeps else _PASS_BLOCKS[problem.is_backward],
         "UNROLLED": 4,
         "ACTIVATION": _NUMBERS[problem.activation],
         "PASS": which,
