@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from cuda_emulation import launch_kernel
 from cuda_emulation.checks import are_bands_whole, between_bands
@@ -90,22 +92,27 @@ def _run(
 def by_kernels(
     given: Norm,
     gpu: Gpu,
-    form: Form,
+    form: Form | None,
     *,
     is_reversed: bool = False,
     alignment: int = 16,
+    wants_input: bool = True,
+    wants_residual: bool = True,
     plans: list[NormPlan] | None = None,
 ) -> Results:
     """What the kernels give, forward and backward, on tensors between guard bands.
 
     Args:
+        wants_input, wants_residual: Whether the gradients of the input and of the residual are
+            asked for.
         plans: Receives the plans that were run.
     """
 
     def banded(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
-        return between_bands(tensor, torch.preserve_format, alignment)
+        aligned = max(alignment, tensor.element_size())
+        return between_bands(tensor, torch.preserve_format, aligned)
 
     def empty(like: Tensor | None) -> Tensor | None:
         return None if like is None else torch.full_like(like, float("nan"))
@@ -121,9 +128,17 @@ def by_kernels(
     pointers = [x, weight, bias, residual, output, *found]
     _run(plan, forward, pointers, is_reversed=is_reversed)
 
-    backward = problem_of(given, is_backward=True, alignment=alignment)
+    backward = replace(
+        problem_of(given, is_backward=True, alignment=alignment),
+        grad_input=wants_input,
+        grad_residual=wants_residual and given.residual is not None,
+    )
     value = output if backward.by_output else residual if backward.residual else None
-    grads = [banded(empty(t)) for t in (input, given.weight, given.bias, given.residual)]
+    grads = [
+        banded(empty(input if wants_input else None)),
+        *(banded(empty(values)) for values in (given.weight, given.bias)),
+        banded(empty(given.residual if wants_residual else None)),
+    ]
     pointers = [
         *(banded(given.grad_output), banded(given.grad_output_2), x, value, weight, bias),
         *found[:2],

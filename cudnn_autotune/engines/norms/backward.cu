@@ -86,6 +86,38 @@ __device__ __forceinline__ void copy_group(const Place& place, int group, int si
   end_group();
 }
 
+// Adds the sums of all threads with the same lane. Returns the two of channel threadIdx.x of the
+// slab to each thread that has one.
+__device__ __forceinline__ float2 add_threads(float (&first)[kChannels], float (&second)[kChannels],
+                                              float* scratch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int by = LANES; by < 32; by *= 2) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      first[i] += __shfl_xor_sync(0xffffffffu, first[i], by);
+      second[i] += __shfl_xor_sync(0xffffffffu, second[i], by);
+    }
+  }
+  auto* const sums = reinterpret_cast<float2*>(scratch);
+  if (lane < LANES) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      sums[warp * kSlabChannels + lane * kChannels + i] = make_float2(first[i], second[i]);
+    }
+  }
+  __syncthreads();
+  float2 sum = make_float2(0.0f, 0.0f);
+  if (threadIdx.x < kSlabChannels) {
+    for (int i = 0; i < kWarps; ++i) {
+      const float2 more = sums[i * kSlabChannels + threadIdx.x];
+      sum.x += more.x;
+      sum.y += more.y;
+    }
+  }
+  return sum;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     norm_backward(const ELEMENT* __restrict__ dy, const ELEMENT* __restrict__ dy_2,
                   const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ value,

@@ -16,9 +16,31 @@ __device__ __forceinline__ void copy_group(const Place& place, int group, int si
   end_group();
 }
 
-struct Statistics {
-  float shift[kChannels], sum[kChannels] = {}, squares[kChannels] = {};
+// The number, the mean and the sum of squared differences from it, of values of one channel.
+struct Moments {
+  float count = 0.0f, mean = 0.0f, squares = 0.0f;
 
+  __device__ __forceinline__ void merge(const Moments& other) {
+    const float all = count + other.count;
+    const float share = all > 0.0f ? other.count / all : 0.0f;
+    const float d = other.mean - mean;
+    mean += d * share;
+    squares += other.squares + d * d * count * share;
+    count = all;
+  }
+};
+
+// The sums of one thread: of differences from its first values, since a large mean would cancel.
+// Its mean counts from a number that all threads of a channel know, and so rounds as little.
+struct Statistics {
+  float shift[kChannels] = {}, sum[kChannels] = {}, squares[kChannels] = {};
+
+  __device__ __forceinline__ void start(const Vector& first) {
+    float x[VECTOR];
+    first.get(x);
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) shift[c] = x[c];
+  }
   __device__ __forceinline__ void add(const Vector& vector) {
     float x[VECTOR];
     vector.get(x);
@@ -30,7 +52,46 @@ struct Statistics {
       squares[c] += d * d;
     }
   }
+  __device__ __forceinline__ Moments of(int channel, float count, float origin) const {
+    if (count == 0.0f) return {};
+    const float mean = sum[channel] / count;
+    const float squared = squares[channel] - sum[channel] * mean;
+    return {count, shift[channel] - origin + mean, squared < 0.0f ? 0.0f : squared};
+  }
 };
+
+// Merges what all threads with the same lane have. Returns the moments of channel threadIdx.x of
+// the slab to each thread that has one. `origins` begin with the numbers that means count from.
+__device__ __forceinline__ Moments merge_threads(const Statistics& of, int vectors,
+                                                 const float2* origins, float* scratch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  auto* const sums = reinterpret_cast<float2*>(scratch);
+  float* const counts = scratch + 2 * kWarps * kSlabChannels;
+  const float count = static_cast<float>(vectors * (PLANES ? VECTOR : 1));
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) {
+    Moments mine = of.of(i, count, origins[threadIdx.x % LANES * kChannels + i].x);
+#pragma unroll
+    for (int by = LANES; by < 32; by *= 2) {
+      mine.merge({__shfl_xor_sync(0xffffffffu, mine.count, by),
+                  __shfl_xor_sync(0xffffffffu, mine.mean, by),
+                  __shfl_xor_sync(0xffffffffu, mine.squares, by)});
+    }
+    if (lane < LANES) {
+      sums[warp * kSlabChannels + lane * kChannels + i] = make_float2(mine.mean, mine.squares);
+      counts[warp * LANES + lane] = mine.count;
+    }
+  }
+  __syncthreads();
+  Moments all;
+  if (threadIdx.x < kSlabChannels) {
+    for (int i = 0; i < kWarps; ++i) {
+      const float2 more = sums[i * kSlabChannels + threadIdx.x];
+      all.merge({counts[i * LANES + threadIdx.x / kChannels], more.x, more.y});
+    }
+  }
+  return all;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     norm_forward(const ELEMENT* __restrict__ x, const PARAMETER* __restrict__ weight,
@@ -40,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                  int parts, int tile, float eps) {
   DYNAMIC_SHARED(shared);
   auto* const scratch = reinterpret_cast<float*>(shared);
-  // The mean and the inverse deviation of each channel of the slab.
+  // The mean and the inverse deviation of each channel of the slab; before they are known, its
+  // first number, from which the means of parts count.
   auto* const found = reinterpret_cast<float2*>(scratch + kSumFloats);
   unsigned char* const kept = shared + kScratchBytes;
   const Division of{batch, channels, spatial, slabs, parts, tile};
@@ -57,17 +119,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
 
     if (kSums) {
-      Statistics statistics;
-      if (place.vectors > 0) {
-        // Differences from one of the numbers: a large mean would cancel.
-        float first[VECTOR];
-        load(x + place.start(of, part)).get(first);
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c) statistics.shift[c] = first[c];
+      if (threadIdx.x < kSlabChannels) {
+        const int channel = slab * kSlabChannels + threadIdx.x;
+        const int at = PLANES ? channel * spatial : channel;
+        found[threadIdx.x].x = channel < channels ? to_float(x[at]) : 0.0f;
       }
+      Statistics statistics;
       if (kKeeps) {
         for (int group = 0; group < kGroups; ++group) {
           wait_for_group();
+          if (group == 0 && place.vectors > 0) statistics.start(*kept_at(kept, 0));
           const int end = min((group + 1) * group_size, place.vectors);
 #pragma unroll 2
           for (int v = group * group_size; v < end; ++v) statistics.add(*kept_at(kept, v));
@@ -79,23 +140,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           for (int i = 0; i < UNROLLED; ++i) {
             if (v + i < place.vectors) vectors[i] = load(x + place[v + i]);
           }
+          if (v == 0) statistics.start(vectors[0]);
 #pragma unroll
           for (int i = 0; i < UNROLLED; ++i) {
             if (v + i < place.vectors) statistics.add(vectors[i]);
           }
         }
       }
-      // The first number of a part is that of all its threads, but only those have it that have
-      // vectors; so the thread that adds up a channel loads it again.
-      const float2 sum = add_threads(statistics.sum, statistics.squares, scratch);
-      if (threadIdx.x < kSlabChannels && slab * kSlabChannels + threadIdx.x < channels) {
-        const int at = PLANES ? place.start(of, part)
-                              : place.start(of, part) - place.channel + slab * kSlabChannels +
-                                    static_cast<int>(threadIdx.x);
-        const float n = static_cast<float>(of.count(part));
-        const float squares = sum.y - sum.x * sum.x / n;
-        slab_sums[part * kSlabChannels + threadIdx.x] =
-            make_float2(to_float(x[at]) + sum.x / n, squares < 0.0f ? 0.0f : squares);
+      __syncthreads();  // `found` has the first number of each channel
+      const Moments moments = merge_threads(statistics, place.vectors, found, scratch);
+      if (threadIdx.x < kSlabChannels) {
+        slab_sums[part * kSlabChannels + threadIdx.x] = make_float2(moments.mean, moments.squares);
       }
       if (!meet(counters + slab, parts, scratch)) return;
       // The means of parts differ little from the first one's.
@@ -107,9 +162,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       });
       if (threadIdx.x < kSlabChannels) {
         const float n = static_cast<float>(of.count());
-        const float squares = all.y - all.x * all.x / n;
+        const float squares = all.y - all.x * (all.x / n);
         const float variance = (squares < 0.0f ? 0.0f : squares) / n;
-        const float mean = first + all.x / n, inv_std = 1.0f / sqrtf(variance + eps);
+        const float mean = found[threadIdx.x].x + (first + all.x / n),
+                    inv_std = 1.0f / sqrtf(variance + eps);
         const int channel = slab * kSlabChannels + threadIdx.x;
         if (channel < channels && (part == 0 || !kKeeps)) {
           mean_of[channel] = mean;

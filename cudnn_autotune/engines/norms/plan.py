@@ -211,7 +211,7 @@ def _kept_lanes(problem: NormProblem) -> Iterator[int]:
 
 def _scratch_bytes(problem: NormProblem, threads: int, lanes: int) -> int:
     channels = 1 if problem.planes else problem.vector
-    sums = 2 * max(lanes * (threads // 32) * channels, threads)
+    sums = max(lanes * (threads // 32) * (2 * channels + 1), 2 * threads)
     return -(-4 * (sums + 2 * lanes * channels) // 128) * 128
 
 

@@ -16,10 +16,10 @@ constexpr int kUnits = THREADS / LANES;
 constexpr int kWarps = THREADS / 32;
 // Groups of asynchronous copies into which a block divides its part.
 constexpr int kGroups = 4;
-// The first bytes of shared memory, where sums of threads are added: 2 kChannels floats a lane of
-// each warp, or two floats a thread. Behind them are two floats a channel of the slab.
-constexpr int kSumFloats =
-    2 * (LANES * kWarps * kChannels > THREADS ? LANES * kWarps * kChannels : THREADS);
+// The first bytes of shared memory, where sums of threads are added: two floats a channel of each
+// warp and one a lane, or two floats a thread. Behind them are two floats a channel of the slab.
+constexpr int kWarpFloats = LANES * kWarps * (2 * kChannels + 1);
+constexpr int kSumFloats = kWarpFloats > 2 * THREADS ? kWarpFloats : 2 * THREADS;
 constexpr int kScratchBytes = (4 * (kSumFloats + 2 * kSlabChannels) + 127) / 128 * 128;
 static_assert(SCRATCH_BYTES == kScratchBytes, "what the launch reserves");
 
@@ -119,10 +119,6 @@ struct Place {
   __device__ __forceinline__ int operator[](int vector) const {
     return at(first + vector * kUnits);
   }
-  // The first number of the part, in this thread's channels.
-  __device__ __forceinline__ int start(const Division& of, int part) const {
-    return at(part * of.tile);
-  }
 
  private:
   __device__ __forceinline__ int at(int unit) const {
@@ -153,38 +149,6 @@ __device__ __forceinline__ void copy_vector(Vector*, const ELEMENT*) {}
 __device__ __forceinline__ void end_group() {}
 __device__ __forceinline__ void wait_for_group() {}
 #endif
-
-// Adds the sums of all threads with the same lane. Returns the two of channel threadIdx.x of the
-// slab to each thread that has one.
-__device__ __forceinline__ float2 add_threads(float (&first)[kChannels], float (&second)[kChannels],
-                                              float* scratch) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int by = LANES; by < 32; by *= 2) {
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) {
-      first[i] += __shfl_xor_sync(0xffffffffu, first[i], by);
-      second[i] += __shfl_xor_sync(0xffffffffu, second[i], by);
-    }
-  }
-  auto* const sums = reinterpret_cast<float2*>(scratch);
-  if (lane < LANES) {
-#pragma unroll
-    for (int i = 0; i < kChannels; ++i) {
-      sums[warp * kSlabChannels + lane * kChannels + i] = make_float2(first[i], second[i]);
-    }
-  }
-  __syncthreads();
-  float2 sum = make_float2(0.0f, 0.0f);
-  if (threadIdx.x < kSlabChannels) {
-    for (int i = 0; i < kWarps; ++i) {
-      const float2 more = sums[i * kSlabChannels + threadIdx.x];
-      sum.x += more.x;
-      sum.y += more.y;
-    }
-  }
-  return sum;
-}
 
 // Adds `term(part, numbers of a part)` over the parts of a slab. Returns the sum of channel
 // threadIdx.x to each thread that has one.
