@@ -26,6 +26,7 @@ COMPILED_TOGETHER = {
         "aten_conv.cpp",
         "conv_*.cpp",
         "fallback_counts.cpp",
+        "norm_autograd.cpp",
         "norm_cuda.cpp",
         "norm_plan.cpp",
         "process_wide.cpp",

@@ -17,17 +17,15 @@ namespace {
 constexpr int64_t kMostElements = (int64_t{1} << 31) - (int64_t{1} << 20);
 
 // Never destroyed, because calls may come while the process exits.
-struct Fallback {
-  NormForward forward;
-  NormBackward backward;
+struct NormFallback {
+  std::function<NormSignature> forward;
+  std::function<NormBackwardSignature> backward;
 
-  static Fallback& instance() {
-    static auto* fallback = new Fallback();
+  static NormFallback& instance() {
+    static auto* fallback = new NormFallback();
     return *fallback;
   }
 };
-
-bool is_given(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
 // Whether a tensor is contiguous: as (N, C, *spatial), or with `rows` as (N, *spatial, C).
 bool is_dense(const at::Tensor& tensor, bool rows) {
@@ -46,8 +44,8 @@ bool is_dense(const at::Tensor& tensor, bool rows) {
 }
 
 // A call's input in the layout in which it is computed, and its sizes.
-struct Input {
-  explicit Input(const at::Tensor& given) : tensor(given) {
+struct NormInput {
+  explicit NormInput(const at::Tensor& given) : tensor(given) {
     if (!is_dense(given, false) && !is_dense(given, true)) {
       tensor = given.contiguous(given.suggest_memory_format());
     }
@@ -97,8 +95,8 @@ bool is_parameter(const OptionalTensor& values, const at::Tensor& input) {
 }
 
 // Whether the kernels may take a call: it is right, and nothing about it is odd.
-bool is_plain(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-              const OptionalTensor& residual) {
+bool suits_kernels(const at::Tensor& input, const OptionalTensor& weight,
+                   const OptionalTensor& bias, const OptionalTensor& residual) {
   const auto dtype = input.scalar_type();
   if (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat) return false;
   if (input.dim() < 2 || input.dim() > 5 || input.numel() == 0 || input.numel() >= kMostElements ||
@@ -139,11 +137,11 @@ FourTensors batch_norm_act(const at::Tensor& input, const OptionalTensor& weight
                            const OptionalTensor& bias, const OptionalTensor& residual,
                            std::string_view activation, double eps) {
   const auto by_pytorch = [&] {
-    return Fallback::instance().forward(input, weight, bias, residual, activation, eps);
+    return NormFallback::instance().forward(input, weight, bias, residual, activation, eps);
   };
-  if (!is_plain(input, weight, bias, residual)) return by_pytorch();
+  if (!suits_kernels(input, weight, bias, residual)) return by_pytorch();
   const c10::cuda::CUDAGuard device(input.device());
-  const Input x(input);
+  const NormInput x(input);
   const at::Tensor scale = dense_vector(weight), shift = dense_vector(bias);
   const at::Tensor addend = is_given(residual) ? x.in_layout(*residual) : at::Tensor();
   const at::Tensor output = x.empty(), mean = x.empty_vector(at::kFloat),
@@ -171,11 +169,6 @@ FourTensors batch_norm_act(const at::Tensor& input, const OptionalTensor& weight
   return {output, mean, inv_std, unbiased};
 }
 
-// Whether the activation's derivative is computed of the output, as NORM_ACTIVATIONS says.
-bool is_by_output(std::string_view activation) {
-  return activation == "relu" || activation == "relu6" || activation == "sigmoid";
-}
-
 FourTensors batch_norm_act_backward(const at::Tensor& grad_output,
                                     const OptionalTensor& grad_output_2, const at::Tensor& input,
                                     const OptionalTensor& output, const OptionalTensor& weight,
@@ -183,23 +176,24 @@ FourTensors batch_norm_act_backward(const at::Tensor& grad_output,
                                     const at::Tensor& mean, const at::Tensor& inv_std,
                                     std::string_view activation, std::array<bool, 4> output_mask) {
   const auto by_pytorch = [&] {
-    return Fallback::instance().backward(grad_output, grad_output_2, input, output, weight, bias,
-                                         residual, mean, inv_std, activation, output_mask);
+    return NormFallback::instance().backward(grad_output, grad_output_2, input, output, weight,
+                                             bias, residual, mean, inv_std, activation,
+                                             output_mask);
   };
   const auto is_statistic = [&](const at::Tensor& values) {
     return is_parameter(values, input) && values.scalar_type() == at::kFloat;
   };
-  if (!is_plain(input, weight, bias, residual) || !is_like(grad_output, input) ||
+  if (!suits_kernels(input, weight, bias, residual) || !is_like(grad_output, input) ||
       !is_like(grad_output_2, input) || !is_like(output, input) || !is_statistic(mean) ||
       !is_statistic(inv_std)) {
     return by_pytorch();
   }
   const c10::cuda::CUDAGuard device(input.device());
-  const Input x(input);
+  const NormInput x(input);
   const auto in_layout = [&](const OptionalTensor& tensor) {
     return is_given(tensor) ? x.in_layout(*tensor) : at::Tensor();
   };
-  const bool by_output = is_given(output) && is_by_output(activation);
+  const bool by_output = is_given(output) && is_derived_by_output(activation);
   const bool by_residual = is_given(residual) && !by_output && activation != "identity";
   const at::ScalarType parameters = parameters_of(weight, bias);
   const at::Tensor dy = x.in_layout(grad_output), dy_2 = in_layout(grad_output_2),
@@ -241,8 +235,9 @@ FourTensors batch_norm_act_backward(const at::Tensor& grad_output,
 
 }  // namespace
 
-void set_norm_fallback(NormForward forward, NormBackward backward) {
-  Fallback::instance() = {std::move(forward), std::move(backward)};
+void set_norm_fallback(std::function<NormSignature> forward,
+                       std::function<NormBackwardSignature> backward) {
+  NormFallback::instance() = {std::move(forward), std::move(backward)};
 }
 
 }  // namespace cudnn_autotune

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <array>
 #include <functional>
@@ -14,18 +15,31 @@ namespace cudnn_autotune {
 // are not asked for are undefined.
 
 using OptionalTensor = std::optional<at::Tensor>;
+
 using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-using NormForward = std::function<FourTensors(
-    const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
-    const OptionalTensor& residual, std::string_view activation, double eps)>;
-using NormBackward = std::function<FourTensors(
-    const at::Tensor& grad_output, const OptionalTensor& grad_output_2, const at::Tensor& input,
-    const OptionalTensor& output, const OptionalTensor& weight, const OptionalTensor& bias,
-    const OptionalTensor& residual, const at::Tensor& mean, const at::Tensor& inv_std,
-    std::string_view activation, const std::array<bool, 4>& output_mask)>;
+inline bool is_given(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
-// What computes calls that the kernels do not take, and refuses bad ones.
-void set_norm_fallback(NormForward forward, NormBackward backward);
+using NormSignature = FourTensors(const at::Tensor& input, const OptionalTensor& weight,
+                                  const OptionalTensor& bias, const OptionalTensor& residual,
+                                  std::string_view activation, double eps);
+using NormBackwardSignature = FourTensors(const at::Tensor& grad_output,
+                                          const OptionalTensor& grad_output_2,
+                                          const at::Tensor& input, const OptionalTensor& output,
+                                          const OptionalTensor& weight, const OptionalTensor& bias,
+                                          const OptionalTensor& residual, const at::Tensor& mean,
+                                          const at::Tensor& inv_std, std::string_view activation,
+                                          std::array<bool, 4> output_mask);
+
+const c10::TypedOperatorHandle<NormSignature>& norm_op();
+const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op();
+
+// Whether the activation's derivative is computed of the output, as NORM_ACTIVATIONS of
+// cudnn_autotune/engines/norms/reference.py says.
+bool is_derived_by_output(std::string_view activation);
+
+// What computes calls that the kernels do not take, and refuses bad ones. Only in builds with CUDA.
+void set_norm_fallback(std::function<NormSignature> forward,
+                       std::function<NormBackwardSignature> backward);
 
 }  // namespace cudnn_autotune

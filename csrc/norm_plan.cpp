@@ -36,12 +36,12 @@ struct KeyHash {
 };
 
 // The plans that are known. Never destroyed, because calls may come while the process exits.
-struct Plans {
+struct KnownPlans {
   std::mutex mutex;
   std::unordered_map<NormKey, std::shared_ptr<NormPlan>, KeyHash> known;
 
-  static Plans& instance() {
-    static auto* plans = new Plans();
+  static KnownPlans& instance() {
+    static auto* plans = new KnownPlans();
     return *plans;
   }
 };
@@ -115,7 +115,7 @@ bool NormKey::operator==(const NormKey& other) const { return fields(*this) == f
 void set_norm_planner(NormPlanner chooses) { planner() = std::move(chooses); }
 
 std::shared_ptr<NormPlan> norm_plan(const NormKey& key) {
-  Plans& plans = Plans::instance();
+  KnownPlans& plans = KnownPlans::instance();
   {
     const std::lock_guard lock(plans.mutex);
     const auto found = plans.known.find(key);

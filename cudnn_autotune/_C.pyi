@@ -231,7 +231,8 @@ class NormPlan:
     Args:
         launches: (cubin, function, blocks, threads, dynamic shared bytes of a block).
         division: slabs, parts of a slab, units of a part.
-        workspace: bytes of sums, totals and counters.
+        workspace: bytes of sums and of totals.
+        counters: how many there are, of 8 bytes.
         cooperative: whether all blocks of a launch must be on the GPU together.
         pointers: how many addresses a kernel takes, with those of the workspace.
         takes_eps: whether the kernels take epsilon.
@@ -243,7 +244,8 @@ class NormPlan:
         self,
         launches: Sequence[tuple[bytes, str, int, int, int]],
         division: tuple[int, int, int],
-        workspace: tuple[int, int, int],
+        workspace: tuple[int, int],
+        counters: int,
         cooperative: bool,
         pointers: int,
         takes_eps: bool,

@@ -60,7 +60,8 @@ def _run(
     workspace = [bytes_of(plan.sums_bytes, _NAN_BYTE)]
     if problem.is_backward:
         workspace.append(bytes_of(plan.totals_bytes, _NAN_BYTE))
-    workspace.append(bytes_of(plan.counters_bytes, 0))
+    counters = torch.full((plan.counters,), 3 * plan.parts, dtype=torch.int64)
+    workspace.append(between_bands(counters, torch.contiguous_format))
     buffers = {str(i): tensor for i, tensor in enumerate([*pointers, *workspace])}
     arguments: list[object] = [
         Address(name) if tensor is not None else Address("none")  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                   const PARAMETER* __restrict__ weight, const PARAMETER* __restrict__ bias,
                   const float* __restrict__ mean_of, const float* __restrict__ inv_std_of,
                   ELEMENT* __restrict__ dx, PARAMETER* dweight, PARAMETER* dbias, ELEMENT* dz_of,
-                  float2* sums, float2* totals, unsigned* counters, int batch, int channels,
+                  float2* sums, float2* totals, Counter* counters, int batch, int channels,
                   int spatial, int slabs, int parts, int tile) {
   DYNAMIC_SHARED(shared);
   auto* const scratch = reinterpret_cast<float*>(shared);
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 
   for (int slab = blockIdx.x % together; slab < slabs; slab += together) {
-    const Place place(of, slab, part);
+    const Place place(of, slab, part), next(of, slab + together, part);
     Operands operands{dy, dy_2, x, value, {}, {}, {}};
     float inv_std[kChannels] = {};
     if (place.vectors > 0) {
@@ -216,6 +216,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       const float2 of_block = add_threads(sum, products, scratch);
       float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
       if (threadIdx.x < kSlabChannels) slab_sums[part * kSlabChannels + threadIdx.x] = of_block;
+      if (kKeeps) {  // what is read while the blocks wait
+        prefetch(x, next, group_size);
+        prefetch(dy, next, group_size);
+      }
       if (!meet(counters + slab, parts, scratch)) return;
       const float2 all =
           add_parts(slab_sums, parts, scratch, [](int, float2 numbers) { return numbers; });
@@ -246,7 +250,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           constant[c] = -operands.scale[c] * (all.x / n);
         }
       }
-      const Place next(of, slab + together, part);
       const auto apply = [&](int v, const float (&numbers)[VECTOR], float (&dz)[VECTOR]) {
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) {

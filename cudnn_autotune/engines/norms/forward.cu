@@ -16,20 +16,6 @@ __device__ __forceinline__ void copy_group(const Place& place, int group, int si
   end_group();
 }
 
-// The number, the mean and the sum of squared differences from it, of values of one channel.
-struct Moments {
-  float count = 0.0f, mean = 0.0f, squares = 0.0f;
-
-  __device__ __forceinline__ void merge(const Moments& other) {
-    const float all = count + other.count;
-    const float share = all > 0.0f ? other.count / all : 0.0f;
-    const float d = other.mean - mean;
-    mean += d * share;
-    squares += other.squares + d * d * count * share;
-    count = all;
-  }
-};
-
 // The sums of one thread: of differences from its first values, since a large mean would cancel.
 // Its mean counts from a number that all threads of a channel know, and so rounds as little.
 struct Statistics {
@@ -52,52 +38,69 @@ struct Statistics {
       squares[c] += d * d;
     }
   }
-  __device__ __forceinline__ Moments of(int channel, float count, float origin) const {
-    if (count == 0.0f) return {};
-    const float mean = sum[channel] / count;
-    const float squared = squares[channel] - sum[channel] * mean;
-    return {count, shift[channel] - origin + mean, squared < 0.0f ? 0.0f : squared};
-  }
 };
 
-// Merges what all threads with the same lane have. Returns the moments of channel threadIdx.x of
-// the slab to each thread that has one. `origins` begin with the numbers that means count from.
-__device__ __forceinline__ Moments merge_threads(const Statistics& of, int vectors,
-                                                 const float2* origins, float* scratch) {
+// Merges what all threads with the same lane have: the mean, and the sum of squared differences
+// from it. Returns them to each thread that has a channel of the slab, for channel threadIdx.x.
+// `origins` are the numbers from which means count.
+__device__ __forceinline__ float2 merge_threads(const Statistics& of, int vectors,
+                                                const float2* origins, float* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  auto* const sums = reinterpret_cast<float2*>(scratch);
-  float* const counts = scratch + 2 * kWarps * kSlabChannels;
-  const float count = static_cast<float>(vectors * (PLANES ? VECTOR : 1));
+  float count = static_cast<float>(vectors * (PLANES ? VECTOR : 1));
+  const float inverse = count > 0.0f ? 1.0f / count : 0.0f;
+  float mean[kChannels], squares[kChannels];
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) {
-    Moments mine = of.of(i, count, origins[threadIdx.x % LANES * kChannels + i].x);
+  for (int c = 0; c < kChannels; ++c) {
+    const float origin = origins[threadIdx.x % LANES * kChannels + c].x;
+    const float difference = of.sum[c] * inverse;
+    mean[c] = count > 0.0f ? of.shift[c] - origin + difference : 0.0f;
+    squares[c] = of.squares[c] - of.sum[c] * difference;
+  }
 #pragma unroll
-    for (int by = LANES; by < 32; by *= 2) {
-      mine.merge({__shfl_xor_sync(0xffffffffu, mine.count, by),
-                  __shfl_xor_sync(0xffffffffu, mine.mean, by),
-                  __shfl_xor_sync(0xffffffffu, mine.squares, by)});
+  for (int by = LANES; by < 32; by *= 2) {
+    const float others = __shfl_xor_sync(0xffffffffu, count, by);
+    const float all = count + others;
+    const float share = all > 0.0f ? others / all : 0.0f, weight = count * share;
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const float d = __shfl_xor_sync(0xffffffffu, mean[c], by) - mean[c];
+      squares[c] += __shfl_xor_sync(0xffffffffu, squares[c], by) + d * d * weight;
+      mean[c] += d * share;
     }
-    if (lane < LANES) {
-      sums[warp * kSlabChannels + lane * kChannels + i] = make_float2(mine.mean, mine.squares);
-      counts[warp * LANES + lane] = mine.count;
+    count = all;
+  }
+  auto* const moments = reinterpret_cast<float2*>(scratch);
+  float* const counts = scratch + 2 * kWarps * kSlabChannels;
+  if (lane < LANES) {
+    counts[warp * LANES + lane] = count;
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      moments[warp * kSlabChannels + lane * kChannels + c] = make_float2(mean[c], squares[c]);
     }
   }
   __syncthreads();
-  Moments all;
-  if (threadIdx.x < kSlabChannels) {
-    for (int i = 0; i < kWarps; ++i) {
-      const float2 more = sums[i * kSlabChannels + threadIdx.x];
-      all.merge({counts[i * LANES + threadIdx.x / kChannels], more.x, more.y});
-    }
+  if (threadIdx.x >= kSlabChannels) return make_float2(0.0f, 0.0f);
+  // The means of warps differ little from the first one's.
+  const float first = moments[threadIdx.x].x;
+  float n = 0.0f, sum = 0.0f, total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) {
+    const float2 more = moments[i * kSlabChannels + threadIdx.x];
+    const float of_warp = counts[i * LANES + threadIdx.x / kChannels];
+    const float d = more.x - first;
+    n += of_warp;
+    sum += of_warp * d;
+    total += more.y + of_warp * d * d;
   }
-  return all;
+  if (n == 0.0f) return make_float2(0.0f, 0.0f);
+  return make_float2(first + sum / n, total - sum * (sum / n));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     norm_forward(const ELEMENT* __restrict__ x, const PARAMETER* __restrict__ weight,
                  const PARAMETER* __restrict__ bias, const ELEMENT* __restrict__ residual,
                  ELEMENT* __restrict__ y, float* mean_of, float* inv_std_of, float* unbiased_of,
-                 float2* sums, unsigned* counters, int batch, int channels, int spatial, int slabs,
+                 float2* sums, Counter* counters, int batch, int channels, int spatial, int slabs,
                  int parts, int tile, float eps) {
   DYNAMIC_SHARED(shared);
   auto* const scratch = reinterpret_cast<float*>(shared);
@@ -115,7 +118,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 
   for (int slab = blockIdx.x % together; slab < slabs; slab += together) {
-    const Place place(of, slab, part);
+    const Place place(of, slab, part), next(of, slab + together, part);
+    float scale[kChannels] = {}, shift[kChannels] = {};
+    if (kApplies && place.vectors > 0) {
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        scale[c] = parameter(weight, place.channel + c, 1.0f);
+        shift[c] = parameter(bias, place.channel + c, 0.0f);
+      }
+    }
     float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
 
     if (kSums) {
@@ -148,9 +159,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
       }
       __syncthreads();  // `found` has the first number of each channel
-      const Moments moments = merge_threads(statistics, place.vectors, found, scratch);
+      const float2 moments = merge_threads(statistics, place.vectors, found, scratch);
       if (threadIdx.x < kSlabChannels) {
-        slab_sums[part * kSlabChannels + threadIdx.x] = make_float2(moments.mean, moments.squares);
+        slab_sums[part * kSlabChannels + threadIdx.x] = moments;
+      }
+      if (kKeeps) {  // what is read while the blocks wait
+        if (RESIDUAL) prefetch(residual, place, group_size);
+        prefetch(x, next, group_size);
       }
       if (!meet(counters + slab, parts, scratch)) return;
       // The means of parts differ little from the first one's.
@@ -178,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 
     if (kApplies) {
-      float mean[kChannels], scale[kChannels], shift[kChannels];
+      float mean[kChannels];
       if (place.vectors > 0) {
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) {
@@ -186,11 +201,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           const float2 of_channel = kSums ? found[channel - slab * kSlabChannels]
                                           : make_float2(mean_of[channel], inv_std_of[channel]);
           mean[c] = of_channel.x;
-          scale[c] = of_channel.y * parameter(weight, channel, 1.0f);
-          shift[c] = parameter(bias, channel, 0.0f);
+          scale[c] *= of_channel.y;
         }
       }
-      const Place next(of, slab + together, part);
       const auto apply = [&](int v, const Vector& vector, const Vector& addend) {
         float values[VECTOR], added[VECTOR];
         vector.get(values);

@@ -49,7 +49,8 @@ def load_plan(device: int, form: int, *fields: Any) -> _C.NormPlan | None:
         return _C.NormPlan(
             launches,
             (plan.slabs, plan.parts, plan.tile),
-            (plan.sums_bytes, plan.totals_bytes, plan.counters_bytes),
+            (plan.sums_bytes, plan.totals_bytes),
+            counters=plan.counters,
             cooperative=plan.is_cooperative,
             pointers=_POINTERS[problem.is_backward],
             takes_eps=not problem.is_backward,

@@ -2,13 +2,12 @@
 the batch, then the sum with a residual, then an activation, and the gradients of that.
 
 They change none of their arguments. Running statistics are updated by the caller, from the mean
-and the unbiased variance that the first operator returns.
+and the unbiased variance that the first operator returns. Autograd is csrc/norm_autograd.cpp's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +47,8 @@ def unsupported(
         bias: (C,), or None.
         residual: Of the input's shape and dtype, or None. It is added before the activation.
     """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func is active"
     try:
         _check(input, weight, bias, residual, "identity")
     except (ValueError, TypeError) as error:
@@ -217,57 +218,3 @@ def _(
         torch.empty_like(parameter) if output_mask[2] else None,
         torch.empty_like(input) if output_mask[3] else None,
     )
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    """Saves the least: an output lives on as the next layer's input, a residual may not."""
-    input, weight, bias, residual, activation, _ = inputs
-    result, mean, inv_std, unbiased_var = output
-    is_argument = residual is not None and activation != "identity"
-    by_output = is_argument and NORM_ACTIVATIONS[activation].by_output
-    ctx.save_for_backward(
-        input,
-        result if by_output else None,
-        weight,
-        None if activation == "identity" or by_output else bias,
-        residual if is_argument and not by_output else None,
-        mean,
-        inv_std,
-    )
-    ctx.activation = activation
-    ctx.parameters = tuple(given is not None for given in (weight, bias, residual))
-    ctx.mark_non_differentiable(mean, inv_std, unbiased_var)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, grad_output: Tensor | None, *_: None) -> tuple[Any, ...]:
-    if grad_output is None:
-        return (None,) * 6
-    input, output, weight, bias, residual, mean, inv_std = ctx.saved_tensors
-    gradients = torch.ops.cudnn_autotune.batch_norm_act_backward(
-        grad_output,
-        None,
-        input,
-        output,
-        weight,
-        bias,
-        residual,
-        mean,
-        inv_std,
-        ctx.activation,
-        list(ctx.needs_input_grad[:4]),
-    )
-    return (*gradients, None, None)
-
-
-def _refuse(ctx: Any, *_: Any) -> tuple[Any, ...]:
-    raise RuntimeError(
-        "cudnn_autotune::batch_norm_act_backward has no derivative: for second derivatives leave "
-        "the norm to PyTorch"
-    )
-
-
-torch.library.register_autograd(
-    "cudnn_autotune::batch_norm_act", _differentiate, setup_context=_save, lib=_library
-)
-torch.library.register_autograd("cudnn_autotune::batch_norm_act_backward", _refuse, lib=_library)

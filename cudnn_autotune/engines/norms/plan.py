@@ -97,8 +97,9 @@ class NormPlan:
     slabs: int
     parts: int
     tile: int
-    counters_bytes: int
-    """Bytes of counters that are zero before the first launch; none if no blocks meet."""
+    counters: int
+    """Counters, of 8 bytes, that are zero before the plan is first launched; none if no blocks
+    meet. Launches that use the same ones do not overlap."""
     sums_bytes: int
     totals_bytes: int
 
@@ -234,7 +235,7 @@ def _plan(problem: NormProblem, division: _Division, passes: tuple[int, ...]) ->
         division.slabs,
         division.parts,
         division.tile,
-        4 * division.slabs if division.parts > 1 else 0,
+        division.slabs if division.parts > 1 else 0,
         8 * division.slabs * division.parts * channels,
         8 * problem.channels if problem.is_backward and not keeps else 0,
     )

@@ -23,6 +23,8 @@ constexpr int kSumFloats = kWarpFloats > 2 * THREADS ? kWarpFloats : 2 * THREADS
 constexpr int kScratchBytes = (4 * (kSumFloats + 2 * kSlabChannels) + 127) / 128 * 128;
 static_assert(SCRATCH_BYTES == kScratchBytes, "what the launch reserves");
 
+using Counter = unsigned long long;
+
 #ifdef __CUDACC_RTC__
 // Loads what other blocks have written.
 __device__ __forceinline__ float2 load_fresh(const float2* from) {
@@ -34,17 +36,22 @@ __device__ __forceinline__ float2 load_fresh(const float2* from) {
   return value;
 }
 // Waits until a counter has reached a number.
-__device__ __forceinline__ void wait_for(const unsigned* counter, unsigned number) {
-  unsigned reached;
+__device__ __forceinline__ void wait_for(const Counter* counter, Counter number) {
+  Counter reached;
   do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(reached) : "l"(counter) : "memory");
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(reached) : "l"(counter) : "memory");
   } while (reached < number);
+}
+// Begins to bring what is at an address into the L2 cache.
+__device__ __forceinline__ void prefetch(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 #else
 __device__ __forceinline__ float2 load_fresh(const float2* from) { return *from; }
-__device__ __forceinline__ void wait_for(const unsigned* counter, unsigned number) {
-  while (*static_cast<const volatile unsigned*>(counter) < number) emulation::wait_for_blocks();
+__device__ __forceinline__ void wait_for(const Counter* counter, Counter number) {
+  while (*static_cast<const volatile Counter*>(counter) < number) emulation::wait_for_blocks();
 }
+__device__ __forceinline__ void prefetch(const void*) {}
 #endif
 
 // VECTOR numbers in memory.
@@ -128,6 +135,13 @@ struct Place {
   }
 };
 
+// Begins to bring vectors of this thread into the L2 cache, one of each of its lines.
+__device__ __forceinline__ void prefetch(const ELEMENT* tensor, const Place& place, int vectors) {
+  constexpr int kOfLine = LANES * kVectorBytes < 128 ? LANES : 128 / kVectorBytes;
+  if (threadIdx.x % kOfLine != 0) return;
+  for (int v = 0; v < min(vectors, place.vectors); ++v) prefetch(tensor + place[v]);
+}
+
 // Where a vector of this thread is kept.
 __device__ __forceinline__ Vector* kept_at(unsigned char* kept, int vector) {
   return reinterpret_cast<Vector*>(kept + (vector * THREADS + threadIdx.x) * kVectorBytes);
@@ -179,17 +193,19 @@ __device__ __forceinline__ float2 add_parts(const float2* slab, int parts, float
 
 // Tells the other blocks of the slab that this one has written its sums. Returns whether it may
 // read those of all: in one launch with the other blocks it waits for them, else it may if it is
-// the last. The counter is zero before the first block arrives.
-__device__ __forceinline__ bool meet(unsigned* counter, int parts, float* scratch) {
+// the last. Each launch adds `parts` to the counter, which is never reset, and begins at a multiple
+// of them.
+__device__ __forceinline__ bool meet(Counter* counter, int parts, float* scratch) {
   __syncthreads();
   if (parts == 1) return true;
   auto* const is_last = reinterpret_cast<int*>(scratch);
   if (threadIdx.x == 0) {
     __threadfence();
-    const unsigned arrived = atomicAdd(counter, 1u) + 1u;
-    if (PASS == 0) wait_for(counter, parts);
+    const Counter before = atomicAdd(counter, Counter{1});
+    const Counter all = (before / parts + 1) * parts;
+    if (PASS == 0) wait_for(counter, all);
     __threadfence();
-    *is_last = arrived == static_cast<unsigned>(parts);
+    *is_last = before + 1 == all;
   }
   __syncthreads();
   const bool result = PASS == 0 || *is_last;
