@@ -97,6 +97,28 @@ class Activated(nn.Module):
         return self.activation(self.norm(self.conv(x)))
 
 
+class SmallResNet(nn.Module):
+    """ResNet-18's kinds of layers, two stages of them, and a loss."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.stem, self.norm = conv(3, width, 5, stride=2), nn.BatchNorm2d(width)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.blocks = nn.Sequential(Residual(width), Residual(width))
+        self.down, self.norm2 = conv(width, 2 * width, stride=2), nn.BatchNorm2d(2 * width)
+        self.shortcut, self.norm3 = conv(width, 2 * width, 1, stride=2), nn.BatchNorm2d(2 * width)
+        self.last = Residual(2 * width)
+        self.head = nn.Linear(2 * width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.pool(F.relu(self.norm(self.stem(x)), inplace=True))
+        y = self.blocks(y)
+        y = F.relu(self.norm2(self.down(y)) + self.norm3(self.shortcut(y)))
+        logits = self.head(self.last(y).mean((2, 3)))
+        labels = torch.arange(x.shape[0], device=x.device) % 10
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels)
+
+
 @dataclass(frozen=True)
 class Steps:
     """What some training steps gave."""
@@ -113,15 +135,18 @@ def data(*shape: int, count: int = 3, seed: int = 0) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) * 2 + 0.5 for _ in range(count)]
 
 
-def train(model: Any, inputs: Sequence[Tensor], *, of: nn.Module | None = None) -> Steps:
+def train(
+    model: Any, inputs: Sequence[Tensor], *, of: nn.Module | None = None, rate: float = 0.05
+) -> Steps:
     """Takes a step of SGD with each input.
 
     Args:
         model: what is called.
         of: the module that has the parameters, if that is another one.
+        rate: the learning rate.
     """
     module = of or model
-    optimizer = torch.optim.SGD(module.parameters(), 0.05)
+    optimizer = torch.optim.SGD(module.parameters(), rate)
     outputs, gradients = [], []
     for given in inputs:
         given = given.detach().requires_grad_()
@@ -131,8 +156,9 @@ def train(model: Any, inputs: Sequence[Tensor], *, of: nn.Module | None = None) 
         optimizer.step()
         outputs.append(output.detach().clone())
         assert given.grad is not None
-        gradients.append(given.grad)
-    gradients += [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        gradients.append(given.grad.clone())
+    left = [parameter.grad for parameter in module.parameters()]
+    gradients += [gradient.clone() for gradient in left if gradient is not None]
     return Steps(outputs, gradients, copy.deepcopy(module.state_dict()))
 
 
@@ -151,3 +177,12 @@ def errors(actual: Steps, expected: Steps) -> dict[str, float]:
         ],
     }
     return {kind: max(relative_error(*pair) for pair in some) for kind, some in pairs.items()}
+
+
+def overall_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The relative error of all tensors together."""
+    one, other = (
+        torch.cat([tensor.detach().cpu().double().flatten() for tensor in tensors])
+        for tensors in (actual, expected)
+    )
+    return relative_error(one, other)
