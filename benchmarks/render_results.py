@@ -36,6 +36,7 @@ BENCHMARKS = {
     "online": "online_mode.report",
     "models": "model_steps.report",
     "kernels": "kernels",
+    "norms": "norms",
     "auto_against_pytorch": "auto_against_pytorch",
     "warm_start": "warm_processes.report",
     "ranks": "rank_tuning.report",

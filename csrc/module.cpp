@@ -15,6 +15,7 @@
 #include "choices_binding.h"
 #include "kept_plans_binding.h"
 #include "measuring_binding.h"
+#include "norms_binding.h"
 #include "plans_binding.h"
 #include "search_binding.h"
 #endif
@@ -116,6 +117,7 @@ PYBIND11_MODULE(_C, m) {
   bind_measuring(m);
   bind_choices(m);
   bind_kept_plans(m);
+  bind_norms(m);
   bind_aten_kernels(m);
 #endif
 }

@@ -225,6 +225,42 @@ def recipe_plan(
     where a kernel does not load or an engine does not build.
     """
 
+class NormPlan:
+    """How a batch norm is computed (csrc/norm_plan.h).
+
+    Args:
+        launches: (cubin, function, blocks, threads, dynamic shared bytes of a block).
+        division: slabs, parts of a slab, units of a part.
+        workspace: bytes of sums and of totals.
+        counters: how many there are, of 8 bytes.
+        cooperative: whether all blocks of a launch must be on the GPU together.
+        pointers: how many addresses a kernel takes, with those of the workspace.
+        takes_eps: whether the kernels take epsilon.
+
+    Raises PlanError where a kernel does not load.
+    """
+
+    def __init__(
+        self,
+        launches: Sequence[tuple[bytes, str, int, int, int]],
+        division: tuple[int, int, int],
+        workspace: tuple[int, int],
+        counters: int,
+        cooperative: bool,
+        pointers: int,
+        takes_eps: bool,
+    ) -> None: ...
+
+def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...
+def set_norm_fallback(
+    forward: Callable[..., Sequence[Tensor | None]],
+    backward: Callable[..., Sequence[Tensor | None]],
+) -> None: ...
+def norm_form() -> int: ...
+def set_norm_form(form: int) -> None:
+    """Sets the form of norms' plans: its place in FORMS of engines/norms/plan.py, from 1 on, or 0
+    for the best guess."""
+
 def nvrtc_version() -> tuple[int, int]: ...
 def compile_kernel(source: str, function: str, options: Sequence[str]) -> bytes:
     """Compiles CUDA C++ to a cubin, by NVRTC (csrc/core/nvrtc.h). Raises PlanError, with the

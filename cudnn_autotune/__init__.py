@@ -35,6 +35,7 @@ else:
     from cudnn_autotune.core.extension import extension_available as _extension_available
     from cudnn_autotune.core.versions import environment, version
     from cudnn_autotune.engines import compiled_kernels, implementations, registry
+    from cudnn_autotune.engines.norms import operators as norm_operators
     from cudnn_autotune.engines.problem import ConvProblem
     from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
     from cudnn_autotune.nn import expert, functional
@@ -92,12 +93,15 @@ else:
 
     registry.load_first(_built_in)
     if _extension_available():
+        from cudnn_autotune.engines.norms import loading as _norm_loading
         from cudnn_autotune.tuning import building, miss, serving
 
         PlanError: type[RuntimeError] = _C.PlanError
         CudnnError: type[RuntimeError] = _C.CudnnError
         _C.set_plan_builder(building.build)
         _C.set_miss_handler(miss.choose)
+        _C.set_norm_planner(_norm_loading.load_plan)
+        _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)
         _C.set_capture_miss_handler(serving.during_capture)
         _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
         compiled_kernels.keep_kernels(kept_kernels.find, kept_kernels.keep)

@@ -27,6 +27,7 @@ struct CudaDriver {
   CUresult (*parameter_info)(CUfunction, size_t, size_t*,
                              size_t*) = nullptr;  // CUDA 12.4 and later
   decltype(&cuLaunchKernel) launch = nullptr;
+  decltype(&cuLaunchCooperativeKernel) launch_cooperative = nullptr;
   decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
   decltype(&cuGetErrorName) error_name = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;

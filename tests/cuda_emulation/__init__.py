@@ -60,8 +60,10 @@ MATRIX_LOADS = MatrixLoads()
 
 _MAIN = """
 extern "C" const char* emulate(int arguments, const unsigned* grid, const unsigned* block,
-                               unsigned shared_bytes, void** addresses, int reversed) {
-  return emulation::run<&%s>(&%s, arguments, grid, block, shared_bytes, addresses, reversed != 0);
+                               unsigned shared_bytes, void** addresses, int reversed,
+                               int cooperative) {
+  return emulation::run<&%s>(&%s, arguments, grid, block, shared_bytes, addresses, reversed != 0,
+                             cooperative != 0);
 }
 """
 # _Float16 needs no more than SSE2; F16C converts in one instruction where there is one.
@@ -131,8 +133,17 @@ def _value(argument: Argument, buffers: Buffers) -> ctypes._SimpleCData:
     return ctypes.c_float(argument)
 
 
-def launch_kernel(launch: KernelLaunch, buffers: Buffers, *, is_reversed: bool = False) -> None:
+def launch_kernel(
+    launch: KernelLaunch,
+    buffers: Buffers,
+    *,
+    is_reversed: bool = False,
+    is_cooperative: bool = False,
+) -> None:
     """Runs one launch. The buffers are dense; their data begins at the tensor's first element.
+
+    Args:
+        is_cooperative: All blocks are there together, so that they may wait for each other.
 
     Raises:
         EmulationError: the kernel does not compile, or does what CUDA leaves undefined.
@@ -151,6 +162,7 @@ def launch_kernel(launch: KernelLaunch, buffers: Buffers, *, is_reversed: bool =
         launch.shared_bytes,
         addresses,
         int(is_reversed),
+        int(is_cooperative),
     )
     counts = (ctypes.c_longlong * 2)()
     library.matrix_loads(counts)

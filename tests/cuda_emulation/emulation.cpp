@@ -308,47 +308,104 @@ static bool run_warp(Thread* const* lanes, int count, bool reversed) {
   }
 }
 
-static void run_block(std::vector<Fibre>& threads, unsigned char* stacks, bool reversed) {
-  const int count = static_cast<int>(threads.size());
-  for (int i = 0; i < count; ++i) {
-    Fibre& thread = threads[i];
-    thread = Fibre{};
-    const unsigned x = block_size.x, y = block_size.y;
-    thread.index = {i % x, i / x % y, i / (x * y)};
-    thread.lane = i % kLanes;
-    auto* top = reinterpret_cast<void**>(stacks + (i + 1) * kStackBytes);
-    // emulation_switch() pops six registers and returns to entry(), on a stack that is aligned as
-    // after a call.
-    top -= 2;
-    *top = reinterpret_cast<void*>(&entry);
-    top -= 6;
-    std::memset(top, 0, 6 * sizeof(void*));
-    thread.stack_pointer = top;
+// The threads of a block and its memory.
+class Block {
+ public:
+  Block(size_t threads, size_t shared_bytes)
+      : threads_(threads),
+        stack_bytes_(threads * kStackBytes),
+        shared_bytes_(shared_bytes),
+        storage_(shared_bytes + 2 * kBandBytes + 128) {
+    stacks_ = mmap(nullptr, stack_bytes_, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks_ == MAP_FAILED) fail("no memory for the stacks");
+    const auto first = reinterpret_cast<uintptr_t>(storage_.data()) + kBandBytes;
+    shared_ = reinterpret_cast<unsigned char*>((first + 127) / 128 * 128);
   }
-  const int warps = (count + kLanes - 1) / kLanes;
-  while (true) {
-    for (int i = 0; i < warps; ++i) {
-      const int warp = reversed ? warps - 1 - i : i;
-      Thread* lanes[kLanes];
-      int lane = 0;
-      for (; lane < kLanes && warp * kLanes + lane < count; ++lane) {
-        lanes[lane] = &threads[warp * kLanes + lane];
-      }
-      if (!run_warp(lanes, lane, reversed)) return;
-    }
-    bool waits = false;
-    for (auto& thread : threads) {
-      if (thread.state == State::at_barrier) {
-        thread.state = State::ready;
-        waits = true;
-      }
-    }
-    if (!waits) return;
+  ~Block() {
+    if (stacks_ != MAP_FAILED) munmap(stacks_, stack_bytes_);
   }
-}
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  bool is_done() const { return is_done_; }
+
+  void start(dim3 index) {
+    index_ = index;
+    is_done_ = false;
+    std::memset(storage_.data(), 0xff, storage_.size());  // NaN in every type
+    for (size_t i = 0; i < threads_.size(); ++i) {
+      Fibre& thread = threads_[i];
+      thread = Fibre{};
+      const unsigned at = static_cast<unsigned>(i), x = block_size.x, y = block_size.y;
+      thread.index = {at % x, at / x % y, at / (x * y)};
+      thread.lane = static_cast<int>(i % kLanes);
+      auto* top =
+          reinterpret_cast<void**>(static_cast<unsigned char*>(stacks_) + (i + 1) * kStackBytes);
+      // emulation_switch() pops six registers and returns to entry(), on a stack that is aligned as
+      // after a call.
+      top -= 2;
+      *top = reinterpret_cast<void*>(&entry);
+      top -= 6;
+      std::memset(top, 0, 6 * sizeof(void*));
+      thread.stack_pointer = top;
+    }
+  }
+
+  // Runs until the block is done, waits for others, or has failed.
+  void resume(bool reversed) {
+    block_index = index_;
+    shared_start = shared_;
+    shared_size = shared_bytes_;
+    for (auto& thread : threads_) {
+      if (thread.state == State::waits_for_blocks) thread.state = State::ready;
+    }
+    const int count = static_cast<int>(threads_.size());
+    const int warps = (count + kLanes - 1) / kLanes;
+    while (true) {
+      for (int i = 0; i < warps; ++i) {
+        const int warp = reversed ? warps - 1 - i : i;
+        Thread* lanes[kLanes];
+        int lane = 0;
+        for (; lane < kLanes && warp * kLanes + lane < count; ++lane) {
+          lanes[lane] = &threads_[warp * kLanes + lane];
+        }
+        if (!run_warp(lanes, lane, reversed)) return;
+      }
+      bool waits = false;
+      for (const auto& thread : threads_) {
+        if (thread.state == State::waits_for_blocks) return;
+        waits = waits || thread.state == State::at_barrier;
+      }
+      if (!waits) break;
+      for (auto& thread : threads_) {
+        if (thread.state == State::at_barrier) thread.state = State::ready;
+      }
+    }
+    is_done_ = true;
+    for (auto byte = storage_.data(); byte < shared_; ++byte) {
+      if (*byte != 0xff) fail("shared memory is written before its beginning");
+    }
+    for (auto byte = shared_ + shared_bytes_; byte < storage_.data() + storage_.size(); ++byte) {
+      if (*byte != 0xff) fail("shared memory is written behind its end");
+    }
+  }
+
+ private:
+  std::vector<Fibre> threads_;
+  void* stacks_;
+  size_t stack_bytes_, shared_bytes_;
+  std::vector<unsigned char> storage_;
+  unsigned char* shared_;
+  dim3 index_{};
+  bool is_done_ = false;
+};
+
+// Blocks wait in turns for this long, at most, until one of them ends.
+constexpr int kMostTurns = 1000;
 
 const char* run(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block,
-                unsigned shared_bytes, bool reversed) {
+                unsigned shared_bytes, bool reversed, bool cooperative) {
   error.clear();
   current = nullptr;
   grid_size = {grid[0], grid[1], grid[2]};
@@ -360,31 +417,32 @@ const char* run(void (*body)(void**), void** arguments, const unsigned* grid, co
   }
   entered = body;
   entered_with = arguments;
-  std::vector<Fibre> fibres(threads);
-  const size_t stack_bytes = threads * kStackBytes;
-  void* stacks = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (stacks == MAP_FAILED) return "no memory for the stacks";
-  shared_size = shared_bytes;
-  shared_storage.resize(shared_bytes + 2 * kBandBytes + 128);
-  const auto first = reinterpret_cast<uintptr_t>(shared_storage.data()) + kBandBytes;
-  shared_start = reinterpret_cast<unsigned char*>((first + 127) / 128 * 128);
   const size_t blocks = size_t{grid[0]} * grid[1] * grid[2];
-  for (size_t i = 0; i < blocks && error.empty(); ++i) {
-    const size_t b = reversed ? blocks - 1 - i : i;
-    block_index = {static_cast<unsigned>(b % grid[0]), static_cast<unsigned>(b / grid[0] % grid[1]),
-                   static_cast<unsigned>(b / grid[0] / grid[1])};
-    std::memset(shared_storage.data(), 0xff, shared_storage.size());  // NaN in every type
-    run_block(fibres, static_cast<unsigned char*>(stacks), reversed);
-    for (auto byte = shared_storage.data(); byte < shared_start; ++byte) {
-      if (*byte != 0xff) fail("shared memory is written before its beginning");
+  // Blocks of a cooperative launch are there together, others come one after the other.
+  const size_t together = cooperative ? blocks : 1;
+  std::deque<Block> there;
+  for (size_t i = 0; i < together; ++i) there.emplace_back(threads, shared_bytes);
+  for (size_t first = 0; first < blocks && error.empty(); first += together) {
+    for (size_t i = 0; i < together; ++i) {
+      const size_t b = reversed ? blocks - 1 - first - i : first + i;
+      there[i].start({static_cast<unsigned>(b % grid[0]),
+                      static_cast<unsigned>(b / grid[0] % grid[1]),
+                      static_cast<unsigned>(b / grid[0] / grid[1])});
     }
-    for (auto byte = shared_start + shared_bytes;
-         byte < shared_storage.data() + shared_storage.size(); ++byte) {
-      if (*byte != 0xff) fail("shared memory is written behind its end");
+    size_t done = 0;
+    for (int turns = 0; done < together && error.empty(); ++turns) {
+      for (size_t i = 0; i < together && error.empty(); ++i) {
+        if (there[i].is_done()) continue;
+        there[i].resume(reversed);
+        if (!there[i].is_done()) continue;
+        ++done;
+        turns = 0;
+      }
+      if (done == together || !error.empty()) break;
+      if (!cooperative) fail("a block waits for another one, which may never start");
+      if (turns > kMostTurns) fail("all blocks wait for each other");
     }
   }
-  munmap(stacks, stack_bytes);
   return error.c_str();
 }
 

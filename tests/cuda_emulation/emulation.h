@@ -3,8 +3,9 @@
 // undefined is an error here where it can be seen: lanes that meet in different instructions,
 // misaligned accesses, shared memory that is written out of bounds or read before it is written
 // (it is full of NaN), copies to shared memory that nobody waited for (they are done as late as
-// possible). Blocks, warps and lanes run in their order or, if `reversed`, from the last to the
-// first, so that a missing barrier gives another result.
+// possible), blocks that wait for each other without a cooperative launch. Blocks, warps and lanes
+// run in their order or, if `reversed`, from the last to the first, so that a missing barrier gives
+// another result.
 //
 // This header is what a kernel is compiled with; emulation.cpp, which runs it, is compiled once.
 #pragma once
@@ -21,6 +22,7 @@
 extern "C" {
 float erff(float) noexcept;
 float expf(float) noexcept;
+float sqrtf(float) noexcept;
 float tanhf(float) noexcept;
 }
 
@@ -83,7 +85,7 @@ constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kBandBytes = 1 << 10;
 constexpr unsigned kFullMask = 0xffffffffu;
 
-enum class State { ready, at_collective, at_barrier, done };
+enum class State { ready, at_collective, at_barrier, waits_for_blocks, done };
 using Collective = void (*)(void* const* arguments);  // of all lanes
 
 struct Thread {
@@ -103,6 +105,8 @@ extern unsigned char* shared_start;
 void fail(const char* what);
 // Lets other threads run until this one's state is ready again.
 void yield(State state);
+// Lets other blocks run; what a thread calls that waits for them.
+inline void wait_for_blocks() { yield(State::waits_for_blocks); }
 // Returns when all lanes of the warp have called it with the same function, which has run.
 void collective(Collective what, void* arguments);
 
@@ -172,11 +176,11 @@ T shuffle(unsigned mask, T value, int source) {
 }
 
 const char* run(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block,
-                unsigned shared_bytes, bool reversed);
+                unsigned shared_bytes, bool reversed, bool cooperative);
 
 template <auto kernel, typename... Arguments>
 const char* run(void (*)(Arguments...), int count, const unsigned* grid, const unsigned* block,
-                unsigned shared_bytes, void** arguments, bool reversed) {
+                unsigned shared_bytes, void** arguments, bool reversed, bool cooperative) {
   if (count != sizeof...(Arguments)) return "the kernel takes another number of arguments";
   const auto body = [](void** arguments) {
     // Braces, so that the arguments are taken in their order.
@@ -185,7 +189,7 @@ const char* run(void (*)(Arguments...), int count, const unsigned* grid, const u
     };
     Call{*static_cast<std::remove_reference_t<Arguments>*>(*arguments++)...};
   };
-  return run(body, arguments, grid, block, shared_bytes, reversed);
+  return run(body, arguments, grid, block, shared_bytes, reversed, cooperative);
 }
 
 }  // namespace emulation
@@ -197,6 +201,7 @@ const char* run(void (*)(Arguments...), int count, const unsigned* grid, const u
 #define warpSize 32
 
 inline void __syncthreads() { emulation::yield(emulation::State::at_barrier); }
+inline void __threadfence() {}
 inline void __syncwarp(unsigned mask = emulation::kFullMask) {
   if (mask != emulation::kFullMask) emulation::fail("only __syncwarp() of all lanes is emulated");
   emulation::collective([](void* const*) {}, nullptr);

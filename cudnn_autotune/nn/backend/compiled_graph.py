@@ -17,6 +17,7 @@ from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, compare
 from cudnn_autotune.nn.backend.graphs import OTHER_LAYOUT, copied, weights_of
 from cudnn_autotune.nn.backend.groups import GroupReport
 from cudnn_autotune.nn.backend.judging import JUDGES
+from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.backend.programs import (
     Options,
     Program,
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_REFREEZINGS = 3
 # So often a comparison is put off, because results of the caller's step are in use.
-_MOST_DEFERRALS = 10
+MOST_DEFERRALS = 10
 
 
 @dataclass
@@ -42,6 +43,8 @@ class Compilation:
     """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
     groups: list[GroupReport] = field(default_factory=list)
     """Convolutions of an inference graph, in its order."""
+    norms: list[NormReport] = field(default_factory=list)
+    """Batch norms in training mode of a training graph, in its order."""
     is_frozen: bool = False
     """Whether weights are constants of the program, with batch norms folded into convolutions."""
     times_ms: dict[str, float] = field(default_factory=dict)
@@ -176,7 +179,7 @@ class CompiledGraph:
     def _defer(self) -> None:
         """Gives the comparison up in the end: the programs hold memory."""
         self._deferrals += 1
-        if self._deferrals == _MOST_DEFERRALS:
+        if self._deferrals == MOST_DEFERRALS:
             self._contenders = {}
             self._record.note = "not compared: each call is within a step of Inductor's CUDA graphs"
             _log.info("a compiled graph was %s", self._record.note)

@@ -24,8 +24,8 @@ from cudnn_autotune.nn.backend.compiled_graph import (
     CompiledGraph,
     is_capturing,
 )
-from cudnn_autotune.nn.backend.graphs import with_our_convolutions
 from cudnn_autotune.nn.backend.programs import Options, compile_plain
+from cudnn_autotune.nn.backend.training_graph import TrainingGraph
 from cudnn_autotune.nn.models.routing import COUNTERPARTS
 
 NAME = "cudnn_autotune"
@@ -55,10 +55,11 @@ def backend(
         mode: one of ``torch.compile``'s.
         options: ``sampling`` and ``workspace_limit`` of the convolutions, as a layer takes them;
             ``freezing`` (False): whether weights become constants where no gradient is needed, for
-            a model whose weights do not change any more; ``fuse``: ``"measure"``, ``"always"`` or
-            ``"never"``; ``compare`` (True): whether to time the program against plain Inductor's at
-            the first call, and to keep the faster one; ``memory_format``: ``"auto"`` compares a
-            program in the other layout too. All others are Inductor's.
+            a model whose weights do not change any more; ``fuse``, for groups, and ``norms``, for
+            batch norms in training: ``"measure"``, ``"always"`` or ``"never"``; ``compare`` (True):
+            whether to time the program against plain Inductor's at the first call, and to keep the
+            faster one; ``memory_format``: ``"auto"`` compares a program in the other layout too.
+            All others are Inductor's.
 
     Raises:
         ValueError: an option is unknown, or its value not allowed.
@@ -79,8 +80,7 @@ def backend(
                 "convert(model, memory_format='auto', example_input=...) before it is compiled"
             )
             _log.warning("%s", record.note)
-        ours = with_our_convolutions(graph, settings.sampling, settings.workspace_limit)
-        return compile_plain(ours, example_inputs, settings.inductor)
+        return TrainingGraph(graph, example_inputs, settings, record).__call__
     # Dynamo copies the attributes of what it is given, and so would keep all first programs.
     return CompiledGraph(graph, example_inputs, settings, record).__call__
 
@@ -93,7 +93,9 @@ def _why_plain(
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     if not targets & {mark, mark.default, *COUNTERPARTS}:
         return "the graph has no convolution"
-    if settings.fuse != "always" and not any(tensor.is_cuda for tensor in tensors):
+    if "always" not in (settings.fuse, settings.norms) and not any(
+        tensor.is_cuda for tensor in tensors
+    ):
         return "no tensor is on a CUDA device"
     if not needs_gradient and is_capturing():
         return "it was compiled while a CUDA graph was captured"

@@ -232,13 +232,14 @@ def find_groups(
         claimed.update(nodes)
         in_order = tuple(sorted(nodes, key=order.__getitem__))
         # Other groups before this one in the graph are not its users.
-        is_stored = any(user in claimed or not _reads_in_place(user) for user in tail.users)
+        is_stored = any(user in claimed or not reads_in_place(user) for user in tail.users)
         group = Group(node, tail, in_order, residual, activation, is_stored, channels_last)
         found.append(group)
     return found[::-1]
 
 
-def _reads_in_place(user: Node) -> bool:
+def reads_in_place(user: Node) -> bool:
+    """Returns whether Inductor computes a node in the kernel of what it reads."""
     operator = user.target
     return isinstance(operator, torch._ops.OpOverload) and (
         torch.Tag.pointwise in operator.tags or str(operator) in _READ_IN_PLACE
@@ -276,12 +277,13 @@ def _residual_addition(convolution: Node) -> tuple[Node, Node] | None:
     is_same = (
         isinstance(other, Tensor)
         and (other.dtype, other.device) == (ours.dtype, ours.device)
-        and _is_same_shape(other.shape, ours.shape)
+        and is_same_shape(other.shape, ours.shape)
     )
     return (addition, others[0]) if is_same else None
 
 
-def _is_same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def is_same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Returns whether two shapes are the same whatever symbolic sizes stand for."""
     # Importing this takes half a second, and most programs compile nothing.
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 

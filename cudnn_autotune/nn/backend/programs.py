@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.backend.comparison import Run, communicates
@@ -27,6 +27,12 @@ from cudnn_autotune.nn.backend.graphs import (
 )
 from cudnn_autotune.nn.backend.groups import GroupReport, find_groups
 from cudnn_autotune.nn.backend.judging import JUDGES, Judge, Measured, fuse_judged, never
+from cudnn_autotune.nn.backend.norms import (
+    find_norms,
+    fold_gradient_sums,
+    recompute_outputs,
+    serve_norms,
+)
 from cudnn_autotune.nn.fake import conv_memory_format
 from cudnn_autotune.tuning.settings import check_policy
 
@@ -40,6 +46,7 @@ class Options:
     freezing: bool = False
     compare: bool = True
     fuse: str = "measure"
+    norms: str = "measure"
     memory_format: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     """Options of Inductor, among them those that ``mode`` stands for."""
@@ -76,7 +83,12 @@ class Options:
         for name in ("freezing", "compare"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"options[{name!r}] must be True or False, got {value!r}")
-        for name, allowed in (("fuse", tuple(JUDGES)), ("memory_format", (None, "auto"))):
+        values: dict[str, tuple[str | None, ...]] = {
+            "fuse": tuple(JUDGES),
+            "norms": ("measure", "always", "never"),
+            "memory_format": (None, "auto"),
+        }
+        for name, allowed in values.items():
             if (value := getattr(self, name)) not in allowed:
                 text = ", ".join(map(repr, allowed))
                 raise ValueError(f"options[{name!r}] must be one of {text}, got {value!r}")
@@ -172,6 +184,73 @@ def compile_fused(
     )
 
 
+def compile_training(
+    graph: GraphModule, inputs: Sequence[Any], options: Options, *, with_norms: bool
+) -> Run:
+    """Compiles a graph that needs gradients, which stays what it is, with this package's
+    convolutions.
+
+    Args:
+        with_norms: whether batch norms become this package's operators as well.
+    """
+    ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
+    if not with_norms:
+        return compile_plain(ours, inputs, options.inductor)
+    serve_norms(ours.graph, find_norms(ours.graph))
+    ours.graph.lint()
+    ours.recompile()
+    patches = {**options.inductor, "joint_custom_pre_pass": _joint_pass(options.inductor)}
+    with _tagged():
+        return compile_plain(ours, inputs, patches, _compile_with_norms)
+
+
+def _joint_pass(patches: Mapping[str, Any]) -> Any:
+    """Returns the pass over the joint graph of forward and backward, which takes the place of the
+    user's, and calls those.
+
+    Args:
+        patches: of Inductor's configuration.
+    """
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.decomposition import select_decomp_table
+
+    given = patches.get("joint_custom_pre_pass", config.joint_custom_pre_pass)
+    before = list(given) if isinstance(given, (list, tuple)) else [given] if given else []
+
+    class JointPass(CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            for one in before:
+                one(graph)
+            recompute_outputs(graph, select_decomp_table())
+
+        def uuid(self) -> Any:
+            """The key by which Inductor caches; None if one of the user's has none."""
+            keys = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in before]
+            return None if None in keys else ("cudnn_autotune", version(), *keys)
+
+    return JointPass()
+
+
+def _compile_with_norms(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+    """Compiles the graph of a forward or a backward that has norms by Inductor."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    fold_gradient_sums(graph.graph)
+    graph.recompile()
+    with _tagged():
+        return compile_fx_inner(graph, inputs, **arguments)
+
+
+def _tagged() -> AbstractContextManager[None]:
+    """Makes the keys of Inductor's caches those of this package's version. Another one may lower
+    its operators in another way."""
+    tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
+    patched: AbstractContextManager[None]
+    patched = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    return patched
+
+
 class _FusingCompiler:
     """Inductor's compiler of inference graphs, which fuses groups before.
 
@@ -214,10 +293,7 @@ class _FusingCompiler:
         graph.graph.lint()
         graph.recompile()
         with ExitStack() as stack:
-            # Another version of this package may lower the operator in another way.
-            tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
-            tagged = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
-            stack.enter_context(tagged)
+            stack.enter_context(_tagged())
             if hasattr(config, "combo_kernel_allow_mixed_sizes"):
                 # Weights of all sizes are folded by one kernel.
                 stack.enter_context(config.patch(combo_kernel_allow_mixed_sizes=2))

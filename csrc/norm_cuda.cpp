@@ -1,0 +1,248 @@
+#include <ATen/cuda/EmptyTensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "norm_ops.h"
+#include "norm_plan.h"
+
+namespace cudnn_autotune {
+namespace {
+
+// The kernels count elements in 32 bits, and add a few blocks' work to them.
+constexpr int64_t kMostElements = (int64_t{1} << 31) - (int64_t{1} << 20);
+
+// Never destroyed, because calls may come while the process exits.
+struct NormFallback {
+  std::function<NormSignature> forward;
+  std::function<NormBackwardSignature> backward;
+
+  static NormFallback& instance() {
+    static auto* fallback = new NormFallback();
+    return *fallback;
+  }
+};
+
+// Whether a tensor is contiguous: as (N, C, *spatial), or with `rows` as (N, *spatial, C).
+bool is_dense(const at::Tensor& tensor, bool rows) {
+  int64_t expected = 1;
+  const auto fits = [&](int64_t dim) {
+    const int64_t size = tensor.size(dim);
+    if (size != 1 && tensor.stride(dim) != expected) return false;
+    expected *= size;
+    return true;
+  };
+  if (rows && !fits(1)) return false;
+  for (int64_t dim = tensor.dim() - 1; dim > 1; --dim) {
+    if (!fits(dim)) return false;
+  }
+  return (rows || fits(1)) && fits(0);
+}
+
+// A call's input in the layout in which it is computed, and its sizes.
+struct NormInput {
+  explicit NormInput(const at::Tensor& given) : tensor(given) {
+    if (!is_dense(given, false) && !is_dense(given, true)) {
+      tensor = given.contiguous(given.suggest_memory_format());
+    }
+    batch = tensor.size(0);
+    channels = tensor.size(1);
+    for (int64_t dim = 2; dim < tensor.dim(); ++dim) spatial *= tensor.size(dim);
+    planes = spatial > 1 && is_dense(tensor, false);
+  }
+
+  // A tensor of the same shape, brought into this layout.
+  at::Tensor in_layout(const at::Tensor& other) const {
+    if (is_dense(other, !planes)) return other;
+    return empty().copy_(other);
+  }
+  // It is not made by at::empty, which fills it under deterministic algorithms.
+  at::Tensor empty() const {
+    return at::Tensor(at::detail::empty_strided_cuda(tensor.sizes(), tensor.strides(),
+                                                     tensor.options().memory_format(std::nullopt)));
+  }
+  at::Tensor empty_vector(at::ScalarType dtype) const {
+    return at::Tensor(at::detail::empty_cuda(
+        {channels}, tensor.options().dtype(dtype).memory_format(std::nullopt)));
+  }
+  std::array<int32_t, 3> sizes() const {
+    return {static_cast<int32_t>(batch), static_cast<int32_t>(channels),
+            static_cast<int32_t>(spatial)};
+  }
+
+  at::Tensor tensor;
+  int64_t batch, channels, spatial = 1;
+  bool planes;
+};
+
+bool is_like(const at::Tensor& tensor, const at::Tensor& input) {
+  return tensor.sizes() == input.sizes() && tensor.scalar_type() == input.scalar_type() &&
+         tensor.device() == input.device();
+}
+bool is_like(const OptionalTensor& tensor, const at::Tensor& input) {
+  return !is_given(tensor) || is_like(*tensor, input);
+}
+
+bool is_parameter(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) ||
+         (values->dim() == 1 && values->size(0) == input.size(1) &&
+          values->device() == input.device() &&
+          (values->scalar_type() == input.scalar_type() || values->scalar_type() == at::kFloat));
+}
+
+// Whether the kernels may take a call: it is right, and nothing about it is odd.
+bool suits_kernels(const at::Tensor& input, const OptionalTensor& weight,
+                   const OptionalTensor& bias, const OptionalTensor& residual) {
+  const auto dtype = input.scalar_type();
+  if (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat) return false;
+  if (input.dim() < 2 || input.dim() > 5 || input.numel() == 0 || input.numel() >= kMostElements ||
+      input.numel() == input.size(1)) {
+    return false;
+  }
+  return is_parameter(weight, input) && is_parameter(bias, input) && is_like(residual, input) &&
+         !(is_given(weight) && is_given(bias) && weight->scalar_type() != bias->scalar_type());
+}
+
+// Tensors in the order in which a kernel takes them.
+class Pointers {
+ public:
+  void add(const at::Tensor& tensor) {
+    void* const address = tensor.defined() ? tensor.data_ptr() : nullptr;
+    all_.push_back(address);
+    bits_ |= reinterpret_cast<uintptr_t>(address);
+  }
+  // A power of two up to 16 that all addresses are multiples of.
+  int alignment() const { return static_cast<int>((bits_ | 16) & -(bits_ | 16)); }
+  c10::ArrayRef<void*> all() const { return all_; }
+
+ private:
+  c10::SmallVector<void*, 16> all_;
+  uintptr_t bits_ = 0;
+};
+
+at::Tensor dense_vector(const OptionalTensor& values) {
+  return is_given(values) ? values->contiguous() : at::Tensor();
+}
+
+at::ScalarType parameters_of(const OptionalTensor& weight, const OptionalTensor& bias) {
+  if (is_given(weight)) return weight->scalar_type();
+  return is_given(bias) ? bias->scalar_type() : at::kFloat;
+}
+
+FourTensors batch_norm_act(const at::Tensor& input, const OptionalTensor& weight,
+                           const OptionalTensor& bias, const OptionalTensor& residual,
+                           std::string_view activation, double eps) {
+  const auto by_pytorch = [&] {
+    return NormFallback::instance().forward(input, weight, bias, residual, activation, eps);
+  };
+  if (!suits_kernels(input, weight, bias, residual)) return by_pytorch();
+  const c10::cuda::CUDAGuard device(input.device());
+  const NormInput x(input);
+  const at::Tensor scale = dense_vector(weight), shift = dense_vector(bias);
+  const at::Tensor addend = is_given(residual) ? x.in_layout(*residual) : at::Tensor();
+  const at::Tensor output = x.empty(), mean = x.empty_vector(at::kFloat),
+                   inv_std = x.empty_vector(at::kFloat), unbiased = x.empty_vector(at::kFloat);
+  Pointers pointers;
+  for (const auto* one :
+       {&x.tensor, &scale, &shift, &addend, &output, &mean, &inv_std, &unbiased}) {
+    pointers.add(*one);
+  }
+  NormKey key{input.device().index(),
+              /*is_backward=*/false,
+              input.scalar_type(),
+              parameters_of(weight, bias),
+              x.batch,
+              x.channels,
+              x.spatial,
+              x.planes,
+              pointers.alignment(),
+              std::string(activation)};
+  key.residual = addend.defined();
+  key.form = norm_form();
+  const auto plan = norm_plan(key);
+  if (plan == nullptr) return by_pytorch();
+  plan->launch(pointers.all(), x.sizes(), static_cast<float>(eps));
+  return {output, mean, inv_std, unbiased};
+}
+
+FourTensors batch_norm_act_backward(const at::Tensor& grad_output,
+                                    const OptionalTensor& grad_output_2, const at::Tensor& input,
+                                    const OptionalTensor& output, const OptionalTensor& weight,
+                                    const OptionalTensor& bias, const OptionalTensor& residual,
+                                    const at::Tensor& mean, const at::Tensor& inv_std,
+                                    std::string_view activation, std::array<bool, 4> output_mask) {
+  const auto by_pytorch = [&] {
+    return NormFallback::instance().backward(grad_output, grad_output_2, input, output, weight,
+                                             bias, residual, mean, inv_std, activation,
+                                             output_mask);
+  };
+  const auto is_statistic = [&](const at::Tensor& values) {
+    return is_parameter(values, input) && values.scalar_type() == at::kFloat;
+  };
+  if (!suits_kernels(input, weight, bias, residual) || !is_like(grad_output, input) ||
+      !is_like(grad_output_2, input) || !is_like(output, input) || !is_statistic(mean) ||
+      !is_statistic(inv_std)) {
+    return by_pytorch();
+  }
+  const c10::cuda::CUDAGuard device(input.device());
+  const NormInput x(input);
+  const auto in_layout = [&](const OptionalTensor& tensor) {
+    return is_given(tensor) ? x.in_layout(*tensor) : at::Tensor();
+  };
+  const bool by_output = is_given(output) && is_derived_by_output(activation);
+  const bool by_residual = is_given(residual) && !by_output && activation != "identity";
+  const at::ScalarType parameters = parameters_of(weight, bias);
+  const at::Tensor dy = x.in_layout(grad_output), dy_2 = in_layout(grad_output_2),
+                   value = by_output     ? in_layout(output)
+                           : by_residual ? in_layout(residual)
+                                         : at::Tensor(),
+                   scale = dense_vector(weight), shift = dense_vector(bias),
+                   means = mean.contiguous(), deviations = inv_std.contiguous();
+  const at::Tensor dx = output_mask[0] ? x.empty() : at::Tensor(),
+                   dweight = output_mask[1] ? x.empty_vector(parameters) : at::Tensor(),
+                   dbias = output_mask[2] ? x.empty_vector(parameters) : at::Tensor(),
+                   dz = output_mask[3] ? x.empty() : at::Tensor();
+  Pointers pointers;
+  for (const auto* one : {&dy, &dy_2, &x.tensor, &value, &scale, &shift, &means, &deviations, &dx,
+                          &dweight, &dbias, &dz}) {
+    pointers.add(*one);
+  }
+  NormKey key{input.device().index(),
+              /*is_backward=*/true,
+              input.scalar_type(),
+              parameters,
+              x.batch,
+              x.channels,
+              x.spatial,
+              x.planes,
+              pointers.alignment(),
+              std::string(activation)};
+  key.residual = by_residual;
+  key.by_output = by_output;
+  key.second = dy_2.defined();
+  key.grad_residual = dz.defined();
+  key.grad_input = dx.defined();
+  key.form = norm_form();
+  const auto plan = norm_plan(key);
+  if (plan == nullptr) return by_pytorch();
+  plan->launch(pointers.all(), x.sizes(), 0.0f);
+  return {dx, dweight, dbias, dz};
+}
+
+}  // namespace
+
+void set_norm_fallback(std::function<NormSignature> forward,
+                       std::function<NormBackwardSignature> backward) {
+  NormFallback::instance() = {std::move(forward), std::move(backward)};
+}
+
+}  // namespace cudnn_autotune
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
+  m.impl("batch_norm_act", cudnn_autotune::batch_norm_act);
+  m.impl("batch_norm_act_backward", cudnn_autotune::batch_norm_act_backward);
+}

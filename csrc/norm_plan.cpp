@@ -1,0 +1,135 @@
+#include "norm_plan.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/hash.h>
+
+#include <atomic>
+#include <mutex>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "core/check.h"
+#include "torch_bridge.h"
+
+namespace cudnn_autotune {
+namespace {
+
+constexpr int64_t kAligned = 256;  // where each part of the workspace begins, in bytes
+
+int64_t rounded(int64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
+
+auto fields(const NormKey& key) {
+  return std::tie(key.device, key.is_backward, key.dtype, key.parameters, key.batch, key.channels,
+                  key.spatial, key.planes, key.alignment, key.activation, key.residual,
+                  key.by_output, key.second, key.grad_residual, key.grad_input, key.form);
+}
+
+struct KeyHash {
+  size_t operator()(const NormKey& key) const {
+    return c10::get_hash(key.batch, key.channels, key.spatial, key.is_backward, key.residual,
+                         key.by_output, key.second, key.device, key.activation);
+  }
+};
+
+// The plans that are known. Never destroyed, because calls may come while the process exits.
+struct KnownPlans {
+  std::mutex mutex;
+  std::unordered_map<NormKey, std::shared_ptr<NormPlan>, KeyHash> known;
+
+  static KnownPlans& instance() {
+    static auto* plans = new KnownPlans();
+    return *plans;
+  }
+};
+
+NormPlanner& planner() {
+  static auto* chooses = new NormPlanner();
+  return *chooses;
+}
+
+std::atomic<int> form_of_plans{0};
+
+}  // namespace
+
+NormPlan::NormPlan(const std::vector<NormLaunch>& launches, const NormDivision& division,
+                   const NormWorkspace& workspace, bool cooperative, size_t pointers,
+                   bool takes_eps)
+    : division_(division),
+      workspace_(workspace),
+      cooperative_(cooperative),
+      pointers_(pointers),
+      takes_eps_(takes_eps) {
+  std::vector<size_t> sizes(pointers, sizeof(void*));
+  sizes.insert(sizes.end(), 6, sizeof(int32_t));
+  if (takes_eps) sizes.push_back(sizeof(float));
+  if (cooperative && cuda_driver().launch_cooperative == nullptr) {
+    throw PlanError("the driver has no cooperative launches");
+  }
+  for (const NormLaunch& one : launches) {
+    launches_.push_back({load_kernel(one.cubin, one.function, one.shared_bytes, sizes),
+                         one.function, one.blocks, one.threads, one.shared_bytes});
+  }
+}
+
+void NormPlan::launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes,
+                      float eps) const {
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
+  const int64_t totals_at = rounded(workspace_.sums);
+  const int64_t counters_at = totals_at + rounded(workspace_.totals);
+  const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(
+      static_cast<size_t>(counters_at + workspace_.counters));
+  auto* const begin = static_cast<char*>(workspace.get());
+  if (workspace_.counters > 0) {
+    C10_CUDA_CHECK(cudaMemsetAsync(begin + counters_at, 0, workspace_.counters, stream));
+  }
+  c10::SmallVector<void*, 16> pointers(tensors.begin(), tensors.end());
+  pointers.push_back(begin);
+  // A forward has no totals.
+  if (pointers.size() + 2 == pointers_) pointers.push_back(begin + totals_at);
+  pointers.push_back(begin + counters_at);
+  if (pointers.size() != pointers_) throw PlanError("a norm's kernel takes other tensors");
+  std::array<int32_t, 6> numbers{sizes[0],        sizes[1],        sizes[2],
+                                 division_.slabs, division_.parts, division_.tile};
+  c10::SmallVector<void*, 24> arguments;
+  for (void*& pointer : pointers) arguments.push_back(&pointer);
+  for (int32_t& number : numbers) arguments.push_back(&number);
+  if (takes_eps_) arguments.push_back(&eps);
+  const CudaDriver& driver = cuda_driver();
+  for (const Loaded& one : launches_) {
+    const CUfunction function = one.kernel.function;
+    const CUresult status =
+        cooperative_ ? driver.launch_cooperative(function, one.blocks, 1, 1, one.threads, 1, 1,
+                                                 one.shared_bytes, stream, arguments.data())
+                     : driver.launch(function, one.blocks, 1, 1, one.threads, 1, 1,
+                                     one.shared_bytes, stream, arguments.data(), nullptr);
+    if (status != CUDA_SUCCESS) check_driver(status, "launching " + one.name);
+  }
+}
+
+bool NormKey::operator==(const NormKey& other) const { return fields(*this) == fields(other); }
+
+void set_norm_planner(NormPlanner chooses) { planner() = std::move(chooses); }
+
+std::shared_ptr<NormPlan> norm_plan(const NormKey& key) {
+  KnownPlans& plans = KnownPlans::instance();
+  {
+    const std::lock_guard lock(plans.mutex);
+    const auto found = plans.known.find(key);
+    if (found != plans.known.end()) return found->second;
+  }
+  if (!planner()) return nullptr;
+  // Without the lock: Python takes the GIL, which another thread may hold that waits for the lock.
+  const OnDevice guard(key.device);
+  auto plan = planner()(key);
+  const std::lock_guard lock(plans.mutex);
+  return plans.known.try_emplace(key, std::move(plan)).first->second;
+}
+
+int norm_form() { return form_of_plans.load(std::memory_order_relaxed); }
+void set_norm_form(int form) { form_of_plans.store(form, std::memory_order_relaxed); }
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/cuda_driver.h"
+
+namespace cudnn_autotune {
+
+// How a batch norm is computed, by kernels that cudnn_autotune/engines/norms/plan.py chooses.
+
+struct NormLaunch {
+  std::string cubin;
+  std::string function;
+  uint32_t blocks;
+  uint32_t threads;
+  int shared_bytes;  // dynamic
+};
+
+// How a tensor is divided among blocks (cudnn_autotune/engines/norms/tile.cuh).
+struct NormDivision {
+  int32_t slabs, parts, tile;
+};
+
+// The workspace's parts, in bytes, in their order. The counters are zero before the first launch.
+struct NormWorkspace {
+  int64_t sums, totals, counters;
+};
+
+// Launches that are loaded for a device. To launch them takes no Python. Safe to call from several
+// threads.
+class NormPlan {
+ public:
+  // Loads the kernels for the current device. `pointers` is how many tensors a kernel takes, with
+  // the parts of the workspace; `takes_eps` tells whether it takes epsilon. `cooperative` tells
+  // whether all blocks of a launch must be on the GPU together. Throws PlanError.
+  NormPlan(const std::vector<NormLaunch>& launches, const NormDivision& division,
+           const NormWorkspace& workspace, bool cooperative, size_t pointers, bool takes_eps);
+
+  // Enqueues the launches on the current stream. `tensors` are the kernels' arguments before the
+  // workspace; `sizes` are the images, the channels and the product of the spatial sizes. Throws
+  // PlanError, and c10::OutOfMemoryError.
+  void launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes, float eps) const;
+
+ private:
+  struct Loaded {
+    LoadedKernel kernel;
+    std::string name;
+    uint32_t blocks;
+    uint32_t threads;
+    int shared_bytes;
+  };
+
+  std::vector<Loaded> launches_;
+  NormDivision division_;
+  NormWorkspace workspace_;
+  bool cooperative_;
+  size_t pointers_;
+  bool takes_eps_;
+};
+
+// What a plan depends on. The names are those of NormProblem in plan.py.
+struct NormKey {
+  c10::DeviceIndex device;
+  bool is_backward;
+  at::ScalarType dtype;
+  at::ScalarType parameters;
+  int64_t batch, channels, spatial;
+  bool planes;
+  int alignment;
+  std::string activation;
+  bool residual = false;
+  bool by_output = false;
+  bool second = false;
+  bool grad_residual = false;
+  bool grad_input = true;
+  int form = 0;  // of norm_form()
+
+  bool operator==(const NormKey& other) const;
+};
+
+// Chooses a plan; null if no kernel computes the problem. Throws what Python raises, as PlanError.
+using NormPlanner = std::function<std::shared_ptr<NormPlan>(const NormKey& key)>;
+void set_norm_planner(NormPlanner planner);
+
+// The plan for a key, which is chosen once and kept as long as the process lives, because a CUDA
+// graph may have captured it. Null if PyTorch computes the problem. The key's device is current.
+std::shared_ptr<NormPlan> norm_plan(const NormKey& key);
+
+// A form that all plans made from now on have, by its place in FORMS of plan.py, from 1 on; 0 lets
+// the planner choose.
+int norm_form();
+void set_norm_form(int form);
+
+}  // namespace cudnn_autotune

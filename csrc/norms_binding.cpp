@@ -1,0 +1,80 @@
+#include "norms_binding.h"
+
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "norm_ops.h"
+#include "norm_plan.h"
+#include "python_calls.h"
+
+namespace py = pybind11;
+
+namespace cudnn_autotune {
+namespace {
+
+using LaunchTuple = std::tuple<py::bytes, std::string, uint32_t, uint32_t, int>;
+
+std::shared_ptr<NormPlan> make_plan(const std::vector<LaunchTuple>& launches,
+                                    const std::array<int32_t, 3>& division,
+                                    const std::array<int64_t, 3>& workspace, bool cooperative,
+                                    size_t pointers, bool takes_eps) {
+  std::vector<NormLaunch> all;
+  for (const auto& [cubin, function, blocks, threads, shared_bytes] : launches) {
+    all.push_back({std::string(cubin), function, blocks, threads, shared_bytes});
+  }
+  const py::gil_scoped_release without_gil;
+  return std::make_shared<NormPlan>(all, NormDivision{division[0], division[1], division[2]},
+                                    NormWorkspace{workspace[0], workspace[1], workspace[2]},
+                                    cooperative, pointers, takes_eps);
+}
+
+FourTensors four(const py::object& found) {
+  const auto tensors = found.cast<std::vector<OptionalTensor>>();
+  if (tensors.size() != 4) throw std::invalid_argument("a norm's fallback returns four tensors");
+  const auto at = [&](size_t i) { return tensors[i] ? *tensors[i] : at::Tensor(); };
+  return {at(0), at(1), at(2), at(3)};
+}
+
+// The functions are never released, because operators may be called as long as the process lives.
+void set_planner(const py::function& function) {
+  auto* const planner = new py::function(function);
+  set_norm_planner([planner](const NormKey& key) {
+    return ask_python([&] {
+      return (*planner)(static_cast<int>(key.device), key.form, key.is_backward, key.dtype,
+                        key.parameters, key.batch, key.channels, key.spatial, key.planes,
+                        key.alignment, key.activation, key.residual, key.by_output, key.second,
+                        key.grad_residual, key.grad_input)
+          .cast<std::shared_ptr<NormPlan>>();
+    });
+  });
+}
+
+void set_fallback(const py::function& forward, const py::function& backward) {
+  auto* const forwards = new py::function(forward);
+  auto* const backwards = new py::function(backward);
+  const auto call = [](py::function* function, const auto&... arguments) {
+    const py::gil_scoped_acquire gil;
+    return four((*function)(arguments...));
+  };
+  set_norm_fallback([=](const auto&... arguments) { return call(forwards, arguments...); },
+                    [=](const auto&... arguments) { return call(backwards, arguments...); });
+}
+
+}  // namespace
+
+void bind_norms(py::module_& m) {
+  py::class_<NormPlan, std::shared_ptr<NormPlan>>(m, "NormPlan")
+      .def(py::init(&make_plan), py::arg("launches"), py::arg("division"), py::arg("workspace"),
+           py::arg("cooperative"), py::arg("pointers"), py::arg("takes_eps"));
+  m.def("set_norm_planner", &set_planner, py::arg("planner"));
+  m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
+  m.def("norm_form", &norm_form);
+  m.def("set_norm_form", &set_norm_form, py::arg("form"));
+}
+
+}  // namespace cudnn_autotune

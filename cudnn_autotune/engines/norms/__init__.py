@@ -1,0 +1,1 @@
+"""Batch norms by statistics of the batch, with what follows them: operators and their kernels."""

@@ -1,0 +1,300 @@
+// The gradients of a batch norm with statistics of the batch, of a residual that was added and of
+// an activation behind them. See tile.cuh, and forward.cu for what PASS means.
+//
+// With dz, the gradient of the activation's argument, the gradient of x is
+// (dz - mean(dz) - xhat * mean(dz * xhat)) * weight * inv_std. VALUE says what the derivative of
+// the activation is computed of: 0 nothing or x, 1 the output, 2 x and the residual.
+
+constexpr bool kKeeps = PASS == 0, kSums = PASS != 2, kApplies = PASS != 1;
+constexpr bool kNeedsArgument = ACTIVATION != 0 && VALUE != 1;
+// The second pass takes dz from where the first one has stored it, if it has.
+constexpr bool kReadsDz = PASS == 2 && STORES_DZ;
+
+// The gradient of the activation's argument z. `value` is the output if VALUE is 1, else z.
+__device__ __forceinline__ float gradient(float grad, float value) {
+  switch (ACTIVATION) {
+    case 1:
+      return value <= 0.0f ? 0.0f : grad;
+    case 2: {
+      const float gate = 1.0f / (1.0f + expf(-value));
+      return grad * gate * (1.0f + value * (1.0f - gate));
+    }
+    case 3: {
+      const float density = 0.39894228040143268f * expf(-0.5f * value * value);
+      return grad * (0.5f * (1.0f + erff(value * 0.70710678118654752f)) + value * density);
+    }
+    case 4: {
+      const float squared = value * value;
+      const float t = tanhf(0.79788456080286536f * value * (1.0f + 0.044715f * squared));
+      const float slope = 0.79788456080286536f * (1.0f + 3.0f * 0.044715f * squared);
+      return grad * (0.5f * (1.0f + t) + 0.5f * value * (1.0f - t * t) * slope);
+    }
+    case 5: {
+      const float y = VALUE == 1 ? value : activate<5>(value);
+      return grad * (1.0f - y) * y;
+    }
+    case 6:
+      return value < -3.0f ? 0.0f : value <= 3.0f ? grad * (value * (1.0f / 3.0f) + 0.5f) : grad;
+    case 7:
+      return value <= 0.0f || value >= 6.0f ? 0.0f : grad;
+    default:
+      return grad;
+  }
+}
+
+// Tensors that are read, and what is known of this thread's channels.
+struct Operands {
+  const ELEMENT *dy, *dy_2, *x, *value;
+  float mean[kChannels], scale[kChannels], shift[kChannels];
+};
+
+// What is read at one place beside x and dy.
+struct Beside {
+  Vector dy_2, value;
+  __device__ __forceinline__ void get(const Operands& of, int place) {
+    if (SECOND) dy_2 = load(of.dy_2 + place);
+    if (VALUE != 0) value = load(of.value + place);
+  }
+};
+
+// Turns dy into dz.
+__device__ __forceinline__ void differentiate(float (&dy)[VECTOR], const float (&x)[VECTOR],
+                                              const Beside& beside, const Operands& of) {
+  float second[VECTOR], value[VECTOR];
+  if (SECOND) beside.dy_2.get(second);
+  if (VALUE != 0) beside.value.get(value);
+#pragma unroll
+  for (int i = 0; i < VECTOR; ++i) {
+    const int c = PLANES ? 0 : i;
+    float argument = VALUE == 1 ? value[i] : 0.0f;
+    if (kNeedsArgument) {
+      argument = normalized(x[i], of.mean[c], of.scale[c], of.shift[c]);
+      if (VALUE == 2) argument += value[i];
+    }
+    dy[i] = gradient(SECOND ? dy[i] + second[i] : dy[i], argument);
+  }
+}
+
+// Begins to copy the vectors of one group.
+__device__ __forceinline__ void copy_group(const Place& place, int group, int size,
+                                           const ELEMENT* x, const ELEMENT* dy,
+                                           unsigned char* kept_x, unsigned char* kept_dz) {
+  for (int v = group * size; v < min((group + 1) * size, place.vectors); ++v) {
+    copy_vector(kept_at(kept_x, v), x + place[v]);
+    copy_vector(kept_at(kept_dz, v), dy + place[v]);
+  }
+  end_group();
+}
+
+// Adds the sums of all threads with the same lane. Returns the two of channel threadIdx.x of the
+// slab to each thread that has one.
+__device__ __forceinline__ float2 add_threads(float (&first)[kChannels], float (&second)[kChannels],
+                                              float* scratch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int by = LANES; by < 32; by *= 2) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      first[i] += __shfl_xor_sync(0xffffffffu, first[i], by);
+      second[i] += __shfl_xor_sync(0xffffffffu, second[i], by);
+    }
+  }
+  auto* const sums = reinterpret_cast<float2*>(scratch);
+  if (lane < LANES) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      sums[warp * kSlabChannels + lane * kChannels + i] = make_float2(first[i], second[i]);
+    }
+  }
+  __syncthreads();
+  float2 sum = make_float2(0.0f, 0.0f);
+  if (threadIdx.x < kSlabChannels) {
+    for (int i = 0; i < kWarps; ++i) {
+      const float2 more = sums[i * kSlabChannels + threadIdx.x];
+      sum.x += more.x;
+      sum.y += more.y;
+    }
+  }
+  return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    norm_backward(const ELEMENT* __restrict__ dy, const ELEMENT* __restrict__ dy_2,
+                  const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ value,
+                  const PARAMETER* __restrict__ weight, const PARAMETER* __restrict__ bias,
+                  const float* __restrict__ mean_of, const float* __restrict__ inv_std_of,
+                  ELEMENT* __restrict__ dx, PARAMETER* dweight, PARAMETER* dbias, ELEMENT* dz_of,
+                  float2* sums, float2* totals, Counter* counters, int batch, int channels,
+                  int spatial, int slabs, int parts, int tile) {
+  DYNAMIC_SHARED(shared);
+  auto* const scratch = reinterpret_cast<float*>(shared);
+  // The sums of dz and of dz * (x - mean) of each channel of the slab.
+  auto* const found = reinterpret_cast<float2*>(scratch + kSumFloats);
+  const Division of{batch, channels, spatial, slabs, parts, tile};
+  const int together = gridDim.x / parts;  // slabs that are worked on at a time
+  const int part = blockIdx.x / together;
+  const int steps = (tile + kUnits - 1) / kUnits;
+  const int group_size = (steps + kGroups - 1) / kGroups;
+  unsigned char* const kept_x = shared + kScratchBytes;
+  unsigned char* const kept_dz = kept_x + steps * THREADS * kVectorBytes;
+  if (kKeeps) {
+    const Place place(of, blockIdx.x % together, part);
+    for (int group = 0; group < kGroups; ++group) {
+      copy_group(place, group, group_size, x, dy, kept_x, kept_dz);
+    }
+  }
+
+  for (int slab = blockIdx.x % together; slab < slabs; slab += together) {
+    const Place place(of, slab, part), next(of, slab + together, part);
+    Operands operands{dy, dy_2, x, value, {}, {}, {}};
+    float inv_std[kChannels] = {};
+    if (place.vectors > 0) {
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        const int channel = place.channel + c;
+        operands.mean[c] = mean_of[channel];
+        inv_std[c] = inv_std_of[channel];
+        operands.scale[c] = inv_std[c] * parameter(weight, channel, 1.0f);
+        operands.shift[c] = parameter(bias, channel, 0.0f);
+      }
+    }
+
+    if (kSums) {
+      float sum[kChannels] = {}, products[kChannels] = {};
+      // Adds one vector, and returns its dz.
+      const auto add = [&](int v, const Vector& x_vector, const Vector& dy_vector,
+                           const Beside& beside) {
+        float numbers[VECTOR], dz[VECTOR];
+        x_vector.get(numbers);
+        dy_vector.get(dz);
+        differentiate(dz, numbers, beside, operands);
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+          const int c = PLANES ? 0 : i;
+          sum[c] += dz[i];
+          products[c] += dz[i] * (numbers[i] - operands.mean[c]);
+        }
+        const Vector result = Vector::of(dz);
+        if (STORES_DZ) *reinterpret_cast<Vector*>(dz_of + place[v]) = result;
+        return result;
+      };
+      if (kKeeps) {
+        for (int group = 0; group < kGroups; ++group) {
+          const int end = min((group + 1) * group_size, place.vectors);
+          wait_for_group();
+          for (int v = group * group_size; v < end; v += UNROLLED) {
+            Beside beside[UNROLLED];
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+              if (v + i < end) beside[i].get(operands, place[v + i]);
+            }
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+              if (v + i >= end) continue;
+              Vector* const kept = kept_at(kept_dz, v + i);
+              *kept = add(v + i, *kept_at(kept_x, v + i), *kept, beside[i]);
+            }
+          }
+        }
+      } else {
+        for (int v = 0; v < place.vectors; v += UNROLLED) {
+          Vector xs[UNROLLED], dys[UNROLLED];
+          Beside beside[UNROLLED];
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (v + i >= place.vectors) continue;
+            xs[i] = load(x + place[v + i]);
+            dys[i] = load(dy + place[v + i]);
+            beside[i].get(operands, place[v + i]);
+          }
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (v + i < place.vectors) add(v + i, xs[i], dys[i], beside[i]);
+          }
+        }
+      }
+      const float2 of_block = add_threads(sum, products, scratch);
+      float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
+      if (threadIdx.x < kSlabChannels) slab_sums[part * kSlabChannels + threadIdx.x] = of_block;
+      if (kKeeps) {  // what is read while the blocks wait
+        prefetch(x, next, group_size);
+        prefetch(dy, next, group_size);
+      }
+      if (!meet(counters + slab, parts, scratch)) return;
+      const float2 all =
+          add_parts(slab_sums, parts, scratch, [](int, float2 numbers) { return numbers; });
+      if (threadIdx.x < kSlabChannels) {
+        const int channel = slab * kSlabChannels + threadIdx.x;
+        if (channel < channels && (part == 0 || !kKeeps)) {
+          if (dbias != nullptr) dbias[channel] = from_float<PARAMETER>(all.x);
+          if (dweight != nullptr) {
+            dweight[channel] = from_float<PARAMETER>(all.y * inv_std_of[channel]);
+          }
+          if (!kKeeps) totals[channel] = all;
+        }
+        found[threadIdx.x] = all;
+      }
+      __syncthreads();
+    }
+
+    if (kApplies) {
+      // dx = dz * scale + (x - mean) * slope + constant
+      float slope[kChannels] = {}, constant[kChannels] = {};
+      if (place.vectors > 0) {
+        const float n = static_cast<float>(of.count());
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) {
+          const int channel = place.channel + c;
+          const float2 all = kSums ? found[channel - slab * kSlabChannels] : totals[channel];
+          slope[c] = -operands.scale[c] * (inv_std[c] * inv_std[c]) * (all.y / n);
+          constant[c] = -operands.scale[c] * (all.x / n);
+        }
+      }
+      const auto apply = [&](int v, const float (&numbers)[VECTOR], float (&dz)[VECTOR]) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+          const int c = PLANES ? 0 : i;
+          dz[i] = dz[i] * operands.scale[c] +
+                  ((numbers[i] - operands.mean[c]) * slope[c] + constant[c]);
+        }
+        store(dx + place[v], dz);
+      };
+      if (kKeeps) {
+        for (int group = 0; group < kGroups; ++group) {
+          const int end = min((group + 1) * group_size, place.vectors);
+#pragma unroll 2
+          for (int v = group * group_size; v < end; ++v) {
+            float numbers[VECTOR], dz[VECTOR];
+            kept_at(kept_x, v)->get(numbers);
+            kept_at(kept_dz, v)->get(dz);
+            apply(v, numbers, dz);
+          }
+          // This thread alone reads and writes its places in shared memory.
+          copy_group(next, group, group_size, x, dy, kept_x, kept_dz);
+        }
+      } else {
+        for (int last = place.vectors - 1; last >= 0; last -= UNROLLED) {
+          Vector xs[UNROLLED], dys[UNROLLED];
+          Beside beside[UNROLLED];
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (last - i < 0) continue;
+            xs[i] = load(x + place[last - i]);
+            dys[i] = load((kReadsDz ? dz_of : dy) + place[last - i]);
+            if (!kReadsDz) beside[i].get(operands, place[last - i]);
+          }
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (last - i < 0) continue;
+            float numbers[VECTOR], dz[VECTOR];
+            xs[i].get(numbers);
+            dys[i].get(dz);
+            if (!kReadsDz) differentiate(dz, numbers, beside[i], operands);
+            apply(last - i, numbers, dz);
+          }
+        }
+      }
+      __syncthreads();  // before `found` is written again
+    }
+  }
+}

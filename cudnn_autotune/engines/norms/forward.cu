@@ -1,0 +1,254 @@
+// A batch norm with statistics of the batch, plus a residual, then an activation. See tile.cuh.
+//
+// With PASS 0 one launch does it all: each block keeps its part of x in shared memory while the
+// blocks of the slab add up their statistics, so x is read once. All blocks must be on the GPU
+// together. With PASS 1 a launch finds the statistics, and with PASS 2 another one applies them,
+// from the end of each part to its beginning, because that is what the cache still has.
+
+constexpr bool kKeeps = PASS == 0, kSums = PASS != 2, kApplies = PASS != 1;
+
+// Begins to copy the vectors of one group.
+__device__ __forceinline__ void copy_group(const Place& place, int group, int size,
+                                           const ELEMENT* x, unsigned char* kept) {
+  for (int v = group * size; v < min((group + 1) * size, place.vectors); ++v) {
+    copy_vector(kept_at(kept, v), x + place[v]);
+  }
+  end_group();
+}
+
+// The sums of one thread: of differences from its first values, since a large mean would cancel.
+// Its mean counts from a number that all threads of a channel know, and so rounds as little.
+struct Statistics {
+  float shift[kChannels] = {}, sum[kChannels] = {}, squares[kChannels] = {};
+
+  __device__ __forceinline__ void start(const Vector& first) {
+    float x[VECTOR];
+    first.get(x);
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) shift[c] = x[c];
+  }
+  __device__ __forceinline__ void add(const Vector& vector) {
+    float x[VECTOR];
+    vector.get(x);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) {
+      const int c = PLANES ? 0 : i;
+      const float d = x[i] - shift[c];
+      sum[c] += d;
+      squares[c] += d * d;
+    }
+  }
+};
+
+// Merges what all threads with the same lane have: the mean, and the sum of squared differences
+// from it. Returns them to each thread that has a channel of the slab, for channel threadIdx.x.
+// `origins` are the numbers from which means count.
+__device__ __forceinline__ float2 merge_threads(const Statistics& of, int vectors,
+                                                const float2* origins, float* scratch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float count = static_cast<float>(vectors * (PLANES ? VECTOR : 1));
+  const float inverse = count > 0.0f ? 1.0f / count : 0.0f;
+  float mean[kChannels], squares[kChannels];
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    const float origin = origins[threadIdx.x % LANES * kChannels + c].x;
+    const float difference = of.sum[c] * inverse;
+    mean[c] = count > 0.0f ? of.shift[c] - origin + difference : 0.0f;
+    squares[c] = of.squares[c] - of.sum[c] * difference;
+  }
+#pragma unroll
+  for (int by = LANES; by < 32; by *= 2) {
+    const float others = __shfl_xor_sync(0xffffffffu, count, by);
+    const float all = count + others;
+    const float share = all > 0.0f ? others / all : 0.0f, weight = count * share;
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const float d = __shfl_xor_sync(0xffffffffu, mean[c], by) - mean[c];
+      squares[c] += __shfl_xor_sync(0xffffffffu, squares[c], by) + d * d * weight;
+      mean[c] += d * share;
+    }
+    count = all;
+  }
+  auto* const moments = reinterpret_cast<float2*>(scratch);
+  float* const counts = scratch + 2 * kWarps * kSlabChannels;
+  if (lane < LANES) {
+    counts[warp * LANES + lane] = count;
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      moments[warp * kSlabChannels + lane * kChannels + c] = make_float2(mean[c], squares[c]);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x >= kSlabChannels) return make_float2(0.0f, 0.0f);
+  // The means of warps differ little from the first one's.
+  const float first = moments[threadIdx.x].x;
+  float n = 0.0f, sum = 0.0f, total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) {
+    const float2 more = moments[i * kSlabChannels + threadIdx.x];
+    const float of_warp = counts[i * LANES + threadIdx.x / kChannels];
+    const float d = more.x - first;
+    n += of_warp;
+    sum += of_warp * d;
+    total += more.y + of_warp * d * d;
+  }
+  if (n == 0.0f) return make_float2(0.0f, 0.0f);
+  return make_float2(first + sum / n, total - sum * (sum / n));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    norm_forward(const ELEMENT* __restrict__ x, const PARAMETER* __restrict__ weight,
+                 const PARAMETER* __restrict__ bias, const ELEMENT* __restrict__ residual,
+                 ELEMENT* __restrict__ y, float* mean_of, float* inv_std_of, float* unbiased_of,
+                 float2* sums, Counter* counters, int batch, int channels, int spatial, int slabs,
+                 int parts, int tile, float eps) {
+  DYNAMIC_SHARED(shared);
+  auto* const scratch = reinterpret_cast<float*>(shared);
+  // The mean and the inverse deviation of each channel of the slab; before they are known, its
+  // first number, from which the means of parts count.
+  auto* const found = reinterpret_cast<float2*>(scratch + kSumFloats);
+  unsigned char* const kept = shared + kScratchBytes;
+  const Division of{batch, channels, spatial, slabs, parts, tile};
+  const int together = gridDim.x / parts;  // slabs that are worked on at a time
+  const int part = blockIdx.x / together;
+  const int group_size = ((tile + kUnits - 1) / kUnits + kGroups - 1) / kGroups;
+  if (kKeeps) {
+    const Place place(of, blockIdx.x % together, part);
+    for (int group = 0; group < kGroups; ++group) copy_group(place, group, group_size, x, kept);
+  }
+
+  for (int slab = blockIdx.x % together; slab < slabs; slab += together) {
+    const Place place(of, slab, part), next(of, slab + together, part);
+    float scale[kChannels] = {}, shift[kChannels] = {};
+    if (kApplies && place.vectors > 0) {
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        scale[c] = parameter(weight, place.channel + c, 1.0f);
+        shift[c] = parameter(bias, place.channel + c, 0.0f);
+      }
+    }
+    float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
+
+    if (kSums) {
+      if (threadIdx.x < kSlabChannels) {
+        const int channel = slab * kSlabChannels + threadIdx.x;
+        const int at = PLANES ? channel * spatial : channel;
+        found[threadIdx.x].x = channel < channels ? to_float(x[at]) : 0.0f;
+      }
+      Statistics statistics;
+      if (kKeeps) {
+        for (int group = 0; group < kGroups; ++group) {
+          wait_for_group();
+          if (group == 0 && place.vectors > 0) statistics.start(*kept_at(kept, 0));
+          const int end = min((group + 1) * group_size, place.vectors);
+#pragma unroll 2
+          for (int v = group * group_size; v < end; ++v) statistics.add(*kept_at(kept, v));
+        }
+      } else {
+        for (int v = 0; v < place.vectors; v += UNROLLED) {
+          Vector vectors[UNROLLED];
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (v + i < place.vectors) vectors[i] = load(x + place[v + i]);
+          }
+          if (v == 0) statistics.start(vectors[0]);
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (v + i < place.vectors) statistics.add(vectors[i]);
+          }
+        }
+      }
+      __syncthreads();  // `found` has the first number of each channel
+      const float2 moments = merge_threads(statistics, place.vectors, found, scratch);
+      if (threadIdx.x < kSlabChannels) {
+        slab_sums[part * kSlabChannels + threadIdx.x] = moments;
+      }
+      if (kKeeps) {  // what is read while the blocks wait
+        if (RESIDUAL) prefetch(residual, place, group_size);
+        prefetch(x, next, group_size);
+      }
+      if (!meet(counters + slab, parts, scratch)) return;
+      // The means of parts differ little from the first one's.
+      const float first = load_fresh(slab_sums + threadIdx.x % kSlabChannels).x;
+      const float2 all = add_parts(slab_sums, parts, scratch, [&](int p, float2 numbers) {
+        const float n = static_cast<float>(of.count(p));
+        const float d = numbers.x - first;
+        return make_float2(n * d, numbers.y + n * d * d);
+      });
+      if (threadIdx.x < kSlabChannels) {
+        const float n = static_cast<float>(of.count());
+        const float squares = all.y - all.x * (all.x / n);
+        const float variance = (squares < 0.0f ? 0.0f : squares) / n;
+        const float mean = found[threadIdx.x].x + (first + all.x / n),
+                    inv_std = 1.0f / sqrtf(variance + eps);
+        const int channel = slab * kSlabChannels + threadIdx.x;
+        if (channel < channels && (part == 0 || !kKeeps)) {
+          mean_of[channel] = mean;
+          inv_std_of[channel] = inv_std;
+          unbiased_of[channel] = variance * (n / (n - 1.0f));
+        }
+        found[threadIdx.x] = make_float2(mean, inv_std);
+      }
+      __syncthreads();
+    }
+
+    if (kApplies) {
+      float mean[kChannels];
+      if (place.vectors > 0) {
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) {
+          const int channel = place.channel + c;
+          const float2 of_channel = kSums ? found[channel - slab * kSlabChannels]
+                                          : make_float2(mean_of[channel], inv_std_of[channel]);
+          mean[c] = of_channel.x;
+          scale[c] *= of_channel.y;
+        }
+      }
+      const auto apply = [&](int v, const Vector& vector, const Vector& addend) {
+        float values[VECTOR], added[VECTOR];
+        vector.get(values);
+        if (RESIDUAL) addend.get(added);
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+          const int c = PLANES ? 0 : i;
+          const float z = normalized(values[i], mean[c], scale[c], shift[c]);
+          values[i] = activated(RESIDUAL ? z + added[i] : z);
+        }
+        store(y + place[v], values);
+      };
+      if (kKeeps) {
+        for (int group = 0; group < kGroups; ++group) {
+          const int end = min((group + 1) * group_size, place.vectors);
+          for (int v = group * group_size; v < end; v += UNROLLED) {
+            Vector addends[UNROLLED];
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+              if (RESIDUAL && v + i < end) addends[i] = load(residual + place[v + i]);
+            }
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+              if (v + i < end) apply(v + i, *kept_at(kept, v + i), addends[i]);
+            }
+          }
+          // This thread alone reads and writes its places in shared memory.
+          copy_group(next, group, group_size, x, kept);
+        }
+      } else {
+        for (int last = place.vectors - 1; last >= 0; last -= UNROLLED) {
+          Vector vectors[UNROLLED], addends[UNROLLED];
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (last - i < 0) continue;
+            vectors[i] = load(x + place[last - i]);
+            if (RESIDUAL) addends[i] = load(residual + place[last - i]);
+          }
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (last - i >= 0) apply(last - i, vectors[i], addends[i]);
+          }
+        }
+      }
+      __syncthreads();  // before `found` is written again
+    }
+  }
+}

@@ -1,0 +1,273 @@
+"""The choice of the kernels that compute a batch norm, and of how they divide its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS, source, text
+from cudnn_autotune.engines.recipe import Kernel
+
+Form = Literal["kept", "two passes"]
+FORMS: tuple[Form, ...] = ("kept", "two passes")
+"""One launch that keeps the input in shared memory, or two that read it twice."""
+
+_NUMBERS = {str(name): number for name, number in ACTIVATION_NUMBERS.items()}
+_NUMBERS |= {"identity": 0, "relu6": len(ACTIVATION_NUMBERS)}
+_SEGMENT_BYTES = 128
+"""Neighbouring bytes of a row that a block reads: a line of the cache."""
+_NARROWEST_BYTES = 64
+"""Narrower segments of rows would waste what the GPU's memory reads at a time."""
+_FIRST_WITH_COPIES = (8, 0)
+"""The first compute capability with asynchronous copies to shared memory."""
+_KEPT_THREADS = 512
+_PASS_THREADS = 256
+_PASS_BLOCKS = {False: 3, True: 2}
+"""Blocks of a multiprocessor that a pass of a forward and of a backward leaves registers for."""
+_ROUND_BYTES = 48 << 10
+"""Bytes that a multiprocessor could read while the blocks of a slab wait for each other."""
+_LEAST_STEPS = 2
+"""Vectors that a thread has at least in a pass, if there are so many."""
+
+
+@dataclass(frozen=True)
+class NormProblem:
+    """A call of ``batch_norm_act`` or of its backward, as far as its kernels depend on it."""
+
+    is_backward: bool
+    dtype: torch.dtype
+    parameters: torch.dtype
+    """The dtype of weight and bias, and of their gradients."""
+    batch: int
+    channels: int
+    spatial: int
+    """Product of the spatial sizes."""
+    planes: bool
+    """Whether the tensors are contiguous, and not in channels_last."""
+    alignment: int
+    """A power of two that all addresses of tensors are multiples of, in bytes."""
+    activation: str
+    residual: bool = False
+    """Whether a residual is added; of a backward, whether the derivative is computed of one."""
+    by_output: bool = False
+    """Whether the activation's derivative is computed of the output."""
+    second: bool = False
+    """Whether a second gradient of the output is added to the first one."""
+    grad_residual: bool = False
+    """Whether the gradient of the residual is asked for."""
+    grad_input: bool = True
+    """Whether the gradient of the input is asked for."""
+
+    @property
+    def count(self) -> int:
+        """Values of a channel."""
+        return self.batch * self.spatial
+
+    @property
+    def vector(self) -> int:
+        """Numbers that are read at a time."""
+        most = self.spatial if self.planes else self.channels
+        numbers = 16 // self.dtype.itemsize
+        while most % numbers or numbers * self.dtype.itemsize > self.alignment:
+            numbers //= 2
+        return numbers
+
+
+@dataclass(frozen=True)
+class NormLaunch:
+    """One launch of a kernel. Its arguments are those of the operation, then the division."""
+
+    kernel: Kernel
+    blocks: int
+    threads: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class NormPlan:
+    """The launches that compute a norm, and the division and the workspace that they share."""
+
+    launches: tuple[NormLaunch, ...]
+    is_cooperative: bool
+    """Whether blocks wait for each other, so that all must be on the GPU together."""
+    slabs: int
+    parts: int
+    tile: int
+    counters: int
+    """Counters, of 8 bytes, that are zero before the plan is first launched; none if no blocks
+    meet. Launches that use the same ones do not overlap."""
+    sums_bytes: int
+    totals_bytes: int
+
+
+@dataclass(frozen=True)
+class _Division:
+    """The division of a tensor, as tile.cuh defines it."""
+
+    lanes: int
+    slabs: int
+    parts: int
+    tile: int
+    together: int
+    """Slabs that one launch works on at a time."""
+
+
+def unsupported_by_kernels(problem: NormProblem) -> str | None:
+    """Returns why no kernel computes a problem, or None."""
+    if problem.dtype not in ELEMENTS or problem.parameters not in ELEMENTS:
+        return f"kernels compute in {', '.join(map(str, ELEMENTS))}"
+    # Sums of offsets below must not overflow either.
+    if problem.count * problem.channels >= 2**31 - 2**20:
+        return "the tensor has 2^31 elements or more"
+    return None
+
+
+def plan_norm(problem: NormProblem, gpu: Gpu, form: Form | None = None) -> NormPlan:
+    """Returns what computes a problem on a GPU.
+
+    Args:
+        form: the form to use; None for the one that is expected to be faster.
+
+    Raises:
+        ValueError: the form is not possible.
+    """
+    if form != "two passes":
+        division = _kept_division(problem, gpu)
+        if division is not None:
+            return _plan(problem, division, passes=(0,))
+        if form is not None:
+            raise ValueError("form: a block's part of the tensor does not fit in shared memory")
+    passes = (1, 2) if problem.grad_input else (1,)
+    return _plan(problem, _pass_division(problem, gpu), passes)
+
+
+def _widest(problem: NormProblem) -> int:
+    """Lanes that read neighbouring vectors of a row."""
+    if problem.planes:
+        return 1
+    vectors = problem.channels // problem.vector
+    lanes = 1
+    while lanes < min(vectors, 32, _SEGMENT_BYTES // (problem.vector * problem.dtype.itemsize)):
+        lanes *= 2
+    return lanes
+
+
+def _units(problem: NormProblem) -> int:
+    """Units of all parts of a slab: rows in channels_last, else vectors."""
+    return problem.count // problem.vector if problem.planes else problem.count
+
+
+def _slabs(problem: NormProblem, lanes: int) -> int:
+    return problem.channels if problem.planes else -(-problem.channels // (lanes * problem.vector))
+
+
+def _pass_division(problem: NormProblem, gpu: Gpu) -> _Division:
+    lanes = _widest(problem)
+    slabs, units = _slabs(problem, lanes), _units(problem)
+    blocks = gpu.multiprocessors * _PASS_BLOCKS[problem.is_backward]
+    least = _LEAST_STEPS * _PASS_THREADS // lanes
+    parts = max(1, min(blocks // slabs, units // least))
+    tile = -(-units // parts)
+    return _Division(lanes, slabs, -(-units // tile), tile, slabs)
+
+
+def _kept_division(problem: NormProblem, gpu: Gpu) -> _Division | None:
+    vector_bytes = problem.vector * problem.dtype.itemsize
+    if gpu.compute_capability < _FIRST_WITH_COPIES or vector_bytes < 4 or not problem.grad_input:
+        return None
+    units = _units(problem)
+    best: tuple[int, _Division] | None = None
+    for lanes in _kept_lanes(problem):
+        slabs = _slabs(problem, lanes)
+        step_units = _KEPT_THREADS // lanes
+        for parts in range(1, gpu.multiprocessors + 1):
+            tile = -(-units // parts)
+            if -(-units // tile) < parts:
+                continue
+            shared = _shared_bytes(problem, _KEPT_THREADS, lanes, tile)
+            if shared > gpu.shared_bytes:
+                continue
+            together = min(slabs, gpu.multiprocessors // parts)
+            rounds = -(-slabs // together)
+            steps = -(-tile // step_units)
+            waits = _ROUND_BYTES if parts > 1 else _ROUND_BYTES // 4
+            cost = rounds * (steps * _KEPT_THREADS * vector_bytes + waits)
+            if best is None or cost < best[0]:
+                best = cost, _Division(lanes, slabs, parts, tile, together)
+    return None if best is None else best[1]
+
+
+def _kept_lanes(problem: NormProblem) -> Iterator[int]:
+    """The widest segments first, which are read with the least waste."""
+    lanes = widest = _widest(problem)
+    bytes_a_lane = problem.vector * problem.dtype.itemsize
+    while lanes == widest or (lanes >= 1 and lanes * bytes_a_lane >= _NARROWEST_BYTES):
+        yield lanes
+        lanes //= 2
+
+
+def _scratch_bytes(problem: NormProblem, threads: int, lanes: int) -> int:
+    channels = 1 if problem.planes else problem.vector
+    sums = max(lanes * (threads // 32) * (2 * channels + 1), 2 * threads)
+    return -(-4 * (sums + 2 * lanes * channels) // 128) * 128
+
+
+def _shared_bytes(problem: NormProblem, threads: int, lanes: int, kept_tile: int) -> int:
+    """Bytes of shared memory of a block that keeps its part of the tensors."""
+    steps = -(-kept_tile // (threads // lanes))
+    tensors = 2 if problem.is_backward else 1
+    kept = tensors * steps * threads * problem.vector * problem.dtype.itemsize
+    return _scratch_bytes(problem, threads, lanes) + kept
+
+
+def _plan(problem: NormProblem, division: _Division, passes: tuple[int, ...]) -> NormPlan:
+    keeps = passes == (0,)
+    threads = _KEPT_THREADS if keeps else _PASS_THREADS
+    channels = division.lanes * (1 if problem.planes else problem.vector)
+    launches = tuple(_launch(problem, division, threads, of) for of in passes)
+    return NormPlan(
+        launches,
+        keeps and division.parts > 1,
+        division.slabs,
+        division.parts,
+        division.tile,
+        division.slabs if division.parts > 1 else 0,
+        8 * division.slabs * division.parts * channels,
+        8 * problem.channels if problem.is_backward and not keeps else 0,
+    )
+
+
+def _launch(problem: NormProblem, division: _Division, threads: int, which: int) -> NormLaunch:
+    keeps = which == 0
+    scratch = _scratch_bytes(problem, threads, division.lanes)
+    defines: dict[str, str | int] = {
+        "ELEMENT": ELEMENTS[problem.dtype],
+        "PARAMETER": ELEMENTS[problem.parameters],
+        "VECTOR": problem.vector,
+        "LANES": division.lanes,
+        "PLANES": int(problem.planes),
+        "THREADS": threads,
+        "BLOCKS": 1 if keeps else _PASS_BLOCKS[problem.is_backward],
+        "UNROLLED": 4,
+        "ACTIVATION": _NUMBERS[problem.activation],
+        "PASS": which,
+        "SCRATCH_BYTES": scratch,
+    }
+    if problem.is_backward:
+        file, function = "backward.cu", "norm_backward"
+        defines["SECOND"] = int(problem.second)
+        defines["VALUE"] = 1 if problem.by_output else 2 if problem.residual else 0
+        defines["STORES_DZ"] = int(problem.grad_residual)
+    else:
+        file, function = "forward.cu", "norm_forward"
+        defines["RESIDUAL"] = int(problem.residual)
+    code = source() + text("tile.cuh", __package__) + text(file, __package__)
+    blocks = division.together * division.parts
+    shared = scratch
+    if keeps:
+        shared = _shared_bytes(problem, threads, division.lanes, division.tile)
+    return NormLaunch(Kernel(code, function, tuple(defines.items())), blocks, threads, shared)

@@ -1,0 +1,41 @@
+"""The benchmark of batch norms: a dry run, and its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from benchmark_scripts import dry_runs_into, main, whole_record
+
+
+def test_a_dry_run_leaves_a_whole_record(tmp_path: Path) -> None:
+    ways = "eager,ours"
+    arguments = (
+        f"--shapes 4x6x5x5,4x6x5x5+add --dtype float32 --rounds 3 --block-ms 0.1 --ways {ways}"
+    )
+    dry_runs_into(tmp_path, {"norms": f"{arguments} --warm-up-s 0"}, "DRY RUN")
+    data = whole_record(tmp_path, "norms")
+    rows = data["results"]["rows"]
+    assert [row["way"] for row in rows] == ways.split(",") * 2
+    assert max(row["error"] for row in rows) < 1e-5
+    assert all(row["forward (us)"] is not None for row in rows if row["way"] == "ours")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--shapes", "64"), "--shapes: '64' is no shape"),
+        (("--ways", "theirs"), "--ways: ['theirs'] unknown"),
+        (("--rounds", "0"), "--rounds must be 1 or more"),
+        (("--bandwidth", "0"), "--bandwidth must be above 0"),
+        (("--activation", "elu"), "--activation: ['elu'] unknown"),
+    ],
+)
+def test_bad_options(modules: None, arguments: tuple[str, str], named: str) -> None:
+    assert str(main("norms", "--device", "cpu", *arguments)).startswith(named)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
+def test_it_says_that_it_needs_a_gpu(modules: None) -> None:
+    assert main("norms") == "norms.py needs a CUDA GPU, and there is none here"

@@ -1,0 +1,269 @@
+"""The kernels of batch norms, on the emulation of CUDA, against PyTorch in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import cuda_emulation
+import pytest
+import torch
+from cuda_emulation.checks import H200
+from norm_cases import Norm, by_pytorch, norm
+from norm_launches import by_kernels
+from references import assert_close, relative_error
+
+from cudnn_autotune.engines.compiled_kernels import cubin
+from cudnn_autotune.engines.norms.plan import (
+    FORMS,
+    Form,
+    NormPlan,
+    NormProblem,
+    plan_norm,
+    unsupported_by_kernels,
+)
+from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.engines.offers import gpu_of
+
+pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+
+SMALL = replace(H200, multiprocessors=5)
+"""So small a GPU that a few blocks fill it."""
+TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+
+def compare(
+    given: Norm, form: Form, *, gpu: Any = SMALL, is_reversed: bool = False, alignment: int = 16
+) -> list[NormPlan]:
+    """Asserts that the kernels' results are those of PyTorch in float64; returns their plans."""
+    plans: list[NormPlan] = []
+    found = by_kernels(given, gpu, form, is_reversed=is_reversed, alignment=alignment, plans=plans)
+    expected = by_pytorch(given.to(torch.float64))
+    for name, wanted in vars(expected).items():
+        result = getattr(found, name)
+        if wanted is None:
+            assert result is None, name
+            continue
+        assert_close(result, wanted, TOLERANCES[given.input.dtype], name)
+    return plans
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("form", FORMS)
+def test_layouts_and_dtypes(
+    form: Form, dtype: torch.dtype, channels_last: bool, residual: bool, is_reversed: bool
+) -> None:
+    given = norm((5, 24, 16, 20), dtype, channels_last=channels_last, residual=residual)
+    compare(given, form, is_reversed=is_reversed)
+
+
+SHAPES = {
+    "several slabs, the last not whole": (3, 200, 9, 10),
+    "odd channels": (3, 13, 7, 5),
+    "three channels": (4, 3, 6, 10),
+    "one channel": (5, 1, 4, 6),
+    "no image": (70, 40),
+    "1-d": (4, 16, 37),
+    "3-d": (2, 8, 3, 4, 5),
+    "few values": (7, 24, 1, 1),
+    "one image": (1, 16, 12, 12),
+}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_shapes(form: Form, name: str, channels_last: bool) -> None:
+    shape = SHAPES[name]
+    dtype = torch.float32  # whose single numbers can be copied to shared memory, too
+    compare(norm(shape, dtype, channels_last=channels_last, residual=True), form)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
+@pytest.mark.parametrize("form", FORMS)
+def test_activations(form: Form, activation: str, residual: bool) -> None:
+    compare(norm((6, 16, 5, 6), activation=activation, residual=residual, channels_last=True), form)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_second_gradient(form: Form, channels_last: bool, residual: bool) -> None:
+    compare(norm((6, 16, 5, 6), second=True, residual=residual, channels_last=channels_last), form)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_parameters(form: Form, affine: bool) -> None:
+    dtype = torch.bfloat16
+    compare(norm((6, 16, 5, 6), dtype, affine=affine, parameters=dtype, channels_last=True), form)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_rounds_of_a_kept_form(channels_last: bool, is_reversed: bool) -> None:
+    """The launch works on several slabs, one after the other, each of several blocks."""
+    tight = replace(SMALL, shared_bytes=64 << 10)
+    given = norm((6, 80, 16, 20), channels_last=channels_last, residual=True)
+    plans = compare(given, "kept", gpu=tight, is_reversed=is_reversed)
+    for plan in plans:
+        assert plan.parts > 1 or not channels_last
+        assert plan.launches[0].blocks < plan.slabs * plan.parts
+
+
+@pytest.mark.parametrize("alignment", [2, 4, 8])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_hardly_aligned(channels_last: bool, alignment: int) -> None:
+    given = norm((4, 24, 6, 8), torch.float16, residual=True, channels_last=channels_last)
+    for form in FORMS:
+        if form == "two passes" or alignment > 2:
+            compare(given, form, alignment=alignment)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_large_mean_costs_no_more_than_it_costs_pytorch(form: Form) -> None:
+    given = norm((16, 8, 12, 12), offset=3000.0, channels_last=True)
+    found, pytorch = by_kernels(given, SMALL, form), by_pytorch(given)
+    expected = by_pytorch(given.to(torch.float64))
+    for name in ("output", "unbiased_var", "grad_input", "grad_weight"):
+        wanted = getattr(expected, name)
+        error = relative_error(getattr(found, name), wanted)
+        assert error <= 2 * relative_error(getattr(pytorch, name), wanted) + 2e-6, name
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("form", FORMS)
+def test_values_that_are_not_finite_stay_in_their_channel(form: Form, value: float) -> None:
+    given = norm((4, 16, 6, 6), activation="identity", channels_last=True)
+    for place in (0, 3):  # the first value of a part is special
+        given.input[place, 3, place, place] = value
+        found, expected = by_kernels(given, SMALL, form), by_pytorch(given)
+        assert torch.equal(found.output.isfinite(), expected.output.isfinite())
+        assert torch.equal(found.grad_input.isfinite(), expected.grad_input.isfinite())
+        given.input[place, 3, place, place] = 0.0
+
+
+def test_halves_saturate_as_pytorchs() -> None:
+    given = norm((4, 16, 6, 6), torch.float16, activation="identity", channels_last=True)
+    given = replace(given, weight=torch.full((16,), 60000.0))
+    found, expected = by_kernels(given, SMALL, "kept"), by_pytorch(given)
+    assert expected.output.isinf().any()
+    assert torch.equal(found.output.isinf(), expected.output.isinf())
+
+
+@pytest.mark.parametrize("mask", [(False, True), (True, False), (False, False)])
+@pytest.mark.parametrize("residual", [False, True])
+def test_gradients_that_are_not_asked_for(residual: bool, mask: tuple[bool, bool]) -> None:
+    given = norm((4, 16, 6, 6), residual=residual, channels_last=True)
+    wants_input, wants_residual = mask
+    found = by_kernels(
+        given, SMALL, None, wants_input=wants_input, wants_residual=residual and wants_residual
+    )
+    expected = by_pytorch(given.to(torch.float64))
+    assert (found.grad_input is not None) == wants_input
+    assert (found.grad_residual is not None) == (residual and wants_residual)
+    for name in ("grad_input", "grad_weight", "grad_bias", "grad_residual"):
+        result = getattr(found, name)
+        if result is not None:
+            assert_close(result, getattr(expected, name), 3e-6, name)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_norms(seed: int) -> None:
+    source = random.Random(seed)
+    dims = source.randint(0, 3)
+    shape = (source.randint(2, 6), source.choice([1, 3, 8, 12, 30, 64, 72]))
+    shape += tuple(source.randint(1, 9) for _ in range(dims))
+    dtype = source.choice(list(TOLERANCES))
+    channels_last = source.random() < 0.6
+    form = source.choice(FORMS) if dtype is torch.float32 else "two passes"
+    gpu = replace(SMALL, multiprocessors=source.randint(1, 7))
+    given = norm(
+        shape,
+        dtype,
+        activation=source.choice(["identity", "relu", "silu"]),
+        residual=source.random() < 0.5,
+        second=source.random() < 0.3,
+        channels_last=channels_last,
+        seed=seed,
+    )
+    compare(given, form, gpu=gpu, is_reversed=source.random() < 0.5)
+
+
+NOTE = [  # the tensors of a ResNet-50
+    (64, 64, 3136),
+    (64, 256, 3136),
+    (64, 512, 784),
+    (64, 256, 196),
+    (64, 1024, 196),
+    (64, 2048, 49),
+]
+
+
+@pytest.mark.parametrize("name", ["h100", "a100", "l4", "t4"])
+@pytest.mark.parametrize("planes", [False, True])
+def test_plans_fit_every_gpu(name: str, planes: bool) -> None:
+    gpu = gpu_of(name)
+    for is_backward, (batch, channels, spatial) in itertools.product((False, True), NOTE):
+        problem = NormProblem(
+            is_backward, torch.bfloat16, torch.float32, batch, channels, spatial, planes, 16, "relu"
+        )
+        plan = plan_norm(problem, gpu)
+        vector = 1 if planes else problem.vector
+        units = batch * spatial // (problem.vector if planes else 1)
+        assert plan.tile * (plan.parts - 1) < units <= plan.tile * plan.parts
+        for launch in plan.launches:
+            assert launch.shared_bytes <= gpu.shared_bytes
+            lanes = int(dict(launch.kernel.defines)["LANES"])
+            assert plan.slabs * lanes * vector >= channels
+        if plan.is_cooperative:
+            assert plan.launches[0].blocks <= gpu.multiprocessors
+
+
+def test_the_note_s_tensors_are_read_once_on_an_h100() -> None:
+    for is_backward, (batch, channels, spatial) in itertools.product((False, True), NOTE):
+        problem = NormProblem(
+            is_backward, torch.bfloat16, torch.float32, batch, channels, spatial, False, 16, "relu"
+        )
+        assert len(plan_norm(problem, gpu_of("h100")).launches) == 1
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
+def test_they_compile(capability: tuple[int, int]) -> None:
+    gpu = replace(gpu_of("h100" if capability > (7, 5) else "t4"), compute_capability=capability)
+    for is_backward in (False, True):
+        for planes, residual in ((False, True), (True, False)):
+            problem = NormProblem(
+                is_backward, torch.bfloat16, torch.float32, 8, 64, 196, planes, 16, "silu",
+                residual=residual, grad_residual=is_backward and residual,
+            )  # fmt: skip
+            for form in (None, "two passes"):
+                for launch in plan_norm(problem, gpu, form).launches:  # type: ignore[arg-type]
+                    assert cubin(launch.kernel, capability)
+
+
+def test_what_the_kernels_do_not_take() -> None:
+    problem = NormProblem(False, torch.float64, torch.float64, 8, 64, 196, False, 16, "relu")
+    assert unsupported_by_kernels(problem) is not None
+    large = replace(problem, dtype=torch.bfloat16, parameters=torch.float32, spatial=2**22)
+    assert unsupported_by_kernels(large) == "the tensor has 2^31 elements or more"
+    with pytest.raises(ValueError, match="form: a block's part of the tensor does not fit"):
+        plan_norm(replace(large, spatial=2**20), SMALL, "kept")
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_lone_first_value_does_not_cancel(form: Form, channels_last: bool) -> None:
+    """Differences from it are as large as the sum of all squares."""
+    given = norm((8, 16, 16, 16), channels_last=channels_last)
+    given.input.zero_()
+    given.input[0, :, 0, 0] = 100.0
+    found, expected = by_kernels(given, SMALL, form), by_pytorch(given.to(torch.float64))
+    assert relative_error(found.unbiased_var, expected.unbiased_var) < 1e-4

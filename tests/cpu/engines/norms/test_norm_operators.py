@@ -1,0 +1,253 @@
+"""The operators of batch norms against PyTorch's own batch norm, activation and autograd."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from norm_cases import EPS, Norm, by_operators, by_pytorch, norm
+from references import assert_close
+from torch import Tensor
+
+import cudnn_autotune  # noqa: F401  (registers the operators)
+from cudnn_autotune.engines.norms.operators import unsupported
+from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+
+ops = torch.ops.cudnn_autotune
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.float32: 2e-6,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.5e-2,
+}
+
+
+def compare(given: Norm) -> None:
+    """Asserts that the operators' results are those of PyTorch in float64."""
+    found = by_operators(given)
+    expected = by_pytorch(given.to(torch.float64))
+    for name, wanted in vars(expected).items():
+        result = getattr(found, name)
+        if wanted is None:
+            assert result is None, name
+            continue
+        assert_close(result, wanted, TOLERANCES[given.input.dtype], name)
+        if result.dim() > 1:
+            assert result.dtype is given.input.dtype
+            assert result.stride() == given.input.stride()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
+def test_it_is_pytorchs(dtype: torch.dtype, residual: bool, activation: str) -> None:
+    compare(norm((4, 6, 5, 3), dtype, activation=activation, residual=residual))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(7, 5), (3, 5, 4), (3, 5, 4, 2), (2, 5, 3, 4, 2), (9, 3, 1, 1)])
+def test_spatial_dimensions(shape: tuple[int, ...], channels_last: bool) -> None:
+    compare(norm(shape, channels_last=channels_last, residual=True, second=True))
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
+def test_parameters(affine: bool, parameters: torch.dtype) -> None:
+    given = norm((4, 6, 5), torch.bfloat16, affine=affine, parameters=parameters)
+    compare(given)
+    if affine:
+        found = by_operators(given)
+        assert found.grad_weight is not None
+        assert found.grad_weight.dtype is parameters
+        assert found.mean.dtype is torch.float32
+
+
+def test_a_large_mean_does_not_cancel() -> None:
+    given = norm((8, 4, 9, 9), offset=1000.0)
+    found, expected = by_operators(given), by_pytorch(given.to(torch.float64))
+    assert_close(found.unbiased_var, expected.unbiased_var, 1e-5)
+
+
+@pytest.mark.parametrize("activation", ["identity", "relu", "sigmoid", "silu"])
+@pytest.mark.parametrize("residual", [False, True])
+def test_autograd_gives_the_gradients(activation: str, residual: bool) -> None:
+    given = norm((3, 4, 2, 3), torch.float64, activation=activation, residual=residual)
+    leaves = [
+        value.detach().requires_grad_() if isinstance(value, Tensor) else value
+        for value in given.operands
+    ]
+    output, mean, inv_std, unbiased = ops.batch_norm_act(*leaves)
+    assert output.requires_grad
+    assert not any(values.requires_grad for values in (mean, inv_std, unbiased))
+    output.backward(given.grad_output)
+    expected = by_pytorch(given)
+    names = ("grad_input", "grad_weight", "grad_bias", "grad_residual")
+    for name, leaf in zip(names, leaves, strict=False):
+        if isinstance(leaf, Tensor):
+            assert_close(leaf.grad, getattr(expected, name), 1e-12, name)
+
+
+def saved_bytes(given: Norm) -> int:
+    """Bytes of the activations' size that a forward keeps for its backward, each counted once."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.dim() > 1:
+            kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    input = given.input.requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        ops.batch_norm_act(input, *given.operands[1:])
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("activation", "residual", "tensors"),
+    [
+        ("identity", False, 1),
+        ("relu", False, 1),
+        ("silu", False, 1),
+        ("identity", True, 1),
+        ("relu", True, 2),
+        ("silu", True, 2),
+    ],
+)
+def test_the_least_is_saved(activation: str, residual: bool, tensors: int) -> None:
+    given = norm((4, 3, 6), activation=activation, residual=residual)
+    assert saved_bytes(given) == tensors * given.input.nbytes
+
+
+def test_a_second_derivative_is_refused() -> None:
+    given = norm((4, 3, 6))
+    input = given.input.requires_grad_()
+    output = ops.batch_norm_act(input, *given.operands[1:])[0]
+    (gradient,) = torch.autograd.grad(output.square().sum(), input, create_graph=True)
+    with pytest.raises(RuntimeError, match="has no derivative"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("mask", [[True, False, False, False], [False, True, True, True]])
+def test_what_the_mask_leaves_out_is_none(mask: list[bool]) -> None:
+    given = norm((4, 3, 6), residual=True)
+    output, mean, inv_std, _ = ops.batch_norm_act(*given.operands)
+    found = ops.batch_norm_act_backward(
+        given.grad_output, None, given.input, output, given.weight, given.bias, given.residual,
+        mean, inv_std, "relu", mask,
+    )  # fmt: skip
+    assert [gradient is not None for gradient in found] == mask
+
+
+def test_no_result_is_an_argument() -> None:
+    given = norm((4, 3, 6), activation="identity", residual=True)
+    found = by_operators(given)
+    assert found.grad_residual is not None
+    assert found.grad_residual.data_ptr() != given.grad_output.data_ptr()
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("mask", [[True, True, True, True], [False, True, False, True]])
+def test_opcheck(residual: bool, mask: list[bool]) -> None:
+    given = norm((3, 4, 2, 3), residual=residual, channels_last=True)
+    output, mean, inv_std, _ = ops.batch_norm_act(*given.operands)
+    arguments = [v.requires_grad_() if isinstance(v, Tensor) else v for v in given.operands]
+    torch.library.opcheck(ops.batch_norm_act.default, arguments)
+    torch.library.opcheck(
+        ops.batch_norm_act_backward.default,
+        (given.grad_output, None, given.input.detach(), output, given.weight, given.bias,
+         given.residual, mean, inv_std, "relu", mask),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+
+
+def test_it_compiles_with_its_gradient() -> None:
+    given = norm((4, 6, 5, 3), residual=True, channels_last=True)
+
+    def step(input: Tensor) -> Tensor:
+        output, mean, _, _ = ops.batch_norm_act(input, *given.operands[1:])
+        return (output * mean.sum()).sum()
+
+    gradients = []
+    for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        input = given.input.detach().requires_grad_()
+        run(input).backward()
+        gradients.append(input.grad)
+    assert torch.equal(*gradients)
+
+
+def test_strided_operands() -> None:
+    given = norm((4, 6, 5, 3))
+    wide = torch.empty(4, 6, 5, 8)[..., :3].copy_(given.input)
+    strided = Norm(wide, *list(vars(given).values())[1:])
+    found, expected = by_operators(strided), by_pytorch(given)
+    assert_close(found.output, expected.output, 1e-6)
+    assert_close(found.grad_input, expected.grad_input, 2e-6)
+    assert found.output.is_contiguous()
+
+
+def test_autocast_leaves_the_operands_as_they_are() -> None:
+    given = norm((4, 6, 5, 3), torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = ops.batch_norm_act(*given.operands)
+    outside = ops.batch_norm_act(*given.operands)
+    for a, b in zip(inside, outside, strict=True):
+        assert a.dtype is b.dtype
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_stay_in_their_channel(value: float) -> None:
+    given = norm((4, 3, 6), activation="identity")
+    given.input[1, 1, 2] = value
+    found, expected = by_operators(given), by_pytorch(given)
+    assert torch.equal(found.output.isfinite(), expected.output.isfinite())
+    assert torch.equal(found.grad_input.isfinite(), expected.grad_input.isfinite())
+
+
+def test_one_value_a_channel_is_pytorchs_error() -> None:
+    input = torch.randn(1, 3, 1)
+    with pytest.raises(ValueError) as expected:
+        F.batch_norm(input, None, None, training=True)
+    with pytest.raises(ValueError) as found:
+        ops.batch_norm_act(input, None, None, None, "relu", EPS)
+    assert str(expected.value) in str(found.value)
+    assert unsupported(input, None, None) == str(expected.value)
+
+
+def test_an_empty_input_is_left_to_pytorch() -> None:
+    given = norm((0, 3, 6))
+    assert unsupported(*given.operands[:3]) == "input is empty"
+    found = by_operators(given)
+    assert found.output.shape == F.batch_norm(given.input, None, None, training=True).shape
+    assert torch.equal(found.grad_weight, torch.zeros(3))
+    assert found.mean.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": torch.ones(4)}, "input: expected 2 to 5 dimensions, got 1"),
+        ({"input": torch.ones(4, 3, dtype=torch.int32)}, "input: torch.int32 is not served"),
+        ({"weight": torch.ones(4)}, r"weight: expected shape \(3,\)"),
+        ({"weight": torch.ones(3, dtype=torch.float16)}, "weight: expected torch.float32"),
+        ({"bias": torch.ones(1)}, r"bias: expected shape \(3,\)"),
+        ({"residual": torch.ones(4, 3, 1)}, r"residual: expected the input's shape \(4, 3, 6\)"),
+        ({"residual": torch.ones(4, 3, 6).half()}, "residual: expected torch.float32 on cpu"),
+        ({"activation": "elu"}, "activation: 'elu' is not served; allowed are identity, relu"),
+    ],
+)
+def test_bad_operands(change: dict[str, object], message: str) -> None:
+    given = norm((4, 3, 6), residual=True)
+    operands = {**vars(given), **change}
+    names = ("input", "weight", "bias", "residual", "activation")
+    if "input" in change:
+        operands |= {"weight": None, "bias": None, "residual": None}
+    with pytest.raises((ValueError, TypeError), match=message):
+        ops.batch_norm_act(*(operands[name] for name in names), EPS)
+    if "activation" not in change:
+        reason = unsupported(*(operands[name] for name in names[:4]))  # type: ignore[arg-type]
+        assert reason is not None
+    else:
+        assert unsupported(given.input, given.weight, given.bias, given.residual) is None

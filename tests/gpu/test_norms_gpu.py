@@ -1,0 +1,306 @@
+"""The kernels of batch norms on a GPU: their numbers, captures, streams, and what is left to
+PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from norm_cases import Norm, by_operators, by_pytorch, norm
+from references import relative_error
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.norms.plan import FORMS, Form
+
+pytestmark = pytest.mark.gpu
+
+ops = torch.ops.cudnn_autotune
+FLOORS = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+"""What an error may be where PyTorch's own is less than half of it."""
+SHAPES = {
+    "layer": (32, 64, 28, 28),
+    "parts of a slab": (16, 256, 14, 14),
+    "many channels": (5, 2048, 8, 8),
+    "a round's rest": (8, 200, 12, 12),
+    "one image": (1, 32, 40, 40),
+    "no image": (300, 96),
+    "1-d": (7, 24, 52),
+    "3-d": (2, 16, 6, 10, 12),
+}
+ODD_SHAPES = {
+    "odd channels": (8, 13, 9, 7),
+    "three channels": (2, 3, 33, 17),
+    "one channel": (4, 1, 5, 9),
+    "few values": (7, 40, 1, 1),
+    "many odd channels": (4, 1001, 3, 3),
+}
+
+
+@contextmanager
+def planned(form: Form | None) -> Iterator[None]:
+    """Within the context all new norms have this form, and none is left to PyTorch."""
+    before = ca.fallbacks()
+    _C.set_norm_form(0 if form is None else 1 + FORMS.index(form))
+    try:
+        yield
+    finally:
+        _C.set_norm_form(0)
+    assert ca.fallbacks() == before
+
+
+def check(given: Norm) -> None:
+    """Asserts that no result's error, against float64, is twice PyTorch's."""
+    found, pytorch = by_operators(given), by_pytorch(given)
+    expected = by_pytorch(given.to(torch.float64))
+    for name, wanted in vars(expected).items():
+        result = getattr(found, name)
+        if wanted is None:
+            assert result is None, name
+            continue
+        error = relative_error(result, wanted)
+        allowed = 2 * max(relative_error(getattr(pytorch, name), wanted), FLOORS[given.input.dtype])
+        assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
+        if result.dim() > 1:
+            assert result.stride() == given.input.stride(), name
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", FLOORS)
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers(form: Form, dtype: torch.dtype, channels_last: bool, residual: bool) -> None:
+    with planned(form):
+        for shape in SHAPES.values():
+            given = norm(
+                shape, dtype, channels_last=channels_last, residual=residual, device="cuda"
+            )
+            check(given)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", FLOORS)
+def test_odd_shapes(dtype: torch.dtype, channels_last: bool) -> None:
+    with planned(None):
+        for shape in ODD_SHAPES.values():
+            check(norm(shape, dtype, channels_last=channels_last, residual=True, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    "activation", ["identity", "relu6", "sigmoid", "silu", "gelu", "gelu_tanh"]
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_activations(form: Form, activation: str) -> None:
+    with planned(form):
+        for residual in (False, True):
+            given = norm(
+                (8, 64, 14, 14),
+                torch.bfloat16,
+                activation=activation,
+                residual=residual,
+                second=True,
+                channels_last=True,
+                device="cuda",
+            )
+            check(given)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_large_mean_does_not_cancel(form: Form) -> None:
+    with planned(form):
+        given = norm((16, 64, 28, 28), offset=1000.0, channels_last=True, device="cuda")
+        check(given)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_parameters_of_the_inputs_dtype_and_none(form: Form) -> None:
+    with planned(form):
+        shape, dtype = (8, 64, 14, 14), torch.bfloat16
+        check(norm(shape, dtype, parameters=dtype, channels_last=True, device="cuda"))
+        check(norm(shape, dtype, affine=False, channels_last=True, device="cuda"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_first_tensor_of_the_note(form: Form) -> None:
+    """It takes all multiprocessors, and its backward several rounds."""
+    with planned(form):
+        given = norm((64, 64, 56, 56), torch.bfloat16, channels_last=True, device="cuda")
+        check(given)
+
+
+def same(found: object, expected: object) -> bool:
+    """Whether two results have equal bits; both are of one class."""
+    pairs = zip(vars(found).values(), vars(expected).values(), strict=True)
+    return all(a is b or torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equal_operands_give_equal_bits(form: Form) -> None:
+    with planned(form):
+        given = norm((32, 64, 28, 28), torch.bfloat16, residual=True, channels_last=True,
+                     device="cuda")  # fmt: skip
+        first = by_operators(given)
+        assert all(same(by_operators(given), first) for _ in range(20))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cuda_graph_replays_it(form: Form) -> None:
+    with planned(form):
+        make = {"residual": True, "channels_last": True, "device": "cuda"}
+        given = norm((32, 64, 28, 28), torch.bfloat16, **make)
+        other = norm((32, 64, 28, 28), torch.bfloat16, seed=1, **make)
+        expected = by_operators(other)
+        by_operators(given)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = by_operators(given)
+        for name, tensor in vars(given).items():
+            if isinstance(tensor, Tensor):
+                tensor.copy_(getattr(other, name))
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert same(found, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_first_call_inside_a_capture(form: Form) -> None:
+    with planned(form):
+        given = norm((6, 72, 10, 6 + FORMS.index(form)), torch.float16, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = by_operators(given)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert same(found, by_operators(given))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_streams_at_once(form: Form) -> None:
+    """Cooperative launches of two streams both want the whole GPU."""
+    with planned(form):
+        norms = [
+            norm((32, 64, 28, 28), torch.bfloat16, seed=seed, channels_last=True, device="cuda")
+            for seed in range(2)
+        ]
+        expected = [by_operators(given) for given in norms]
+        streams = [torch.cuda.Stream() for _ in norms]
+        torch.cuda.synchronize()
+        found: list[list[object]] = [[], []]
+        for _ in range(50):
+            for results, given, stream in zip(found, norms, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    results.append(by_operators(given))
+        torch.cuda.synchronize()
+        for results, wanted in zip(found, expected, strict=True):
+            assert all(same(result, wanted) for result in results)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_beside_a_busy_stream(form: Form) -> None:
+    with planned(form):
+        given = norm((32, 64, 28, 28), torch.bfloat16, channels_last=True, device="cuda")
+        expected = by_operators(given)
+        matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        busy = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(busy):
+            for _ in range(100):
+                matrix @ matrix
+        results = [by_operators(given) for _ in range(100)]
+        torch.cuda.synchronize()
+        assert all(same(result, expected) for result in results)
+
+
+def test_autograd_and_a_compiled_step() -> None:
+    given = norm((16, 64, 14, 14), torch.bfloat16, residual=True, channels_last=True, device="cuda")
+    expected = by_operators(given)
+
+    def step(input: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        output = ops.batch_norm_act(input, weight, bias, residual, "relu", given.operands[-1])[0]
+        return output * 1.0
+
+    torch._dynamo.reset()
+    for run in (step, torch.compile(step, fullgraph=True)):
+        leaves = [
+            tensor.detach().clone().requires_grad_()
+            for tensor in given.operands[:4]
+            if tensor is not None
+        ]
+        run(*leaves).backward(given.grad_output)
+        grads = [leaf.grad for leaf in leaves]
+        wanted = (expected.grad_input, expected.grad_weight, expected.grad_bias)
+        for found, gradient in zip(grads, (*wanted, expected.grad_residual), strict=True):
+            assert torch.equal(found, gradient)
+
+
+def test_parts_of_the_gradients() -> None:
+    given = norm((16, 64, 14, 14), torch.bfloat16, residual=True, channels_last=True, device="cuda")
+    whole = by_operators(given)
+    output, mean, inv_std, _ = ops.batch_norm_act(*given.operands)
+    forms: tuple[Form | None, ...] = (None, "two passes")
+    for form in forms:
+        with planned(form):
+            for mask in ([True, False, False, False], [False, True, True, False],
+                         [False, True, False, True], [True, True, True, False]):  # fmt: skip
+                found = ops.batch_norm_act_backward(
+                    given.grad_output, None, given.input, output, given.weight, given.bias, None,
+                    mean, inv_std, "relu", mask,
+                )  # fmt: skip
+                grads = (whole.grad_input, whole.grad_weight, whole.grad_bias, whole.grad_residual)
+                for asked, gradient, wanted in zip(mask, found, grads, strict=True):
+                    assert (gradient is not None) == asked
+                    if asked:
+                        assert relative_error(gradient, wanted) < 1e-2
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_hardly_aligned_and_strided_operands(channels_last: bool) -> None:
+    given = norm((8, 32, 12, 12), torch.bfloat16, channels_last=channels_last, device="cuda")
+    expected = by_operators(given)
+    room = torch.empty(given.input.numel() + 1, dtype=torch.bfloat16, device="cuda")
+    shifted = room[1:].as_strided(given.input.shape, given.input.stride(), 1).copy_(given.input)
+    wide = torch.empty(8, 32, 12, 16, dtype=torch.bfloat16, device="cuda")[..., :12]
+    for input in (shifted, wide.copy_(given.input)):
+        found = by_operators(replace(given, input=input))
+        assert relative_error(found.output, expected.output) < 1e-2
+        assert relative_error(found.grad_input, expected.grad_input) < 1e-2
+    gradient = torch.ones(1, 1, 1, 1, dtype=torch.bfloat16, device="cuda").expand_as(given.input)
+    found = by_operators(replace(given, grad_output=gradient))
+    expected = by_operators(replace(given, grad_output=gradient.contiguous()))
+    assert relative_error(found.grad_weight, expected.grad_weight) < 1e-2
+    assert found.grad_input.stride() == given.input.stride()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_stay_in_their_channel(form: Form, value: float) -> None:
+    with planned(form):
+        given = norm((4, 16, 10, 10), torch.float16, activation="identity", channels_last=True,
+                     device="cuda")  # fmt: skip
+        given.input[1, 3, 2, 1] = value
+        found, expected = by_operators(given), by_pytorch(given)
+        assert torch.equal(found.output.isfinite(), expected.output.isfinite())
+        assert torch.equal(found.grad_input.isfinite(), expected.grad_input.isfinite())
+
+
+def test_what_the_kernels_do_not_take_is_pytorchs() -> None:
+    double = norm((4, 6, 5, 3), torch.float64, residual=True, device="cuda")
+    found, expected = by_operators(double), by_pytorch(double)
+    assert relative_error(found.output, expected.output) < 1e-12
+    assert relative_error(found.grad_input, expected.grad_input) < 1e-12
+    empty = torch.empty(0, 3, 4, 4, device="cuda")
+    assert ops.batch_norm_act(empty, None, None, None, "relu", 1e-5)[0].shape == empty.shape
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        ops.batch_norm_act(torch.ones(1, 3, 1, device="cuda"), None, None, None, "relu", 1e-5)
+    with pytest.raises(ValueError, match="weight: expected shape"):
+        ops.batch_norm_act(
+            torch.ones(2, 3, 4, device="cuda"), torch.ones(2, device="cuda"), None, None, "relu", 0
+        )
+    with pytest.raises(ValueError, match="activation: 'elu' is not served"):
+        ops.batch_norm_act(torch.ones(2, 3, 4, device="cuda"), None, None, None, "elu", 0.0)

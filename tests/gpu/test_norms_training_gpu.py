@@ -1,0 +1,246 @@
+"""Training by the backend of ``torch.compile`` on a GPU, with norms as operators."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from norm_models import (
+    Dense,
+    Projected,
+    Residual,
+    SmallResNet,
+    SqueezeExcite,
+    Steps,
+    overall_error,
+    train,
+)
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
+
+import cudnn_autotune as ca
+from cudnn_autotune.nn.backend.training_graph import WITHOUT_NORMS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
+
+OURS = "cudnn_autotune"
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+# The heuristics' engines: these tests ask what is computed, not how fast.
+SERVED = {"norms": "always", "compare": False, "sampling": "heuristic"}
+NORMS = 9  # of SmallResNet
+# How far a step may be away because rounding moves values from one side of a ReLU's 0 to the other.
+FLIPS = {torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(model, backend="cudnn_autotune", options={**SERVED, **options})
+
+
+def last() -> ca.Compilation:
+    return ca.compilations()[-1]
+
+
+def images(count: int, batch: int = 16, size: int = 64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, 3, size, size, generator=generator).cuda() for _ in range(count)]
+
+
+def network(layout: torch.memory_format = torch.channels_last) -> SmallResNet:
+    torch.manual_seed(0)
+    return SmallResNet().cuda().to(memory_format=layout)
+
+
+def autocast(dtype: torch.dtype) -> AbstractContextManager[Any]:
+    return torch.autocast("cuda", dtype, enabled=dtype != torch.float32)
+
+
+def under(dtype: torch.dtype, model: Any) -> Callable[[Tensor], Tensor]:
+    def call(x: Tensor) -> Tensor:
+        with autocast(dtype):
+            output: Tensor = model(x)
+        return output
+
+    return call
+
+
+def parts(steps: Steps) -> dict[str, list[Tensor]]:
+    state = steps.state.items()
+    return {
+        "losses": list(steps.outputs),
+        "gradients": list(steps.gradients),
+        "running means": [value for name, value in state if name.endswith("running_mean")],
+        "running variances": [value for name, value in state if name.endswith("running_var")],
+        "parameters": [value for name, value in state if name.endswith(("weight", "bias"))],
+    }
+
+
+def assert_trains_like(
+    model: nn.Module, call: Any, dtype: torch.dtype, inputs: list[Tensor]
+) -> None:
+    """Holds steps of a compiled model to float64, within thrice the error of eager mode."""
+    exact = copy.deepcopy(model).double()
+    theirs = copy.deepcopy(model)
+    ours = train(under(dtype, call), inputs, of=model, rate=1e-3)
+    eager = train(under(dtype, theirs), inputs, of=theirs, rate=1e-3)
+    expected = train(exact, [one.double() for one in inputs], rate=1e-3)
+    for name, value in expected.state.items():
+        if name.endswith("num_batches_tracked"):
+            assert ours.state[name] == value == len(inputs), name
+    for (kind, one), other, right in zip(
+        parts(ours).items(), parts(eager).values(), parts(expected).values(), strict=True
+    ):
+        error, allowed = overall_error(one, right), 3 * overall_error(other, right) + FLIPS[dtype]
+        assert error <= allowed, f"{kind}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_steps_are_those_of_float64(
+    dtype: torch.dtype, layout: torch.memory_format, cudnn_flags: Callable[..., None]
+) -> None:
+    cudnn_flags(allow_tf32=False)
+    model = network(layout)
+    before = ca.fallbacks()
+    inputs = [one.to(memory_format=layout) for one in images(5 if dtype == torch.float32 else 2)]
+    assert_trains_like(model, compiled(model), dtype, inputs)
+    assert [report.is_served for report in last().norms] == [True] * NORMS
+    assert ca.fallbacks() == before  # no norm is left to PyTorch's kernels
+
+
+@pytest.mark.parametrize("make", [Projected, SqueezeExcite, Dense])
+def test_other_blocks(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().cuda().to(memory_format=torch.channels_last)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(16, 8, 24, 24, generator=generator).cuda() for _ in range(2)]
+    inputs = [one.to(memory_format=torch.channels_last) for one in inputs]
+    assert_trains_like(model, compiled(model), torch.bfloat16, inputs)
+    assert all(report.is_served for report in last().norms)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_what_is_generated_beside_the_operators(layout: torch.memory_format) -> None:
+    model = nn.Sequential(Residual(64), Residual(64)).cuda().to(memory_format=layout)
+    input = torch.randn(8, 64, 28, 28, device="cuda").to(memory_format=layout).requires_grad_()
+    call = compiled(model)
+
+    def step() -> None:
+        with autocast(torch.bfloat16):
+            output = call(input)
+        output.float().sum().backward()
+
+    _, codes = run_and_get_code(step)
+    forward, backward = (code[code.index("def call(") :] for code in codes[:2])
+    assert forward.count("batch_norm_act.default(") == 4
+    assert backward.count("batch_norm_act_backward.default(") == 4
+    # A sum of two gradients is left to the operator: no reduction is generated.
+    assert "triton_red" not in forward + backward
+    assert "triton_per" not in forward + backward
+
+
+def test_in_cuda_graphs_of_inductor() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    model = network()
+    theirs = copy.deepcopy(model)
+    inputs = [one.to(memory_format=torch.channels_last) for one in images(5)]
+
+    def marked(x: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        output: Tensor = call(x)
+        return output
+
+    call = compiled(model, **{"triton.cudagraphs": True})
+    ours = train(under(torch.bfloat16, marked), inputs, of=model, rate=1e-3)
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    torch._dynamo.reset()
+    plain = train(under(torch.bfloat16, compiled(theirs)), inputs, of=theirs, rate=1e-3)
+    assert ours.state["norm.num_batches_tracked"] == len(inputs)
+    for kind, one in parts(ours).items():
+        assert overall_error(one, parts(plain)[kind]) <= 0.05, kind
+
+
+def test_in_a_cuda_graph_of_the_caller() -> None:
+    model = network()
+    (input,) = images(1)
+    input = input.to(memory_format=torch.channels_last)
+    call = under(torch.bfloat16, compiled(model))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model.zero_grad(set_to_none=True)
+            call(input).backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    expected = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
+    graph = torch.cuda.CUDAGraph()
+    model.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        call(input).backward()
+    counted = int(model.norm.num_batches_tracked)  # type: ignore[arg-type]
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert model.norm.num_batches_tracked == counted + 3
+    found = [parameter.grad for parameter in model.parameters()]
+    assert overall_error(found, expected) <= 0.02  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [SmallResNet, SqueezeExcite, Dense])
+def test_a_step_takes_no_more_memory(make: Callable[[], nn.Module]) -> None:
+    channels, size = (3, 224) if make is SmallResNet else (8, 112)
+    input = torch.randn(32, channels, size, size, device="cuda")
+    input = input.to(memory_format=torch.channels_last)
+    peaks = {}
+    for norms in ("never", "always"):
+        torch._dynamo.reset()
+        model = make().cuda().to(memory_format=torch.channels_last)
+        call = under(torch.bfloat16, compiled(model, norms=norms))
+        for _ in range(3):
+            call(input).sum().backward()
+        model.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call(input).sum().backward()
+        torch.cuda.synchronize()
+        peaks[norms] = torch.cuda.max_memory_allocated() - before
+    # Workspaces, and what the allocator rounds up.
+    assert peaks["always"] <= 1.02 * peaks["never"] + 2**21, peaks
+
+
+@pytest.mark.parametrize("cudagraphs", [False, True])
+def test_both_programs_are_measured(cudagraphs: bool) -> None:
+    model = network()
+    theirs = copy.deepcopy(model)
+    inputs = [one.to(memory_format=torch.channels_last) for one in images(3)]
+    seed = torch.cuda.get_rng_state()
+    options = {"norms": "measure", "compare": True, "triton.cudagraphs": cudagraphs}
+    call = under(torch.bfloat16, compiled(model, **options))
+    with torch.no_grad():
+        before = copy.deepcopy(model.state_dict())
+    torch.compiler.cudagraph_mark_step_begin()
+    call(inputs[0]).backward()
+    assert last().note == ""
+    assert set(last().times_ms) == set(last().gpu_times_ms) == {OURS, WITHOUT_NORMS}
+    assert {last().chosen, last().chosen_in_captures} <= {OURS, WITHOUT_NORMS}
+    assert {report.is_served for report in last().norms} == {last().chosen == OURS}
+    assert model.norm.num_batches_tracked == 1
+    assert torch.equal(torch.cuda.get_rng_state(), seed)
+    model.load_state_dict(before)
+    model.zero_grad(set_to_none=True)
+
+    def marked(x: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return call(x)
+
+    ours = train(marked, inputs, of=model, rate=1e-3)
+    eager = train(under(torch.bfloat16, theirs), inputs, of=theirs, rate=1e-3)
+    for kind, one in parts(ours).items():
+        if kind != "gradients":  # the last steps' are as far apart as rounding takes them
+            assert overall_error(one, parts(eager)[kind]) <= 0.05, kind

@@ -1,0 +1,153 @@
+"""Runs the kernels of batch norms on the emulation of CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from cuda_emulation import launch_kernel
+from cuda_emulation.checks import are_bands_whole, between_bands
+from norm_cases import EPS, Norm, Results
+from torch import Tensor
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.norms.plan import Form, NormPlan, NormProblem, plan_norm
+from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.engines.recipe import Address, KernelLaunch
+
+_NAN_BYTE = 0xFF
+_NONE = torch.empty(0)
+
+
+def problem_of(given: Norm, *, is_backward: bool, alignment: int = 16) -> NormProblem:
+    """The problem of a norm whose gradients are all asked for."""
+    input = given.input
+    planes = input.is_contiguous() and input[0, 0].numel() > 1
+    derivative = NORM_ACTIVATIONS[given.activation]
+    has_residual = given.residual is not None
+    by_output = is_backward and has_residual and derivative.by_output
+    needs_residual = has_residual and given.activation != "identity" and not by_output
+    return NormProblem(
+        is_backward=is_backward,
+        dtype=input.dtype,
+        parameters=input.dtype if given.weight is None else given.weight.dtype,
+        batch=input.shape[0],
+        channels=input.shape[1],
+        spatial=input[0, 0].numel(),
+        planes=planes,
+        alignment=alignment,
+        activation=given.activation,
+        residual=needs_residual if is_backward else has_residual,
+        by_output=by_output,
+        second=is_backward and given.grad_output_2 is not None,
+        grad_residual=is_backward and has_residual,
+    )
+
+
+def _run(
+    plan: NormPlan,
+    problem: NormProblem,
+    pointers: list[Tensor | None],
+    *,
+    is_reversed: bool,
+) -> None:
+    """Launches a plan; ``pointers`` are its tensors but for the workspace's."""
+
+    def bytes_of(size: int, value: int) -> Tensor:
+        room = torch.full((size,), value, dtype=torch.uint8)
+        return between_bands(room, torch.contiguous_format)
+
+    workspace = [bytes_of(plan.sums_bytes, _NAN_BYTE)]
+    if problem.is_backward:
+        workspace.append(bytes_of(plan.totals_bytes, _NAN_BYTE))
+    counters = torch.full((plan.counters,), 3 * plan.parts, dtype=torch.int64)
+    workspace.append(between_bands(counters, torch.contiguous_format))
+    buffers = {str(i): tensor for i, tensor in enumerate([*pointers, *workspace])}
+    arguments: list[object] = [
+        Address(name) if tensor is not None else Address("none")  # type: ignore[arg-type]
+        for name, tensor in buffers.items()
+    ]
+    given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
+    sizes = (problem.batch, problem.channels, problem.spatial)
+    arguments += [*sizes, plan.slabs, plan.parts, plan.tile]
+    if not problem.is_backward:
+        arguments.append(EPS)
+    for launch in plan.launches:
+        one = KernelLaunch(
+            launch.kernel,
+            (launch.blocks, 1, 1),
+            (launch.threads, 1, 1),
+            tuple(arguments),  # type: ignore[arg-type]
+            launch.shared_bytes,
+        )
+        launch_kernel(
+            one,
+            {**given, "none": _NONE},
+            is_reversed=is_reversed,
+            is_cooperative=plan.is_cooperative,
+        )
+    for name, tensor in given.items():
+        assert are_bands_whole(tensor), f"something is written outside of argument {name}"
+
+
+def by_kernels(
+    given: Norm,
+    gpu: Gpu,
+    form: Form | None,
+    *,
+    is_reversed: bool = False,
+    alignment: int = 16,
+    wants_input: bool = True,
+    wants_residual: bool = True,
+    plans: list[NormPlan] | None = None,
+) -> Results:
+    """What the kernels give, forward and backward, on tensors between guard bands.
+
+    Args:
+        wants_input, wants_residual: Whether the gradients of the input and of the residual are
+            asked for.
+        plans: Receives the plans that were run.
+    """
+
+    def banded(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        aligned = max(alignment, tensor.element_size())
+        return between_bands(tensor, torch.preserve_format, aligned)
+
+    def empty(like: Tensor | None) -> Tensor | None:
+        return None if like is None else torch.full_like(like, float("nan"))
+
+    input = given.input
+    statistics = torch.empty(input.shape[1], dtype=torch.float32)
+    x, residual = banded(input), banded(given.residual)
+    weight, bias = banded(given.weight), banded(given.bias)
+    output = banded(empty(input))
+    found = [banded(empty(statistics)) for _ in range(3)]
+    forward = problem_of(given, is_backward=False, alignment=alignment)
+    plan = plan_norm(forward, gpu, form)
+    pointers = [x, weight, bias, residual, output, *found]
+    _run(plan, forward, pointers, is_reversed=is_reversed)
+
+    backward = replace(
+        problem_of(given, is_backward=True, alignment=alignment),
+        grad_input=wants_input,
+        grad_residual=wants_residual and given.residual is not None,
+    )
+    value = output if backward.by_output else residual if backward.residual else None
+    grads = [
+        banded(empty(input if wants_input else None)),
+        *(banded(empty(values)) for values in (given.weight, given.bias)),
+        banded(empty(given.residual if wants_residual else None)),
+    ]
+    pointers = [
+        *(banded(given.grad_output), banded(given.grad_output_2), x, value, weight, bias),
+        *found[:2],
+        *grads,
+    ]
+    backward_plan = plan_norm(backward, gpu, form)
+    _run(backward_plan, backward, pointers, is_reversed=is_reversed)
+    if plans is not None:
+        plans += [plan, backward_plan]
+    assert output is not None
+    return Results(output, *found, *grads)  # type: ignore[arg-type]
