@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from subprocesses import fork_server
 
 from cudnn_autotune.store import settings as store_settings
 
@@ -54,10 +54,7 @@ class Ranks:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
-        # A server that has imported the package once, and is forked from then on: on few cores,
-        # imports are most of what a test with a fresh group takes.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "cudnn_autotune.distributed"])
+        context = fork_server()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):

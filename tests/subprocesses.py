@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import cudnn_autotune as ca
@@ -41,3 +44,30 @@ def evaluate(code: str, env: dict[str, str] | None = None) -> str:
     done = python("-c", code, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def fork_server() -> ForkServerContext:
+    """A server that has imported torch and the package once, and is forked from then on: on few
+    cores, imports are most of what a fresh process takes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "cudnn_autotune.distributed"])
+    return context
+
+
+def evaluate_forked(code: str) -> str:
+    """As :func:`evaluate`, in a process that has the imports of :func:`fork_server` behind it, for
+    code that does not ask in which order, or with which variables, they were made."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, error = Path(folder) / "out", Path(folder) / "error"
+        process = fork_server().Process(target=_run, args=(code, out, error))
+        process.start()
+        process.join(300)
+        assert process.exitcode == 0, error.read_text() if error.exists() else "it was not begun"
+        return out.read_text().strip()
+
+
+def _run(code: str, out: Path, error: Path) -> None:
+    for path, stream in ((out, sys.stdout), (error, sys.stderr)):
+        with path.open("w") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    exec(compile(code, "<code of a test>", "exec"), {"__name__": "__main__"})

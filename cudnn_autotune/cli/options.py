@@ -151,6 +151,14 @@ def group(*options: Callable[..., Any]) -> Callable[..., Any]:
 
 
 shape_options = group(
+    click.option(
+        "--input",
+        multiple=True,
+        required=True,
+        type=SIZES,
+        metavar="N,C,H,W",
+        help="The input's shape; several times for a model that takes several.",
+    ),
     click.option("--weight", type=SIZES, metavar="K,C,R,S", help="A layer's weight."),
     click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="[default: all three]"),
     click.option("--stride", type=SIZES, metavar="A[,B,...]", help="A layer's stride."),
@@ -163,7 +171,7 @@ shape_options = group(
     ),
     click.option("--channels-last", is_flag=True, help="[default: contiguous]"),
 )
-"""The options that describe a layer besides ``--input``; ``tune_problems.of_layer`` reads them."""
+"""The options that describe a layer; ``tune_problems.of_layer`` reads them."""
 
 
 force_option = click.option("--force", is_flag=True, help="Replace what is there.")

@@ -232,7 +232,7 @@ def marked(
     if not (
         _is_served(int(name[-2]), input, weight, bias)
         and not _is_exported()
-        and type(groups) is not bool  # which PyTorch's function refuses, and its operator does not
+        and type(groups) is not bool  # PyTorch's function refuses a bool, and its operator does not
     ):
         output: Tensor = getattr(F, name)(*arguments)
         return output

@@ -234,7 +234,7 @@ def _register(conv: Any) -> None:
         values = [argument.meta["val"] for argument in node.args[:2]]
         memory_format = conv_memory_format(*values)
         if V.graph.layout_opt and values[0].dim() == 4 and values[0].dtype != torch.float64:
-            memory_format = torch.channels_last  # as Inductor does it for aten.convolution
+            memory_format = torch.channels_last  # Inductor's choice for aten.convolution, too
         order = _stride_order(values[0].dim(), memory_format)
         input, weight, residual = (
             value if value is None else in_order(node.args[i], value, order)

@@ -107,7 +107,7 @@ class _Calls(WithPolicy):
     """Calls PyTorch's function with the policy of the module."""
 
     _function: ClassVar[str]  # its name in torch.nn.functional
-    _fast: ClassVar[Callable[..., Any]]  # of C, so that it is no method
+    _fast: ClassVar[Callable[..., Any]]  # a function of C, so that it is no method
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -35,14 +35,6 @@ RuntimeError where the candidate does not build or run."""
 
 
 @click.command()
-@click.option(
-    "--input",
-    multiple=True,
-    required=True,
-    type=options.SIZES,
-    metavar="N,C,H,W",
-    help="A layer's.",
-)
 @options.shape_options
 @click.option(
     "--candidate",

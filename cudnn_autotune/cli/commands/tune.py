@@ -55,14 +55,6 @@ class Bench:
 
 @click.command()
 @click.argument("model", required=False)
-@click.option(
-    "--input",
-    multiple=True,
-    required=True,
-    type=options.SIZES,
-    metavar="N,C,H,W",
-    help="The input's shape; several times for a model that takes several.",
-)
 @options.shape_options
 @click.option(
     "--train/--inference",

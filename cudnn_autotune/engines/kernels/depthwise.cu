@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const long long line_step_read = pitch_read * dilation_h;
   const long long line_step_written = pitch_written * dilation_h;
 
-  // Where the window of the next row begins, in each depth that is read.
+  // The begin of the next row's window, in each depth that is read.
   unsigned columns_of_depth[KT];
   const char* lines[KT];
 #pragma unroll

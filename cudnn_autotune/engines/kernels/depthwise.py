@@ -24,29 +24,29 @@ from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_MOST_TAPS = 49  # whose filters, one a channel, fit into a thread's registers
+_MOST_TAPS = 49  # so that a thread's registers hold one filter for each of its channels
 _LEAST_CHANNELS = 8  # below, accesses are too narrow
 _LEAST_ROWS = 4
 _MOST_STRIPS_BESIDE_BLOCKS = 2
 _MOST_COLUMNS = 8
 _MOST_FILTER_REGISTERS = 64
-_REGISTERS = (128, 184)  # of a thread, in the order of the offers
-_STEP_INSTRUCTIONS = 40  # of a step besides those for each pixel
-_THREADS_AT_ONCE = 512  # on a multiprocessor
+_REGISTERS = (128, 184)  # limits per thread, in the order of the offers
+_STEP_INSTRUCTIONS = 40  # per step, besides those for each pixel
+_THREADS_AT_ONCE = 512  # per multiprocessor
 _BLOCK_THREADS = 256
-_MOST_GROUPS = 128  # of channels in a block
+_MOST_GROUPS = 128  # groups of channels per block
 _MOST_GRID_Y = 65535
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a thread computes: the settings of an offer."""
+    """The output pixels of one thread: the settings of an offer."""
 
     channels: int
     columns: int
-    """Of y; dgrad writes ``stride`` times as many of x."""
+    """Columns of y; dgrad writes ``stride`` times as many columns of x."""
     rows: int
-    """Of y, as well."""
+    """Rows of y; dgrad writes ``stride`` times as many rows of x."""
 
     @property
     def settings(self) -> str:
@@ -194,7 +194,7 @@ def _estimate(problem: ConvProblem, channels: int, columns: int) -> tuple[float,
 
 
 def _strips(problem: ConvProblem, channels: int, columns: int) -> int:
-    """How many threads there are if a strip has all rows."""
+    """Returns the number of threads if each thread computes all rows."""
     depth, height, width = dimensions(problem)
     in_a_row = width.dilation * -(-width.strip_length(problem.op) // columns)
     planes = problem.input_shape[0] * (depth.output if problem.op == "fprop" else depth.size)

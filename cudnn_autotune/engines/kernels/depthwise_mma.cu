@@ -35,7 +35,7 @@ __device__ __forceinline__ unsigned weight(const ELEMENT* filter, int row, int c
   return filter[TURNED ? KERNEL_H * KERNEL_W - 1 - at : at].bits;
 }
 
-// What a convolution makes of a sum. `at` is the output's offset.
+// Makes an output of a sum. `at` is the output's offset.
 __device__ __forceinline__ float finish(float sum, const ELEMENT* bias, const ELEMENT* residual,
                                         int channel, long long at) {
   if (HAS_BIAS) sum += to_float(bias[channel]);

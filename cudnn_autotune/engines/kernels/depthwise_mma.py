@@ -19,13 +19,13 @@ _POSITIONS = 16  # rows of an mma's first matrix
 _PIECE = 16  # bytes of eight elements
 _STAGES = 4
 _MOST_STEPS = 17
-_STATE_REGISTERS = 70  # of a channel in a warp: the filter's matrices and incomplete sums
+_STATE_REGISTERS = 70  # per channel of a warp: the filter's matrices and incomplete sums
 _OTHER_REGISTERS = 36
-_CHAINED_REGISTERS = 40  # of the second channel of a warp in a chain
-_MOST_ROWS = 2048  # of a block, so that it counts its outputs in 32 bits
-_MOST_COPIES = 8  # of a thread and row
+_CHAINED_REGISTERS = 40  # for the second channel of a warp in a chain
+_MOST_ROWS = 2048  # per block, so that it counts its outputs in 32 bits
+_MOST_COPIES = 8  # per thread and row
 _MOST_OFFERS = 4
-# What a warp issues in a step, and for each of its channels besides the mma.
+# Instructions of a warp in a step, and for each of its channels besides the mma.
 _STEP_INSTRUCTIONS, _CHANNEL_INSTRUCTIONS = 40, 25
 _STEP_LATENCY = 400  # clocks, a guess
 
@@ -130,7 +130,7 @@ def _shape(problem: ConvProblem) -> _Shape:
 
 @dataclass(frozen=True)
 class _Tiling:
-    """What a block computes."""
+    """The outputs of one block."""
 
     shape: _Shape
     channels: int
@@ -179,7 +179,7 @@ class _Tiling:
 
     @functools.cached_property
     def shared_bytes(self) -> int:
-        """As depthwise_mma.cu divides it."""
+        """Bytes of shared memory, divided as in depthwise_mma.cu."""
         s = self.shape
         groups = _ceil_div(_POSITIONS // s.column_blocks * s.pitch, 4)
         planes = self.channels * (4 * groups + (0 if groups % 2 else 4)) * _PIECE

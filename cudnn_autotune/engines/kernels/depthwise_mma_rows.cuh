@@ -1,4 +1,4 @@
-// How rows get into shared memory, into planes of channels, and back to memory; for
+// Moves rows into shared memory, into planes of channels, and back to memory; for
 // depthwise_mma.cu.
 //
 // Bank conflicts. channels_last is transposed by ldmatrix, whose rows are 8 channels of one pixel.
@@ -126,7 +126,7 @@ struct Arranger {
         if (k == kItems - 1 && threadIdx.x / 32 + k * kWarps >= kGroups * kOctets) break;
         load_transposed(eight, sources[0] + stage_bytes + k * kGroupsOn * 32 * kOctets * kPiece);
         to = targets[0] + half_bytes + k * kGroupsOn * 4 * kPiece;
-        // Of the eight channels that are loaded, four may be another block's.
+        // Four of the eight channels that are loaded may be another block's.
         if (CHANNELS == 4 && threadIdx.x % 32 / 16 != first_channel / 4 % 2) continue;
       } else {
         if (threadIdx.x + k * kThreads >= CHANNELS * kStrips * kPieces) break;

@@ -1,4 +1,4 @@
-// What a block of depthwise_mma.cu computes, and how it divides its shared memory.
+// The outputs of a block of depthwise_mma.cu, and the division of its shared memory.
 //
 // Macros: ELEMENT, KERNEL_H, KERNEL_W, TURNED, SIGNAL, CHANNELS_LAST, COLUMN_BLOCKS (1, 2, 4, 8 or
 // 16), CHANNELS (4, 8, 16 or 32), WARP_CHANNELS, CHAINED, STAGES, MIN_BLOCKS, ACTIVATION, HAS_BIAS,
@@ -9,13 +9,13 @@ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int kStrips = 16 / COLUMN_BLOCKS;
 constexpr int kSteps = ceil_div(KERNEL_W + 7, 8);    // pieces that eight outputs depend on
-constexpr int kPieces = COLUMN_BLOCKS + kSteps - 1;  // of a strip
+constexpr int kPieces = COLUMN_BLOCKS + kSteps - 1;  // per strip
 __device__ constexpr int strip_pitch() {
   if (COLUMN_BLOCKS == 4) return kPieces + (10 - kPieces % 4) % 4;  // 2 modulo 4
   return COLUMN_BLOCKS < 4 ? kPieces | 1 : kPieces;
 }
 constexpr int kPitch = strip_pitch();
-constexpr int kGroups = ceil_div(kStrips * kPitch, 4);  // of four pieces of a plane
+constexpr int kGroups = ceil_div(kStrips * kPitch, 4);  // four pieces of a plane each
 constexpr int kPlane = kGroups * 4 + (kGroups % 2 ? 0 : 4);
 constexpr int kOctets = ceil_div(CHANNELS, 8);
 constexpr int kFilterRows = ceil_div(KERNEL_H, CHAINED);
@@ -35,7 +35,7 @@ constexpr int kPlaneBytes = CHANNELS * kPlane * kPiece;
 constexpr int kOutChannel = 17, kOutOctet = 8 * kOutChannel + 2;
 constexpr int kOutBytes = CHANNELS_LAST ? kOctets * kOutOctet * kPiece : 0;
 constexpr int kLinkBytes = (CHAINED - 1) * CHANNELS * 32 * 16;
-// What the steps use in turns: planes, outputs, and sums that are passed on.
+// Buffers that the steps use in turns: planes, outputs, and sums that are passed on.
 constexpr int kOutAt = kPlaneBytes, kLinksAt = kOutAt + kOutBytes;
 constexpr int kHalfBytes = kLinksAt + kLinkBytes;
 constexpr int kHalvesAt = STAGES * kRawBytes, kFlagAt = kHalvesAt + 2 * kHalfBytes;
@@ -46,10 +46,10 @@ struct Shape {
   int images, channels;
   int in_h, in_w, out_h, out_w;
   int pad_h, pad_w;
-  int strips_across;  // of an image
+  int strips_across;  // per image
 };
 
-// Where a position is: its strip in the block, and its column block in the strip.
+// The place of a position: its strip in the block, and its column block in the strip.
 __device__ __forceinline__ int strip_of(int position) {
   if (COLUMN_BLOCKS == 1 || COLUMN_BLOCKS == 16) return position / COLUMN_BLOCKS;
   return position % 8 / COLUMN_BLOCKS * 2 + position / 8;

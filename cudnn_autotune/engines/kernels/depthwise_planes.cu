@@ -77,8 +77,8 @@ __device__ __forceinline__ int floor_divide(int a, int b) {
   return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
 
-// How a block's threads walk over the lines of a tile, its planes' rows: `abreast` threads take the
-// vectors of a line, and as many lines as there are threads for are walked at a time.
+// The walk of a block's threads over the lines of a tile, its planes' rows: `abreast` threads take
+// the vectors of a line, and as many lines as there are threads for are walked at a time.
 struct Walk {
   int abreast, vector, line, row, plane;
   int lines_on, rows_on, planes_on, rows;
@@ -119,7 +119,7 @@ __device__ __forceinline__ void move_sums(float (&sums)[kSlots][kRowsWritten][kW
   }
 }
 
-// What a row that was read adds to the sums. `phase` is its phase in x where x is read; `begins`
+// Adds a row that was read to the sums. `phase` is its phase in x where x is read; `begins`
 // says whether it is the first one of a step, when the sums move down a slot.
 __device__ __forceinline__ void add_products(float (&sums)[kSlots][kRowsWritten][kWritten],
                                              const float (&window)[kWindow],

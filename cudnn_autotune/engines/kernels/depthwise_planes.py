@@ -21,26 +21,26 @@ from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_MOST_TAPS = 64  # whose filter fits into a thread's registers
+_MOST_TAPS = 64  # so that a thread's registers hold the filter
 _MOST_WINDOW = 64  # pixels of a row in a thread's registers
-_MOST_SPAN = 1024  # of the taps of one column, which are unrolled
+_MOST_SPAN = 1024  # rows between the first and last tap of a column, whose loop is unrolled
 _MOST_VALUES = 160  # a thread's filter, sums and pixels, in registers
 _MOST_THREADS = 256
 _THREADS = 192  # wanted
-_BLOCKS_AT_ONCE = 4  # that share a multiprocessor's memory, so that they load and compute in turns
-_LONGEST_STRIPS = 128  # of a row in a tile
+_BLOCKS_AT_ONCE = 4  # per multiprocessor, so that some load while others compute
+_LONGEST_STRIPS = 128  # threads side by side in a row of a tile
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block computes: the settings of an offer."""
+    """The output pixels of one block: the settings of an offer."""
 
     columns: int
-    """Of y, or groups of ``stride`` columns of x, in a thread."""
+    """Columns of y, or groups of ``stride`` columns of x, per thread."""
     strips: int
     """Threads side by side in a row."""
     rows: int
-    """Of y, or groups of rows of x."""
+    """Rows of y, or groups of ``stride`` rows of x."""
     planes: int
 
     @property
@@ -139,7 +139,7 @@ def _even(length: int, most: int) -> int:
 
 
 def _planes(problem: ConvProblem) -> int:
-    """How many planes lie next to each other in what is written: in 3-d those of a channel, else
+    """Returns how many planes of the written tensor are adjacent: in 3-d those of a channel, else
     those of all channels of all images."""
     shape = problem.output_shape if problem.op == "fprop" else problem.input_shape
     return shape[2] if problem.spatial_dims == 3 else shape[0] * shape[1]
@@ -153,7 +153,7 @@ def _columns(op: str, width: Dimension) -> int:
 
 
 class _Geometry:
-    """What follows from a problem and a tile."""
+    """Sizes that a problem and a tile determine."""
 
     def __init__(self, problem: ConvProblem, tile: Tile) -> None:
         self.problem, self.tile = problem, tile

@@ -21,16 +21,16 @@ class Dimension:
     """One spatial dimension of a problem."""
 
     size: int
-    """Of x."""
+    """Pixels of x."""
     output: int
-    """Of y."""
+    """Pixels of y."""
     taps: int
     stride: int
     padding: int
     dilation: int
 
     def strip_length(self, op: str) -> int:
-        """How many y pixels, or groups of ``stride`` x pixels, depend on each other: those at a
+        """Returns how many y pixels, or groups of ``stride`` x pixels, share inputs: those at a
         distance of the dilation."""
         if op == "fprop":
             return -(-self.output // self.dilation)
@@ -74,7 +74,7 @@ def is_depthwise(problem: ConvProblem) -> bool:
         and problem.weight_shape[1] == 1
         and problem.groups > 1
         and (problem.op == "fprop" or problem.weight_shape[0] == problem.groups)
-        # With a common divisor, some x pixels reach no y pixel at all, and no strip has them.
+        # If they have a common divisor, some x pixels reach no y pixel, and no strip has them.
         and (
             problem.op == "fprop"
             or all(math.gcd(d.stride, d.dilation) == 1 for d in dimensions(problem)[1:])

@@ -1,4 +1,4 @@
-// What depthwise.cu and depthwise_tile.cu have in common: the words of a pixel's channels, and the
+// Parts of both depthwise.cu and depthwise_tile.cu: the words of a pixel's channels, and the
 // products of a row of pixels with a thread's filters.
 //
 // Macros: ELEMENT, CHANNELS and COLUMNS of a thread, DGRAD, KH, KW, STRIDE_H, STRIDE_W.
@@ -117,7 +117,7 @@ __device__ __forceinline__ unsigned columns_inside(int first, int pitch, int wid
   return mask;
 }
 
-// What a row that was read adds to the sums. `phase` is its phase in x where x is read; `begins`
+// Adds a row that was read to the sums. `phase` is its phase in x where x is read; `begins`
 // says whether it is the first one of a step, when the sums move down a slot.
 __device__ __forceinline__ void add_products(
     float (&sums)[kSlots][kRowsWritten][kWritten][CHANNELS], const float (&row)[kWindow][CHANNELS],

@@ -25,22 +25,22 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _PIECE_BYTES = 16
 _SECTOR = 32
-_BLOCK_BYTES = range(48, 208, 16)  # of channels
+_BLOCK_BYTES = range(48, 208, 16)  # bytes of the channels of a pixel
 _BLOCK_THREADS = range(64, 257)
 _MOST_COLUMNS = 8
 _MOST_FILTER_REGISTERS = 64
 _MOST_TAPS_OF_STRIDE_ONE = 9  # beyond, tensor cores are faster in the half types
-_MOST_REGISTERS = 168  # of a thread
+_MOST_REGISTERS = 168  # per thread
 _OTHER_REGISTERS = 32
 _MOST_SHARED_BYTES = 96 << 10
-_MOST_PIXELS = 1 << 30  # of an image, which the kernel counts in 32 bits
+_MOST_PIXELS = 1 << 30  # per image, since the kernel counts them in 32 bits
 _MOST_OFFERS = 4
-# Of the estimate by which tiles are put in order, in clocks of a multiprocessor.
+# Constants of the estimate that orders the tiles, in clocks of a multiprocessor.
 _COPY_INSTRUCTIONS = 16
 _STEP_INSTRUCTIONS = 20
 _BYTES_A_CLOCK = 20
 _BLOCK_LATENCY = 2500
-_BUSY_WARPS = 12  # that issue an instruction a clock in each scheduler
+_BUSY_WARPS = 12  # enough for one instruction a clock in each scheduler
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,19 @@ _Numbers = Any
 
 @dataclass(frozen=True)
 class BlockTile:
-    """What a block computes: the settings of an offer; or many of them, whose columns, rows and
-    strips are arrays."""
+    """The output pixels of one block, which are the settings of an offer; or many such tiles, whose
+    columns, rows and strips are arrays."""
 
     layer: _Layer
     channels: int
-    """Of a thread."""
+    """Channels per thread."""
     groups: int
-    """Of so many channels, in a block."""
+    """Groups of so many channels per block."""
     columns: _Numbers
-    """Of y, of a thread; dgrad writes ``stride`` times as many of x."""
+    """Columns of y per thread; dgrad writes ``stride`` times as many of x."""
     rows: _Numbers
     strips: tuple[_Numbers, _Numbers]
-    """Of a block, one below and one beside the other."""
+    """Threads of a block along the rows and along the columns."""
 
     @property
     def settings(self) -> str:
@@ -104,7 +104,7 @@ class BlockTile:
 
     @property
     def chunks(self) -> int:
-        """Of channels."""
+        """Number of channel chunks."""
         return -(-self.layer.channels // (self.groups * self.channels))
 
     @property
@@ -146,7 +146,7 @@ class BlockTile:
 
     @property
     def registers(self) -> _Numbers:
-        """Of a thread, about."""
+        """Registers per thread, estimated."""
         values = self.layer.taps + self.layer.slots * self._written
         return -(-(self.channels * values + _OTHER_REGISTERS) // 8) * 8
 
@@ -165,7 +165,7 @@ class BlockTile:
 
     @property
     def _instructions(self) -> _Numbers:
-        """Of a block's warps."""
+        """Instructions of all warps of a block."""
         s = self.layer
         rows_read = min(s.height.stride, s.height.taps) if s.op == "fprop" else 1
         step = (
@@ -251,7 +251,7 @@ def _best_tiles(layer: _Layer) -> Iterator[tuple[float, BlockTile]]:
     row_counts = sorted({-(-lengths[0] // k) for k in range(1, 17)})
     column_counts = range(1, min(lengths[1], _MOST_COLUMNS) + 1)
     strips = ((1, 2, 3, 4), (1, 2, 3, 4, 7, 8))
-    # Of shape (columns, others).
+    # Arrays of shape (columns, others).
     columns, rows, below, beside = (
         axis.reshape(len(column_counts), -1)
         for axis in np.meshgrid(column_counts, row_counts, *strips, indexing="ij")

@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int threads = lanes * blockDim.y;
   const int first_channel = blockIdx.y * lanes * CHANNELS,
             channel = first_channel + lane * CHANNELS;
-  const long long bytes = sizeof(ELEMENT) * static_cast<long long>(channels);  // of a pixel
+  const long long bytes = sizeof(ELEMENT) * static_cast<long long>(channels);  // per pixel
 
   const unsigned pixel_bytes = sizeof(ELEMENT) * channels * dilation_w;  // to the next of a strip
   const long long x_line_bytes = dilation_h * (in_w * bytes),
@@ -131,13 +131,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
   float sums[DEPTHS][KERNEL_H][KERNEL_W][CHANNELS] = {};
 
-  const int first_depth = blockIdx.z * DEPTHS;  // of the taps
+  const int first_depth = blockIdx.z * DEPTHS;  // the first depth of the taps
   const int begin = channel < channels ? blockIdx.x * blockDim.y + threadIdx.y : strips;
 #pragma unroll 1
   for (long long strip = begin; strip < strips; strip += gridDim.x * blockDim.y) {
     const int across = static_cast<int>(strip) % column_strips;
     const int down = static_cast<int>(strip) / column_strips % row_strips;
-    const int plane = static_cast<int>(strip) / column_strips / row_strips;  // of dy
+    const int plane = static_cast<int>(strip) / column_strips / row_strips;  // a plane of dy
     const int image = plane / out_d;
     const int x_depth = plane % out_d * stride_d - pad_d + first_depth * dilation_d;
     const int y_column = across % dilation_w + across / dilation_w * COLUMNS * dilation_w;

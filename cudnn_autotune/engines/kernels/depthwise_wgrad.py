@@ -21,17 +21,17 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _LEAST_CHANNELS = 8  # below, accesses are too narrow
-_MOST_TAPS = 49  # of a depth, whose sums fit into a thread's registers
-_MOST_DEPTHS = 64  # of the filter
+_MOST_TAPS = 49  # per depth, so that a thread's registers hold their sums
+_MOST_DEPTHS = 64  # per filter
 _COLUMNS = range(1, 9)
 _MOST_WINDOW = 32
-_MOST_LANES = 128  # of a block, side by side in channels
-_OTHER_REGISTERS = 27  # of a thread, besides sums and pixels
+_MOST_LANES = 128  # threads of a block side by side in channels
+_OTHER_REGISTERS = 27  # per thread, besides sums and pixels
 # Registers of a thread, and how many tiles with at most so many are offered, in order.
 _OFFERS = ((224, 2), (168, 1))
 _OFFERS_FLOAT32 = (*_OFFERS, (128, 1))
 _OFFERS_3D = ((168, 1), (128, 2), (224, 1))
-_STEP_INSTRUCTIONS = 30  # of a step, besides those for each pixel
+_STEP_INSTRUCTIONS = 30  # per step, besides those for each pixel
 _PIXEL_INSTRUCTIONS = 6  # besides those for each channel
 
 
@@ -71,7 +71,7 @@ def _shape(problem: ConvProblem) -> _Shape:
 
 @dataclass(frozen=True)
 class _Tile:
-    """What a thread computes at a time."""
+    """The pixels and taps that a thread multiplies at a time."""
 
     shape: _Shape
     channels: int
@@ -90,13 +90,13 @@ class _Tile:
 
     @property
     def _pixels(self) -> int:
-        """Of x that a step reads."""
+        """Pixels of x that a step reads."""
         height = self.shape.height
         return min(height.stride, height.taps) * self.depths * self.window
 
     @property
     def registers(self) -> int:
-        """Of a thread, about."""
+        """Registers per thread, estimated."""
         s = self.shape
         words = -(-self.channels * s.itemsize // 4)
         of_depths = 2 + self.depths if s.depth.taps > 1 else 0
@@ -106,7 +106,7 @@ class _Tile:
 
     @property
     def instructions(self) -> float:
-        """Of the steps of all taps, for each element of dy."""
+        """Instructions of the steps of all taps, per element of dy."""
         s = self.shape
         count = (
             _STEP_INSTRUCTIONS
@@ -125,12 +125,12 @@ class _Tile:
 
     @property
     def most_threads(self) -> int:
-        """Of a block: a third of the registers is too few for 256."""
+        """Most threads per block: a third of the registers is too few for 256."""
         return 384 if 128 < self.registers <= 168 else 256
 
     @property
     def strips_at_a_time(self) -> int:
-        """Of a block."""
+        """Strips that a block computes at a time."""
         return max(1, self.most_threads // self.lanes)
 
     @property
@@ -157,7 +157,7 @@ class _Tile:
         return max(1, min(of_registers, gpu.sm_threads // self.most_threads))
 
     def blocks_at_once(self, gpu: Gpu) -> int:
-        """That share the strips."""
+        """Returns the blocks that share the strips."""
         warps = -(-self.lanes * self.strips_at_a_time // 32)
         resident = min(
             max(1, gpu.sm_registers // (32 * warps * self.registers)),

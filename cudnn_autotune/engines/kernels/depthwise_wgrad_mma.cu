@@ -40,17 +40,17 @@
 __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int kPiece = 16;                          // bytes
-constexpr int kBlocks = ceil_div(KERNEL_W + 7, 8);  // of dy that a block of x meets
+constexpr int kBlocks = ceil_div(KERNEL_W + 7, 8);  // blocks of dy that a block of x meets
 constexpr int kStep = SIGNAL ? 2 : 1;               // from a block of x that is loaded to the next
-constexpr int kSumBlocks = ceil_div(kBlocks, kStep) * kStep;              // of a row of the filter
-constexpr int kWarpGroups = ceil_div(ceil_div(KERNEL_H, 2), WARP_PAIRS);  // of one channel
+constexpr int kSumBlocks = ceil_div(kBlocks, kStep) * kStep;              // per row of the filter
+constexpr int kWarpGroups = ceil_div(ceil_div(KERNEL_H, 2), WARP_PAIRS);  // warps per channel
 constexpr int kWarps = CHANNELS / WARP_CHANNELS * kWarpGroups;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kRows = 8 * ROW_BLOCKS;
 static_assert(TILES * ROW_BLOCKS % 2 == 0, "an mma takes two blocks of rows");
 static_assert(!SIGNAL || (KERNEL_H == 1 && COLUMN_BLOCKS == 1), "a signal has one row");
 
-// What is loaded of x, and the rows that there is room for.
+// The rows of x that are loaded, and those that there is room for.
 constexpr int kLoadedRows = kRows + (SIGNAL ? kBlocks : KERNEL_H) - 1;
 constexpr int kLoadedPieces = SIGNAL ? 1 : COLUMN_BLOCKS + kBlocks - 1;
 constexpr int kStoredRows = kRows + 2 * kWarpGroups * WARP_PAIRS - 1;
@@ -71,11 +71,11 @@ struct Sizes {
   int images, channels;
   int in_h, in_w, out_h, out_w;
   int pad_h, pad_w;
-  int tiles_down, tiles_across;  // of an image
+  int tiles_down, tiles_across;  // per image
 };
 
 struct Tile {
-  int image, row, column;  // of dy; no image is negative
+  int image, row, column;  // a place in dy; no image is negative
   int unused;
 };
 
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   Tile* const tiles = reinterpret_cast<Tile*>(shared + kTilesAt);
   const Sizes s{images, channels, in_h, in_w, out_h, out_w, pad_h, pad_w, tiles_down, tiles_across};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int first_row = warp % kWarpGroups * WARP_PAIRS * 2;  // of the filter
+  const int first_row = warp % kWarpGroups * WARP_PAIRS * 2;  // a row of the filter
   const int warp_channel = warp / kWarpGroups * WARP_CHANNELS;
   const int channel_groups = ceil_div(channels, CHANNELS);
   const int first_channel = blockIdx.x % channel_groups * CHANNELS;
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     for (int row = 0; row < (SIGNAL ? 1 : 2 * WARP_PAIRS); ++row) {
 #pragma unroll
       for (int m = 0; m < kSumBlocks; ++m) {
-        const int second = SIGNAL ? m % 2 : row % 2;  // of the pair
+        const int second = SIGNAL ? m % 2 : row % 2;  // the second of the pair
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           d[(8 * m + g) * kPitchD + 2 * t + k] =

@@ -22,13 +22,13 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _PIECE = 16  # bytes of eight elements
-_MOST_COLUMN_BLOCKS = 8  # which are unrolled
-_OTHER_REGISTERS = 44  # of a thread, besides sums and blocks of dy
+_MOST_COLUMN_BLOCKS = 8  # iterations of an unrolled loop
+_OTHER_REGISTERS = 44  # per thread, besides sums and blocks of dy
 _MOST_REGISTERS = 240
 _MOST_OFFERS = 4
 # Clocks of a multiprocessor, by which offers are put in order.
 _MMA_CLOCKS = 2
-_ITEM_CLOCKS = 2500  # of barriers, and of the latency of loads
+_ITEM_CLOCKS = 2500  # for barriers and the latency of loads
 _BYTES_A_CLOCK = 24  # from the L2 cache
 _SECTOR = 32
 
@@ -62,7 +62,7 @@ class _Shape:
 
     @property
     def products(self) -> int:
-        """Of a pair of rows of the filter: of a signal, each has two column blocks of x."""
+        """Matrix products per pair of filter rows; in a signal each has two column blocks of x."""
         return _ceil_div(self.blocks, 2) if self.is_signal else self.blocks
 
     @property
@@ -88,7 +88,7 @@ def _shape(problem: ConvProblem) -> _Shape:
 
 @dataclass(frozen=True)
 class _Tiling:
-    """What a block computes, with the names of the kernel's macros."""
+    """The channels and filter rows of one block, by the names of the kernel's macros."""
 
     shape: _Shape
     channels: int
@@ -141,13 +141,13 @@ class _Tiling:
 
     @property
     def registers(self) -> int:
-        """Of a thread, about."""
+        """Registers per thread, estimated."""
         sums = self.warp_channels * self.warp_pairs * self.shape.products * 4
         return _ceil_div(sums + 2 * self.shape.blocks + _OTHER_REGISTERS, 8) * 8
 
     @property
     def shared_bytes(self) -> int:
-        """As depthwise_wgrad_mma.cu divides it."""
+        """Bytes of shared memory, divided as in depthwise_wgrad_mma.cu."""
         s, rows = self.shape, 8 * self.row_blocks
         stored_rows = rows + 2 * self.warp_groups * self.warp_pairs - 1
         if s.is_signal:
@@ -230,7 +230,7 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
 
 @functools.lru_cache(maxsize=256)
 def _best_tilings(shape: _Shape, gpu: Gpu) -> tuple[_Tiling, ...]:
-    best: dict[tuple[int, ...], _Tiling] = {}  # of each division among warps
+    best: dict[tuple[int, ...], _Tiling] = {}  # by division among warps
     for tiling in sorted(_tilings(shape, gpu), key=lambda tiling: tiling.cost(gpu)):
         best.setdefault((tiling.channels, tiling.warp_channels, tiling.warp_pairs), tiling)
     return tuple(best.values())[:_MOST_OFFERS]

@@ -20,7 +20,7 @@ struct Sizes {
   int stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dilation_d, dilation_h, dilation_w;
 };
 
-// Of the pixel `place` of an image that has `pixels`.
+// The offset of the pixel `place` of an image that has `pixels`.
 __device__ __forceinline__ long long offset(const Sizes& s, long long image, int channel,
                                             long long place, long long pixels) {
   return CHANNELS_LAST ? (image * pixels + place) * s.channels + channel
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                         int stride_d, int stride_h, int stride_w, int pad_d, int pad_h, int pad_w,
                         int dilation_d, int dilation_h, int dilation_w) {
   DYNAMIC_SHARED(shared);
-  float* const sums = reinterpret_cast<float*>(shared);  // of each thread, then of each warp
+  float* const sums = reinterpret_cast<float*>(shared);  // those of threads, then those of warps
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   float* const totals = sums + kLanes * WARPS;
   const int first = blockIdx.x * kLanes;

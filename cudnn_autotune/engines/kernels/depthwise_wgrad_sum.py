@@ -11,7 +11,7 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 
 _LANES = 32
 _MOST_WARPS = 32
-_SPLITS_OF_A_WARP = 8  # whose loads are under way together
+_SPLITS_OF_A_WARP = 8  # loads that are under way together
 
 
 def two_dimensions(values: tuple[int, ...], missing: int) -> tuple[int, int]:

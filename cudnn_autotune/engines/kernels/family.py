@@ -17,7 +17,7 @@ MMA_CAPABILITY = (8, 0)
 
 
 class Tiling(Protocol):
-    """How a kernel divides a problem among blocks, warps and threads."""
+    """A division of a problem among blocks, warps and threads."""
 
     @property
     def settings(self) -> str:

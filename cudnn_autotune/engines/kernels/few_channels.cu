@@ -33,8 +33,8 @@ constexpr int TILE_H = (TILE_P - 1) * STRIDE_H + KERNEL_H;
 constexpr int TILE_BYTES = TILE_H * PITCH * 2;
 constexpr int WEIGHT_PITCH = (4 * REGISTERS + 3) / 8 * 8 + 4;  // words: rows 4 banks apart
 constexpr int BLOCK_CHANNELS = WARPS_N * N_TILES * 8;
-constexpr int GROUPS_Q = TILE_Q / (16 * PHASES);  // of 16 pixels
-constexpr int GROUPS = TILE_P * GROUPS_Q;         // of a phase
+constexpr int GROUPS_Q = TILE_Q / (16 * PHASES);  // groups of 16 pixels
+constexpr int GROUPS = TILE_P * GROUPS_Q;         // groups per phase
 constexpr int WARPS_OF_PHASE = WARPS_M / PHASES;
 
 static_assert(PITCH % 8 == 0 && TILE_Q % (16 * PHASES) == 0 && WARPS_M % PHASES == 0, "");
@@ -72,12 +72,12 @@ __device__ __forceinline__ void prepare_weights(ELEMENT* target, const ELEMENT* 
   }
 }
 
-// Where a pair lies, in elements from where the window's pairs begin.
+// The place of a pair, in elements from the begin of the window's pairs.
 __device__ __forceinline__ constexpr int pair_offset(int pair) {
   const int known = pair < PAIRS ? pair : PAIRS - 1;
   return known / ROW_PAIRS * PITCH + known % ROW_PAIRS * 2;
 }
-// That of pair 4 i + t of this lane. A sum of constants and of what only depends on t.
+// The place of pair 4 i + t of this lane. A sum of constants and of what only depends on t.
 __device__ __forceinline__ int lane_offset(int i, int t) {
   int offset = pair_offset(4 * i) + 2 * t;
 #pragma unroll
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const auto* image = reinterpret_cast<const ELEMENT*>(shared + buffer * TILE_BYTES);
     const Tile tile = tile_at(index, shape);
     for (int first = warp_m / PHASES * M_TILES; first < GROUPS; first += WARPS_OF_PHASE * M_TILES) {
-      const ELEMENT* windows[M_TILES];  // where those of row g begin
+      const ELEMENT* windows[M_TILES];  // the begin of those of row g
       int rows[M_TILES], columns[M_TILES];
 #pragma unroll
       for (int m = 0; m < M_TILES; ++m) {

@@ -18,30 +18,32 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("few_channels_rows.cuh", "few_channels.cu")
 _MOST_ROWS, _MOST_COLUMNS = 16, 128
-"""Of output pixels in a tile."""
+"""Limits of a tile, in output pixels."""
 _BYTES_OF_A_CLOCK = 16
-"""That a multiprocessor moves from and to memory, and what else a tile costs it, about."""
+"""Bytes per clock that a multiprocessor moves from and to memory, estimated."""
 _CLOCKS_OF_A_TILE = 300
+"""Clocks that a tile costs besides, estimated."""
 _MOST_OFFERS = 5
 _WARPS = 8
 _OTHER_REGISTERS, _RESIDUAL_REGISTERS = 28, 8
-"""Of a thread, beside the weights, the sums and the fragments of the image; seen in cubins."""
+"""Registers per thread besides the weights, the sums and the image's fragments, as in cubins."""
 _MOST_REGISTERS = 240
 _MOST_WEIGHT_REGISTERS = 64
-"""For an eight of channels. A larger window is a matrix for cuDNN."""
+"""Registers per eight channels. A larger window is a matrix for cuDNN."""
 
 
 @dataclass(frozen=True)
 class _Settings:
     rows: int
-    """Of output pixels in a block's tile."""
+    """Rows of output pixels in a block's tile."""
     columns: int
+    """Columns of output pixels in a block's tile."""
     n_tiles: int
     """Eights of output channels that a warp computes."""
     m_tiles: int
     """Groups of 16 pixels that it computes at a time."""
     blocks: int
-    """That a multiprocessor is to hold."""
+    """Blocks that a multiprocessor is to hold."""
 
     @property
     def settings(self) -> str:
@@ -53,7 +55,7 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _Geometry(Rows):
-    """And under those of few_channels.cu."""
+    """Geometry, by the names that few_channels.cu uses."""
 
     @property
     def phases(self) -> int:

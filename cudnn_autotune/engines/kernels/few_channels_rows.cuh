@@ -5,13 +5,13 @@ constexpr int ROW = KERNEL_W * CHANNELS;         // elements of a row of a windo
 constexpr int PIXEL_STEP = STRIDE_W * CHANNELS;  // elements between output pixels
 
 struct Shape {
-  int height, width, channels, p, q;  // of the image, and of the output
+  int height, width, channels, p, q;  // sizes of the image, and of the output
   int pad_h, pad_w;
   int tiles_p, tiles_q;
 };
 
 struct Tile {
-  int image, p, q;  // of its first output pixel
+  int image, p, q;  // the place of its first output pixel
 };
 
 __device__ __forceinline__ Tile tile_at(int index, const Shape& shape) {

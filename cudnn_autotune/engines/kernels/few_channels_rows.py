@@ -1,4 +1,4 @@
-"""How rows of a channels_last image with few channels lie in shared memory."""
+"""The layout in shared memory of rows of a channels_last image with few channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_CHANNELS = 8
 _MOST_OUTPUT_CHANNELS = 65536
 """A grid has at most 65535 blocks along them."""
 _MOST_ELEMENTS = 2**30
-"""Of a padded row of the image: the kernels count them in 32 bits."""
+"""Elements of a padded row of the image: the kernels count them in 32 bits."""
 
 
 def is_computed(problem: ConvProblem, in_tf32: bool = False) -> bool:
@@ -37,7 +37,7 @@ def is_computed(problem: ConvProblem, in_tf32: bool = False) -> bool:
 
 @dataclass(frozen=True)
 class Rows:
-    """What follows from a problem, under the names of few_channels_rows.cuh."""
+    """Sizes that a problem determines, by the names that few_channels_rows.cuh uses."""
 
     problem: ConvProblem
 

@@ -28,19 +28,19 @@ _MOST_SUMS = 160
 """Registers of a thread for sums: with 8 warps a block, 255 registers are all it may have."""
 _SUMS_OF_TWO_BLOCKS, _SUMS_OF_THREE_BLOCKS = 80, 32
 _MOST_ELEMENTS = 400
-"""Of a window. A larger one is a matrix for cuDNN."""
+"""Elements of a window. A larger one is a matrix for cuDNN."""
 
 
 @dataclass(frozen=True)
 class _Settings:
     columns: int
-    """Of output pixels in a block's tile."""
+    """Columns of output pixels in a block's tile."""
     m_tiles: int
     """Sixteens of output channels that a block computes."""
     warps_n: int
     """Warps of a block that share the window's elements."""
     blocks: int
-    """That a multiprocessor is to hold."""
+    """Blocks that a multiprocessor is to hold."""
 
     @property
     def settings(self) -> str:
@@ -183,8 +183,8 @@ def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
 
 
 def _cost(problem: ConvProblem, m_tiles: int, n_tiles: int, warps_n: int) -> float:
-    """Of 16 pixels: accesses to shared memory, which bind before the tensor cores do. A block that
-    has a multiprocessor for itself waits more."""
+    """Returns the accesses to shared memory for 16 pixels, which bind before the tensor cores do. A
+    block that has a multiprocessor for itself waits more."""
     blocks_y = -(-problem.weight_shape[0] // (16 * m_tiles))
     waits = 1.5 if 4 * m_tiles * n_tiles > _SUMS_OF_TWO_BLOCKS else 1.0
     return waits * blocks_y * warps_n * (4 * m_tiles + 2 * n_tiles)

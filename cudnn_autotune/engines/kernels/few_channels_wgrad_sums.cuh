@@ -1,4 +1,4 @@
-// How the sums of few_channels_wgrad lie in a block, and how it writes them. A warp computes
+// The place of few_channels_wgrad's sums in a block, and their stores. A warp computes
 // M_TILES * 16 channels times N_TILES * 8 window elements; WARPS_N warps have all elements, and
 // WARPS_K groups of them take turns with the pixels. Elements behind the last one are computed with
 // the first one's numbers, and dropped.
@@ -11,7 +11,7 @@ constexpr int BLOCK_COLUMNS = WARPS_N * N_TILES * 8;
 static_assert(TILE_Q % 8 == 0 && PITCH % 8 == 0 && BLOCK_COLUMNS >= COLUMNS, "");
 static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + ROW, "a row of the tile fits");
 
-// What a thread computes: it is lane (g, t) of the warp that has part warp_n of the elements, and
+// The sums of a thread: it is lane (g, t) of the warp that has part warp_n of the elements, and
 // turn warp_k of the pixels.
 struct Share {
   int g, t, warp_n, warp_k;
@@ -22,7 +22,7 @@ __device__ __forceinline__ Share share_of_this_thread() {
   return {lane / 4, lane % 4, warp % WARPS_N, warp / WARPS_N};
 }
 
-// Where the element of a warp's eight j begins in the rows of an image, for a lane's first pixel.
+// The begin of element j of a warp's eight in the rows of an image, for a lane's first pixel.
 __device__ __forceinline__ int place_of(int j, const Share& share) {
   const int n = (share.warp_n * N_TILES + j) * 8 + share.g;
   return LEFT + PIXEL_STEP * share.t + (n < COLUMNS ? n / ROW * PITCH + n % ROW : 0);

@@ -33,8 +33,8 @@ _MOST_ROWS = 8
 
 @dataclass(frozen=True)
 class _Item:
-    """What a warp computes at a time: 16 pixels of ``rows`` rows, in ``groups`` groups, of
-    ``n_tiles`` x 8 output channels."""
+    """The outputs that a warp computes at a time: 16 pixels of ``rows`` rows, in ``groups`` groups,
+    of ``n_tiles`` x 8 output channels."""
 
     rows: int
     groups: int

@@ -78,7 +78,7 @@ class Layer:
 
     @property
     def chunk_bytes(self) -> int:
-        """Of 8 channels of a pixel."""
+        """Bytes of 8 channels of a pixel."""
         return 8 * self.element_bytes
 
     @property

@@ -9,7 +9,7 @@ constexpr int kTaps = KERNEL_Y * KERNEL_X;
 constexpr int kGroupRows = DGRAD ? GROUP_IN : GROUP_OUT;
 constexpr int kGroupColumns = DGRAD ? GROUP_OUT : GROUP_IN;
 constexpr int kRows = MERGE * kGroupRows, kColumns = MERGE * kGroupColumns;
-// Of 16-bit types a filter takes an odd multiple of 16 bytes. In TF32 lanes load two numbers each
+// A filter of a 16-bit type takes an odd multiple of 16 bytes. In TF32 lanes load two numbers each
 // of 4 filters, which takes an odd multiple of 32 bytes, or one each of every other of 8.
 constexpr int kFilterStep = kIsTf32 && !DGRAD ? 32 : 16;
 constexpr int kFilterPitch = (kTaps * kColumns * kElementBytes / kFilterStep | 1) * kFilterStep;
@@ -23,9 +23,10 @@ constexpr int kParts = kOutWidth / (8 * N_TILES);
 constexpr int kItems = (kStrips + 1) / 2 * (SLAB / GROUPS) * kParts;
 static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0 && SLAB % GROUPS == 0, "items fill a tile");
 static_assert(GROUPS == 1 || kParts == 1, "what a warp stores of a pixel lies together");
-// What a warp stores at a time, through its part of shared memory: pieces of 16 bytes for 32 lanes.
+// The stores of a warp at a time, through its part of shared memory: pieces of 16 bytes for 32
+// lanes.
 constexpr int kStoredTiles = GROUPS * N_TILES;
-constexpr int kPieces = kStoredTiles * (kChunkBytes / 16);  // of a pixel
+constexpr int kPieces = kStoredTiles * (kChunkBytes / 16);  // per pixel
 constexpr int kStoredRows = kPieces % 2 == 1 && ROWS > 1 ? 2 : 1;
 constexpr int kStores = (16 * kStoredRows * kPieces + 31) / 32;
 constexpr int kScratchPitch = (kStoredTiles | 1) * kChunkBytes;
@@ -121,7 +122,7 @@ __device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
                                                 const unsigned char* pixels,
                                                 const unsigned char* filters, int column_tap) {
   constexpr int kLast = P::kRowTaps - 1;
-  unsigned b[kLast > 0 ? kLast : 1][N_TILES][2];  // of row taps i and i + 1
+  unsigned b[kLast > 0 ? kLast : 1][N_TILES][2];  // operands of row taps i and i + 1
 #pragma unroll
   for (int i = 0; i < kLast || i == 0; ++i) {
     if (N_TILES == 1 && i + 1 < kLast) {

@@ -1,4 +1,4 @@
-"""How the kernels of grouped convolutions divide a layer among blocks and warps."""
+"""The division of a grouped convolution among blocks and warps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _L2_BYTES_A_CLOCK = 24
 """To and from a multiprocessor, about, while all read and write."""
 _L2_REQUEST_CLOCKS = 2.4
 _L2_SECTOR_CLOCKS = 1.65
-"""Of L2 for a request of up to 128 bytes, and for 32 bytes that are read, from one of 132
-multiprocessors that are all busy, as measured on an H200."""
+"""L2 clocks per request of up to 128 bytes, and per 32 bytes read, from each of 132 multiprocessors
+that are all busy, as measured on an H200."""
 _MOST_ISSUED_A_CLOCK = 3.2
 _WARPS_OF_HALF = 8
 """Instructions of a multiprocessor if it had very many warps, and the warps for half of that, as
 measured on an H200."""
 _COPY_INSTRUCTIONS = 8
-"""Of a warp, for 32 copies."""
+"""Instructions of a warp for 32 copies."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Plan:
     slab: int
     """Merged groups of a block."""
     warp: tuple[tuple[str, int], ...]
-    """What a warp computes at a time, as macros."""
+    """Macros that say what a warp computes at a time."""
     stages: int
     warps: int
     shared_bytes: int
     runs: int
     """Blocks that the tiles of a slab are divided among."""
     blocks: int
-    """Those that share the work of a tile and a slab."""
+    """Blocks that share the work of a tile and a slab."""
     resident: int
-    """Those that a multiprocessor holds at a time."""
+    """Blocks that a multiprocessor holds at a time."""
     score: float
     """Clocks of the layer, estimated to rank plans."""
 
@@ -73,25 +73,25 @@ def slabs_of(layer: Layer) -> list[int]:
 
 @dataclass(frozen=True)
 class Work:
-    """What a block does for a tile."""
+    """The work of a block for a tile."""
 
     mma: float
-    """Of 16 x 8 x 16, or 16 x 8 x 8 in TF32, in its warps."""
+    """Matrix products of 16 x 8 x 16 (16 x 8 x 8 in TF32) in all warps."""
     matrices: float
-    """Of 128 bytes, which its warps load from shared memory."""
+    """Matrices of 128 bytes that all warps load from shared memory."""
     instructions: float
-    """Of its warps, but for copies to shared memory."""
+    """Instructions of all warps, except copies to shared memory."""
     copies: int
-    """Of 16 bytes, to shared memory."""
+    """Copies of 16 bytes to shared memory."""
     in_pixels: int
-    """Those that lie in the images."""
+    """Input pixels that lie inside the images."""
     out_pixels: int
     out_bytes: int
-    """How many of them lie together, or are copied together."""
+    """Bytes of an output pixel that are adjacent, or are copied together."""
     out_loads: int
-    """How often an output passes through shared memory."""
+    """Passes of an output through shared memory."""
     once_bytes: float = 0.0
-    """Moved once a block."""
+    """Bytes moved once per block."""
 
 
 def planned(
@@ -113,7 +113,7 @@ def planned(
         return None
     tiles = math.prod(tile.counts(layer))
     slots = resident * gpu.multiprocessors
-    abreast = layer.merged_groups // slab * blocks  # that do not share tiles
+    abreast = layer.merged_groups // slab * blocks  # blocks that do not share tiles
     rounds = -(-tiles * abreast // slots)
     if abreast <= slots:  # all blocks at once
         rounds = -(-tiles // (slots // abreast))
@@ -151,8 +151,8 @@ def planned(
 
 @functools.lru_cache(maxsize=256)
 def _requests(together: int, most: int) -> float:
-    """How many pieces of ``most`` bytes have some of ``together`` bytes that lie together, on
-    average over neighbours."""
+    """Returns how many aligned chunks of ``most`` bytes are touched by ``together`` adjacent bytes,
+    on average over neighbours."""
     ends = [together * i for i in range(9)]
     return sum(-(-end // most) - start // most for start, end in itertools.pairwise(ends)) / 8
 

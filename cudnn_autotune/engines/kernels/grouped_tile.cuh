@@ -77,7 +77,7 @@ struct Tile {
 
   // The threads that copy are kDown rows of kAcross; each copies kTurns rows of the same columns.
   // kAcross is such that the warps execute the fewest instructions, about.
-  static constexpr int kPieces = chunks * (kChunkBytes / 16);  // of 16 bytes, of a pixel
+  static constexpr int kPieces = chunks * (kChunkBytes / 16);  // 16 bytes each, per pixel
   static constexpr int kCopies = X::kExtent * kPieces, kRows = images * Y::kExtent;
   __device__ static constexpr int turns(int across) {
     return (kRows + kThreads / across - 1) / (kThreads / across);

@@ -39,14 +39,14 @@ def _weights(layer: Layer) -> int:
 
 
 def _pairs(layer: Layer) -> int:
-    """Of 8-channel chunks of the column taps."""
+    """Returns the pairs of 8-channel chunks of the column taps."""
     return -(-layer.x.kernel * layer.in_chunks // 2)
 
 
 @dataclass(frozen=True)
 class _Item:
-    """What a warp computes: ``pairs`` of 8-channel chunks of column taps, for all row taps, and
-    ``n_tiles`` x 8 output channels."""
+    """The part of the gradient in a warp: ``pairs`` of 8-channel chunks of column taps, for all row
+    taps, and ``n_tiles`` x 8 output channels."""
 
     pairs: int
     n_tiles: int
@@ -81,7 +81,7 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
     products = taps * pairs * n
     rows = _rows_of(tile, products)
     in_rows = (rows - 1) * layer.y.stride + taps
-    strips = 1 if layer.is_tf32 else 2  # of an mma
+    strips = 1 if layer.is_tf32 else 2  # per mma
     steps = -(-tile.images * tile.columns // (8 * strips)) * (tile.rows // rows) * warps
     loads = 2 * pairs * in_rows + (n + 1) // 2 * rows
     if layer.is_tf32:  # each register by itself, two to round it, and one where columns may end

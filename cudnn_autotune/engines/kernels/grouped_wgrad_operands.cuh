@@ -1,4 +1,4 @@
-// What a warp of grouped_wgrad.cu, which explains it, loads for an mma and multiplies.
+// The loads of a warp for an mma, and the products; grouped_wgrad.cu explains them.
 
 using Y = Axis<false, KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
 using X = Axis<false, KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
@@ -7,12 +7,12 @@ using Gradient = Tile<Axis<false, 1, 1, 0, TILE_Y>, Axis<false, 1, 1, 0, TILE_X>
                       SLAB * kOutWidth / 8>;
 
 constexpr int kTaps = KERNEL_Y * KERNEL_X;
-constexpr int kChunks = KERNEL_X * kInChunks;  // of one row tap
+constexpr int kChunks = KERNEL_X * kInChunks;  // per row tap
 constexpr int kNParts = kOutWidth / (8 * N_TILES);
-constexpr int kMParts = WARPS / (SLAB * kNParts);  // of a block
+constexpr int kMParts = WARPS / (SLAB * kNParts);  // per block
 
 constexpr int kStripsAcross = TILE_X / 8;
-constexpr int kStrips = TILE_IMAGES * kStripsAcross;  // that begin in one row
+constexpr int kStrips = TILE_IMAGES * kStripsAcross;  // strips that begin in one row
 static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0, "strips fill a tile");
 constexpr int kZeroBytes = 256;  // at the beginning of shared memory
 constexpr int kStageBytes = Input::kBytes + Gradient::kBytes;
@@ -24,7 +24,7 @@ __device__ __forceinline__ Strip strip_of(int strip) {
   return Strip{strip / kStripsAcross, strip % kStripsAcross * 8};
 }
 
-// What a warp computes: pairs of chunks from `first_pair`, and N_TILES of the slab from
+// The sums of a warp: pairs of chunks from `first_pair`, and N_TILES of the slab from
 // `first_n_tile`, which are in `group`.
 struct Part {
   int group, first_pair, first_n_tile;
@@ -45,8 +45,8 @@ template <typename T>
 struct Operands {
   static constexpr int kStripsTogether = 2;
 
-  // Where a lane reads its rows of matrices: `place` bytes from the beginning of shared memory, and
-  // further down by `step`. What does not exist is zeros, in the same bank.
+  // The place of a lane's rows of matrices: `place` bytes from the beginning of shared memory, and
+  // further down by `step`. Rows that do not exist are zeros, in the same bank.
   struct Rows {
     int place, step;
   };
@@ -57,9 +57,8 @@ struct Operands {
   int lane, n_offset, chunk_offsets[PAIRS];
   Rows gradient, input[PAIRS];
 
-  // Of each pair of chunks the lane loads rows of that of lane / 8 % 2, of the strips that of
-  // lane / 16. Of dy it loads rows of the strip lane / 8 % 2, and of each two n tiles that of
-  // lane / 16.
+  // The lane loads rows of chunk lane / 8 % 2 of each pair, and of strip lane / 16. From dy it
+  // loads rows of strip lane / 8 % 2, and of tile lane / 16 of each two n tiles.
   __device__ __forceinline__ explicit Operands(const Part& part)
       : lane(threadIdx.x % 32), n_offset((part.first_n_tile + lane / 16) * 16) {
 #pragma unroll
@@ -111,8 +110,8 @@ struct Operands {
   }
 };
 
-// Those from one strip in TF32: of the numbers that a lane loads, pixels lane % 4 and the fourth
-// after it, channel lane / 4.
+// The operands from one strip in TF32. A lane loads the numbers of pixel lane % 4 and of the fourth
+// after it, in channel lane / 4.
 template <>
 struct Operands<float> {
   static constexpr int kStripsTogether = 1;

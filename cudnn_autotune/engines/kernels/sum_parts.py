@@ -9,10 +9,10 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 
 _ARRAYS_OF_A_THREAD = 8
-"""A thread loads so many together."""
+"""Arrays whose elements a thread loads together."""
 _MOST_PARTS = 32
 _FEWEST_WARPS = 4
-"""Of a block, if there is no more to divide."""
+"""Warps of a block, if there is no more to divide."""
 
 
 def sums_bytes(problem: ConvProblem, arrays: int) -> int:

@@ -1,6 +1,6 @@
-// What a convolution of stride 1 needs to be solved by an engine for the opposite direction: its
-// filters turned round, with input and output channels exchanged within each group, and a bias
-// added behind the engine.
+// Solves a convolution of stride 1 by an engine for the opposite direction: turns its filters
+// round, with input and output channels exchanged within each group, and adds a bias behind the
+// engine.
 //
 // ELEMENT is the tensors' type as device.cuh names it. CHANNELS_LAST says how the tensors lie.
 

@@ -42,7 +42,7 @@ _INNER: tuple[Implementation, ...] = (
     Grouped(),
     GroupedWgrad(),
 )
-"""Those whose time in channels_last on an H200, 2 x 3 us for two launches, and the bytes of the
+"""Kernels whose time in channels_last on an H200, 2 x 3 us for two launches, and the bytes of the
 tensors read and written once more at 3 TB/s are together less than the best contiguous time.
 ``depthwise`` is not among them: for its layers ``depthwise_planes`` takes less."""
 _CONTIGUOUS = DepthwiseWgradMma()

@@ -48,9 +48,9 @@ constexpr unsigned kBlockVectors = THREADS * ITEMS;
 struct Tensor {
   Element* target;
   const Element* source;
-  unsigned vectors;  // of the target
+  unsigned vectors;  // vectors of the target
   Divisor run_vectors, target_phases, target_width, target_height;
-  int images;  // of the plain tensor
+  int images;  // images of the plain tensor
   int limit_h, limit_w, offset_h, offset_w;
   Divisor stride_h, stride_w;
   int phases_h, phases_w, channels, run;
@@ -94,7 +94,7 @@ __device__ __forceinline__ Interval interval_of(const Tensor& t, unsigned run) {
     const bool exists = static_cast<int>(run) < t.images;
     return {t.source + t.image_pitch * run, 0, exists ? t.channels : 0};
   } else {
-    unsigned f = run;  // of a packed target
+    unsigned f = run;  // a run of a packed target
     unsigned x = PACK ? t.target_phases.split(f) : run;
     unsigned y = t.target_width.split(x);
     const unsigned image = t.target_height.split(y);

@@ -27,7 +27,7 @@ _MOST_ITEMS = 8
 
 @dataclass(frozen=True)
 class Packing:
-    """How the pixels of a plain tensor lie in a packed one; packing.cu defines both.
+    """The places of a plain tensor's pixels in a packed one; packing.cu defines both.
 
     Sizes are in elements. Pairs are those of height and width.
     """

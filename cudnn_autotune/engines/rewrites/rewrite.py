@@ -1,4 +1,4 @@
-"""What the rewrites share: the inner problem's engines, and the recipe around one of them."""
+"""The base of all rewrites: the inner problem's engines, and the recipe around one of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Form:
 
     inner: ConvProblem
     packings: Mapping[Buffer, Packing]
-    """Of the tensors that are not used as they are."""
+    """Packings of the tensors that are not used as they are."""
 
 
 class Rewrite(ABC):

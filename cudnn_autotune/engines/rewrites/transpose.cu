@@ -5,7 +5,7 @@
 // images. In global memory it is segments: one a row in the source, unless rows are short and no
 // whole vectors, and one a column in the target, unless the tile has whole columns. Else it is one
 // segment. Segments may begin anywhere. A slot is a vector of 16 bytes, aligned, that has elements
-// of a segment. Of those at its ends, only the segment's elements are moved, one by one.
+// of a segment. At the ends of a segment only its own elements are moved, one by one.
 //
 // In shared memory a row begins as far from a multiple of 16 bytes as it does in the source, so
 // that a slot is stored as a vector. A slot of the target is gathered, element by element. The next
@@ -32,10 +32,10 @@ struct Tensor {
   Element* target;
   const Element* source;
   int images;
-  Divisor rows, columns;                     // of the source
-  int tile_images, tile_rows, tile_columns;  // those at the ends have fewer
+  Divisor rows, columns;                     // sizes of the source
+  int tile_images, tile_rows, tile_columns;  // fewer in tiles at the ends
   Divisor tiles_down, tiles_across;
-  Divisor source_slots, target_slots;  // of a segment
+  Divisor source_slots, target_slots;  // per segment
   bool reads_rows, writes_columns;
   int pitch;  // elements between rows in shared memory
   int skew;   // bits of a row's number that are added to its place
@@ -102,7 +102,7 @@ __device__ __forceinline__ void read_tile(const Tensor& t, const Segments& from,
   }
 }
 
-// Where an element of a target's segment lies in shared memory.
+// The place in shared memory of an element of a target's segment.
 struct Place {
   int image_row, row, column;
 

@@ -24,17 +24,17 @@ _THREADS = 256
 _ITEMS = 4
 """Loads of a thread that are under way together."""
 _BLOCKS = 5
-"""Of a multiprocessor at least, by their registers."""
+"""Blocks that a multiprocessor holds at least, by their registers."""
 _VECTORS_DOWN = 8
-"""Of a tile whose columns are parts of the target's: whole lines, and as many as there are groups
-of four banks."""
+"""Vectors along a column of a tile that is part of the target's column: whole lines, and as many as
+there are groups of four banks."""
 _ODD_VECTORS_DOWN = 16
 """The same, where columns of the target are no whole vectors, so that it has few ends."""
 
 
 @dataclass(frozen=True)
 class Transposition:
-    """Of each image, a dense matrix (rows, columns) of the source becomes (columns, rows)."""
+    """A transposition of each image, from a dense matrix (rows, columns) to (columns, rows)."""
 
     source: Address
     target: Address
@@ -81,7 +81,7 @@ def transpose(transpositions: Sequence[Transposition], dtype: torch.dtype) -> Ke
 
 @dataclass(frozen=True)
 class _Tile:
-    """What a block moves: part of an image, or some whole images. Sizes are in elements."""
+    """The elements that a block moves: part of an image, or some whole images."""
 
     whole: Transposition
     vector: int

@@ -160,7 +160,7 @@ def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
         return None
     try:
         made = _converted(cls, serves_calls)
-    except TypeError as error:  # of metaclasses, and of `__init_subclass__`
+    except TypeError as error:  # raised by metaclasses and `__init_subclass__`
         raise NotConverted(f"no class can be made from {cls.__name__}: {error}") from error
     if made is None:
         if is_convolution(module):
@@ -222,7 +222,7 @@ def _derive(cls: Class) -> Class:
         namespace["forward"] = _served(cls.forward)
     if theirs is None and not calls_convolutions(cls):  # nothing to show
         namespace |= {"_get_name": cls._get_name, "extra_repr": cls.extra_repr}
-    becomes = getattr(cls, "cls_to_become", None)  # of a lazy module
+    becomes = getattr(cls, "cls_to_become", None)  # only a lazy module has it
     if becomes is not None:
         namespace["cls_to_become"] = _converted(becomes)
     bases = (Derived, cls) if theirs is None else (Derived, cls, COUNTERPARTS[theirs])

@@ -27,14 +27,14 @@ _measured: WeakKeyDictionary[nn.Module, MemoryFormatChoice] = WeakKeyDictionary(
 
 @dataclass(frozen=True)
 class Conversion:
-    """What of a model this package serves."""
+    """The convolutions of a model that this package serves, and those that it leaves."""
 
     served: dict[str, str]
     """The class of each module that this package serves, by the module's name in the model."""
     left: dict[str, str]
     """Why PyTorch serves a convolution, by the module's name in the model."""
     memory_format: MemoryFormatChoice | None
-    """What ``memory_format="auto"`` measured; None if it was not asked for, or for a copy."""
+    """Times that ``memory_format="auto"`` measured; None if it was not asked for, or for a copy."""
 
     def __str__(self) -> str:
         lines = [f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"]
@@ -129,7 +129,7 @@ def revert(model: Model) -> Model:
 
 
 def conversion(model: nn.Module) -> Conversion:
-    """What of the model this package serves now, and why it leaves the rest to PyTorch.
+    """Returns which modules this package serves now, and why it leaves the rest to PyTorch.
 
     Raises:
         TypeError: ``model`` is not a module.

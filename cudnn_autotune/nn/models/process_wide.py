@@ -17,7 +17,7 @@ from cudnn_autotune.tuning.settings import check_policy
 
 
 class Enabled:
-    """What :func:`enable` returns: a context whose end restores the state before that call."""
+    """A context, returned by :func:`enable`, whose end restores the state before that call."""
 
     def __init__(self, sampling: str | None, workspace_limit: int | None) -> None:
         if extension_available():

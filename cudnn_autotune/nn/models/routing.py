@@ -68,7 +68,7 @@ def _calls_convolutions(cls: type[Any]) -> bool:
     seen: set[Any] = set()
     while left:
         function = left.pop()
-        function = getattr(function, "__func__", function)  # of a static or class method
+        function = getattr(function, "__func__", function)  # a static or class method
         if not isinstance(function, FunctionType):
             continue
         function = inspect.unwrap(function)

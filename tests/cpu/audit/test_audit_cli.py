@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner, Result
 from recorder import record, save
 from strategies import BUILT_IN_MODES
-from subprocesses import python
+from subprocesses import evaluate_forked, python
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
@@ -131,8 +131,7 @@ def test_modes_of_the_users_own(tmp_path: Path) -> None:
         "main(['audit', '--import', 'my_mode', '--modes', 'last', '--replay', 'h200_forum', "
         f"'--json', {str(path)!r}])"
     )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
+    evaluate_forked(code)
     data = read(path)
     (pick,) = data["picks"]["last"]["1"].values()
     assert data["modes"]["last"]["picked"] == {pick["text"]: 1}

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 from made_up_plans import PROBLEM, plan_of
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
@@ -92,7 +92,7 @@ for name, body in {bodies!r}.items():
 
 @functools.cache
 def what_comes_of_builders() -> dict[str, str]:
-    lines = evaluate(BUILDERS.format(bodies=BODIES)).splitlines()
+    lines = evaluate_forked(BUILDERS.format(bodies=BODIES)).splitlines()
     return dict(line.split(": ", 1) for line in lines if ": " in line)
 
 

@@ -300,6 +300,7 @@ def test_a_gradient_is_computed_into_the_layout_of_both_operators(
     assert f"{taken[0]} = empty_strided_cpu((2, 6, 9, 8), {strides}" in codes[0]
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("first", ["cudnn_autotune", "torch._inductor.compile_fx"])
 def test_inductor_is_told_in_either_order_of_imports(first: str) -> None:
     code = (

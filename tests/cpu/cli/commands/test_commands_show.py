@@ -22,7 +22,7 @@ from stored import (
     simulation,
     succeeded,
 )
-from subprocesses import evaluate, python
+from subprocesses import evaluate_forked, python
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli import stores
@@ -356,7 +356,7 @@ def test_what_there_is_no_permission_for(tmp_path: Path) -> None:
             f"export {file} --store {sound}",
             *(f"env --store {place}" for place in (closed, file)),
         ]
-        told = evaluate(
+        told = evaluate_forked(
             f"import sys; sys.path.insert(0, {TESTS!r})"
             + PLACES.replace("COMMANDS", repr(commands))
         ).splitlines()
@@ -456,7 +456,7 @@ for mode in ("read_write", "read"):
         print(json.loads(done.stdout)["store"].get("cannot be written"))
 """
     (tmp_path / "open").mkdir()
-    assert evaluate(code).splitlines() == [
+    assert evaluate_forked(code).splitlines() == [
         *(
             f"{folder}/{Environment.of().file_name}"
             for folder in (closed, closed / "in" / "it", tmp_path / "file" / "in")

@@ -22,6 +22,7 @@ from fused_cases import FUNCTIONS
 from references import TOLERANCES, assert_close
 from subprocesses import evaluate
 from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
 from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
@@ -83,7 +84,7 @@ def input() -> Tensor:
     return torch.randn(2, 12, 9, 8)
 
 
-@pytest.mark.basic(2)
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor) -> None:
     model = Block(FUNCTIONS[activation]).eval()
@@ -106,6 +107,7 @@ def test_constant_weights_are_folded_once(block: nn.Module, input: Tensor) -> No
     assert "batch_norm" not in codes[0]
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_operands_are_in_the_layout_of_the_graph_with_one_copy_at_most(
     layout: torch.memory_format, block: nn.Module, input: Tensor
@@ -177,7 +179,7 @@ class TestFrozenWeights:
 
     CHANGES = (change_in_place, load, replace, replace_data, change_statistics, step)
 
-    @pytest.mark.basic(3)
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("change", CHANGES)
     def test_a_change_is_seen_by_the_next_call(
         self, change: Callable[[Any], None], block: nn.Module, input: Tensor
@@ -204,6 +206,7 @@ class TestFrozenWeights:
         assert caplog.text.count("it is compiled again") == 3
         assert caplog.text.count("its weights have changed more than 3 times") == 1
 
+    @pytest.mark.slow
     def test_a_graph_that_changes_its_weights_has_no_constants(self, input: Tensor) -> None:
         ours, theirs = Block(), Block()
         theirs.load_state_dict(ours.state_dict())
@@ -215,6 +218,7 @@ class TestFrozenWeights:
         assert not last().is_frozen
         assert last().note == "not compared: the graph writes into its inputs"
 
+    @pytest.mark.slow
     def test_nothing_is_folded_while_a_cuda_graph_is_captured(
         self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -235,6 +239,7 @@ class TestFrozenWeights:
             assert record.is_frozen
             assert len(ca.compilations()) == compiled_once + 1
 
+    @pytest.mark.slow
     def test_the_model_keeps_its_own(self, block: nn.Module, input: Tensor) -> None:
         parameters = dict(block.named_parameters())
         before = copy.deepcopy(block.state_dict())
@@ -259,7 +264,7 @@ class TestComparison:
         assert (last().chosen_in_captures, last().gpu_times_ms) == (last().chosen, {})
         assert caplog.text.count("chose") == 1
 
-    @pytest.mark.basic(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("loser", [0, 1, 2])
     def test_a_slow_program_is_not_chosen(
         self, loser: int, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -359,6 +364,7 @@ class TestComparison:
         assert last().note == "no cudnn_autotune: CUDA out of memory"
         assert caplog.text.count(f"runs as Inductor makes it: {last().note}") == 1
 
+    @pytest.mark.slow
     def test_where_changed_weights_cannot_be_folded_plain_inductor_runs(
         self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -479,6 +485,7 @@ class TestLayout:
         assert last().chosen == f"cudnn_autotune, {other}"
         assert (len(last().fused), last().is_frozen, last().note) == (3, False, "")
 
+    @pytest.mark.slow
     def test_outputs_of_any_dimensions_have_the_strides_of_the_model(
         self, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -504,6 +511,7 @@ class TestLayout:
             assert output.stride() == expected[name].stride(), name
         assert last().chosen == "cudnn_autotune, contiguous"
 
+    @pytest.mark.slow
     def test_a_changed_weight_is_seen(
         self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -587,6 +595,7 @@ class TestCallers:
         assert (last().mode, last().is_frozen) == ("inference", True)
         assert not output.requires_grad
 
+    @pytest.mark.slow
     def test_inference_mode(self, block: nn.Module, input: Tensor) -> None:
         model = compiled(block, compare=True, freezing=True)
         with torch.inference_mode():
@@ -594,6 +603,7 @@ class TestCallers:
                 torch.testing.assert_close(model(input), block(input))
         assert last().is_frozen or last().chosen == "inductor"
 
+    @pytest.mark.slow
     def test_dynamic_sizes(self, block: Any, input: Tensor) -> None:
         options = {**FUSED, "freezing": True}
         model = torch.compile(block, backend="cudnn_autotune", options=options, dynamic=True)
@@ -669,13 +679,8 @@ class TestOptions:
 
 
 def test_the_name_is_known_in_a_process_that_imported_the_package() -> None:
-    code = (
-        "import torch, cudnn_autotune\n"
-        "print('cudnn_autotune' in torch._dynamo.list_backends())\n"
-        "from torch._dynamo.backends.registry import lookup_backend\n"
-        "print(lookup_backend('cudnn_autotune').__module__)"
-    )
-    assert evaluate(code).split() == ["True", "cudnn_autotune.nn.backend.entry"]
+    assert "cudnn_autotune" in torch._dynamo.list_backends()
+    assert lookup_backend("cudnn_autotune").__module__ == "cudnn_autotune.nn.backend.entry"
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ def two() -> Iterator[Ranks]:
         yield ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["functional", "legacy"])
 def test_a_graph_with_a_collective_is_not_compared(two: Ranks, kind: str) -> None:
     for ran in two.run(models.compiled, kind, False, timeout_s=COMPILING_S):
@@ -36,6 +37,7 @@ def test_a_graph_with_a_collective_is_not_compared(two: Ranks, kind: str) -> Non
         }
 
 
+@pytest.mark.slow
 def test_groups_are_not_judged_by_the_clock_of_one_rank(two: Ranks) -> None:
     """All ranks have to run the same program."""
     done = two.run(models.compiled, "functional", True, timeout_s=COMPILING_S)

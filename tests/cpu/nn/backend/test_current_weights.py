@@ -101,6 +101,7 @@ def test_every_change_is_seen_by_the_next_call(options: dict[str, Any]) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_validation_between_training_steps_of_the_compiled_model() -> None:
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 4, 1))

@@ -16,7 +16,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from made_up_plans import plan_of
-from subprocesses import evaluate, python
+from subprocesses import evaluate_forked, python
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
@@ -147,7 +147,7 @@ ca.disable()
 assert table() == before, "disable() wrote it"
 print(all("aten_kernels.cpp" in text for text in before))
 """
-    assert evaluate(code) == "True"
+    assert evaluate_forked(code) == "True"
 
 
 def test_threads_convolve_while_it_is_first_enabled() -> None:
@@ -185,7 +185,7 @@ for thread in threads:
     thread.join()
 print(errors)
 """
-    assert evaluate(code) == "[]"
+    assert evaluate_forked(code) == "[]"
 
 
 def test_a_forked_process_inherits_the_state() -> None:
@@ -201,7 +201,7 @@ if child == 0:
     os._exit(ca._C.exchange_process_wide(None).sampling != "race")
 print(os.waitpid(child, 0)[1], ca._C.exchange_process_wide(None).sampling)
 """
-    assert evaluate(code) == "0 race"
+    assert evaluate_forked(code) == "0 race"
 
 
 # What is recorded: PyTorch's own operators
