@@ -34,6 +34,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 EPS = 1e-5
 
 Step = Callable[[], Any]
+Norm = Callable[..., Any]
 
 
 def parsed(shape: str) -> tuple[tuple[int, ...], bool]:
@@ -68,27 +69,31 @@ def operands(options: argparse.Namespace, shape: tuple[int, ...], adds: bool) ->
     return {**given, "grad_output": random()}
 
 
-def by_pytorch(
-    activation: str, input: Any, weight: Any, bias: Any, residual: Any | None = None
-) -> Any:
-    import torch
+def by_pytorch(activation: str) -> Norm:
+    from torch.nn.functional import batch_norm
 
     from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 
-    z = torch.nn.functional.batch_norm(input, None, None, weight, bias, training=True, eps=EPS)
-    return NORM_ACTIVATIONS[activation].forward(z if residual is None else z + residual)
+    activate = NORM_ACTIVATIONS[activation].forward
+
+    def norm(input: Any, weight: Any, bias: Any, residual: Any | None = None) -> Any:
+        z = batch_norm(input, None, None, weight, bias, training=True, eps=EPS)
+        return activate(z if residual is None else z + residual)
+
+    return norm
 
 
-def by_operators(
-    activation: str, input: Any, weight: Any, bias: Any, residual: Any | None = None
-) -> Any:
+def by_operators(activation: str) -> Norm:
     import torch
 
-    norm = torch.ops.cudnn_autotune.batch_norm_act
-    return norm(input, weight, bias, residual, activation, EPS)[0]
+    def norm(input: Any, weight: Any, bias: Any, residual: Any | None = None) -> Any:
+        operator = torch.ops.cudnn_autotune.batch_norm_act
+        return operator(input, weight, bias, residual, activation, EPS)[0]
+
+    return norm
 
 
-def step_of(function: Callable[..., Any], given: dict[str, Any]) -> Step:
+def step_of(function: Norm, given: dict[str, Any]) -> Step:
     """A forward and a backward; it returns the output and the gradients."""
     import torch
 
@@ -101,7 +106,7 @@ def step_of(function: Callable[..., Any], given: dict[str, Any]) -> Step:
     return step
 
 
-def forward_of(function: Callable[..., Any], given: dict[str, Any]) -> Step:
+def forward_of(function: Norm, given: dict[str, Any]) -> Step:
     leaves = [values for name, values in given.items() if name != "grad_output"]
     return lambda: function(*leaves)
 
@@ -139,29 +144,29 @@ def measure(options: argparse.Namespace, case: str, failures: list[str]) -> Iter
 
     shape, adds = parsed(case)
     given = operands(options, shape, adds)
+    pytorchs, ours = by_pytorch(options.activation), by_operators(options.activation)
     wide = {name: t.detach().double().requires_grad_() for name, t in given.items()}
-    exact = [t.detach() for t in step_of(partial(by_pytorch, options.activation), wide)()]
+    exact = [t.detach() for t in step_of(pytorchs, wide)()]
     del wide
     torch._dynamo.reset()
     functions = {
-        "eager": by_pytorch,
-        "compile": torch.compile(by_pytorch, dynamic=False),
-        **dict.fromkeys(FORMS, by_operators),
+        "eager": pytorchs,
+        "compile": torch.compile(pytorchs, dynamic=False),
+        **dict.fromkeys(FORMS, ours),
     }
     replays: dict[str, Step] = {}
     errors: dict[str, float] = {}
     for way in options.ways:
-        function = partial(functions[way], options.activation)
         if extension_available():
             _C.set_norm_form(FORMS.get(way, 0))
         try:
-            step = step_of(function, given)
+            step = step_of(functions[way], given)
             errors[way] = worst_error(step, exact)
             replays[way] = captured(step, options.device)
             if way in FORMS:
                 with torch.no_grad():
                     replays[f"{way}, forward"] = captured(
-                        forward_of(function, given), options.device
+                        forward_of(functions[way], given), options.device
                     )
         except Exception as error:  # the other ways still count
             replays.pop(way, None)

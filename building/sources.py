@@ -26,13 +26,11 @@ COMPILED_TOGETHER = {
         "aten_conv.cpp",
         "conv_*.cpp",
         "fallback_counts.cpp",
-        "norm_autograd.cpp",
-        "norm_cuda.cpp",
-        "norm_plan.cpp",
         "process_wide.cpp",
         "pytorch_plans.cpp",
         "settings.cpp",
     ),
+    "norms": ("norm_*.cpp",),
     "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),
     "measuring": (
         "torch_bridge.cpp",  # first: it includes Python.h

@@ -113,9 +113,11 @@ class Pointers {
   void add(const at::Tensor& tensor) {
     void* const address = tensor.defined() ? tensor.data_ptr() : nullptr;
     all_.push_back(address);
-    bits_ |= reinterpret_cast<uintptr_t>(address);
+    const bool is_vector = tensor.defined() && tensor.dim() == 1;
+    if (!is_vector) bits_ |= reinterpret_cast<uintptr_t>(address);
   }
-  // A power of two up to 16 that all addresses are multiples of.
+  // A power of two up to 16 that the addresses of all tensors are multiples of, but for vectors,
+  // whose numbers are read one by one.
   int alignment() const { return static_cast<int>((bits_ | 16) & -(bits_ | 16)); }
   c10::ArrayRef<void*> all() const { return all_; }
 

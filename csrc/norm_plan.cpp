@@ -2,10 +2,12 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/hash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <tuple>
@@ -53,13 +55,45 @@ NormPlanner& planner() {
 
 std::atomic<int> form_of_plans{0};
 
+constexpr size_t kChunk = 8192;  // counters that are allocated together
+
+// Counters that are zero, of the current device, as long as the process lives. Also while streams
+// are captured, since the memory is none of a graph's.
+uint64_t* new_counters(size_t count) {
+  struct Chunk {
+    uint64_t* next = nullptr;
+    size_t left = 0;
+  };
+  static std::mutex mutex;
+  static auto* chunks = new std::unordered_map<c10::DeviceIndex, Chunk>();
+  const std::lock_guard lock(mutex);
+  Chunk& chunk = (*chunks)[c10::cuda::current_device()];
+  if (chunk.left < count) {
+    const RelaxedCapture relaxed;
+    const size_t size = std::max(count, kChunk);
+    void* memory = nullptr;
+    cudaStream_t stream = nullptr;
+    C10_CUDA_CHECK(cudaMalloc(&memory, size * sizeof(uint64_t)));
+    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    C10_CUDA_CHECK(cudaMemsetAsync(memory, 0, size * sizeof(uint64_t), stream));
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+    C10_CUDA_CHECK(cudaStreamDestroy(stream));
+    chunk = {static_cast<uint64_t*>(memory), size};
+  }
+  uint64_t* const found = chunk.next;
+  chunk.next += count;
+  chunk.left -= count;
+  return found;
+}
+
 }  // namespace
 
 NormPlan::NormPlan(const std::vector<NormLaunch>& launches, const NormDivision& division,
-                   const NormWorkspace& workspace, bool cooperative, size_t pointers,
-                   bool takes_eps)
+                   const NormWorkspace& workspace, size_t counters, bool cooperative,
+                   size_t pointers, bool takes_eps)
     : division_(division),
       workspace_(workspace),
+      counters_(counters),
       cooperative_(cooperative),
       pointers_(pointers),
       takes_eps_(takes_eps) {
@@ -75,22 +109,26 @@ NormPlan::NormPlan(const std::vector<NormLaunch>& launches, const NormDivision& 
   }
 }
 
+uint64_t* NormPlan::counters(cudaStream_t stream) const {
+  if (is_capturing()) return new_counters(counters_);
+  const std::lock_guard lock(mutex_);
+  uint64_t*& found = counters_of_[stream];
+  if (found == nullptr) found = new_counters(counters_);
+  return found;
+}
+
 void NormPlan::launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes,
                       float eps) const {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
   const int64_t totals_at = rounded(workspace_.sums);
-  const int64_t counters_at = totals_at + rounded(workspace_.totals);
   const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(
-      static_cast<size_t>(counters_at + workspace_.counters));
+      static_cast<size_t>(totals_at + workspace_.totals));
   auto* const begin = static_cast<char*>(workspace.get());
-  if (workspace_.counters > 0) {
-    C10_CUDA_CHECK(cudaMemsetAsync(begin + counters_at, 0, workspace_.counters, stream));
-  }
   c10::SmallVector<void*, 16> pointers(tensors.begin(), tensors.end());
   pointers.push_back(begin);
   // A forward has no totals.
   if (pointers.size() + 2 == pointers_) pointers.push_back(begin + totals_at);
-  pointers.push_back(begin + counters_at);
+  pointers.push_back(counters_ == 0 ? nullptr : counters(stream));
   if (pointers.size() != pointers_) throw PlanError("a norm's kernel takes other tensors");
   std::array<int32_t, 6> numbers{sizes[0],        sizes[1],        sizes[2],
                                  division_.slabs, division_.parts, division_.tile};

@@ -7,8 +7,9 @@
 #include <array>
 #include <functional>
 #include <memory>
-#include <optional>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/cuda_driver.h"
@@ -30,9 +31,9 @@ struct NormDivision {
   int32_t slabs, parts, tile;
 };
 
-// The workspace's parts, in bytes, in their order. The counters are zero before the first launch.
+// The workspace's parts, in bytes, in their order.
 struct NormWorkspace {
-  int64_t sums, totals, counters;
+  int64_t sums, totals;
 };
 
 // Launches that are loaded for a device. To launch them takes no Python. Safe to call from several
@@ -40,10 +41,12 @@ struct NormWorkspace {
 class NormPlan {
  public:
   // Loads the kernels for the current device. `pointers` is how many tensors a kernel takes, with
-  // the parts of the workspace; `takes_eps` tells whether it takes epsilon. `cooperative` tells
-  // whether all blocks of a launch must be on the GPU together. Throws PlanError.
+  // the parts of the workspace and the counters; `takes_eps` tells whether it takes epsilon.
+  // `cooperative` tells whether all blocks of a launch must be on the GPU together. Throws
+  // PlanError.
   NormPlan(const std::vector<NormLaunch>& launches, const NormDivision& division,
-           const NormWorkspace& workspace, bool cooperative, size_t pointers, bool takes_eps);
+           const NormWorkspace& workspace, size_t counters, bool cooperative, size_t pointers,
+           bool takes_eps);
 
   // Enqueues the launches on the current stream. `tensors` are the kernels' arguments before the
   // workspace; `sizes` are the images, the channels and the product of the spatial sizes. Throws
@@ -51,6 +54,11 @@ class NormPlan {
   void launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes, float eps) const;
 
  private:
+  // The counters by which blocks of one launch meet. Each launch finds them as the one before left
+  // them, so launches that may overlap have their own: those of a stream, and each captured one.
+  // They are never freed.
+  uint64_t* counters(cudaStream_t stream) const;
+
   struct Loaded {
     LoadedKernel kernel;
     std::string name;
@@ -62,9 +70,12 @@ class NormPlan {
   std::vector<Loaded> launches_;
   NormDivision division_;
   NormWorkspace workspace_;
+  size_t counters_;
   bool cooperative_;
   size_t pointers_;
   bool takes_eps_;
+  mutable std::mutex mutex_;
+  mutable std::unordered_map<cudaStream_t, uint64_t*> counters_of_;
 };
 
 // What a plan depends on. The names are those of NormProblem in plan.py.

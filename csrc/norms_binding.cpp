@@ -21,15 +21,15 @@ using LaunchTuple = std::tuple<py::bytes, std::string, uint32_t, uint32_t, int>;
 
 std::shared_ptr<NormPlan> make_plan(const std::vector<LaunchTuple>& launches,
                                     const std::array<int32_t, 3>& division,
-                                    const std::array<int64_t, 3>& workspace, bool cooperative,
-                                    size_t pointers, bool takes_eps) {
+                                    const std::array<int64_t, 2>& workspace, size_t counters,
+                                    bool cooperative, size_t pointers, bool takes_eps) {
   std::vector<NormLaunch> all;
   for (const auto& [cubin, function, blocks, threads, shared_bytes] : launches) {
     all.push_back({std::string(cubin), function, blocks, threads, shared_bytes});
   }
   const py::gil_scoped_release without_gil;
   return std::make_shared<NormPlan>(all, NormDivision{division[0], division[1], division[2]},
-                                    NormWorkspace{workspace[0], workspace[1], workspace[2]},
+                                    NormWorkspace{workspace[0], workspace[1]}, counters,
                                     cooperative, pointers, takes_eps);
 }
 
@@ -70,7 +70,7 @@ void set_fallback(const py::function& forward, const py::function& backward) {
 void bind_norms(py::module_& m) {
   py::class_<NormPlan, std::shared_ptr<NormPlan>>(m, "NormPlan")
       .def(py::init(&make_plan), py::arg("launches"), py::arg("division"), py::arg("workspace"),
-           py::arg("cooperative"), py::arg("pointers"), py::arg("takes_eps"));
+           py::arg("counters"), py::arg("cooperative"), py::arg("pointers"), py::arg("takes_eps"));
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
   m.def("norm_form", &norm_form);

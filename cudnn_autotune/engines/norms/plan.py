@@ -49,7 +49,7 @@ class NormProblem:
     planes: bool
     """Whether the tensors are contiguous, and not in channels_last."""
     alignment: int
-    """A power of two that all addresses of tensors are multiples of, in bytes."""
+    """A power of two that the addresses of all tensors but vectors are multiples of, in bytes."""
     activation: str
     residual: bool = False
     """Whether a residual is added; of a backward, whether the derivative is computed of one."""

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from norm_cases import EPS, Norm, by_operators, by_pytorch, norm
 from references import assert_close
 from torch import Tensor
@@ -251,3 +252,42 @@ def test_bad_operands(change: dict[str, object], message: str) -> None:
         assert reason is not None
     else:
         assert unsupported(given.input, given.weight, given.bias, given.residual) is None
+
+
+def test_transforms_of_torch_func_are_refused() -> None:
+    given = norm((4, 3, 6))
+    reasons = []
+
+    def total(input: Tensor) -> Tensor:
+        reasons.append(unsupported(input, *given.operands[1:3]))
+        return ops.batch_norm_act(input, *given.operands[1:])[0].sum()
+
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(total)(given.input)
+    assert reasons == ["a transform of torch.func is active"]
+
+
+def test_forward_mode_derivatives_are_refused() -> None:
+    given = norm((4, 3, 6))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(given.input, torch.ones_like(given.input))
+        with pytest.raises(RuntimeError, match="jvp is not implemented"):
+            ops.batch_norm_act(dual, *given.operands[1:])
+
+
+def test_checkpointing_computes_it_again() -> None:
+    given = norm((4, 3, 6), residual=True)
+    gradients = []
+    for recomputes in (False, True):
+        input = given.input.detach().requires_grad_()
+
+        def block(input: Tensor) -> Tensor:
+            return ops.batch_norm_act(input, *given.operands[1:])[0].square()
+
+        if recomputes:
+            output = torch.utils.checkpoint.checkpoint(block, input, use_reentrant=False)
+        else:
+            output = block(input)
+        output.sum().backward()
+        gradients.append(input.grad)
+    assert torch.equal(*gradients)
