@@ -33,7 +33,7 @@ class Calls(TorchDispatchMode):
 
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Norms on a CPU take the way of those on a GPU. Returns how many batches took it, in a list."""
+    """Norms on a CPU take the way of those on a GPU. Returns a list with how many batches did."""
     served = [0]
     operator = batch_norms._batch_norm_act
 
