@@ -14,6 +14,19 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
 
 L4 = gpu_of("l4")
+ODD_SHAPES: tuple[tuple[Any, ...], ...] = (
+    ((1, 3, 2, 2), (8, 3, 5, 5), 1, 4),  # a kernel larger than the image
+    ((2, 3, 5, 7), (8, 3, 3, 3), 3, (6, 4)),  # padding larger than the kernel
+    ((1, 3, 9, 9), (8, 3, 3, 3), 2, (0, 1, 2, 0)),  # another padding behind
+    ((2, 3, 6, 16), (8, 3, 1, 1)),
+    ((1, 1, 7, 33), (8, 1, 1, 1)),
+    ((1, 2, 9, 21), (40, 2, 2, 5), (3, 1), (1, 0)),
+    ((1, 8, 9, 20), (16, 8, 3, 3), 2, 1),
+    ((1, 5, 9, 20), (8, 5, 2, 2), (1, 3)),
+    ((1, 3, 3, 16), (8, 3, 3, 3), 1, 0),  # one row of pixels
+    ((1, 3, 4, 300), (8, 3, 3, 3), 1, 1),  # several tiles in a row
+)
+"""Arguments of :func:`first_layer`, in any direction."""
 
 
 def first_layer(

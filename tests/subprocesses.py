@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -57,17 +59,31 @@ def fork_server() -> ForkServerContext:
 def evaluate_forked(code: str) -> str:
     """As :func:`evaluate`, in a process that has the imports of :func:`fork_server` behind it, for
     code that does not ask in which order, or with which variables, they were made."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, error = Path(folder) / "out", Path(folder) / "error"
-        process = fork_server().Process(target=_run, args=(code, out, error))
-        process.start()
-        process.join(300)
-        assert process.exitcode == 0, error.read_text() if error.exists() else "it was not begun"
-        return out.read_text().strip()
+    context = fork_server()
+    (out, to_out), (error, to_error) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(code, to_out, to_error))
+    process.start()
+    to_out.close()
+    to_error.close()
+    ending = threading.Timer(300, process.kill)
+    ending.start()
+    with ThreadPoolExecutor(2) as threads:
+        printed, complaints = threads.map(_read, (out, error))
+    process.join()
+    ending.cancel()
+    assert process.exitcode == 0, complaints
+    return printed.strip()
 
 
-def _run(code: str, out: Path, error: Path) -> None:
-    for path, stream in ((out, sys.stdout), (error, sys.stderr)):
-        with path.open("w") as file:
-            os.dup2(file.fileno(), stream.fileno())
+def _read(pipe: Connection) -> str:
+    with open(pipe.fileno(), closefd=False) as stream:
+        return stream.read()
+
+
+def _run(code: str, out: Connection, error: Connection) -> None:
+    """The streams are pipes and no files, which the code may forbid to grow."""
+    for pipe, number in ((out, 1), (error, 2)):
+        os.dup2(pipe.fileno(), number)
+        pipe.close()
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
     exec(compile(code, "<code of a test>", "exec"), {"__name__": "__main__"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from references import expected, relative_error, shapes_of, tolerance
@@ -93,6 +94,35 @@ def check(
     allowed = tolerance(problem.dtype, problem.allow_tf32, problem.activation)
     assert error <= allowed, f"{what}: relative error {error:.3g}, allowed {allowed:.3g}"
     return result
+
+
+def check_not_finite(
+    implementation: Implementation,
+    problem: ConvProblem,
+    settings: str,
+    tensors: dict[str, Tensor],
+    *,
+    gpu: Gpu = H200,
+    inside: Any = ...,
+) -> None:
+    """Asserts that the result is NaN and infinite where it must be, and right where it is finite.
+
+    Args:
+        tensors: Those of :func:`random_tensors`, some values of which are NaN or infinite.
+        inside: An index of the elements that are compared.
+    """
+    recipe = implementation.recipe(problem, settings, gpu)
+    workspace = torch.full((recipe.workspace_bytes,), _NAN_BYTE, dtype=torch.uint8)
+    run_recipe(recipe, {**tensors, "workspace": workspace})
+    result = tensors[written(problem)].double()[inside]
+    wanted = expected(problem, tensors)[inside]
+    finite = wanted.isfinite()
+    assert 0 < finite.sum() < finite.numel()
+    assert torch.equal(result.isnan(), wanted.isnan())
+    assert torch.equal(result.isposinf(), wanted.isposinf())
+    assert torch.equal(result.isneginf(), wanted.isneginf())
+    error = relative_error(result[finite], wanted[finite])
+    assert error <= tolerance(problem.dtype, problem.allow_tf32, problem.activation)
 
 
 def assert_compiles(recipe: Recipe, compute_capability: tuple[int, int]) -> None:

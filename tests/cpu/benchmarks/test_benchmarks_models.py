@@ -171,6 +171,7 @@ def request_for(modules: None, tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_what_is_ready_takes_turns_before_the_time_is_up(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +293,7 @@ def test_every_compiled_way_has_a_program_of_its_own(
         frozen.clear()
 
 
+@pytest.mark.slow
 def test_a_way_that_runs_the_code_of_another_is_named(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +325,7 @@ def test_a_way_that_fails_is_named_and_the_others_are_measured(
     assert list(parts[2]["times_ms"]) == ["eager"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_fails_is_named_and_the_others_are_measured(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

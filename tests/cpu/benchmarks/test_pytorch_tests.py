@@ -45,6 +45,7 @@ class TestAlone(NNTestCase):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_only_fails_under_enable_needs_a_reason(
     workers: int, modules: None, tmp_path: Path
@@ -108,6 +109,7 @@ def test_on_a_gpu_tests_without_cuda_are_left_out(
     assert [test for test in tests if uses_cuda(group, test)] == list(tests[:kept])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "select", "status"),
     [(TESTS, "test_of_no_such_name", 5), (f"import no_such_module\n{TESTS}", "test_passes", 2)],

@@ -465,6 +465,7 @@ for mode in ("read_write", "read"):
     ]
 
 
+@pytest.mark.slow
 def test_a_terminal_of_ascii(tmp_path: Path) -> None:
     """What it cannot show is shown by something as wide, or escaped in a name."""
     file = fill(tmp_path / "größe.json")

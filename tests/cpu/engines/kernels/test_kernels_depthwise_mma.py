@@ -7,7 +7,7 @@ import random
 import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors, written
+from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_mma import DepthwiseMma
@@ -164,15 +164,9 @@ def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last
     read[1, 4, 11, 25] = -torch.inf
     read[1, 5, 6, 6:8] = torch.tensor([torch.inf, -torch.inf])
     tensors["w"][7, 0, 1, 2] = torch.inf
-    recipe = DEPTHWISE.recipe(problem, settings(problem)[0], H200)
-    cuda_emulation.run_recipe(recipe, tensors)
-    result, right = tensors[written(problem)].double(), expected(problem, tensors)
     # Whether padding is multiplied by an infinite weight is not defined.
     inside = (slice(None), [*range(7), *range(8, 16)])
-    result, right = result[inside], right[inside]
-    assert not right.isfinite().all()
-    assert torch.equal(result.isnan(), right.isnan())
-    assert torch.equal(result.isinf() * result.sign(), right.isinf() * right.sign())
+    check_not_finite(DEPTHWISE, problem, settings(problem)[0], tensors, inside=inside)
 
 
 @pytest.mark.basic(1)

@@ -10,9 +10,8 @@ from typing import Any
 import cuda_emulation
 import pytest
 import torch
-from cuda_emulation import run_recipe
-from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors
-from first_layers import L4, assert_blocks_fit, first_layer, random_first_layer
+from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
+from first_layers import L4, ODD_SHAPES, assert_blocks_fit, first_layer, random_first_layer
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
@@ -94,17 +93,7 @@ def test_what_a_convolution_is_fused_with(options: dict[str, Any]) -> None:
 @pytest.mark.basic(4)
 @pytest.mark.parametrize(
     "of",
-    [
-        problem((1, 3, 2, 2), (8, 3, 5, 5), 1, 4),  # a kernel larger than the image
-        problem((2, 3, 5, 7), (8, 3, 3, 3), 3, (6, 4)),  # padding larger than the kernel
-        problem((1, 3, 9, 9), (8, 3, 3, 3), 2, (0, 1, 2, 0)),  # another padding behind
-        problem((2, 3, 6, 16), (8, 3, 1, 1)),
-        problem((1, 1, 7, 33), (8, 1, 1, 1)),
-        problem((1, 2, 9, 21), (40, 2, 2, 5), (3, 1), (1, 0)),
-        problem((1, 8, 9, 20), (16, 8, 3, 3), 2, 1),
-        problem((1, 5, 9, 20), (8, 5, 2, 2), (1, 3)),
-        problem((1, 3, 4, 300), (8, 3, 3, 3), 1, 1),  # several tiles in a row
-    ],
+    [problem(*shapes) for shapes in ODD_SHAPES],
     ids=lambda of: of.text,
 )
 def test_odd_shapes(of: ConvProblem) -> None:
@@ -137,14 +126,7 @@ def test_infinities_and_nans_go_where_they_belong(name: str) -> None:
     for i, (h, w) in enumerate(places):
         value = (torch.inf, torch.nan, -torch.inf, torch.inf)[i]
         x[0, i % x.shape[1], h, w] = value
-    run_recipe(KERNELS.recipe(of, first_offer(of), H200), tensors)
-    wanted = expected(of, tensors)
-    got = tensors["y"].double()
-    assert 0 < wanted.isfinite().sum() < wanted.numel()
-    assert torch.equal(got.isnan(), wanted.isnan())
-    assert torch.equal(got.isinf(), wanted.isinf())
-    finite = wanted.isfinite()
-    assert (got[finite] - wanted[finite]).norm() < 1e-2 * wanted[finite].norm()
+    check_not_finite(KERNELS, of, first_offer(of), tensors)
 
 
 def test_only_what_it_computes_is_offered() -> None:

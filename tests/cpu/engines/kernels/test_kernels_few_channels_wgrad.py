@@ -17,10 +17,10 @@ from cuda_emulation.checks import (
     assert_compiles,
     between_bands,
     check,
-    expected,
+    check_not_finite,
     random_tensors,
 )
-from first_layers import L4, assert_blocks_fit, first_layer, random_first_layer
+from first_layers import L4, ODD_SHAPES, assert_blocks_fit, first_layer, random_first_layer
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
@@ -106,17 +106,7 @@ def test_a_block_computes_many_tiles(name: str, is_reversed: bool) -> None:
 @pytest.mark.basic(4)
 @pytest.mark.parametrize(
     "of",
-    [
-        problem((1, 3, 2, 2), (8, 3, 5, 5), 1, 4),  # a kernel larger than the image
-        problem((2, 3, 5, 7), (8, 3, 3, 3), 3, (6, 4)),  # padding larger than the kernel
-        problem((1, 3, 9, 9), (8, 3, 3, 3), 2, (0, 1, 2, 0)),  # another padding behind
-        problem((2, 3, 6, 16), (8, 3, 1, 1)),
-        problem((1, 1, 7, 33), (8, 1, 1, 1)),
-        problem((1, 2, 9, 21), (40, 2, 2, 5), (3, 1), (1, 0)),
-        problem((1, 8, 9, 20), (16, 8, 3, 3), 2, 1),
-        problem((1, 3, 4, 300), (8, 3, 3, 3), 1, 1),  # several tiles in a row
-        problem((1, 3, 3, 16), (8, 3, 3, 3), 1, 0),  # one row of pixels
-    ],
+    [problem(*shapes) for shapes in ODD_SHAPES],
     ids=lambda of: of.text,
 )
 def test_odd_shapes(of: ConvProblem) -> None:
@@ -154,17 +144,7 @@ def test_infinities_and_nans_go_where_they_belong(name: str, operand: str) -> No
     for h in (0, height - 1):
         values[0, 0, h, width - 1] = torch.inf
     values[0, -1, height // 2, 1] = torch.nan
-    settings = KERNELS.offers(of, H200)[0].settings
-    recipe = KERNELS.recipe(of, settings, H200)
-    workspace = torch.empty(recipe.workspace_bytes // 4).view(torch.uint8)
-    run_recipe(recipe, {**tensors, "workspace": workspace})
-    wanted = expected(of, tensors)
-    got = tensors["w"].double()
-    finite = wanted.isfinite()
-    assert 0 < finite.sum() < finite.numel()
-    assert torch.equal(got.isnan(), wanted.isnan())
-    assert torch.equal(got.isinf(), wanted.isinf())
-    assert (got[finite] - wanted[finite]).norm() < 1e-2 * wanted[finite].norm()
+    check_not_finite(KERNELS, of, KERNELS.offers(of, H200)[0].settings, tensors)
 
 
 def test_the_order_of_a_sum_does_not_depend_on_that_of_the_blocks() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import enabling_beside_threads
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -151,41 +152,7 @@ print(all("aten_kernels.cpp" in text for text in before))
 
 
 def test_threads_convolve_while_it_is_first_enabled() -> None:
-    """Here the kernels are registered for the CPU before any thread begins, as importing the
-    package does it for CUDA."""
-    code = """
-import threading, torch
-import torch.nn.functional as F
-import cudnn_autotune as ca
-torch.set_num_threads(1)
-kernels = ca._C.AtenKernels("CPU")
-x, w = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
-expected = F.conv2d(x, w)
-stop, begun, errors, calls = threading.Event(), threading.Barrier(5), [], [0] * 4
-
-def run(index):
-    leaf = w.clone().requires_grad_()
-    begun.wait()
-    while not stop.is_set():
-        y = F.conv2d(x, leaf)
-        torch.autograd.grad(y.sum(), leaf)
-        if not torch.allclose(y, expected, atol=1e-5):
-            errors.append(index)
-        calls[index] += 1
-
-threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-for thread in threads:
-    thread.start()
-begun.wait()
-while min(calls) < 50:
-    ca.enable()
-    ca.disable()
-stop.set()
-for thread in threads:
-    thread.join()
-print(errors)
-"""
-    assert evaluate_forked(code) == "[]"
+    assert evaluate_forked(enabling_beside_threads.code("cpu", 4, 0, 50)) == "[] True"
 
 
 def test_a_forked_process_inherits_the_state() -> None:
