@@ -19,6 +19,9 @@ scales the input channels (torch 2.11).
 Weights and biases with batch norms folded into them, which a program computes at each call, are
 rounded by one operator for all, ``round_each``, which is lowered to few kernels.
 
+Batch norms that the backend ``cudnn_autotune`` found are operators with a backward of their own.
+They compute in the layout of their input.
+
 The backward of a marked convolution decomposes into this package's operators when the joint graph
 is traced, because Inductor decides by the forward. They take the input itself, so that the mark is
 not saved for the backward. Whatever computes their gradient writes it straight into the layout that
@@ -52,6 +55,7 @@ _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _conv_transpose = torch.ops.cudnn_autotune.conv_transpose.default
 _conv_dgrad = torch.ops.cudnn_autotune.conv_dgrad.default
 _conv_wgrad = torch.ops.cudnn_autotune.conv_wgrad.default
+_NORM_OPERANDS = ("grad_output", "grad_output_2", "input", "output", "residual")
 
 
 def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
@@ -238,8 +242,27 @@ def _register(conv: Any) -> None:
         )
         return (input, weight, bias, residual, *others), {}
 
+    def lay_out_norm(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
+        """Puts the operands of a batch norm, or of its backward, that have the shape of its input
+        into the layout of that."""
+        names = [argument.name for argument in node.target._schema.arguments]
+        input = node.args[names.index("input")].meta["val"]
+        memory_format = torch._prims_common.suggest_memory_format(input)
+        if V.graph.layout_opt and input.dim() == 4 and input.dtype != torch.float64:
+            memory_format = torch.channels_last  # that of the convolution before it
+        order = _stride_order(input.dim(), memory_format)
+        laid_out = [
+            in_order(node.args[i], value, order)
+            if value is not None and name in _NORM_OPERANDS
+            else value
+            for i, (name, value) in enumerate(zip(names, operands, strict=False))
+        ]
+        return tuple(laid_out), {}
+
     operators = torch.ops.cudnn_autotune
     lowering.make_fallback(operators.conv_fused.default, lay_out_fused, warn=False)
+    for operator in (operators.batch_norm_act, operators.batch_norm_act_backward):
+        lowering.make_fallback(operator.default, lay_out_norm, warn=False)
     for operator in (_conv_fprop, _conv_dgrad, _conv_wgrad):
         lowering.make_fallback(operator, lay_out, warn=False)
     lowering.add_needs_realized_inputs(_mark_input)

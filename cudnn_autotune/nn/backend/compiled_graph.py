@@ -17,6 +17,7 @@ from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, compare
 from cudnn_autotune.nn.backend.graphs import OTHER_LAYOUT, copied, weights_of
 from cudnn_autotune.nn.backend.groups import GroupReport
 from cudnn_autotune.nn.backend.judging import JUDGES
+from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.backend.programs import (
     Options,
     Program,
@@ -42,6 +43,8 @@ class Compilation:
     """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
     groups: list[GroupReport] = field(default_factory=list)
     """Convolutions of an inference graph, in its order."""
+    norms: list[NormReport] = field(default_factory=list)
+    """Batch norms in training mode of a training graph, in its order."""
     is_frozen: bool = False
     """Whether weights are constants of the program, with batch norms folded into convolutions."""
     times_ms: dict[str, float] = field(default_factory=dict)

@@ -24,8 +24,7 @@ from cudnn_autotune.nn.backend.compiled_graph import (
     CompiledGraph,
     is_capturing,
 )
-from cudnn_autotune.nn.backend.graphs import with_our_convolutions
-from cudnn_autotune.nn.backend.programs import Options, compile_plain
+from cudnn_autotune.nn.backend.programs import Options, compile_plain, compile_training
 from cudnn_autotune.nn.models.routing import COUNTERPARTS
 
 NAME = "cudnn_autotune"
@@ -79,8 +78,11 @@ def backend(
                 "convert(model, memory_format='auto', example_input=...) before it is compiled"
             )
             _log.warning("%s", record.note)
-        ours = with_our_convolutions(graph, settings.sampling, settings.workspace_limit)
-        return compile_plain(ours, example_inputs, settings.inductor)
+        run, norms = compile_training(
+            graph, example_inputs, settings, with_norms=settings.norms != "never"
+        )
+        record.norms = [norm.report("it was asked for") for norm in norms]
+        return run
     # Dynamo copies the attributes of what it is given, and so would keep all first programs.
     return CompiledGraph(graph, example_inputs, settings, record).__call__
 
@@ -93,7 +95,9 @@ def _why_plain(
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     if not targets & {mark, mark.default, *COUNTERPARTS}:
         return "the graph has no convolution"
-    if settings.fuse != "always" and not any(tensor.is_cuda for tensor in tensors):
+    if "always" not in (settings.fuse, settings.norms) and not any(
+        tensor.is_cuda for tensor in tensors
+    ):
         return "no tensor is on a CUDA device"
     if not needs_gradient and is_capturing():
         return "it was compiled while a CUDA graph was captured"

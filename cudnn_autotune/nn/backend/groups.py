@@ -276,12 +276,13 @@ def _residual_addition(convolution: Node) -> tuple[Node, Node] | None:
     is_same = (
         isinstance(other, Tensor)
         and (other.dtype, other.device) == (ours.dtype, ours.device)
-        and _is_same_shape(other.shape, ours.shape)
+        and is_same_shape(other.shape, ours.shape)
     )
     return (addition, others[0]) if is_same else None
 
 
-def _is_same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def is_same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Returns whether two shapes are the same whatever symbolic sizes stand for."""
     # Importing this takes half a second, and most programs compile nothing.
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 

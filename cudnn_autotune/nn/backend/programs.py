@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,7 @@ from cudnn_autotune.nn.backend.graphs import (
 )
 from cudnn_autotune.nn.backend.groups import GroupReport, find_groups
 from cudnn_autotune.nn.backend.judging import JUDGES, Judge, Measured, fuse_judged, never
+from cudnn_autotune.nn.backend.norms import Norm, find_norms, fold_gradient_sums, serve_norms
 from cudnn_autotune.nn.fake import conv_memory_format
 from cudnn_autotune.tuning.settings import check_policy
 
@@ -40,6 +41,7 @@ class Options:
     freezing: bool = False
     compare: bool = True
     fuse: str = "measure"
+    norms: str = "measure"
     memory_format: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     """Options of Inductor, among them those that ``mode`` stands for."""
@@ -76,7 +78,12 @@ class Options:
         for name in ("freezing", "compare"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"options[{name!r}] must be True or False, got {value!r}")
-        for name, allowed in (("fuse", tuple(JUDGES)), ("memory_format", (None, "auto"))):
+        values: dict[str, tuple[str | None, ...]] = {
+            "fuse": tuple(JUDGES),
+            "norms": ("measure", "always", "never"),
+            "memory_format": (None, "auto"),
+        }
+        for name, allowed in values.items():
             if (value := getattr(self, name)) not in allowed:
                 text = ", ".join(map(repr, allowed))
                 raise ValueError(f"options[{name!r}] must be one of {text}, got {value!r}")
@@ -172,6 +179,51 @@ def compile_fused(
     )
 
 
+def compile_training(
+    graph: GraphModule, inputs: Sequence[Any], options: Options, *, with_norms: bool
+) -> tuple[Run, list[Norm]]:
+    """Compiles a graph that needs gradients, which stays what it is, with this package's
+    convolutions.
+
+    Args:
+        with_norms: whether batch norms become this package's operators as well.
+
+    Returns:
+        The program, and the batch norms in training mode that were found; none are looked for
+        without ``with_norms``.
+    """
+    ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
+    if not with_norms:
+        return compile_plain(ours, inputs, options.inductor), []
+    norms = find_norms(ours.graph)
+    if not any(norm.obstacle is None for norm in norms):
+        return compile_plain(ours, inputs, options.inductor), norms
+    serve_norms(ours.graph, norms)
+    ours.graph.lint()
+    ours.recompile()
+    with _tagged():
+        return compile_plain(ours, inputs, options.inductor, _compile_with_norms), norms
+
+
+def _compile_with_norms(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+    """Compiles the graph of a forward or a backward that has norms by Inductor."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    fold_gradient_sums(graph.graph)
+    graph.recompile()
+    with _tagged():
+        return compile_fx_inner(graph, inputs, **arguments)
+
+
+def _tagged() -> AbstractContextManager[None]:
+    """Makes the keys of Inductor's caches those of this package's version. Another one may lower
+    its operators in another way."""
+    tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
+    patched: AbstractContextManager[None]
+    patched = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    return patched
+
+
 class _FusingCompiler:
     """Inductor's compiler of inference graphs, which fuses groups before.
 
@@ -214,10 +266,7 @@ class _FusingCompiler:
         graph.graph.lint()
         graph.recompile()
         with ExitStack() as stack:
-            # Another version of this package may lower the operator in another way.
-            tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
-            tagged = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
-            stack.enter_context(tagged)
+            stack.enter_context(_tagged())
             if hasattr(config, "combo_kernel_allow_mixed_sizes"):
                 # Weights of all sizes are folded by one kernel.
                 stack.enter_context(config.patch(combo_kernel_allow_mixed_sizes=2))
