@@ -261,8 +261,8 @@ def _register(conv: Any) -> None:
 
     operators = torch.ops.cudnn_autotune
     lowering.make_fallback(operators.conv_fused.default, lay_out_fused, warn=False)
-    for operator in (operators.batch_norm_act, operators.batch_norm_act_backward):
-        lowering.make_fallback(operator.default, lay_out_norm, warn=False)
+    for norm in (operators.batch_norm_act, operators.batch_norm_act_backward):
+        lowering.make_fallback(norm.default, lay_out_norm, warn=False)
     for operator in (_conv_fprop, _conv_dgrad, _conv_wgrad):
         lowering.make_fallback(operator, lay_out, warn=False)
     lowering.add_needs_realized_inputs(_mark_input)

@@ -355,7 +355,7 @@ def is_among_ranks() -> bool:
 
 
 def communicates(graph: GraphModule) -> bool:
-    """Returns whether a graph of ATen operators, or one that is nested in it, has a collective
+    """Returns whether a graph of operators, or one that is nested in it, has a collective
     operation.
 
     Among ranks, an operator that is neither PyTorch's nor this package's counts as one, because
@@ -364,7 +364,15 @@ def communicates(graph: GraphModule) -> bool:
     graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
     # An operator with an effect is an argument of `with_effects`.
     targets = [target for g in graphs for node in g.nodes for target in (node.target, *node.args)]
-    namespaces = {t.namespace for t in targets if isinstance(t, torch._ops.OpOverload)}
+    packets = (
+        target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+        for target in targets
+    )
+    namespaces = {
+        packet._qualified_op_name.partition("::")[0]
+        for packet in packets
+        if isinstance(packet, torch._ops.OpOverloadPacket)
+    }
     if is_among_ranks() and namespaces - _LOCAL:
         return True
     return bool(namespaces & _COMMUNICATING)

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_REFREEZINGS = 3
 # So often a comparison is put off, because results of the caller's step are in use.
-_MOST_DEFERRALS = 10
+MOST_DEFERRALS = 10
 
 
 @dataclass
@@ -179,7 +179,7 @@ class CompiledGraph:
     def _defer(self) -> None:
         """Gives the comparison up in the end: the programs hold memory."""
         self._deferrals += 1
-        if self._deferrals == _MOST_DEFERRALS:
+        if self._deferrals == MOST_DEFERRALS:
             self._contenders = {}
             self._record.note = "not compared: each call is within a step of Inductor's CUDA graphs"
             _log.info("a compiled graph was %s", self._record.note)

@@ -24,7 +24,8 @@ from cudnn_autotune.nn.backend.compiled_graph import (
     CompiledGraph,
     is_capturing,
 )
-from cudnn_autotune.nn.backend.programs import Options, compile_plain, compile_training
+from cudnn_autotune.nn.backend.programs import Options, compile_plain
+from cudnn_autotune.nn.backend.training_graph import TrainingGraph
 from cudnn_autotune.nn.models.routing import COUNTERPARTS
 
 NAME = "cudnn_autotune"
@@ -54,10 +55,11 @@ def backend(
         mode: one of ``torch.compile``'s.
         options: ``sampling`` and ``workspace_limit`` of the convolutions, as a layer takes them;
             ``freezing`` (False): whether weights become constants where no gradient is needed, for
-            a model whose weights do not change any more; ``fuse``: ``"measure"``, ``"always"`` or
-            ``"never"``; ``compare`` (True): whether to time the program against plain Inductor's at
-            the first call, and to keep the faster one; ``memory_format``: ``"auto"`` compares a
-            program in the other layout too. All others are Inductor's.
+            a model whose weights do not change any more; ``fuse``, for groups, and ``norms``, for
+            batch norms in training: ``"measure"``, ``"always"`` or ``"never"``; ``compare`` (True):
+            whether to time the program against plain Inductor's at the first call, and to keep the
+            faster one; ``memory_format``: ``"auto"`` compares a program in the other layout too.
+            All others are Inductor's.
 
     Raises:
         ValueError: an option is unknown, or its value not allowed.
@@ -78,11 +80,7 @@ def backend(
                 "convert(model, memory_format='auto', example_input=...) before it is compiled"
             )
             _log.warning("%s", record.note)
-        run, norms = compile_training(
-            graph, example_inputs, settings, with_norms=settings.norms != "never"
-        )
-        record.norms = [norm.report("it was asked for") for norm in norms]
-        return run
+        return TrainingGraph(graph, example_inputs, settings, record).__call__
     # Dynamo copies the attributes of what it is given, and so would keep all first programs.
     return CompiledGraph(graph, example_inputs, settings, record).__call__
 

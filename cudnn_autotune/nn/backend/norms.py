@@ -72,6 +72,10 @@ _ACTIVATIONS: Mapping[Any, tuple[str, Sequence[str]]] = {
     "sigmoid_": ("sigmoid", ()),
 }
 
+# Methods of Python that write into their first operand, as functions of `operator` do.
+_IN_PLACE = "add and concat floordiv lshift matmul mod mul or pow rshift sub truediv xor"
+_WRITING = {"__setitem__", "__delitem__", *(f"__i{name}__" for name in _IN_PLACE.split())}
+
 _PLAIN = (FakeTensor, Tensor, nn.Parameter)
 
 
@@ -81,7 +85,8 @@ class NormReport:
 
     text: str
     """Computation in words: ``norm + residual + relu``."""
-    input_shape: tuple[int | torch.SymInt, ...]
+    input_shape: tuple[int, ...]
+    """Shape at the first call; -1 stands for a size that depends on data."""
     is_served: bool
     reason: str
 
@@ -124,11 +129,12 @@ class Norm:
         mean, variance = self.arguments["running_mean"], self.arguments["running_var"]
         return None if mean is None else (mean, variance)
 
-    def report(self, reason: str) -> NormReport:
-        shape = tuple(_value(self.arguments["input"]).shape)
-        if self.obstacle is not None:
-            return NormReport(self.text, shape, False, self.obstacle)
-        return NormReport(self.text, shape, True, reason)
+    def report(self) -> NormReport:
+        """Returns what is known before it is decided on. Without an obstacle there is no reason."""
+        sizes = _value(self.arguments["input"]).shape
+        known = (size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes)
+        shape = tuple(-1 if size is None else int(size) for size in known)
+        return NormReport(self.text, shape, False, self.obstacle or "")
 
 
 def find_norms(graph: Graph) -> list[Norm]:
@@ -197,6 +203,8 @@ def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str |
         return "it computes with tensors of a class with rules of its own"
     if not all(isinstance(arguments[name], (int, float)) for name in ("momentum", "eps")):
         return "its momentum or epsilon is computed"
+    if x.dtype == torch.float64:
+        return "it is in torch.float64"
     if (reason := unsupported(x, weight, bias)) is not None:
         return reason
     if running == [None, None]:
@@ -273,38 +281,50 @@ def _is_whole(norm: Norm) -> bool:
         node = node.next
         if not node.op.startswith("call") or node in norm.nodes:
             continue
-        if _value(node) is None or (_writes(node) and not memory.isdisjoint(_read(node))):
+        if _value(node) is None or not memory.isdisjoint(_written(node)):
             return False
     return True
 
 
-def _read(node: Node) -> set[int]:
-    """Returns the memory that the operands of a node lie in."""
-    return {storage for operand in node.all_input_nodes for storage in _storages(operand)}
+def _written(node: Node) -> set[int]:
+    """Returns the memory that a call may write into, that of running statistics aside."""
+    return {storage for operand in _written_operands(node) for storage in _storages(operand)}
 
 
-def _writes(node: Node) -> bool:
-    """Returns whether a call may write into its operands, running statistics aside."""
-    target = node.target
+def _written_operands(node: Node) -> Sequence[Node]:
+    """Returns the operands that a call may write into; all of them if it is not known which."""
+    target, operands = node.target, node.all_input_nodes
+    if not node.op.startswith("call") or target in _PARAMETERS:
+        return ()
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
-    if target in _PARAMETERS:
-        return False
-    name = target if isinstance(target, str) else getattr(target, "__name__", "_")
-    if name.startswith("__"):  # of a method of Python's
-        return name.startswith("__i") or name == "__setitem__"
-    if getattr(target, "__module__", "") == "_operator":
-        return (hasattr(operator, f"__{name}__") and name.startswith("i")) or name == "setitem"
-    if name.endswith("_") or "out" in node.kwargs:
-        return True
+        return operands if target._schema.is_mutable else ()
+    is_operator = getattr(target, "__module__", "") == "_operator"
+    if isinstance(target, str) or is_operator:
+        name = target if isinstance(target, str) else f"__{target.__name__}__"
+        is_in_place = name.endswith("_") and not name.endswith("__")
+        return operands[:1] if is_in_place or name in _WRITING else ()
+    if "out" in node.kwargs:
+        return operands
     if isinstance(target, FunctionType):
         try:
             given = inspect.signature(target).bind(*node.args, **node.kwargs).arguments
         except TypeError:
-            return True
-        return bool(given.get("inplace"))
-    # Whatever else Dynamo puts into a graph, PyTorch's own functions in C++ excepted.
-    return not isinstance(target, (str, BuiltinFunctionType, MethodDescriptorType))
+            return operands
+        return operands[:1] if given.get("inplace") else ()
+    # What else Dynamo puts into a graph are functions in C, and operators with graphs of their own.
+    is_function = isinstance(target, (BuiltinFunctionType, MethodDescriptorType))
+    return () if is_function and not target.__name__.endswith("_") else operands
+
+
+def written_inputs(graph: Graph) -> set[Node]:
+    """Returns the inputs of a graph of Dynamo that a call in it may write into, running statistics
+    of batch norms aside."""
+    written = {storage for node in graph.nodes for storage in _written(node)}
+    return {
+        node
+        for node in graph.find_nodes(op="placeholder")
+        if not written.isdisjoint(_storages(node))
+    }
 
 
 def _begins_transform(node: Node) -> bool:

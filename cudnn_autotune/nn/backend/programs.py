@@ -27,7 +27,7 @@ from cudnn_autotune.nn.backend.graphs import (
 )
 from cudnn_autotune.nn.backend.groups import GroupReport, find_groups
 from cudnn_autotune.nn.backend.judging import JUDGES, Judge, Measured, fuse_judged, never
-from cudnn_autotune.nn.backend.norms import Norm, find_norms, fold_gradient_sums, serve_norms
+from cudnn_autotune.nn.backend.norms import find_norms, fold_gradient_sums, serve_norms
 from cudnn_autotune.nn.fake import conv_memory_format
 from cudnn_autotune.tuning.settings import check_policy
 
@@ -181,28 +181,21 @@ def compile_fused(
 
 def compile_training(
     graph: GraphModule, inputs: Sequence[Any], options: Options, *, with_norms: bool
-) -> tuple[Run, list[Norm]]:
+) -> Run:
     """Compiles a graph that needs gradients, which stays what it is, with this package's
     convolutions.
 
     Args:
         with_norms: whether batch norms become this package's operators as well.
-
-    Returns:
-        The program, and the batch norms in training mode that were found; none are looked for
-        without ``with_norms``.
     """
     ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
     if not with_norms:
-        return compile_plain(ours, inputs, options.inductor), []
-    norms = find_norms(ours.graph)
-    if not any(norm.obstacle is None for norm in norms):
-        return compile_plain(ours, inputs, options.inductor), norms
-    serve_norms(ours.graph, norms)
+        return compile_plain(ours, inputs, options.inductor)
+    serve_norms(ours.graph, find_norms(ours.graph))
     ours.graph.lint()
     ours.recompile()
     with _tagged():
-        return compile_plain(ours, inputs, options.inductor, _compile_with_norms), norms
+        return compile_plain(ours, inputs, options.inductor, _compile_with_norms)
 
 
 def _compile_with_norms(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
