@@ -176,7 +176,12 @@ def _arguments(node: Node) -> dict[str, Any]:
     """Returns the arguments of a batch norm, by parameter, with the defaults."""
     given = dict(zip(_PARAMETERS[node.target], node.args, strict=False))
     names = ("running_mean", "running_var", "weight", "bias")
-    return {**dict.fromkeys(names), **_DEFAULTS, **given, **node.kwargs}
+    arguments = {**dict.fromkeys(names), **_DEFAULTS, **given, **node.kwargs}
+    for name in ("momentum", "eps"):
+        if isinstance(value := arguments[name], Node) and isinstance(_value(value), torch.SymFloat):
+            # With dynamic sizes numbers are symbolic too. The graph is compiled for this one.
+            arguments[name] = float(_value(value))
+    return arguments
 
 
 def _value(node: Node) -> Any:
