@@ -232,13 +232,14 @@ def find_groups(
         claimed.update(nodes)
         in_order = tuple(sorted(nodes, key=order.__getitem__))
         # Other groups before this one in the graph are not its users.
-        is_stored = any(user in claimed or not _reads_in_place(user) for user in tail.users)
+        is_stored = any(user in claimed or not reads_in_place(user) for user in tail.users)
         group = Group(node, tail, in_order, residual, activation, is_stored, channels_last)
         found.append(group)
     return found[::-1]
 
 
-def _reads_in_place(user: Node) -> bool:
+def reads_in_place(user: Node) -> bool:
+    """Returns whether Inductor computes a node in the kernel of what it reads."""
     operator = user.target
     return isinstance(operator, torch._ops.OpOverload) and (
         torch.Tag.pointwise in operator.tags or str(operator) in _READ_IN_PLACE

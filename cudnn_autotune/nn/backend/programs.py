@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.backend.comparison import Run, communicates
@@ -27,7 +27,12 @@ from cudnn_autotune.nn.backend.graphs import (
 )
 from cudnn_autotune.nn.backend.groups import GroupReport, find_groups
 from cudnn_autotune.nn.backend.judging import JUDGES, Judge, Measured, fuse_judged, never
-from cudnn_autotune.nn.backend.norms import find_norms, fold_gradient_sums, serve_norms
+from cudnn_autotune.nn.backend.norms import (
+    find_norms,
+    fold_gradient_sums,
+    recompute_outputs,
+    serve_norms,
+)
 from cudnn_autotune.nn.fake import conv_memory_format
 from cudnn_autotune.tuning.settings import check_policy
 
@@ -194,8 +199,37 @@ def compile_training(
     serve_norms(ours.graph, find_norms(ours.graph))
     ours.graph.lint()
     ours.recompile()
+    patches = {**options.inductor, "joint_custom_pre_pass": _joint_pass(options.inductor)}
     with _tagged():
-        return compile_plain(ours, inputs, options.inductor, _compile_with_norms)
+        return compile_plain(ours, inputs, patches, _compile_with_norms)
+
+
+def _joint_pass(patches: Mapping[str, Any]) -> Any:
+    """Returns the pass over the joint graph of forward and backward, which takes the place of the
+    user's, and calls those.
+
+    Args:
+        patches: of Inductor's configuration.
+    """
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.decomposition import select_decomp_table
+
+    given = patches.get("joint_custom_pre_pass", config.joint_custom_pre_pass)
+    before = list(given) if isinstance(given, (list, tuple)) else [given] if given else []
+
+    class JointPass(CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            for one in before:
+                one(graph)
+            recompute_outputs(graph, select_decomp_table())
+
+        def uuid(self) -> Any:
+            """The key by which Inductor caches; None if one of the user's has none."""
+            keys = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in before]
+            return None if None in keys else ("cudnn_autotune", version(), *keys)
+
+    return JointPass()
 
 
 def _compile_with_norms(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
