@@ -13,9 +13,10 @@ ours        convert: `cudnn_autotune.convert` in eager, convert_last and convert
             channels_last and with `memory_format="auto"`, convert_engines: without what computes
             convolutions beside cuDNN's engines, convert_race, convert_online and
             convert_sustained: by these modes, online after 500 steps or when it has decided;
-            backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_frozen:
-            with frozen weights, backend_compare: in the faster of the first and Inductor's,
-            backend_auto: in the other layout too;
+            backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_no_norms:
+            with PyTorch's batch norms in training, backend_frozen: with frozen weights,
+            backend_compare: in the faster of the first and Inductor's (in training, of the first
+            and backend_no_norms), backend_auto: in the other layout too;
             compile_ours: `torch.compile` of a converted model
 
 PyTorch keeps what `cudnn.benchmark` found for as long as a process lives, so each of its modes has

@@ -119,6 +119,10 @@ WAYS = {
     "convert_auto": Way("convert, layout auto", "convert", "auto"),
     "fuse": Way("fuse", "fuse", trains=False),  # in older records
     "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),
+    "backend_no_norms": Way(
+        "backend, PyTorch's norms",
+        compile=_BACKEND | {"options": {"compare": False, "norms": "never"}},
+    ),
     "backend_frozen": Way(
         "backend, frozen",
         compile=_BACKEND | {"options": {"compare": False, "freezing": True}},
