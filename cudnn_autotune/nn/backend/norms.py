@@ -179,7 +179,7 @@ def _arguments(node: Node) -> dict[str, Any]:
     arguments = {**dict.fromkeys(names), **_DEFAULTS, **given, **node.kwargs}
     for name in ("momentum", "eps"):
         if isinstance(value := arguments[name], Node) and isinstance(_value(value), torch.SymFloat):
-            # With dynamic sizes numbers are symbolic too. The graph is compiled for this one.
+            # Numbers are symbolic where sizes are dynamic. The graph is compiled for this one.
             arguments[name] = float(_value(value))
     return arguments
 
@@ -316,7 +316,7 @@ def _written_operands(node: Node) -> Sequence[Node]:
         except TypeError:
             return operands
         return operands[:1] if given.get("inplace") else ()
-    # What else Dynamo puts into a graph are functions in C, and operators with graphs of their own.
+    # Dynamo also puts functions in C into a graph, and operators with graphs of their own.
     is_function = isinstance(target, (BuiltinFunctionType, MethodDescriptorType))
     return () if is_function and not target.__name__.endswith("_") else operands
 
