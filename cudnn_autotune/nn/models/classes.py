@@ -25,7 +25,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from cudnn_autotune.nn import modules
+from cudnn_autotune.nn import batch_norms, modules
 from cudnn_autotune.nn.functional import enter_policy, leave_policy
 from cudnn_autotune.nn.models.routing import Marking, calls_convolutions, codes
 from cudnn_autotune.nn.modules import WithPolicy
@@ -38,7 +38,11 @@ COUNTERPARTS: dict[Class, Class] = {
     for name in (*_NAMES, *(f"Lazy{name}" for name in _NAMES))
 }
 """PyTorch's classes, and ours."""
-_ORIGINALS = {ours: theirs for theirs, ours in COUNTERPARTS.items()}
+NORMS: dict[Class, Class] = {
+    getattr(nn, name): getattr(batch_norms, name) for name in (f"BatchNorm{d}d" for d in (1, 2, 3))
+}
+"""PyTorch's classes of batch norms, and ours."""
+_ORIGINALS = {ours: theirs for theirs, ours in (COUNTERPARTS | NORMS).items()}
 _DERIVED: dict[Class, Class] = {}
 _METHODS = ("forward", "_conv_forward")
 POLICY = ("sampling", "workspace_limit")
@@ -72,12 +76,15 @@ def new_converted(original: Class, *args: Any) -> nn.Module:
 
 
 def is_ours(module: nn.Module) -> bool:
-    """Whether this package serves the module's convolution."""
-    return isinstance(module, WithPolicy)
+    """Whether this package serves the module's convolution, or its batch norm."""
+    return isinstance(module, (WithPolicy, batch_norms.ServedNorm))
 
 
 def has_convolution(module: nn.Module) -> bool:
-    """Whether one of our modules is a convolution, or its forward can be seen to call one."""
+    """Whether one of our modules is a convolution or a batch norm, or its forward can be seen to
+    call a convolution."""
+    if isinstance(module, batch_norms.ServedNorm):
+        return True
     original = original_class(type(module))
     return is_convolution(module) or original is None or calls_convolutions(original)
 

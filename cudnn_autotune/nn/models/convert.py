@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cudnn_autotune.nn.models import classes
 from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.models.memory_format import MemoryFormatChoice
-from cudnn_autotune.nn.modules import check_model
+from cudnn_autotune.nn.modules import WithPolicy, check_model
 from cudnn_autotune.tuning.settings import check_policy
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -51,6 +51,7 @@ def convert(
     *,
     memory_format: torch.memory_format | Literal["auto"] | None = None,
     example_input: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+    norms: bool = False,
 ) -> Model:
     """Makes every convolution of a model run the engine that a search chose for its shape.
 
@@ -72,12 +73,15 @@ def convert(
             the faster, and keeps it contiguous if its outputs differ: see docs/models.md.
         example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
             or a dict of keyword arguments, in the layout in which the model will get them.
+        norms: whether ``torch.nn.BatchNorm1d`` to ``BatchNorm3d`` train by this package's operators
+            on a GPU, which have no second derivative: see docs/norms.md.
 
     Returns:
         The same model. If it has nothing to convert, a UserWarning says so.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``example_input`` none of the above.
+        TypeError: ``model`` is not a module, ``norms`` no bool, or ``example_input`` none of the
+            above.
         ValueError: the model is compiled by torch.jit; the mode is unknown or the limit negative;
             ``memory_format`` is none of the above, comes without ``example_input``, or the model is
             wrapped for several GPUs already.
@@ -86,10 +90,14 @@ def convert(
     """
     _check_model(model)
     check_policy(sampling, workspace_limit)
+    if not isinstance(norms, bool):
+        raise TypeError(f"norms must be True or False, got {norms!r}")
     arguments = layouts.check_arguments(memory_format, example_input)
     kept = _settings_kept(model, sampling, workspace_limit)
     with _undone_on_error(model):
         _swap(model, sampling, workspace_limit)
+        if norms:
+            _swap_norms(model)
         if memory_format == "auto":
             _measured[model] = layouts.choose(model, *arguments)
         elif memory_format is not None:
@@ -165,7 +173,7 @@ def _settings_kept(
     """The warning that modules which are served already keep other settings; None if none does."""
     given = {"sampling": sampling, "workspace_limit": workspace_limit}
     asked = {name: value for name, value in given.items() if value is not None}
-    served = [module for module in model.modules() if classes.is_ours(module)]
+    served = [module for module in model.modules() if isinstance(module, WithPolicy)]
     kept = [
         {name: getattr(module, name) for name in asked}
         for module in served
@@ -195,6 +203,12 @@ def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None) -
             continue
         if made is not None:
             _set_class(module, made, policy)
+
+
+def _swap_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if type(module) in classes.NORMS and "forward" not in vars(module):
+            _set_class(module, classes.NORMS[type(module)], {})
 
 
 def _set_class(module: nn.Module, cls: type[nn.Module], policy: dict[str, Any]) -> None:
