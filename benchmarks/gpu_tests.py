@@ -63,14 +63,16 @@ def tables(data: dict[str, Any]) -> list[Any]:
 def main() -> int:
     p = arguments.parser(__doc__, has_dry_run=False)
     junit.add_options(p)
-    p.add_argument("--tests", default="tests/gpu", help="which tests (%(default)s)")
+    p.add_argument(
+        "--tests", nargs="+", default=["tests/gpu"], help="folders or files (%(default)s)"
+    )
     options = p.parse_args()
     arguments.check_gpu(__file__)
     with Record("gpu_tests", options) as record:
         codes: list[int] = []
         tests: list[junit.Test] = []
         for marked, workers in (("not alone", options.workers), ("alone", 1)):
-            command = [options.tests, "--durations=10", "-m", marked]
+            command = [*options.tests, "--durations=10", "-m", marked]
             one = argparse.Namespace(**vars(options) | {"workers": workers})
             code, found = junit.run(command, one, cwd=ROOT)
             codes.append(code)

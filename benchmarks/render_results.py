@@ -133,13 +133,16 @@ def section(record: Path) -> Path:
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first of the records, with the lists of results of all. A case that several have measured
-    has the rows of the last."""
+    """The first of the records, with the results of all. What several have, such as a case of
+    ``rows``, is that of the last."""
     results = dict(parts[0]["results"]) if "results" in parts[0] else None
     if results is None or len(parts) == 1:
         return parts[0]
     for part in parts[1:]:
         for name, found in part["results"].items():
+            if isinstance(found, dict):
+                results[name] = {**results.get(name, {}), **found}
+                continue
             if not isinstance(found, list):
                 results[name] = found
                 continue
