@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Limits, Selection, Strategy, Timer
@@ -40,4 +39,4 @@ class _Engines:
 
 
 def _without_implementations(candidates: Sequence[Candidate]) -> list[Candidate]:
-    return [c for c in candidates if not registry.is_text(c.text)]
+    return [c for c in candidates if not c.id.is_implementation]

@@ -13,14 +13,11 @@ import torch
 
 from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines import devices, registry
+from cudnn_autotune.engines import devices
+from cudnn_autotune.engines.candidate_id import UNFUSED, CandidateId, identify, parse
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 
 HEURISTIC_MODES = ("A", "B", "FALLBACK")
-
-UNFUSED = "unfused:"
-"""The beginning of the text of an engine config of the convolution alone, for a problem with a bias
-(csrc/core/engine_config.h)."""
 
 # The knobs that name a config's tile or kernel.
 _FAMILY_KNOBS = ("TILE_SIZE", "KERNEL_CFG")
@@ -62,9 +59,14 @@ class Candidate:
         return HEURISTIC_MODES.index(mode) if mode in HEURISTIC_MODES else behind, self.rank
 
     @property
+    def id(self) -> CandidateId:
+        """The parts of the text."""
+        return identify(self.text)
+
+    @property
     def is_unfused(self) -> bool:
         """Whether a kernel of PyTorch's adds the bias behind the engine."""
-        return self.text.startswith(UNFUSED)
+        return self.id.kind == "unfused"
 
     @property
     def engine_name(self) -> str:
@@ -274,9 +276,10 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
     check_problem(problem)
     check_engine_text(engine_text)
     extension = require_cuda_build()
-    if registry.is_text(engine_text):
-        registry.parse(engine_text)
-    elif extension.is_engine(engine_text):
+    named = identify(engine_text)
+    if named.is_implementation:
+        parse(engine_text)
+    elif named.is_engine:
         extension.parse_engine_text(engine_text)
     return open_search(problem, device).build(engine_text)
 

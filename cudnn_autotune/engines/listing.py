@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.candidate_id import identify, parse
 from cudnn_autotune.engines.configs import (
     ATEN,
     Candidate,
@@ -73,7 +73,7 @@ def named(text: str, rank: int = 0) -> Candidate:
     for known in (ATEN, MATMUL):
         if text == known.text:
             return known
-    if registry.is_text(text):
-        registry.parse(text)
+    if identify(text).is_implementation:
+        parse(text)
         return Candidate(None, {}, 0, (), (), text, "", rank)
     return Candidate(*parse_engine_text(text), 0, (), (), text, "", rank)

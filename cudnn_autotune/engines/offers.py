@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from cudnn_autotune.engines import devices, registry
+from cudnn_autotune.engines.candidate_id import check_settings, of_implementation, parse
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index
 from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Recipe
-from cudnn_autotune.engines.registry import ImplementationError, Named
+from cudnn_autotune.engines.registry import ImplementationError
 
 _log = logging.getLogger(__name__)
 _FIRST_RANK = 20_000
@@ -94,7 +95,7 @@ def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
         ValueError: ``text`` does not parse.
     """
     try:
-        implementation = registry.get(registry.parse(text))
+        implementation = registry.get(parse(text))
     except ImplementationError:
         return []
     found = _candidates(implementation, problem, gpu, problem, None)
@@ -106,7 +107,7 @@ def _offered(implementation: Implementation, problem: ConvProblem, gpu: Gpu) -> 
     try:
         offers = list(implementation.offers(problem, gpu))
         for offer in offers:
-            registry.check_settings(offer.settings)
+            check_settings(offer.settings)
     except Exception as error:
         asked = f"{implementation.name}@{implementation.version}"
         if asked not in _reported:
@@ -144,6 +145,7 @@ def _candidates(
     workspace_limit: int | None,
 ) -> Iterator[Candidate]:
     """Yields what an implementation offers and :func:`is_allowed` allows for ``asked``."""
+    named = of_implementation(implementation.name, implementation.version)
     for rank, offer in enumerate(_offered(implementation, problem, gpu), _FIRST_RANK):
         if is_allowed(offer, asked, workspace_limit):
             yield Candidate(
@@ -152,7 +154,7 @@ def _candidates(
                 workspace_bytes=offer.workspace_bytes,
                 numerical_notes=offer.numerical_notes,
                 behavior_notes=offer.behavior_notes,
-                text=Named(implementation.name, implementation.version, offer.settings).text,
+                text=named._replace(settings=offer.settings).text,
                 heuristic_mode="",
                 rank=rank,
             )
@@ -166,7 +168,7 @@ def described(text: str, problem: ConvProblem, gpu: Gpu) -> Offer:
         ImplementationError: the implementation is not registered, or in another version, or does
             not offer these settings for the problem.
     """
-    named = registry.parse(text)
+    named = parse(text)
     for offer in _offered(registry.get(named), problem, gpu):
         if offer.settings == named.settings:
             return offer
@@ -182,7 +184,7 @@ def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
         ImplementationError: the implementation is not registered, or in another version, or fails
             to build.
     """
-    named = registry.parse(text)
+    named = parse(text)
     try:
         return registry.get(named).recipe(problem, named.settings, gpu)
     except Exception as error:  # a user's code

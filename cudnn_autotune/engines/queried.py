@@ -11,12 +11,12 @@ from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.configs import ATEN, HEURISTIC_MODES, Candidate, described, query
+from cudnn_autotune.engines.candidate_id import identify
+from cudnn_autotune.engines.configs import HEURISTIC_MODES, Candidate, described, query
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
+from cudnn_autotune.engines.unlisted import other_kernels, without_cudnn
 
 Tensors = tuple[Tensor, ...]
 """The forward's input, weight and output, and then the bias and the residual of a fused problem
@@ -52,8 +52,7 @@ class QueriedCandidates:
         gpu: Gpu | None = None,
     ) -> None:
         self.problem = problem
-        own_paths = (ATEN.text, MATMUL.text)
-        self._nearby = [c.text for c in chosen_nearby if c.text not in own_paths]
+        self._nearby = [c.text for c in chosen_nearby if not c.id.is_own_path]
         self._operands = operands
         if gpu is None and operands and operands[0].is_cuda:
             gpu = gpu_of(operands[0].device)
@@ -116,9 +115,9 @@ class QueriedCandidates:
         return list({c.text: c for c in found if c is not None}.values())
 
     def _unlisted(self, text: str) -> Candidate | None:
-        if registry.is_text(text):
-            name = text.partition(":")[0]
-            alike = [c for c in self._without_cudnn() if c.engine_name == name]
+        named = identify(text)
+        if named.is_implementation:
+            alike = [c for c in self._without_cudnn() if c.id[:3] == named[:3]]
             return next((c for c in alike if c.text == text), alike[0] if alike else None)
         return self._describe(text)
 

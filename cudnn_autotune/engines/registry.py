@@ -1,25 +1,13 @@
-"""The implementations of this process by name, and the texts of their candidates.
-
-A candidate's text is ``name@version`` or ``name@version:settings``.
-"""
+"""The implementations of this process by name."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines.candidate_id import CandidateId, check_name, check_version, identify
 from cudnn_autotune.engines.implementations import Implementation
-
-_MOST = 200
-"""Most characters of a version, and of settings."""
-_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}", re.ASCII)
-_VERSION = re.compile(rf"[!-9;-?A-~]{{1,{_MOST}}}")  # printable ASCII but blanks, ':' and '@'
-_SETTINGS = re.compile(rf"[!-~]{{0,{_MOST}}}")
-# The beginnings of the texts of other candidates.
-_RESERVED = re.compile(r"aten|matmul|unfused|eng[0-9]*")
 
 _lock = ForkSafeLock()
 _implementations: dict[str, Implementation] = {}
@@ -28,73 +16,6 @@ _load_first: Callable[[], Iterable[Implementation]] | None = None
 
 class ImplementationError(RuntimeError):
     """An implementation is not here, in this version or with these settings, or does not build."""
-
-
-class Named(NamedTuple):
-    """The parts of the text of a candidate."""
-
-    name: str
-    version: str
-    settings: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.name}@{self.version}" + (f":{self.settings}" if self.settings else "")
-
-
-def is_text(text: str) -> bool:
-    """Whether the text of a candidate names an implementation; no engine's text has an ``@``."""
-    return "@" in text
-
-
-def parse(text: str) -> Named:
-    """Parses the text of an implementation's candidate.
-
-    Raises:
-        ValueError: ``text`` is none.
-    """
-    name, _, rest = text.partition("@")
-    version, colon, settings = rest.partition(":")
-    named = Named(name, version, settings)
-    try:
-        check_name(name)
-        check_version(version)
-        check_settings(settings)
-        if colon and not settings:
-            raise ValueError("settings must not be empty behind a ':'")
-    except ValueError as error:
-        raise ValueError(f"{shown(text)} is not name@version[:settings]: {error}") from None
-    return named
-
-
-def check_name(name: object) -> str:
-    """Returns the name of an implementation; raises ValueError if it is not allowed."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
-        raise ValueError(
-            "name must be an identifier in lower case of at most 64 characters, and not 'aten', "
-            f"'matmul', 'unfused' or 'eng' with a number, got {shown(name)}"
-        )
-    return name
-
-
-def check_version(version: object) -> str:
-    """Returns the version of an implementation; raises ValueError if it is not allowed."""
-    if not isinstance(version, str) or not _VERSION.fullmatch(version):
-        raise ValueError(
-            f"version must be a text of 1 to {_MOST} printable ASCII characters without blanks, "
-            f"':' and '@', got {shown(version)}"
-        )
-    return version
-
-
-def check_settings(settings: object) -> str:
-    """Returns the settings of an offer; raises ValueError if they are not allowed."""
-    if not isinstance(settings, str) or not _SETTINGS.fullmatch(settings):
-        raise ValueError(
-            f"settings must be a text of at most {_MOST} printable ASCII characters without "
-            f"blanks, got {shown(settings)}"
-        )
-    return settings
 
 
 def register(implementation: Implementation) -> None:
@@ -157,7 +78,7 @@ def find(name: str) -> Implementation | None:
         return _implementations.get(name)
 
 
-def get(named: Named) -> Implementation:
+def get(named: CandidateId) -> Implementation:
     """Returns the implementation of a candidate.
 
     Raises:
@@ -174,6 +95,7 @@ def get(named: Named) -> Implementation:
 
 
 def is_absent(text: str) -> bool:
-    """Whether a candidate is of an implementation that this process does not have in any version,
-    such as one of another application."""
-    return is_text(text) and find(text.partition("@")[0]) is None
+    """Returns whether a candidate is of an implementation that this process does not have in any
+    version, such as one of another application."""
+    named = identify(text)
+    return named.is_implementation and find(named.name) is None

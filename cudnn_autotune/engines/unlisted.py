@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate, engine_text
+from cudnn_autotune.engines.candidate_id import UNFUSED
+from cudnn_autotune.engines.configs import ATEN, Candidate, engine_text
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import offers_of
 from cudnn_autotune.engines.problem import ConvProblem
@@ -124,7 +124,7 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
         or max(problem.dilation) > 1
     ):
         return False
-    return any(registry.is_text(c.text) and not is_users(c.text) for c in candidates)
+    return any(c.id.is_implementation and not is_users(c.text) for c in candidates)
 
 
 def _known(found: Mapping[tuple[int, int], _KnownT], cudnn_version: int) -> _KnownT | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.candidate_id import check_name, check_settings, check_version, identify
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import PythonLaunch, Recipe
@@ -45,8 +46,8 @@ class UserImplementation:
     behavior_notes: Sequence[str] = BEHAVIOR_NOTES
 
     def __post_init__(self) -> None:
-        registry.check_name(self.name)
-        registry.check_version(self.version)
+        check_name(self.name)
+        check_version(self.version)
         for argument in ("supports", "build"):
             _check_callable(argument, getattr(self, argument))
         if self.workspace is not None:
@@ -97,8 +98,8 @@ class UserImplementation:
 
 
 def is_users(text: str) -> bool:
-    """Whether the text of a candidate names an implementation of a user's that is registered."""
-    return isinstance(registry.find(text.partition("@")[0]), UserImplementation)
+    """Returns whether the text of a candidate names a registered implementation of a user's."""
+    return isinstance(registry.find(identify(text).name), UserImplementation)
 
 
 def _check_callable(argument: str, value: object) -> None:
@@ -109,7 +110,7 @@ def _check_callable(argument: str, value: object) -> None:
 def _settings(given: Any) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(f"settings must be a sequence of texts, got {shown(given)}")
-    return tuple(registry.check_settings(one) for one in given)
+    return tuple(check_settings(one) for one in given)
 
 
 def _notes(argument: str, given: Any, allowed: Sequence[str]) -> tuple[str, ...]:

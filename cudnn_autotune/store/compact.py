@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.json_node import MOST, Node
-from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate
+from cudnn_autotune.engines.candidate_id import config_of
+from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import rerank
@@ -47,9 +45,6 @@ left out. The engine and its knobs default to those that the text names."""
 _DEFAULTS: tuple[Any, ...] = (None, None, None, None, "", "", None, None)
 _OMITTED_BYTES = 24
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_ENGINE = re.compile(
-    rf"(?:{UNFUSED})?" r"eng(\d{1,18})(?::(\w+=-?\d{1,18}(?:,\w+=-?\d{1,18})*))?", re.ASCII
-)
 
 
 def encode(decision: Decision, most_bytes: int) -> str:
@@ -142,7 +137,7 @@ def _by_importance(decision: Decision) -> Iterator[Measurement]:
         yield own
         if own.runs in by_text:
             yield by_text[own.runs]
-    yield from [e for e in selection.ranking if not registry.is_text(e.candidate.text)][:1]
+    yield from [e for e in selection.ranking if not e.candidate.id.is_implementation][:1]
     tied = list(selection.evidence.tied)
     for limit, deterministic in _tighter(selection, chosen):
         wrong = dict(decision.rejected)
@@ -177,7 +172,7 @@ def _row(entry: Measurement) -> list[Any]:
         *map(_rounded, times),
         *(entry.eliminated, entry.runs),
     ]
-    if _parsed(candidate.text) != (candidate.engine, candidate.knobs):
+    if config_of(candidate.text) != (candidate.engine, candidate.knobs):
         return [*row, candidate.engine, dict(candidate.knobs)]
     while row[-1] in (None, ""):
         row.pop()
@@ -195,7 +190,7 @@ def _timed(row: Sequence[Any]) -> Measurement:
     text, workspace_bytes, mode, rank, numerical, behavior, samples, *times = full[:11]
     eliminated, runs, engine, knobs = full[11:]
     if knobs is None:
-        engine, knobs = _parsed(_text(text, "text"))
+        engine, knobs = config_of(_text(text, "text"))
     else:
         named = Node(knobs, "knobs").object()
         knobs = {name: value.integer(-(2**63)) for name, value in named.items()}
@@ -213,16 +208,6 @@ def _timed(row: Sequence[Any]) -> Measurement:
     samples, eliminated = _count(samples, "samples"), _text(eliminated, "eliminated")
     alone = (low_ms, high_ms, sustained_ms)
     return Measurement(candidate, time_ms, samples, *alone, eliminated, _text(runs, "runs"))
-
-
-@lru_cache(maxsize=4096)
-def _parsed(text: str) -> tuple[int | None, Mapping[str, int]]:
-    """Returns the engine and the knobs that an engine text names."""
-    match = _ENGINE.fullmatch(text)
-    if match is None:
-        return None, {}
-    knobs = (knob.split("=") for knob in match[2].split(",")) if match[2] else ()
-    return int(match[1]), {name: int(value) for name, value in knobs}
 
 
 # Each of these begins with the common case, which takes no node: a decision has a hundred values.

@@ -12,7 +12,6 @@ from dataclasses import replace
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
 
 
@@ -84,7 +83,7 @@ def restricted_to(
 def varies(candidate: Candidate) -> bool:
     """Returns whether the candidate's output may differ in its bits from run to run."""
     # cuBLAS promises bitwise equal results only under conditions that are not checked here.
-    return "NONDETERMINISTIC" in candidate.numerical_notes or candidate.text == MATMUL.text
+    return "NONDETERMINISTIC" in candidate.numerical_notes or candidate.id.kind == "matmul"
 
 
 def _fastest(entries: Sequence[Measurement], evidence: Evidence) -> dict[Candidate, float]:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.guard_bands import GuardedMemory
+from cudnn_autotune.engines.candidate_id import of_implementation
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json
 from cudnn_autotune.engines.recipe_plan import recipe_plan
-from cudnn_autotune.engines.registry import Named
 from cudnn_autotune.engines.user_implementation import UserImplementation
 from cudnn_autotune.timers.measuring import WRITTEN, operands
 from cudnn_autotune.tuning.checking import relative_error, tolerance
@@ -102,7 +102,7 @@ def harm_of(
 ) -> str:
     """Runs an implementation on copies of ``data`` between guard bands, and returns what it does
     wrong; empty if nothing."""
-    text = Named(implementation.name, implementation.version, settings).text
+    text = of_implementation(implementation.name, implementation.version, settings).text
     recipe, device = implementation.built(problem, settings), data[0].device
     plan = recipe_plan(problem, text, recipe, device.index or 0)
     memories = [GuardedMemory.like(tensor) for tensor in data]

@@ -27,9 +27,10 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.candidate_id import of_implementation, parse
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_to_json
-from cudnn_autotune.engines.registry import ImplementationError, Named
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import ISOLATED, UserImplementation
 from cudnn_autotune.store import checked_outputs
 
@@ -97,7 +98,7 @@ def check(text: str, problem: ConvProblem, device: int | str) -> None:
     Raises:
         ImplementationError: it must not run in this process; the message says why.
     """
-    named = registry.parse(text)
+    named = parse(text)
     implementation = registry.get(named)
     if not isinstance(implementation, UserImplementation):
         return
@@ -238,7 +239,8 @@ class _Version:
         return checked_outputs.error_of(_KEY, self._text(settings), self._device) is not None
 
     def _text(self, settings: str) -> str:
-        return Named(self._implementation.name, self._implementation.version, settings).text
+        one = self._implementation
+        return of_implementation(one.name, one.version, settings).text
 
 
 def run_elsewhere(

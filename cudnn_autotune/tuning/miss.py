@@ -29,7 +29,6 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.strategy import Limits, Shortlist, Strategy, traits_of
 from cudnn_autotune.store import Decision
@@ -395,7 +394,7 @@ def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
     is_cudnns_first = bool(winner.heuristic_mode) and (winner.is_unfused or not problem.is_fused)
     n = problem.spatial_dims
     is_symmetric = problem.padding[:n] == problem.padding[n:]
-    is_own_path = winner.text in (ATEN.text, MATMUL.text)
+    is_own_path = winner.id.is_own_path
     is_pytorchs = (is_own_path or is_cudnns_first) and is_symmetric
     return selection.total_samples > 0 or not is_pytorchs
 

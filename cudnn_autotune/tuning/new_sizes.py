@@ -19,7 +19,6 @@ from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store import settings as store_settings
@@ -94,7 +93,7 @@ def _measured_by(choice: Choice) -> _Measured:
     for entry in choice.selection.ranking:
         candidate = entry.candidate
         if entry.time_ms and candidate.text not in wrong:
-            name = candidate.engine_name if registry.is_text(candidate.text) else candidate.text
+            name = candidate.engine_name if candidate.id.is_implementation else candidate.text
             candidates.setdefault(name, candidate)
             times.setdefault(name, entry.time_ms)
     chosen_ms = next(iter(times.values()), 1.0)

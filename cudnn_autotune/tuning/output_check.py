@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.guard_bands import GuardedMemory, are_touched
-from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.timers.measuring import WRITTEN, telling_operands
@@ -187,10 +187,10 @@ def _compared(text: str, plan: _C.Plan, tensors: Tensors, compared: Compared) ->
         result = GuardedMemory.like(tensors[place])
         workspace = GuardedMemory(plan.workspace_bytes, tensors[place].device)
     except torch.OutOfMemoryError:
-        if registry.is_text(text):
+        if identify(text).is_implementation:
             raise
         # PyTorch's own path writes nothing but what it allocates.
-        compared = replace(compared, is_guarded=not _C.is_engine(text))
+        compared = replace(compared, is_guarded=not identify(text).is_engine)
         found = comparison(problem, partial(_run, problem, plan, tensors), *tensors, seed=seed)
         whole = None if found is None else torch.cat([found, found.new_zeros(1)])
         return Verdict(whole, compared=compared)
@@ -217,7 +217,7 @@ def refusal(problem: ConvProblem, tensors: Tensors) -> Callable[[str, _C.Plan], 
     which raises OutOfMemoryError where there is no memory for that."""
 
     def why(text: str, plan: _C.Plan) -> str:
-        if not registry.is_text(text):
+        if not identify(text).is_implementation:
             return ""
         verdict = examined(problem, text, plan, tensors)
         if not verdict.is_compared:

@@ -8,11 +8,11 @@ from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.core.json_node import Node
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.configs import ATEN, build_plan
+from cudnn_autotune.engines.candidate_id import identify, parse
+from cudnn_autotune.engines.configs import build_plan, check_engine_text
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.engines.registry import ImplementationError
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.tuning import choice_log
 
 _lock = ForkSafeLock()
@@ -37,18 +37,19 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
         PlanError: it does not exist for the problem, or does not build.
     """
     check_problem(problem)
-    if isinstance(engine_text, str):
-        Node(engine_text, "engine_text").text()
-    if engine_text == MATMUL.text:
+    check_engine_text(engine_text)
+    Node(engine_text, "engine_text").text()
+    kind = identify(engine_text).kind
+    if kind == "matmul":
         if not require_cuda_build().is_matmul(problem.native()):
             raise ValueError(
                 f"engine_text: {engine_text!r} computes 1x1 convolutions only, of half types in "
                 f"channels_last, stride 1, without padding, groups or determinism; got "
                 f"{problem.text}"
             )
-    elif engine_text != ATEN.text:
+    elif kind != "aten":
         named(engine_text)
-        if registry.is_text(engine_text):
+        if kind == "implementation":
             _check_registered(engine_text)
         if torch.cuda.is_available():
             build_plan(problem, engine_text)
@@ -59,7 +60,7 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
 
 def _check_registered(engine_text: str) -> None:
     try:
-        registry.get(registry.parse(engine_text))
+        registry.get(parse(engine_text))
     except ImplementationError as error:
         raise ValueError(f"engine_text: {error}") from None
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from cudnn_autotune.core.background import COMPILING, BackgroundThreads
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store import Decision, Layered
 from cudnn_autotune.store import settings as store_settings
@@ -59,7 +60,7 @@ def _read_around(known: Choice) -> None:
         around = reader.around(known.decision)
     chosen = [(d.problem, d.chosen.candidate.text) for d in around if d.chosen]
     # Of implementations it is kernels that are kept, and not plans.
-    start([(problem, text) for problem, text in chosen if _C.is_engine(text)], known.device)
+    start([(problem, text) for problem, text in chosen if identify(text).is_engine], known.device)
 
 
 def start(

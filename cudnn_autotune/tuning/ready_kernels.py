@@ -16,13 +16,14 @@ from contextlib import suppress
 
 from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.candidate_id import parse
 from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import alike, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import is_users
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def ready(
         Candidates in the order of ``nearby``, kernels of the package with settings for ``problem``.
     """
     for candidate in nearby:
-        if registry.is_text(candidate.text) and not is_users(candidate.text):
+        if candidate.id.is_implementation and not is_users(candidate.text):
             gpu = device if isinstance(device, Gpu) else gpu_of(device)
             found = _ready_setting(candidate.text, problem, gpu)
             if found is not None:
@@ -61,7 +62,7 @@ def ready(
 def _ready_setting(text: str, problem: ConvProblem, gpu: Gpu) -> Candidate | None:
     """Returns a candidate of the implementation that a text names, and has the one that is expected
     to be the fastest compiled if it is another one."""
-    if registry.parse(text).settings.startswith("eng"):
+    if parse(text).is_rewrite:
         return None  # a rewrite, whose engine would have to be built
     best: list[Kernel] | None = None
     found: Candidate | None = None
@@ -70,7 +71,7 @@ def _ready_setting(text: str, problem: ConvProblem, gpu: Gpu) -> Candidate | Non
             return candidate
         try:
             kernels = recipe_of(candidate.text, problem, gpu).kernels
-        except registry.ImplementationError as error:
+        except ImplementationError as error:
             _log.info("%s: %s", problem.text, str(error))
             continue
         if kernels is None:

@@ -17,7 +17,8 @@ import torch
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import MOST
-from cudnn_autotune.engines import offers, registry
+from cudnn_autotune.engines import offers
+from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.engines.selection import Measurement
@@ -221,13 +222,13 @@ def built(
     is_pinned = known.origin == "pinned"
     build = partial(_C.build_plan, native, text, known.device)
     with _verifying(known):
-        if _C.is_engine(text):  # the text decides: what else is remembered of it may be wrong
+        if identify(text).is_engine:  # the text decides: what else is remembered of it may be wrong
             search = open_search()
             here, build = search.describe(text), partial(search.build, text)
             notes = here.numerical_notes
             if not is_pinned and not _C.is_allowed(here, native, workspace_limit):
                 raise UnfitError(NOT_ALLOWED, _needs(here.workspace_bytes, notes))
-        elif registry.is_text(text) and not is_pinned:
+        elif identify(text).is_implementation and not is_pinned:
             problem, gpu = ConvProblem.from_native(native), offers.gpu_of(known.device)
             offer = offers.described(text, problem, gpu)
             notes = list(offer.numerical_notes)

@@ -14,13 +14,13 @@ from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.wording import count, milliseconds, say, size
 from cudnn_autotune.core.extension import require_cuda_build
+from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.configs import Candidate, build_plan, cuda_index
 from cudnn_autotune.engines.listing import candidates, named
 from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import EngineLaunch, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.engines.registry import is_text
 from cudnn_autotune.nn.expert import measure
 from cudnn_autotune.timers.measuring import telling_operands
 from cudnn_autotune.tuning.checking import tolerance
@@ -73,7 +73,7 @@ def check(gpu: str | None, given: str | None, **layer: Any) -> None:
                 is_fine, found = report(problem, text)
             except RuntimeError as failure:
                 # Engines that cuDNN lists and cannot build are not rare, and nobody's fault.
-                is_fine = given is None and not is_text(text)
+                is_fine = given is None and not identify(text).is_implementation
                 found = f"fails: {failure}"
             at_fault += not is_fine
             say(f"  {text}: {found}")
@@ -101,7 +101,7 @@ def _texts(problem: ConvProblem, device: str, given: str | None) -> Sequence[str
 
 def _names(candidate: Candidate) -> tuple[str, str, str]:
     """The text of a candidate, and the names that it begins with."""
-    return candidate.text, candidate.engine_name, candidate.engine_name.partition("@")[0]
+    return candidate.text, candidate.engine_name, candidate.id.name
 
 
 def _run(problem: ConvProblem, text: str) -> tuple[bool, str]:
@@ -124,7 +124,7 @@ def _builder(device: str) -> Report:
     """Returns the function that builds what can be built for a GPU that is not here."""
 
     def build(problem: ConvProblem, text: str) -> tuple[bool, str]:
-        if is_text(text):
+        if identify(text).is_implementation:
             gpu = gpu_of(device)
             described(text, problem, gpu)
             recipe = recipe_of(text, problem, gpu)

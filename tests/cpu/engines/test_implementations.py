@@ -24,12 +24,13 @@ from cudnn_autotune.cli.filters import Filter
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines import queried as queried_module
 from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.candidate_id import CandidateId, of_implementation, parse
 from cudnn_autotune.engines.configs import ATEN, build_plan, open_search, query
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.queried import QueriedCandidates
-from cudnn_autotune.engines.registry import ImplementationError, Named, parse
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.auto import Shortlist
@@ -54,15 +55,15 @@ def texts(candidates: Sequence[ca.expert.Candidate]) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("depthwise@3f9a1c", Named("depthwise", "3f9a1c", "")),
-        ("depthwise@3f9a1c:ROWS=4", Named("depthwise", "3f9a1c", "ROWS=4")),
+        ("depthwise@3f9a1c", of_implementation("depthwise", "3f9a1c", "")),
+        ("depthwise@3f9a1c:ROWS=4", of_implementation("depthwise", "3f9a1c", "ROWS=4")),
         # Settings may themselves be the text of an engine, or of another implementation.
-        ("padded@1.0-rc+2:C=32:eng67:A=3", Named("padded", "1.0-rc+2", "C=32:eng67:A=3")),
-        ("two@2:one@1:A=1", Named("two", "2", "one@1:A=1")),
-        ("_@~", Named("_", "~", "")),
+        ("padded@1.0+2:C=32:eng67:A=3", of_implementation("padded", "1.0+2", "C=32:eng67:A=3")),
+        ("two@2:one@1:A=1", of_implementation("two", "2", "one@1:A=1")),
+        ("_@~", of_implementation("_", "~", "")),
     ],
 )  # fmt: skip
-def test_a_text_names_an_implementation(text: str, expected: Named) -> None:
+def test_a_text_names_an_implementation(text: str, expected: CandidateId) -> None:
     assert parse(text) == expected
     assert expected.text == text
     found = named(text, 7)

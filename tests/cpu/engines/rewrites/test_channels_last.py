@@ -14,9 +14,9 @@ from cuda_emulation.checks import H200, are_bands_whole, assert_compiles, betwee
 from random_problems import KINDS, random_problem
 
 from cudnn_autotune.engines.built_in import BUILT_IN
+from cudnn_autotune.engines.candidate_id import of_implementation, parse
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.engines.registry import Named, parse
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
 from cudnn_autotune.engines.rewrites.transpose import Transposition, transpose
 
@@ -265,8 +265,8 @@ def test_offers_are_few_and_their_texts_lead_back() -> None:
         offers = RELAYOUT.offers(problem, H200)
         assert 1 <= len(offers) <= 3
         for offer in offers:
-            text = Named(RELAYOUT.name, RELAYOUT.version, offer.settings).text
-            assert parse(text) == (RELAYOUT.name, RELAYOUT.version, offer.settings)
+            text = of_implementation(RELAYOUT.name, RELAYOUT.version, offer.settings).text
+            assert parse(text)[1:] == (RELAYOUT.name, RELAYOUT.version, offer.settings)
             recipe = RELAYOUT.recipe(problem, offer.settings, H200)
             assert 0 < recipe.workspace_bytes == offer.workspace_bytes
     with pytest.raises(ValueError, match="settings"):
@@ -297,7 +297,7 @@ def test_settings_of_real_layers_are_short_enough() -> None:
     for problem in layers:
         assert offers_of(problem)
         for settings in offers_of(problem):
-            assert parse(Named(RELAYOUT.name, RELAYOUT.version, settings).text)
+            assert parse(of_implementation(RELAYOUT.name, RELAYOUT.version, settings).text)
 
 
 def test_every_kind_of_random_problem_that_has_kernels_is_reached() -> None:

@@ -21,11 +21,11 @@ from cuda_emulation.checks import (
 from random_problems import KINDS, random_problem
 from torch import Tensor
 
+from cudnn_autotune.engines.candidate_id import of_implementation, parse
 from cudnn_autotune.engines.listing import candidates
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, EngineLaunch, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.engines.registry import Named, parse
 from cudnn_autotune.engines.rewrites import inner_engines
 from cudnn_autotune.engines.rewrites.division import divisor
 from cudnn_autotune.engines.rewrites.inner_engines import MOST_OFFERS
@@ -456,7 +456,7 @@ def test_offers_are_few_and_their_texts_lead_back() -> None:
         offers = rewrite.offers(problem, H200)
         assert 1 <= len(offers) <= MOST_OFFERS
         for offer in offers:
-            named = parse(Named(rewrite.name, rewrite.version, offer.settings).text)
+            named = parse(of_implementation(rewrite.name, rewrite.version, offer.settings).text)
             recipe = rewrite.recipe(problem, named.settings, H200)
             assert 0 < recipe.workspace_bytes <= offer.workspace_bytes
             assert {"TENSOR_CORE", "RUNTIME_COMPILATION"} <= {
