@@ -61,7 +61,7 @@ else:
     )
     from cudnn_autotune.nn.prefetch import Prefetched, prefetch
     from cudnn_autotune.nn.tune import tune
-    from cudnn_autotune.store import Store, kept_kernels, kept_plans
+    from cudnn_autotune.store import Store, kept_plans
     from cudnn_autotune.store import settings as store_settings
     from cudnn_autotune.store.settings import get_store, set_store
     from cudnn_autotune.tuning import settings
@@ -104,7 +104,7 @@ else:
         _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)
         _C.set_capture_miss_handler(serving.during_capture)
         _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
-        compiled_kernels.keep_kernels(kept_kernels.find, kept_kernels.keep)
+        compiled_kernels.keep_kernels(kept_plans.find_kernel, kept_plans.keep_kernel)
     else:
         PlanError = CudnnError = RuntimeError
 

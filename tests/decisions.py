@@ -12,7 +12,7 @@ import torch
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Environment, Provenance, entry
+from cudnn_autotune.store import Decision, Environment, Policy, Provenance, codec
 
 H200 = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
 L4 = Environment("NVIDIA L4", 58, "8.9", "", "9.19.0", "1.28.0")
@@ -85,11 +85,11 @@ def decision(size: int | None = None, day: int = 1, **changes: Any) -> Decision:
     """
     deterministic = changes.pop("deterministic", False)
     provenance = Provenance("580.65", "2.11.0", "0.1.0", f"2026-01-{day:02}T12:00:00Z")
+    names = {"sampling": "mode", "workspace_limit": "workspace", "benchmark_limit": "benchmark"}
+    terms = {names[name]: changes.pop(name) for name in names.keys() & changes.keys()}
     values: dict[str, Any] = {
         "problem": problem(size=size, deterministic=deterministic),
-        "sampling": "auto",
-        "benchmark_limit": 0,
-        "workspace_limit": None,
+        "policy": Policy(**terms),
         "selection": selection(),
         "relative_error": 1e-3,
         "provenance": provenance,
@@ -116,10 +116,15 @@ def at_limit(
     )
 
 
+def under(known: Decision, **terms: Any) -> Decision:
+    """Returns the same decision, measured under another policy."""
+    return dataclasses.replace(known, policy=dataclasses.replace(known.policy, **terms))
+
+
 def resealed(line: bytes, environment: Environment = H200) -> bytes:
     """Returns a changed line of a store's file with the right checksum."""
     rest = line[18:]
-    return b'{"crc32":"%08x%s' % (zlib.crc32(rest, entry.seed(environment)), rest)
+    return b'{"crc32":"%08x%s' % (zlib.crc32(rest, codec.seed(environment)), rest)
 
 
 def measured_otherwise(known: Decision, time_ms: float, day: int) -> Decision:

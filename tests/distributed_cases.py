@@ -38,7 +38,7 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.nn.models import memory_format
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Environment, Provenance, entry
+from cudnn_autotune.store import Decision, Environment, Policy, Provenance, codec
 from cudnn_autotune.tuning import choice_log, probing, remembering, tune_problem
 from cudnn_autotune.tuning.choice import Choice, untimed
 
@@ -67,7 +67,7 @@ def tuner(mode: str, scene: str, seed: int, tuned: list[ConvProblem] | None = No
         timer = simulation.preset(scene, seed * 1009 + sum(problem.input_shape))
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert selection is not None
-        return Decision(problem, mode, 0, None, selection)
+        return Decision(problem, Policy(mode), selection)
 
     return tune_one
 
@@ -274,11 +274,12 @@ class Asking(nn.Module):
 
     def choose(self, problem: ConvProblem, device: int = 0) -> None:
         limit = _C.benchmark_limit_of_call()
-        policy = (ca.get_sampling(), ca.get_workspace_limit(), max(limit, 0))
-        decision = untimed(problem, *policy, Measurement(ATEN, None, 0))
+        workspace = ca.get_workspace_limit()
+        policy = Policy.of_call(ca.get_sampling(), -1 if workspace is None else workspace, limit)
+        decision = untimed(problem, policy, Measurement(ATEN, None, 0))
         choice = Choice(decision, device, "pinned" if problem in ca.pins() else "tuned")
-        if probing.is_probe(limit):
-            probing.record(limit, choice)
+        if policy.probe is not None:
+            probing.record(policy.probe, choice)
         else:
             choice_log.record(choice)
 
@@ -394,7 +395,7 @@ def laid_out_but_lost(culprit: int) -> tuple[str, bool]:
 
 def standing(count: int) -> dict[str, Any]:
     """What would serve the problems on this rank."""
-    known = [remembering.find(problem, "race", None, 0, 0) for problem in problems(count)]
+    known = [remembering.find(problem, Policy("race"), 0) for problem in problems(count)]
     return {
         "known": [None if k is None else (k.origin, k.text) for k in known],
         "choices": [(c.problem, c.text) for c in ca.choices() if c.origin == "agreed"],
@@ -412,7 +413,8 @@ def agreed(count: int, is_late: bool = False, nonsense_on: int | None = None) ->
         if rank == nonsense_on:  # what a strategy of the user's may bring, and it wins
             evidence = replace(selection.evidence, regret_bound=-0.5)
             selection = replace(selection, total_samples=10**6, evidence=evidence)
-        own = replace(decision, sampling="race", selection=selection, provenance=measured)
+        policy = replace(decision.policy, mode="race")
+        own = replace(decision, policy=policy, selection=selection, provenance=measured)
         choice_log.record(Choice(own, 0))
     result: dict[str, Any] = {"error": None, "own": [c.text for c in ca.choices()]}
     if is_late and rank == 3:
@@ -460,15 +462,15 @@ def torn(tree: list[Any]) -> list[Any]:
 def newer(tree: list[Any]) -> list[Any]:
     """The message of a decision as a later version might write it, with the right checksum."""
     line = tree[1].encode()
-    name = entry.name_in(line, entry.seed(environment()))
+    name = codec.name_in(line, codec.seed(environment()))
     assert name is not None
-    return [tree[0], entry.sealed(name, b'{"form":9}', environment()).decode()]
+    return [tree[0], codec.sealed(name, b'{"form":9}', environment()).decode()]
 
 
 def misplaced(tree: list[Any]) -> list[Any]:
     """The message of a decision on what nobody has asked for."""
     other = tuner("race", "aa", 0)(make("one_dimension"))
-    return [tree[0], entry.encode(other, environment()).decode()]
+    return [tree[0], codec.encode(other, environment()).decode()]
 
 
 def shared_in_version(rank: int, version: str, protocol: int) -> list[dict[str, Any]]:

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from click.testing import CliRunner, Result
-from decisions import resealed
+from decisions import resealed, under
 from simulation import preset as simulated_timer
 
 from cudnn_autotune import ConvProblem, sampling
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Environment, Provenance, Store, entry
+from cudnn_autotune.store import Decision, Environment, Policy, Provenance, Store, codec
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Timer
@@ -61,9 +61,7 @@ def decide(
     assert selection is not None
     return Decision(
         problem=problem,
-        sampling=mode,
-        benchmark_limit=0,
-        workspace_limit=None,
+        policy=Policy(mode),
         selection=selection,
         relative_error=2e-4,
         provenance=Provenance("580.159.04", torch.__version__, "0.1.0", WHEN),
@@ -106,8 +104,8 @@ def decisions() -> tuple[Decision, ...]:
             "quiet", layer("fprop", 256, allow_tf32=False, dtype=torch.float32), "sustained"
         ),
     )
-    named = (replace(one, sampling="auto") for one in made)
-    return tuple(entry.decode(entry.encode(one, H200), H200) for one in named)
+    named = (under(one, mode="auto") for one in made)
+    return tuple(codec.decode(codec.encode(one, H200), H200) for one in named)
 
 
 def fill(

@@ -20,7 +20,7 @@ from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import count
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
-from cudnn_autotune.store import entry
+from cudnn_autotune.store import codec
 from cudnn_autotune.store.decision import Decision
 
 _T = TypeVar("_T")
@@ -166,7 +166,7 @@ def names_in_order(found: StoreFile, wanted: Filter, by: str, most: int) -> tupl
     ``--sort``, and how many pass. No more decisions are parsed than need be, and none is kept."""
     if by == _PROBLEM and not wanted.engine:  # both are in the names of the entries
         return heapq.nsmallest(most, found.lines, key=_by_name), len(found.lines)
-    passing = ((_ORDERS[by](d), entry.name_of(d)) for d in wanted.of(found.decisions))
+    passing = ((_ORDERS[by](d), codec.name_of(d)) for d in wanted.of(found.decisions))
     numbered = Counted(passing)
     return [name for _, name in heapq.nsmallest(most, numbered)], numbered.count
 
@@ -186,7 +186,7 @@ class Counted(Iterator[_T]):
 
 def _by_name(name: bytes) -> tuple[Any, ...]:
     """The order of :func:`_by_problem`, by the name of an entry; others come last."""
-    key = entry.key_of(name)
+    key = codec.key_of(name)
     match = _SHAPES.match(key)
     if match is None:
         return (math.inf, (), (), (), key, name)

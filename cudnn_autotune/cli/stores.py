@@ -13,10 +13,15 @@ import click
 
 from cudnn_autotune.cli.options import refuse, refusing
 from cudnn_autotune.cli.wording import count, printable, say
-from cudnn_autotune.store import disk_file, entry, file_format
+from cudnn_autotune.store import codec, disk_file, file_format
 from cudnn_autotune.store.decision import Decision
-from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.folder import SUFFIX, default_folder, file_in, names_file
+from cudnn_autotune.store.environment import (
+    SUFFIX,
+    Environment,
+    default_folder,
+    file_in,
+    names_file,
+)
 
 _TOLD = 3
 
@@ -75,7 +80,7 @@ class StoreFile:
         left_out = []
         for name in names:
             try:
-                yield entry.decode(self.lines[name], self.environment)
+                yield codec.decode(self.lines[name], self.environment)
             except ValueError as error:
                 left_out.append(printable(f"left out: {error}"))
         self.complaints += left_out
@@ -142,7 +147,7 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
         complaints.append("its last line is not whole")
     lines = content.entries
     if may_pass is not None:
-        lines = {name: line for name, line in lines.items() if may_pass(entry.key_of(name))}
+        lines = {name: line for name, line in lines.items() if may_pass(codec.key_of(name))}
     sentences = list(map(printable, complaints))
     return StoreFile(path, environment, lines, entries, len(data), sentences)
 
@@ -155,7 +160,7 @@ def read_whole(path: Path) -> StoreFile:
     known = []
     for line in found.lines.values():
         try:
-            known.append(entry.decode(line, found.environment))
+            known.append(codec.decode(line, found.environment))
         except ValueError as error:
             complaints.append(printable(f"left out: {error}"))
     if complaints:

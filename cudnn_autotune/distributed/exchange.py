@@ -19,7 +19,7 @@ from cudnn_autotune.distributed.group import Group
 from cudnn_autotune.distributed.heartbeat import SILENT_S, VERDICT, Heartbeat, beat_name
 from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
 from cudnn_autotune.distributed.verdict import AGREED, DistributedTuningError, Verdict
-from cudnn_autotune.store import Decision, Environment, entry
+from cudnn_autotune.store import Decision, Environment, codec
 
 _T = TypeVar("_T")
 
@@ -102,7 +102,7 @@ class Exchange:
     def put_decision(self, name: str, decision: Decision) -> None:
         """Sends a decision as the line that a store's file would hold. Raises ValueError if no rank
         could read it, for example because a user's strategy returned invalid evidence."""
-        line = entry.encode(decision, self._environment)
+        line = codec.encode(decision, self._environment)
         self._decoded(line)
         self.put(name, [self.group.rank, line.decode()])
 
@@ -119,9 +119,9 @@ class Exchange:
         return decision
 
     def _decoded(self, line: bytes) -> Decision:
-        if entry.name_in(line, entry.seed(self._environment)) is None:
+        if codec.name_in(line, codec.seed(self._environment)) is None:
             raise ValueError(f"it is damaged, or of another environment: {line[:200]!r}")
-        return entry.decode(line, self._environment)
+        return codec.decode(line, self._environment)
 
     def read(self, sender: int | None, what: str, how: Callable[[], _T]) -> _T:
         """Returns what ``how`` reads from a message of ``sender`` (a place in the group); fails,

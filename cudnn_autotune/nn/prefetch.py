@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from cudnn_autotune.nn.model_problems import find
+from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import prefetching, remembering, settings
 
 
@@ -57,7 +58,7 @@ def prefetch(model: nn.Module, *inputs: Any, **kwargs: Any) -> Prefetched:
     known = [
         choice
         for (problem, sampling, workspace_limit), device in problems.items()
-        if (choice := remembering.find(problem, sampling, workspace_limit, limit, device))
+        if (choice := remembering.find(problem, Policy(sampling, workspace_limit, limit), device))
     ]
     wanted = [(c.problem, c.text) for c in known if c.chosen and c.chosen.candidate.is_compiled]
     begun = prefetching.start(wanted, known[0].device, may_compile=True) if wanted else []

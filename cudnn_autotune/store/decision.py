@@ -6,36 +6,100 @@ Candidates are named by their engine and knobs, never by their index in cuDNN's 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, cast
 
-from cudnn_autotune.core import json_dataclass
+from cudnn_autotune.core import json_dataclass, versions
 from cudnn_autotune.core.json_node import MOST, Node, shown
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import Candidate, check_workspace_limit
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
-from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
+from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import check_mode_name
-from cudnn_autotune.store import rerank
-from cudnn_autotune.store.provenance import Provenance
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The terms on which a problem is decided.
+
+    Raises:
+        ValueError: A term is not allowed; the message names it as the settings do.
+    """
+
+    mode: str = "auto"
+    """The name of the sampling mode. It need not be registered in this process."""
+    workspace: int | None = None
+    """The most bytes of workspace that a candidate may need; None stands for no limit."""
+    benchmark: int = 0
+    """The most candidates that the mode may time; 0 stands for all."""
+    probe: int | None = None
+    """The number of the probe that the call belongs to (``tuning.probing``); None for any other."""
+
+    def __post_init__(self) -> None:
+        check_mode_name(self.mode, "sampling")
+        check_workspace_limit(self.workspace)
+        Node(self.benchmark, "benchmark_limit").integer()
+
+    @classmethod
+    def of_call(cls, mode: str, workspace_limit: int, benchmark_limit: int) -> Policy:
+        """Returns the policy of a call, in C++'s numbers: a workspace limit of -1 is none, and a
+        benchmark limit below 0 is the number of a probe."""
+        workspace = None if workspace_limit < 0 else workspace_limit
+        if benchmark_limit < 0:
+            return cls(mode, workspace, 0, benchmark_limit)
+        return cls(mode, workspace, benchmark_limit)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Versions and time of a measurement, for people and to find the later of two decisions."""
+
+    driver: str = ""
+    torch: str = ""
+    cudnn_autotune: str = ""
+    time: str = "1970-01-01T00:00:00.000000Z"
+    """The time of the measurement, in ISO 8601 with a time zone. It is stored in UTC as
+    ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, so that the texts sort as the times do."""
+    revision: int = 0
+    """Takes precedence over ``time`` when two decisions are compared. A decision that replaces one
+    with a later time, because a clock was set back, gets that one's revision plus one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "time", _utc(self.time))
+        Node(self.revision, "revision").integer()
+
+    @classmethod
+    def now(cls, driver: str | None = None) -> Provenance:
+        """Returns the provenance of a measurement that this process makes now.
+
+        Args:
+            driver: The version of the GPU's driver; None looks it up.
+        """
+        found = versions.environment()
+        return cls(
+            driver=(found["driver"] or "") if driver is None else driver,
+            torch=found["torch"],
+            cudnn_autotune=found["cudnn_autotune"],
+            time=datetime.now(UTC).isoformat(),
+        )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a search chose for a problem, and everything that it timed.
+    """The choice of a search for a problem, and everything that it timed.
 
     Args:
         problem: The convolution. If its ``deterministic`` is set, only deterministic engines were
             measured.
-        sampling: The name of the mode that measured.
-        benchmark_limit: The most candidates that the mode was allowed to try; 0 means all.
-        workspace_limit: The most bytes of workspace that a candidate was allowed; None means no
-            limit.
-        selection: The ranking, with the chosen candidate first; only candidates in ``rejected`` may
-            precede it. The constructor drops candidates that were never timed, except the chosen
-            one.
+        policy: The mode that measured, and its limits.
+        selection: The candidates, ranked with the chosen one first, and the evidence; only
+            candidates in ``rejected`` may precede the chosen one. The constructor drops candidates
+            that were never timed, except the chosen one.
         relative_error: The relative error of the chosen candidate's output against a reference;
             None if it was not checked.
         rejected: Pairs ``(engine text, relative error)`` of the candidates whose output was wrong.
@@ -49,9 +113,7 @@ class Decision:
     """
 
     problem: ConvProblem
-    sampling: str
-    benchmark_limit: int
-    workspace_limit: int | None
+    policy: Policy
     selection: Selection
     relative_error: float | None = None
     rejected: tuple[tuple[str, float], ...] = ()
@@ -59,14 +121,12 @@ class Decision:
     omitted: int = 0
 
     def __post_init__(self) -> None:
-        for name, wanted in (("problem", ConvProblem), ("selection", Selection)):
-            if not isinstance(getattr(self, name), wanted):
+        wanted = (("problem", ConvProblem), ("policy", Policy), ("selection", Selection))
+        for name, kind in wanted:
+            if not isinstance(getattr(self, name), kind):
                 got = shown(getattr(self, name))
-                raise TypeError(f"{name} must be a {wanted.__name__}, got {got}")
-        check_mode_name(self.sampling, "sampling")
-        Node(self.benchmark_limit, "benchmark_limit").integer()
+                raise TypeError(f"{name} must be a {kind.__name__}, got {got}")
         Node(self.omitted, "omitted").integer()
-        check_workspace_limit(self.workspace_limit)
         Node(self.relative_error, "relative_error").number_or_null()
         if not self.selection.ranking:
             raise ValueError("selection must rank at least one candidate, got an empty ranking")
@@ -86,6 +146,21 @@ class Decision:
             ranking = tuple(kept.values())
             object.__setattr__(self, "selection", replace(self.selection, ranking=ranking))
 
+    @property
+    def sampling(self) -> str:
+        """The name of the mode that measured."""
+        return self.policy.mode
+
+    @property
+    def workspace_limit(self) -> int | None:
+        """The most bytes of workspace that a candidate was allowed; None stands for no limit."""
+        return self.policy.workspace
+
+    @property
+    def benchmark_limit(self) -> int:
+        """The most candidates that the mode was allowed to try; 0 stands for all."""
+        return self.policy.benchmark
+
     @cached_property
     def key(self) -> str:
         """One readable line that identifies the problem, the mode and the benchmark limit.
@@ -93,9 +168,9 @@ class Decision:
         The constraints of the measurement (determinism and workspace limit) are not part of it,
         because one decision can answer several of them: see :meth:`restricted_to`.
         """
-        return key_of(self.problem, self.sampling, self.benchmark_limit)
+        return key_of(self.problem, self.policy)
 
-    @property
+    @cached_property
     def chosen(self) -> Measurement | None:
         """The first entry of the ranking that is not rejected, or None if all are."""
         wrong = {text for text, _ in self.rejected}
@@ -106,7 +181,7 @@ class Decision:
 
         The result lists only candidates that meet the constraints, were timed, and are not
         rejected. The chosen candidate stays first if it is among them; otherwise the fastest takes
-        its place (see ``rerank``).
+        its place (see :func:`ranked_again`).
 
         Returns:
             The decision, or None if no candidate qualifies or if the measurement was made under
@@ -117,12 +192,12 @@ class Decision:
         """
         check_workspace_limit(workspace_limit)
         lacks_nondeterministic = self.problem.deterministic and not deterministic
-        if lacks_nondeterministic or not admits(self.workspace_limit, workspace_limit):
+        if lacks_nondeterministic or not admits(self.policy.workspace, workspace_limit):
             return None
         chosen = self.chosen
         if chosen is None:
             return None
-        selection = rerank.restricted_to(
+        selection = ranked_again(
             self.selection, chosen, dict(self.rejected), deterministic, workspace_limit
         )
         if selection is None:
@@ -131,20 +206,31 @@ class Decision:
         return replace(
             self,
             problem=with_determinism(self.problem, deterministic),
-            workspace_limit=workspace_limit,
+            policy=self.policy
+            if self.policy.workspace == workspace_limit
+            else replace(self.policy, workspace=workspace_limit),
             selection=selection,
             relative_error=self.relative_error if stayed else None,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the decision as plain JSON. Fields at their default are left out."""
-        return {**json_dataclass.encode(self), "problem": problem_to_json(self.problem)}
+        tree = json_dataclass.encode(self)
+        del tree["policy"]
+        return {
+            "problem": problem_to_json(self.problem),
+            "sampling": self.sampling,
+            "benchmark_limit": self.benchmark_limit,
+            "workspace_limit": self.workspace_limit,
+            **{name: value for name, value in tree.items() if name != "problem"},
+        }
 
 
-def key_of(problem: ConvProblem, sampling: str = "auto", benchmark_limit: int = 0) -> str:
+def key_of(problem: ConvProblem, policy: Policy | None = None) -> str:
     """Returns the key of every decision for ``problem`` by this mode and benchmark limit."""
+    policy = policy or Policy()
     # The mode's name comes last, so that keys stay distinct whatever a user calls a mode.
-    return f"{problem_text(problem)} benchmark_limit={benchmark_limit} sampling={sampling}"
+    return f"{problem_text(problem)} benchmark_limit={policy.benchmark} sampling={policy.mode}"
 
 
 def with_determinism(problem: ConvProblem, deterministic: bool) -> ConvProblem:
@@ -167,6 +253,23 @@ def admits(outer: int | None, inner: int | None) -> bool:
     return outer is None or (inner is not None and inner <= outer)
 
 
+def utc_text(time: datetime) -> str:
+    """Returns a time as ``Provenance.time`` stores it."""
+    return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def _utc(text: str) -> str:
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise ValueError("it has no time zone")
+        return utc_text(time)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"time: must be ISO 8601 with a time zone, as 2025-11-21T17:28:03Z, got {text!r}"
+        ) from error
+
+
 def _all_rejected(rejected: object) -> tuple[tuple[str, float], ...]:
     try:
         pairs = [(text, error) for text, error in cast("Iterable[tuple[str, float]]", rejected)]
@@ -180,3 +283,94 @@ def _all_rejected(rejected: object) -> tuple[tuple[str, float], ...]:
 def _error(value: float) -> float:
     # A NaN fails this comparison, and so becomes infinity as well.
     return float(value) if 0 <= value <= MOST else math.inf
+
+
+def ranked_again(
+    selection: Selection,
+    chosen: Measurement,
+    rejected: Container[str],
+    deterministic: bool,
+    workspace_limit: int | None,
+) -> Selection | None:
+    """Returns ``selection`` with the entries that meet the constraints, the one to choose first.
+
+    An implementation that this process has not registered, such as one of another application that
+    shares the store, does not meet them either.
+
+    The chosen entry stays first if it meets the constraints. Otherwise the fastest entry takes its
+    place, and the others keep their order. Entries are compared by ``Measurement.score``, which
+    combines ``sustained_ms`` and ``time_ms`` by the evidence's ``burst_weight``, if all of them
+    have a ``sustained_ms``, or at least all within the evidence's ``sustained_reach`` times the
+    least ``time_ms``; otherwise they are compared by ``time_ms``. ``ties.break_ties`` chooses among
+    entries within ``ties.TIE_WIDTH`` of the best.
+
+    Args:
+        chosen: The entry of ``selection`` that was chosen without the constraints.
+        rejected: Texts of the candidates whose output was wrong.
+
+    Returns:
+        The selection, or None if no entry meets the constraints.
+    """
+    by_text = {entry.candidate.text: entry.candidate for entry in selection.ranking}
+
+    def fits(candidate: Candidate) -> bool:
+        is_small = workspace_limit is None or candidate.workspace_bytes <= workspace_limit
+        varying = deterministic and varies(candidate)
+        return is_small and not varying and not registry.is_absent(candidate.text)
+
+    def may_serve(entry: Measurement) -> bool:
+        if entry.candidate.text in rejected or not fits(entry.candidate):
+            return False
+        if entry is not chosen and entry.time_ms is None:
+            return False
+        # PyTorch's own path was timed with the plan `runs`, which must meet the constraints too. If
+        # that plan was not measured itself, its workspace is unknown, and the path may serve.
+        if entry.runs:
+            plan = by_text.get(entry.runs)
+            return plan is None or fits(plan)
+        return True
+
+    serving = [entry for entry in selection.ranking if may_serve(entry)]
+    if not serving:
+        return None
+    out = set(by_text) - {entry.candidate.text for entry in serving}
+    evidence = selection.evidence
+    if any(entry is chosen for entry in serving):
+        first, tied = chosen, [text for text in evidence.tied if text not in out]
+        evidence = replace(evidence, tied=tuple(tied))
+    else:
+        equal, rule = ties.break_ties(_fastest(serving, evidence))
+        first = next(entry for entry in serving if entry.candidate is equal[0])
+        evidence = replace(
+            evidence,
+            rule=f"re-ranked: {rule}",
+            tied=tuple(candidate.text for candidate in equal),
+            regret_bound=None,
+            confidence=None,
+            sustained_clock_mhz=None,
+        )
+    others = [entry for entry in serving if entry is not first]
+    return replace(selection, ranking=(first, *others), evidence=evidence)
+
+
+def varies(candidate: Candidate) -> bool:
+    """Returns whether the candidate's output may differ in its bits from run to run."""
+    # cuBLAS promises bitwise equal results only under conditions that are not checked here.
+    return "NONDETERMINISTIC" in candidate.numerical_notes or candidate.id.kind == "matmul"
+
+
+def _fastest(entries: Sequence[Measurement], evidence: Evidence) -> dict[Candidate, float]:
+    """Returns the times in ms of the timed candidates that are tied with the fastest."""
+    times = {entry: entry.time_ms for entry in entries if entry.time_ms is not None}
+    near = min(times.values()) * evidence.sustained_reach
+    # Sustained runs are made of the contenders only, so slower entries need not have one.
+    for compared in (list(times), [entry for entry, ms in times.items() if ms <= near]):
+        alone = {e: e.score(evidence.burst_weight) for e in compared if e.sustained_ms is not None}
+        if len(alone) == len(compared):
+            return _tied(alone)
+    return _tied(times)
+
+
+def _tied(times: Mapping[Measurement, float]) -> dict[Candidate, float]:
+    limit = min(times.values()) * (1 + ties.TIE_WIDTH)
+    return {entry.candidate: ms for entry, ms in times.items() if ms <= limit}

@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from cudnn_autotune.store import entry
-from cudnn_autotune.store.compact import COLUMNS
+from cudnn_autotune.store import codec
 from cudnn_autotune.store.environment import Environment
 
 FORMAT = "cudnn-autotune store"
 VERSION = 2
+"""The version of the format. It rises when a package of the version before would read a line
+wrongly, or one of this version would not read the lines of the version before. A field that is
+added with a default changes neither (docs/store.md)."""
 
 # This finds the version also in a file whose format is otherwise unknown.
 _VERSION = re.compile(
@@ -83,7 +85,7 @@ class Content:
     def apply(self, name: bytes, line: bytes) -> None:
         """Adds or removes an entry, as an intact line says."""
         self.lines += 1
-        if entry.is_removal(line):
+        if codec.is_removal(line):
             self.entries.pop(name, None)
         else:
             self.entries[name] = line
@@ -95,13 +97,13 @@ class Content:
         It takes no more memory than the lines do, however many are blank.
         """
         assert self.environment is not None
-        seed = entry.seed(self.environment)
+        seed = codec.seed(self.environment)
         end = data.rfind(b"\n", begin) + 1 or begin
         zeros = data.startswith(b"\0", begin, end) + data.count(b"\n\0", begin, end)
         damaged, used = zeros, 0
         for place, line in _lines(data, begin, end):
             used += len(line) + 1
-            name = entry.name_in(line, seed)
+            name = codec.name_in(line, seed)
             if name is not None:
                 self.apply(name, line)
             elif line.strip() and data[place - 1 : place] != b"\0":
@@ -111,7 +113,7 @@ class Content:
         if end > begin:
             self.last = data[max(data.rfind(b"\n", begin, end - 1) + 1, begin) : end]
             self.end += end - begin
-        name = entry.name_in(self.tail, seed)
+        name = codec.name_in(self.tail, seed)
         self.is_tail_whole = name is not None
         if name is not None:
             self.apply(name, self.tail)
@@ -129,7 +131,7 @@ def encode(environment: Environment, lines: Iterable[bytes], identity: str = "")
         "environment": environment.to_json(),
         "lines": len(lines),
         "id": identity or f"{zlib.crc32(body):08x}",
-        "ranking": COLUMNS,
+        "ranking": codec.COLUMNS,
     }
     return json.dumps(header).encode() + b"\n" + body
 
@@ -210,9 +212,9 @@ def _rescued(data: bytes, environment: Environment | None, why: str) -> Content:
     content = Content(State.DAMAGED, why, environment)
     if environment is None:
         return content
-    seed = entry.seed(environment)
+    seed = codec.seed(environment)
     for _, line in _lines(data, 0, len(data)):
-        name = entry.name_in(line, seed)
+        name = codec.name_in(line, seed)
         if name is not None:
             content.apply(name, line)
     return content

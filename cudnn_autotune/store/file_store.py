@@ -5,30 +5,25 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from cudnn_autotune.core import atomic_file
-from cudnn_autotune.core.json_node import Node, shown
-from cudnn_autotune.engines.configs import check_workspace_limit
+from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.sampling.strategy import check_mode_name
-from cudnn_autotune.store import entry
-from cudnn_autotune.store.decision import Decision, key_of
-from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.folder import file_in
+from cudnn_autotune.store import codec
+from cudnn_autotune.store.decision import Decision, Policy, Provenance, key_of
+from cudnn_autotune.store.environment import Environment, file_in
 from cudnn_autotune.store.journal import Changes, Journal
+from cudnn_autotune.store.merge import Taken, measured_at, reconciled
 from cudnn_autotune.store.neighbours import Neighbours
 from cudnn_autotune.store.notices import WarningsPutOff, warn_once
-from cudnn_autotune.store.precedence import measured_at
 from cudnn_autotune.store.process_lock import LOCK
-from cudnn_autotune.store.provenance import Provenance
-from cudnn_autotune.store.reconcile import Taken, reconciled
 
 _log = logging.getLogger(__name__)
 
@@ -113,10 +108,7 @@ class Store:
                 allowed.
         """
         check_problem(problem)
-        check_mode_name(sampling, "sampling")
-        check_workspace_limit(workspace_limit)
-        Node(benchmark_limit, "benchmark_limit").integer()
-        key = key_of(problem, sampling, benchmark_limit)
+        key = key_of(problem, Policy(sampling, workspace_limit, benchmark_limit))
 
         def known() -> Decision | None:
             fitting = [
@@ -158,9 +150,7 @@ class Store:
         """
         decision = Decision(
             problem=problem,
-            sampling=sampling,
-            benchmark_limit=benchmark_limit,
-            workspace_limit=workspace_limit,
+            policy=Policy(sampling, workspace_limit, benchmark_limit),
             selection=selection,
             relative_error=relative_error,
             rejected=rejected,  # type: ignore[arg-type]  # Decision makes a tuple of it
@@ -192,7 +182,7 @@ class Store:
     def discard(self, decisions: Iterable[Decision]) -> int:
         """Removes decisions, and returns how many it has removed: one that was replaced by another
         meanwhile stays replaced. Raises TypeError for anything but Decisions."""
-        gone = {entry.name_of(decision): decision for decision in _checked(decisions)}
+        gone = {codec.name_of(decision): decision for decision in _checked(decisions)}
         return self._change([], gone).removed if gone else 0
 
     def reject(self, answer: Decision) -> None:
@@ -209,7 +199,7 @@ class Store:
             known = [d for d in self._known(answer.key) if _has_answered(d, answer)]
         if known:
             rejected = [replace(d, rejected=(*d.rejected, failed)) for d in known]
-            self._change(rejected, {entry.name_of(d): d for d in known})
+            self._change(rejected, {codec.name_of(d): d for d in known})
 
     def nearest(self, problem: ConvProblem, most: int = 3) -> list[tuple[float, str]]:
         """Returns up to ``most`` keys of decisions for the problems most similar to ``problem``,
@@ -226,18 +216,18 @@ class Store:
             # New entries are among the last, of which there are as many as lines were read.
             new = islice(reversed(content.entries), content.lines - lines)
             self._indexed = (content.entries, content.lines)
-            self._neighbours.add(entry.key_of(name) for name in chain(new, self._unwritten))
+            self._neighbours.add(codec.key_of(name) for name in chain(new, self._unwritten))
             return self._neighbours.nearest(problem, most, self._has)
 
     def _has(self, key: str) -> bool:
         return any(
             self._unwritten.get(name, self._file.content.entries.get(name)) is not None
-            for name in entry.names(key)
+            for name in codec.names(key)
         )
 
     def keys(self) -> Iterator[str]:
         """Returns the ``Decision.key`` of each entry, each key once, without parsing decisions."""
-        return iter(dict.fromkeys(entry.key_of(name) for name in self._names()))
+        return iter(dict.fromkeys(codec.key_of(name) for name in self._names()))
 
     def __iter__(self) -> Iterator[Decision]:
         for name in self._names():
@@ -273,7 +263,7 @@ class Store:
             return [name for name in names if self._unwritten.get(name, b"") is not None]
 
     def _known(self, key: str) -> list[Decision]:
-        found = (self._decision(name) for name in entry.names(key))
+        found = (self._decision(name) for name in codec.names(key))
         return [decision for decision in found if decision is not None]
 
     def _decision(self, name: bytes) -> Decision | None:
@@ -286,7 +276,7 @@ class Store:
         if line is None:
             return None
         try:
-            return entry.decode(line, self.environment)
+            return codec.decode(line, self.environment)
         except ValueError as error:
             message = f"{self.path}: an entry is not served: {error} ({line[:200]!r})"
             _log.debug(message)
@@ -297,7 +287,7 @@ class Store:
         """Returns the decisions as the file will keep them: shortened, with rounded numbers."""
         here = self.environment
         return [
-            one if entry.is_as_read(one, here) else entry.decode(entry.encode(one, here), here)
+            one if codec.is_as_read(one, here) else codec.decode(codec.encode(one, here), here)
             for one in _checked(decisions)
         ]
 
@@ -338,6 +328,64 @@ class Store:
                     self._unwritten = dict(changes_of(self._file.content.entries))
                 self._parsed.clear()
         return taken
+
+
+class Layered:
+    """Asks the user's store first, to which changes are written, then the stores that an
+    application shipped in order, and takes the first answer. All must be of one environment
+    (ValueError)."""
+
+    def __init__(self, user: Store, shipped: Sequence[Store] = ()) -> None:
+        for store in shipped:
+            if store.environment != user.environment:
+                raise ValueError(
+                    f"shipped must be stores of {user.environment.file_name}, got one of "
+                    f"{store.environment.file_name}"
+                )
+        self.user = user
+        self.shipped = tuple(shipped)
+
+    def find(
+        self,
+        problem: ConvProblem,
+        policy: Policy | None = None,
+        suffices: Callable[[Decision], bool] = lambda decision: True,
+    ) -> Decision | None:
+        """Returns the first decision that ``Store.find`` finds in the stores and that suffices, or
+        None."""
+        mode, workspace, benchmark = astuple(policy or Policy())[:3]
+        found = (
+            store.find(problem, sampling=mode, workspace_limit=workspace, benchmark_limit=benchmark)
+            for store in (self.user, *self.shipped)
+        )
+        return next((one for one in found if one is not None and suffices(one)), None)
+
+    def by_key(self, key: str) -> Decision | None:
+        """Returns the first decision that ``Store.by_key`` finds in the stores, or None."""
+        found = (store.by_key(key) for store in (self.user, *self.shipped))
+        return next((decision for decision in found if decision is not None), None)
+
+    def nearest(self, problem: ConvProblem, most: int = 3) -> list[str]:
+        """Returns up to ``most`` keys of decisions in any of the stores for the problems most
+        similar to ``problem``, the nearest first; see ``Store.nearest``."""
+        stores = (self.user, *self.shipped)
+        found = {pair for store in stores for pair in store.nearest(problem, most)}
+        return [key for _, key in sorted(found)[:most]]
+
+    def keys(self) -> Iterator[str]:
+        """Returns the keys of all stores, each key once, those of the user's store first."""
+        keys = chain.from_iterable(store.keys() for store in (self.user, *self.shipped))
+        return iter(dict.fromkeys(keys))
+
+    def reject(self, answer: Decision) -> None:
+        """Calls ``Store.reject`` of every store. Shipped ones, which are read-only, remember the
+        rejection in this process only."""
+        for store in (self.user, *self.shipped):
+            store.reject(answer)
+
+    def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
+        """Adds decisions to the user's store; see ``Store.add``."""
+        self.user.add(decisions, are_latest=are_latest)
 
 
 def _checked(decisions: Iterable[Decision]) -> list[Decision]:

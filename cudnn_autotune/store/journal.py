@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import BinaryIO
 
 from cudnn_autotune.core import atomic_file
-from cudnn_autotune.store import disk_file, entry, file_format
+from cudnn_autotune.store import codec, disk_file, file_format
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.file_format import Content, State
 from cudnn_autotune.store.notices import warn_once
@@ -169,7 +169,7 @@ class Journal:
             self._write_anew(changes)
             return
         lines = [
-            entry.removal(name, self._environment) if line is None else line
+            codec.removal(name, self._environment) if line is None else line
             for name, line in changes.items()
         ]
         data = b"".join(line + b"\n" for line in lines)

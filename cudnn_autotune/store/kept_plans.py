@@ -1,6 +1,7 @@
-"""The compiled plans of this process: found in the user's private folder, or kept there.
+"""The compiled plans and kernels of this process, in the user's private folder.
 
-The functions are called by C++, on any thread, for plans whose engine cuDNN compiles at run time.
+The functions are called on any thread; :func:`find` and :func:`keep` by C++, for plans whose engine
+cuDNN compiles at run time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import torch
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.store import settings
-from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.folder import default_folder
-from cudnn_autotune.store.plan_files import PLAN, Kind, PlanFiles
+from cudnn_autotune.store.environment import Environment, default_folder
+from cudnn_autotune.store.plan_files import KERNEL, PLAN, Kind, PlanFiles
 
 Gpu = int | str
 """The index of a CUDA device, or the JSON description of a GPU that need not be here."""
@@ -53,6 +53,29 @@ def keep(problem: str, engine: str, gpu: Gpu, data: bytes) -> None:
             files.keep(problem, engine, data)
     except Exception:
         _log.warning("%s of %s is not kept", engine, problem, exc_info=True)
+
+
+def find_kernel(function: str, digest: str) -> bytes | None:
+    """Returns the cubin of a kernel; None if none is kept.
+
+    Its digest says what it depends on (``engines.compiled_kernels``), so that any GPU of its
+    architecture, with any driver, finds it.
+    """
+    try:
+        files = files_for(None, KERNEL)
+        return files.find(function, digest) if files else None
+    except Exception:
+        _log.warning("the kernel %s is compiled", function, exc_info=True)
+        return None
+
+
+def keep_kernel(function: str, digest: str, cubin: bytes) -> None:
+    """Keeps a kernel that was just compiled."""
+    try:
+        if files := files_for(None, KERNEL):
+            files.keep(function, digest, cubin)
+    except Exception:
+        _log.warning("the kernel %s is not kept", function, exc_info=True)
 
 
 def counts() -> dict[str, int]:

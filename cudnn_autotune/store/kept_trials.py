@@ -46,6 +46,6 @@ def keep(problem: str, limits: str, gpu: Gpu, record: Any) -> None:
 
 
 def _run_with(limits: str) -> str:
-    """What the candidates and their times depend on beside the problem and cuDNN: PyTorch's own
-    path is one of them."""
+    """Returns the terms beside the problem and cuDNN on which the candidates and their times
+    depend: PyTorch's own path is one of them."""
     return f"online {limits} torch={torch.__version__}"

@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
+import numpy as np
+
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_text
-from cudnn_autotune.store.entry import problem_of
+from cudnn_autotune.store.codec import problem_of
 
 # Problems further apart say little about each other. The distance is in powers of two: 3 stands for
 # a factor of eight in one size, or smaller factors in several sizes.
@@ -27,24 +29,23 @@ _PROBLEM = re.compile(
     rf"(?P<op>\S+) x=(?P<x>{_SIZES}) w=(?P<w>{_SIZES}) padding=\S+ "
     rf"(?P<filter>stride=\S+ dilation=\S+) groups=(?P<groups>{_SIZE}) (?P<types>.*)"
 )
-_MOST_IN_LEAF = 16
 # Equal distances that were computed in another order differ by less.
 _DIGITS = 9
+_SLACK = 10.0**-_DIGITS
 
 _Described = tuple[tuple[object, ...], tuple[float, ...]]
-_Point = tuple[tuple[float, ...], str]
 
 
 class Neighbours:
-    """An index of the keys of decisions, in which the nearest are found without looking at all.
+    """An index of the keys of decisions, by the kinds of their problems.
 
-    What is added is sorted when it is first looked for: problems of other kinds cost little.
+    A key is taken apart when its kind is first looked for: problems of other kinds cost little.
     """
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
         self._waiting: dict[tuple[str, ...], list[str]] = {}
-        self._trees: dict[tuple[object, ...], _Tree] = {}
+        self._kinds: dict[tuple[object, ...], _Kind] = {}
 
     def add(self, keys: Iterable[str]) -> None:
         """Adds keys; those that are there already are passed over."""
@@ -70,93 +71,45 @@ class Neighbours:
             described = _described(problem_of(key))
             if described is not None:
                 kind, place = described
-                self._trees.setdefault(kind, _Tree()).add((place, key))
+                self._kinds.setdefault(kind, _Kind(len(place))).add(place, key)
         own = _described(text)
         assert own is not None
         kind, place = own
-        if kind not in self._trees:
+        if kind not in self._kinds:
             return []
-        search = _Search(place, most, is_there)
-        search.visit(self._trees[kind], [0.0] * len(place), 0.0)
-        return search.found
+        return self._kinds[kind].nearest(place, most, is_there)
 
 
-class _Tree:
-    """A k-d tree of points, whose leaves are divided when they are first looked into."""
+class _Kind:
+    """The keys of one kind, each at the place that its sizes give it."""
 
-    __slots__ = ("axis", "children", "points", "value")
+    def __init__(self, dims: int) -> None:
+        self._keys: list[str] = []
+        self._new: list[tuple[float, ...]] = []
+        self._places = np.empty((0, dims))
 
-    def __init__(self, points: list[_Point] | None = None) -> None:
-        self.points = [] if points is None else points
-        self.children: tuple[_Tree, _Tree] | None = None
-        self.axis = 0
-        self.value = 0.0
+    def add(self, place: tuple[float, ...], key: str) -> None:
+        self._new.append(place)
+        self._keys.append(key)
 
-    def add(self, point: _Point) -> None:
-        node = self
-        while node.children is not None:
-            node = node.children[point[0][node.axis] >= node.value]
-        node.points.append(point)
-
-    def divide(self) -> None:
-        """Divides a large leaf where its points are spread most, unless all are at one place."""
-        if self.children is not None or len(self.points) <= _MOST_IN_LEAF:
-            return
-        axes = list(zip(*(place for place, _ in self.points), strict=True))
-        spreads = [max(values) - min(values) for values in axes]
-        if not any(spreads):
-            return
-        self.axis = axis = spreads.index(max(spreads))
-        values = sorted(axes[axis])
-        middle = values[len(values) // 2]
-        self.value = middle if middle > values[0] else next(v for v in values if v > middle)
-        sides: tuple[list[_Point], list[_Point]] = ([], [])
-        for point in self.points:
-            sides[point[0][axis] >= self.value].append(point)
-        self.points = []
-        self.children = (_Tree(sides[0]), _Tree(sides[1]))
-
-
-class _Search:
-    """The search for the points nearest to a place."""
-
-    def __init__(
+    def nearest(
         self, place: tuple[float, ...], most: int, is_there: Callable[[str], bool]
-    ) -> None:
-        self.found: list[tuple[float, str]] = []
-        self._place = place
-        self._most = most
-        self._is_there = is_there
-
-    def visit(self, node: _Tree, offsets: list[float], square: float) -> None:
-        """Looks into a node whose nearest corner is ``offsets`` away, in squares ``square``."""
-        node.divide()
-        if node.children is None:
-            for point in node.points:
-                self._look_at(*point)
-            return
-        axis = node.axis
-        offset = self._place[axis] - node.value
-        is_above = offset >= 0
-        self.visit(node.children[is_above], offsets, square)
-        before = offsets[axis]
-        square += offset * offset - before * before
-        if round(math.sqrt(max(square, 0.0)), _DIGITS) <= self._reach():
-            offsets[axis] = offset
-            self.visit(node.children[not is_above], offsets, square)
-            offsets[axis] = before
-
-    def _look_at(self, place: tuple[float, ...], key: str) -> None:
-        distance = round(math.dist(self._place, place), _DIGITS)
-        if place == self._place or distance > self._reach() or not self._is_there(key):
-            return
-        self.found.append((distance, key))
-        self.found.sort()
-        del self.found[self._most :]
-
-    def _reach(self) -> float:
-        is_full = len(self.found) >= self._most
-        return self.found[-1][0] if is_full else _MOST_DISTANCE
+    ) -> list[tuple[float, str]]:
+        if self._new:
+            self._places = np.concatenate([self._places, self._new])
+            self._new = []
+        distances = np.linalg.norm(self._places - place, axis=1)
+        near = np.flatnonzero(distances <= _MOST_DISTANCE + _SLACK)
+        found: list[tuple[float, str]] = []
+        for index in near[np.argsort(distances[near])].tolist():
+            reach = found[-1][0] if len(found) >= most else _MOST_DISTANCE
+            if distances[index] > reach + _SLACK:
+                break
+            other = self._places[index].tolist()
+            distance, key = round(math.dist(place, other), _DIGITS), self._keys[index]
+            if distance <= reach and tuple(other) != place and is_there(key):
+                found = sorted([*found, (distance, key)])[:most]
+        return found
 
 
 def _rough_kind(text: str) -> tuple[str, ...]:

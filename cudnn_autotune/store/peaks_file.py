@@ -17,9 +17,8 @@ from cudnn_autotune.core import atomic_file, json_dataclass
 from cudnn_autotune.core.json_node import read_json
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store import disk_file, settings
-from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.folder import names_file
-from cudnn_autotune.store.provenance import Provenance
+from cudnn_autotune.store.decision import Provenance
+from cudnn_autotune.store.environment import Environment, names_file
 
 # Not that of a store's files, among which it lies.
 SUFFIX = ".peaks"
@@ -40,7 +39,7 @@ class MeasuredPeaks:
     """The GPU, without the versions of cuDNN and of its frontend."""
     peaks: Peaks
     provenance: Provenance
-    """Of the latest measurement; an earlier one may have had higher peaks."""
+    """The latest measurement's; an earlier one may have had higher peaks."""
 
     def __post_init__(self) -> None:
         if self.format != _FORMAT:

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cudnn_autotune.store.folder import names_file
+from cudnn_autotune.store.environment import names_file
 from cudnn_autotune.store.private_folder import PrivateFolder
 
 
 class Kind(NamedTuple):
-    """What a file holds."""
+    """The kind of content of a file."""
 
     format: str
     suffix: str

@@ -192,7 +192,7 @@ class PrivateFolder:
 
     @contextmanager
     def _made(self) -> Iterator[int]:
-        """As :meth:`_opened`; creates the folder if it does not exist."""
+        """Opens the folder like :meth:`_opened`, and creates it if it does not exist."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from cudnn_autotune.store import Environment, Layered, Store
-from cudnn_autotune.store.folder import SUFFIX, located
+from cudnn_autotune.store.environment import SUFFIX, located
 from cudnn_autotune.store.notices import WarningsPutOff, warn_once
 from cudnn_autotune.store.process_lock import LOCK
 

@@ -43,6 +43,12 @@ TOLERANCES = {
 TOLERANCE_TF32 = 1e-2
 
 
+def is_right(problem: ConvProblem, error: float | None) -> bool:
+    """Returns whether an output was compared with a reference, with this relative error, and is
+    right."""
+    return error is not None and error <= tolerance(problem)
+
+
 def tolerance(problem: ConvProblem) -> float:
     """The largest relative error of a right engine."""
     if problem.may_use_tf32:

@@ -12,14 +12,64 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.roofline import Limit, limit
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Provenance
+from cudnn_autotune.store import Decision, Policy, Provenance
 from cudnn_autotune.store.peaks_file import peaks_of
 from cudnn_autotune.timers.lacking import NOTHING, Lacking
 from cudnn_autotune.tuning.output_check import OutputChecks
 
 
+class _Facts:
+    """Facts of a choice that follow from its decision."""
+
+    problem: ConvProblem
+    """The convolution that is served."""
+    policy: Policy
+    """The mode, the workspace limit and the benchmark limit that were asked for."""
+    sampling: str
+    """The sampling mode that was asked for."""
+    workspace_limit: int | None
+    """The most bytes of workspace that an engine may need; None stands for no limit."""
+    benchmark_limit: int
+    """The most candidates that the mode may time; 0 stands for all."""
+    selection: Selection
+    """Every candidate with its time, and the evidence for the choice."""
+    provisional: str
+    """The reason why the choice is not final, such as ``12 candidates were left out for want of
+    memory``; empty if it is. A provisional choice serves, and is not stored; after some calls the
+    problem is tuned again, if what was lacking can be had then."""
+    relative_error: float | None
+    """Error of the output relative to a reference (``tuning.checking``); None if no output was
+    checked, or if the free memory did not allow a check that tells right from wrong."""
+    rejected: tuple[tuple[str, float], ...]
+    """``(engine text, relative error)`` of candidates that were faster but wrong."""
+    provenance: Provenance | None
+    """The provenance of the measurement, which may be another process's; None if nothing was
+    measured."""
+    chosen: Measurement | None
+    """The chosen candidate, with its time."""
+    text: str
+    """The engine config, as ``Candidate.text``; ``"aten"`` for PyTorch's own path, ``"matmul"``
+    for a matrix product."""
+    engine: int | None
+    """cuDNN's engine number; None where cuDNN does not compute the problem."""
+    knobs: Mapping[str, int]
+    """The engine's knobs and their values, by name."""
+    workspace_bytes: int
+    """Bytes of workspace that the chosen candidate needs."""
+    time_ms: float | None
+    """Milliseconds a call as the mode measured it; None if the mode does not time candidates."""
+    samples: int
+    """Measurement launches of the chosen candidate."""
+    total_samples: int
+    """Measurement launches of all candidates."""
+    ranking: tuple[tuple[str, float], ...]
+    """``(engine text, milliseconds)`` of every candidate that was timed, best first."""
+    candidates: int
+    """Number of candidates that were timed."""
+
+
 @dataclass(frozen=True)
-class Choice:
+class Choice(_Facts):
     """The choice for one problem under one policy in this process."""
 
     decision: Decision
@@ -27,7 +77,7 @@ class Choice:
     device: int
     """Index of the CUDA device."""
     origin: str = "tuned"
-    """Where the decision comes from: ``tuned`` (searched for by this process), ``store``,
+    """The source of the decision: ``tuned`` (searched for by this process), ``store``,
     ``agreed`` (between ranks), ``pinned``, or ``neighbour`` (nothing was measured: what won on a
     near size of the layer serves a new one, or the heuristics' first plan if that cannot)."""
     tuning_ms: float = 0.0
@@ -39,86 +89,35 @@ class Choice:
     lacking: Lacking = NOTHING
     """The resources that it was made without, and that a later search may have."""
 
-    @property
-    def problem(self) -> ConvProblem:
-        """The convolution that is served."""
-        return self.decision.problem
-
-    @property
-    def sampling(self) -> str:
-        """The sampling mode that was asked for."""
-        return self.decision.sampling
-
-    @property
-    def workspace_limit(self) -> int | None:
-        """The most bytes of workspace that an engine may need; None stands for no limit."""
-        return self.decision.workspace_limit
-
-    @property
-    def benchmark_limit(self) -> int:
-        """How many candidates the mode may time; 0 stands for all."""
-        return self.decision.benchmark_limit
-
-    @property
-    def policy(self) -> tuple[str, int | None, int]:
-        """The mode, the workspace limit and the benchmark limit that were asked for."""
-        return self.sampling, self.workspace_limit, self.benchmark_limit
-
-    @property
-    def chosen(self) -> Measurement | None:
-        """The chosen candidate, with its time."""
-        return self.decision.chosen
-
-    @property
-    def text(self) -> str:
-        """The engine config, as ``Candidate.text``; ``"aten"`` for PyTorch's own path, ``"matmul"``
-        for a matrix product."""
-        return self.chosen.candidate.text if self.chosen else ATEN.text
-
-    @property
-    def selection(self) -> Selection:
-        """Every candidate with its time, and the evidence for the choice."""
-        return self.searched or self.decision.selection
-
-    @property
-    def provisional(self) -> str:
-        """Why the choice is not final, such as ``12 candidates were left out for want of memory``;
-        empty if it is. A provisional choice serves, and is not stored; after some calls the problem
-        is tuned again, if what was lacking can be had then."""
-        return self.decision.selection.evidence.provisional
-
-    @property
-    def relative_error(self) -> float | None:
-        """Error of the output relative to a reference (``tuning.checking``); None if no output was
-        checked, or if the free memory did not allow a check that tells right from wrong."""
-        return self.decision.relative_error
-
-    @property
-    def rejected(self) -> tuple[tuple[str, float], ...]:
-        """``(engine text, relative error)`` of candidates that were faster but wrong."""
-        return self.decision.rejected
-
-    @property
-    def provenance(self) -> Provenance | None:
-        """The provenance of the measurement, which may be another process's; None if nothing was
-        measured."""
-        return self.decision.provenance if self.decision.selection.total_samples else None
-
-    @property
-    def engine(self) -> int | None:
-        """cuDNN's engine number; None where cuDNN does not compute the problem."""
-        return self.chosen.candidate.engine if self.chosen else None
-
-    @property
-    def knobs(self) -> Mapping[str, int]:
-        """The engine's knobs and their values, by name."""
-        return self.chosen.candidate.knobs if self.chosen else {}
-
-    @property
-    def time_ms(self) -> float | None:
-        """Milliseconds a call as the mode measured it; None if the mode does not time
-        candidates."""
-        return self.chosen.time_ms if self.chosen else None
+    def __post_init__(self) -> None:
+        decision, chosen = self.decision, self.decision.chosen
+        selection = self.searched or decision.selection
+        candidate = chosen.candidate if chosen else ATEN
+        ranking = [
+            (e.candidate.text, e.time_ms) for e in selection.ranking if e.time_ms is not None
+        ]
+        self.__dict__.update(
+            problem=decision.problem,
+            policy=decision.policy,
+            sampling=decision.policy.mode,
+            workspace_limit=decision.policy.workspace,
+            benchmark_limit=decision.policy.benchmark,
+            selection=selection,
+            provisional=decision.selection.evidence.provisional,
+            relative_error=decision.relative_error,
+            rejected=decision.rejected,
+            provenance=decision.provenance if decision.selection.total_samples else None,
+            chosen=chosen,
+            text=candidate.text,
+            engine=candidate.engine,
+            knobs=candidate.knobs,
+            workspace_bytes=candidate.workspace_bytes,
+            time_ms=chosen.time_ms if chosen else None,
+            samples=chosen.samples if chosen else 0,
+            total_samples=selection.total_samples,
+            ranking=tuple(ranking),
+            candidates=len(ranking),
+        )
 
     @property
     def limit(self) -> Limit | None:
@@ -129,54 +128,28 @@ class Choice:
 
     @property
     def times_limit(self) -> float | None:
-        """How many times the limit ``time_ms`` is; None if one of them is not known. It may be
+        """The ratio of ``time_ms`` to the limit; None if one of them is not known. It may be
         below 1 where the tensors fit into the cache, or by Winograd's algorithm."""
         found, time_ms = self.limit, self.time_ms
         return None if found is None or time_ms is None else found.times(time_ms)
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of workspace that the chosen candidate needs."""
-        return self.chosen.candidate.workspace_bytes if self.chosen else 0
-
-    @property
-    def samples(self) -> int:
-        """Measurement launches of the chosen candidate."""
-        return self.chosen.samples if self.chosen else 0
-
-    @property
-    def total_samples(self) -> int:
-        """Measurement launches of all candidates."""
-        return self.selection.total_samples
-
-    @property
-    def ranking(self) -> tuple[tuple[str, float], ...]:
-        """``(engine text, milliseconds)`` of every candidate that was timed, best first."""
-        entries = self.selection.ranking
-        return tuple((e.candidate.text, e.time_ms) for e in entries if e.time_ms is not None)
-
-    @property
-    def candidates(self) -> int:
-        """How many candidates were timed."""
-        return len(self.ranking)
-
 
 def untimed(
-    problem: ConvProblem,
-    sampling: str,
-    workspace_limit: int | None,
-    benchmark_limit: int,
-    chosen: Measurement,
-    evidence: Evidence | None = None,
+    problem: ConvProblem, policy: Policy, chosen: Measurement, evidence: Evidence | None = None
 ) -> Decision:
     """Returns a decision for ``chosen`` without measurements."""
     selection = Selection((chosen,), 0, evidence or Evidence())
-    return Decision(problem, sampling, benchmark_limit, workspace_limit, selection)
+    policy = policy if policy.probe is None else replace(policy, probe=None)
+    return Decision(problem, policy, selection)
 
 
 def for_want_of(choice: Choice, what: Lacking) -> Choice:
     """Returns ``choice`` as one that is provisional for want of ``what``, or final for want of
     nothing. The evidence of its decision and that of its search say so."""
+
+    said = {s.evidence.provisional for s in (choice.decision.selection, choice.selection)}
+    if what == choice.lacking and said == {str(what)}:
+        return choice
 
     def noted(selection: Selection) -> Selection:
         return replace(selection, evidence=replace(selection.evidence, provisional=str(what)))

@@ -7,11 +7,12 @@ from collections import Counter
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import new_sizes
 from cudnn_autotune.tuning.choice import Choice
 
 _lock = ForkSafeLock()
-_records: dict[tuple[object, ...], Choice] = {}
+_records: dict[tuple[ConvProblem, Policy, int], Choice] = {}
 # A choice that is still being made when its problem is forgotten must not be recorded afterwards.
 # C++ keeps the same generation for its table of plans, which it updates only after the miss handler
 # returns.
@@ -35,7 +36,7 @@ def record(choice: Choice, since: int | None = None) -> bool:
     Returns:
         False where the problem was forgotten since then: the choice is obsolete.
     """
-    key = (choice.problem, *choice.policy, choice.device)
+    key = (choice.problem, choice.policy, choice.device)
     with _lock:
         if since not in (None, _forgettings + _forgettings_of[choice.problem]):
             return False
@@ -47,20 +48,14 @@ def record(choice: Choice, since: int | None = None) -> bool:
         return True
 
 
-def find(
-    problem: ConvProblem,
-    sampling: str,
-    workspace_limit: int | None,
-    benchmark_limit: int,
-    device: int,
-) -> Choice | None:
-    """The recorded choice for ``problem`` under a policy."""
+def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
+    """Returns the recorded choice for ``problem`` under a policy."""
     with _lock:
-        return _records.get((problem, sampling, workspace_limit, benchmark_limit, device))
+        return _records.get((problem, policy, device))
 
 
 def choices() -> list[Choice]:
-    """Every choice of this process, in the order in which they were made."""
+    """Returns every choice of this process, in the order in which they were made."""
     with _lock:
         return list(_records.values())
 

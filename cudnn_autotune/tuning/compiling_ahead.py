@@ -25,6 +25,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.sampling.strategy import Shortlist
+from cudnn_autotune.store import Policy
 from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.timers.gpu_timer import Built
 from cudnn_autotune.timers.measuring import MOST_ALIGNED
@@ -71,7 +72,7 @@ def start(
         return
     index, nearby = cuda_index(device), []
     if index is not None:
-        if remembering.find(problem, mode, workspace_limit, 0, index) is not None:
+        if remembering.find(problem, Policy(mode, workspace_limit), index) is not None:
             return
         nearby = remembering.similar(problem, index)
     with LOCK, suppress(RuntimeError):  # the system gives no thread: the search compiles

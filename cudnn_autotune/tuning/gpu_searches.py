@@ -88,13 +88,14 @@ class GpuSearches:
     def _decided(
         self, problem: ConvProblem, suffices: Callable[[Decision], bool]
     ) -> Decision | None:
-        """The decision that serves the problem in this process, or would at the next call."""
-        policy = (self.mode, settings.get_workspace_limit(), settings.get_benchmark_limit())
-        made = choice_log.find(problem, *policy, self.device)
-        found = made or remembering.find(problem, *policy, self.device)
+        """Returns the decision that serves the problem in this process, or would at its next
+        call."""
+        policy = settings.policy_of(self.mode)
+        made = choice_log.find(problem, policy, self.device)
+        found = made or remembering.find(problem, policy, self.device)
         if self.retune or found is None or not suffices(found.decision):
             return None
-        # A problem that a neighbour's engine serves would be searched for by tune().
+        # tune() would search for a problem that a neighbour's engine serves.
         return made.decision if made else tune_problem.tune(problem, self.device, self.mode)
 
     def room_for(self, problem: ConvProblem) -> bool:
@@ -117,9 +118,9 @@ class GpuSearches:
         try:
             one = self._open(problem)
         except torch.OutOfMemoryError:
-            limits = (settings.get_workspace_limit(), settings.get_benchmark_limit())
             evidence = Evidence(provisional="there was no memory for its operands")
-            return untimed(problem, self.mode, *limits, Measurement(ATEN, None, 0), evidence)
+            policy = settings.policy_of(self.mode)
+            return untimed(problem, policy, Measurement(ATEN, None, 0), evidence)
         except _C.CudnnError:  # cuDNN has no graph for it, and PyTorch serves it
             return tune_problem.tune(problem, self.device, self.mode)
         selection = Heuristic().select(one.candidates, one.timer, Limits())

@@ -260,7 +260,7 @@ def run_elsewhere(
     runs = replace(implementation, supports=callable, settings=())
     try:
         task = pickle.dumps((runs, tuple(settings), problem_to_json(problem), device))
-    except Exception as error:  # of any kind, as objects may say themselves how they are pickled
+    except Exception as error:  # any kind, as objects may say themselves how they are pickled
         raise NotImportableError(f"it cannot be imported by name ({error})") from None
     with _separate_process(task) as child:
         begun = child.message(START_S, "the other process")

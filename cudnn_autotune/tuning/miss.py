@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.strategy import Limits, Shortlist, Strategy, traits_of
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Policy
+from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import surrounded, telling_operands
@@ -62,31 +63,21 @@ _searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
 class _Miss:
     """A call whose problem has no engine yet, with the arguments of :func:`choose`."""
 
-    native: _C.ConvProblem
-    mode: str
-    workspace_limit: int
-    benchmark_limit: int
+    problem: ConvProblem
+    policy: Policy
     device: int
     tensors: Tensors
     serving: _C.Plan | None = None
     is_checked: bool = False
     """Whether the output is checked even where PyTorch would run the same plan unchecked."""
 
-    @cached_property
-    def problem(self) -> ConvProblem:
-        return ConvProblem.from_native(self.native)
-
-    @property
-    def limit(self) -> int | None:
-        return None if self.workspace_limit < 0 else self.workspace_limit
-
     @property
     def is_probe(self) -> bool:
-        return probing.is_probe(self.benchmark_limit)
+        return self.policy.probe is not None
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.benchmark_limit, settings.get_budget_ms())
+        return Limits(self.policy.benchmark, settings.get_budget_ms())
 
 
 def choose(
@@ -101,8 +92,8 @@ def choose(
     """Chooses an engine for a problem that has none yet; called by C++, one at a time.
 
     Args:
-        native, mode, workspace_limit (bytes, -1: no limit), benchmark_limit (0: all; below
-            0: a probe's), device: the key of the choice.
+        native, mode, workspace_limit, benchmark_limit, device: The key of the choice
+            (``Policy.of_call``).
         tensors: as ``engines.queried.Tensors``, on the device, in the problem's layout and dtype;
             the one that the operation writes may be overwritten.
         serving: the plan that has served the calling thread provisionally.
@@ -111,7 +102,8 @@ def choose(
         The choice's plan; the trial that decides later, in the mode ``online``; whether the choice
         is provisional; and a function to call once other threads may tune.
     """
-    miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, tensors, serving)
+    policy = Policy.of_call(mode, workspace_limit, benchmark_limit)
+    miss = _Miss(ConvProblem.from_native(native), policy, device, tensors, serving)
     with deferred.put_off() as changes:
         served, trial = _choose(miss)
     afterwards = partial(deferred.make_all, changes) if changes else None
@@ -122,7 +114,7 @@ def choose(
 def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     start_s = time.perf_counter()
     since = choice_log.generation(miss.problem)
-    known = remembering.find(miss.problem, miss.mode, miss.limit, miss.benchmark_limit, miss.device)
+    known = remembering.find(miss.problem, miss.policy, miss.device)
     earlier = _earlier(miss)
     if earlier is not None and known is None:
         again = _unchanged(miss, earlier)
@@ -141,8 +133,8 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
         return replace(served, choice=earlier), None
     tuning_ms = (time.perf_counter() - start_s) * 1e3
     served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
-    if miss.is_probe:
-        probing.record(miss.benchmark_limit, served.choice)
+    if miss.policy.probe is not None:
+        probing.record(miss.policy.probe, served.choice)
         return served, None
     is_tried = served.is_found and _is_tried(miss, strategy, served.choice)
     if is_tried:  # the trial looks at all candidates, and says what it lacks itself
@@ -155,8 +147,7 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
 
 def _earlier(miss: _Miss) -> Choice | None:
     """The choice of this process that serves the problem provisionally, if there is one."""
-    key = (miss.problem, miss.mode, miss.limit, miss.benchmark_limit, miss.device)
-    made = choice_log.find(*key)
+    made = choice_log.find(miss.problem, miss.policy, miss.device)
     return made if made is not None and made.lacking else None
 
 
@@ -177,7 +168,7 @@ def _unchanged(miss: _Miss, earlier: Choice) -> Served | None:
     plan = miss.serving
     if plan is None or plan.text != text:
         try:
-            plan = _C.build_plan(miss.native, text, miss.device)
+            plan = _C.build_plan(miss.problem.native(), text, miss.device)
         except _C.PlanError as failure:
             _log.info("%s: tuned again: %s", problem.text, str(failure))
             return None
@@ -198,10 +189,10 @@ def _waited_for(miss: _Miss, known: Choice | None) -> tuple[Served, Strategy | N
     Returns the strategy of the search as well, if there was one."""
     with events.SEARCHES.searching():
         if known is not None:
-            served = serve(known, miss.native, miss.workspace_limit, miss.tensors, miss.serving)
+            served = serve(known, miss.tensors, miss.serving)
             if served is not None:
                 return served, None
-        strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
+        strategy = sampling.get(probing.MODE if miss.is_probe else miss.policy.mode)
         return _search(miss, strategy), strategy
 
 
@@ -219,7 +210,7 @@ def _fast_nearby(miss: _Miss) -> list[Candidate] | None:
     """The engines by which a new size is to be served; None if it is to be searched for."""
     if miss.is_probe or settings.get_new_shapes() == "tune":
         return None
-    if not sampling.traits(miss.mode).times:  # there is nothing to save
+    if not sampling.traits(miss.policy.mode).times:  # there is nothing to save
         return None
     return new_sizes.fast_nearby(miss.problem, miss.device)
 
@@ -230,8 +221,10 @@ def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
     for candidate in ready_kernels.ready(nearby, miss.problem, miss.device):
         entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
         evidence = Evidence(rule="chosen for a similar problem", tied=(candidate.text,))
-        known = Choice(_untimed(miss, entry, evidence), miss.device, "neighbour")
-        served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
+        known = Choice(
+            untimed(miss.problem, miss.policy, entry, evidence), miss.device, "neighbour"
+        )
+        served = serve(known, miss.tensors)
         if served is not None:
             return served
     # It may be the very plan that was wrong.
@@ -252,7 +245,7 @@ def _begin_trial(
     step = new_sizes.LazyPreparation()
     first_step = 2 if nearby is None else new_sizes.calls_before_trial(miss.problem, miss.device)
     trial = _C.OnlineTrial(first.plan, step, first_step)
-    shortlist = sampling.traits(miss.mode).shortlist if nearby is None else online.few
+    shortlist = sampling.traits(miss.policy.mode).shortlist if nearby is None else online.few
     assert shortlist is not None  # a mode that decides later has one
     # It must hold neither the trial, which holds it, nor the call's tensors.
     begun_with = (first.choice, first.plan, since, shortlist, nearby or (), miss.limits.budget_ms)
@@ -300,12 +293,12 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     if concluded is not None and not miss.is_probe:
         return _concluded(miss, *concluded)
     try:
-        search = _C.EngineSearch.on_device(miss.native, miss.device)
+        search = _C.EngineSearch.on_device(problem.native(), miss.device)
     except _C.CudnnError as error:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
         return _served(miss, None, Lacking(not_built=int(is_passing(str(error)))))
-    compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.limit)
+    compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.policy.workspace)
     begun = compiling_ahead.take(problem, miss.device)
     tensors, is_short = miss.tensors, False
     traits = traits_of(strategy)
@@ -322,10 +315,10 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         timer.lacks_memory()
     try:
         nearby = remembering.similar(problem, miss.device)
-        candidates = QueriedCandidates(search, problem, miss.tensors, miss.limit, nearby)
+        candidates = QueriedCandidates(search, problem, miss.tensors, miss.policy.workspace, nearby)
         selection = strategy.select(candidates, timer, miss.limits)
     except torch.OutOfMemoryError as error:
-        # As text, since a handler that keeps log records would keep the tensors of its frames.
+        # A handler that keeps log records would keep an error's frames, and their tensors.
         message = f"out of memory: {error}"
         _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, message)
         timer.lacks_memory()
@@ -373,17 +366,12 @@ def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
             continue  # it did not build
         if not is_checked:
             return _served(miss, selection, lacks, checks, timed, plan)
-        if miss.limit is not None and plan.workspace_bytes > miss.limit:
+        if not admits(miss.policy.workspace, plan.workspace_bytes):
             continue  # the workspace of an engine that no heuristic lists is known only now
         if checks.is_right(miss.problem, text, plan, miss.tensors):
             lacks = replace(lacks, check=checks.errors[text] is None)
             return _served(miss, selection, lacks, checks, timed, plan)
     return _served(miss, selection, lacks, checks)
-
-
-def _untimed(miss: _Miss, entry: Measurement, evidence: Evidence | None = None) -> Decision:
-    limit = max(miss.benchmark_limit, 0)
-    return untimed(miss.problem, miss.mode, miss.limit, limit, entry, evidence)
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
@@ -409,7 +397,7 @@ def _served(
 ) -> Served:
     """The result of a search, which lacked something if it is not ``chosen`` finally; without
     ``chosen``, PyTorch's own path serves the problem."""
-    decision = _untimed(miss, chosen or Measurement(ATEN, None, 0))
+    decision = untimed(miss.problem, miss.policy, chosen or Measurement(ATEN, None, 0))
     if selection is not None and checks is not None:
         if chosen is not None:
             decision = with_selection(decision, selection, chosen, checks, miss.device)
@@ -420,4 +408,4 @@ def _served(
 
 
 def _own_path(miss: _Miss) -> _C.Plan:
-    return _C.build_plan(miss.native, ATEN.text, miss.device)
+    return _C.build_plan(miss.problem.native(), ATEN.text, miss.device)

@@ -19,7 +19,7 @@ from cudnn_autotune.store.decision import Decision
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the tuning of a model is."""
+    """The progress of the tuning of a model."""
 
     decided: int
     problems: int

@@ -273,7 +273,7 @@ class OnlineCommitter:
     @property
     def chosen_elsewhere(self) -> str | None:
         first = self._first
-        known = choice_log.find(first.problem, *first.policy, first.device)
+        known = choice_log.find(first.problem, first.policy, first.device)
         if known is None or known.total_samples == 0 or known.lacking:
             return None
         return known.text

@@ -22,7 +22,7 @@ from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.timers.measuring import WRITTEN, telling_operands
-from cudnn_autotune.tuning.checking import comparison, error_in, new_seed, tolerance
+from cudnn_autotune.tuning.checking import comparison, error_in, is_right, new_seed
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class OutputChecks:
     def conclude(self, problem: ConvProblem, text: str, verdict: Verdict) -> bool:
         """Records a verdict, and returns False if the output is wrong. Waits for the verdict."""
         error = self.errors[text] = verdict.error()
-        if error is None or error <= tolerance(problem):
+        if error is None or is_right(problem, error):
             return True
         _log.warning("%s: %s %s", problem.text, text, verdict.fault())
         self.rejected.append((text, error))
@@ -104,8 +104,8 @@ class Verdict:
             return math.inf
         problem = self._compared.problem
         error = error_in(problem, self._found[:-1])
-        is_right = error is not None and error <= tolerance(problem)
-        return None if is_right and not self._compared.is_guarded else error
+        is_guarded = self._compared.is_guarded or not is_right(problem, error)
+        return error if is_guarded else None
 
     @property
     def needs_others(self) -> bool:
@@ -120,7 +120,7 @@ class Verdict:
         return self._found is not None
 
     def fault(self) -> str:
-        """What is wrong, as the rest of a sentence about the candidate. Waits for the device."""
+        """Returns the fault, as the rest of a sentence about the candidate; waits for it."""
         error = self.error()
         if self._failure:
             return f"fails: {self._failure}"
@@ -159,7 +159,7 @@ def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> V
 
 
 def begin_anew(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:
-    """As :func:`begin`, on random operands instead of the caller's.
+    """Does the same as :func:`begin`, on random operands instead of the caller's.
 
     Raises:
         OutOfMemoryError: there is no memory for them.
@@ -175,7 +175,7 @@ def _begun(
     try:
         return _compared(text, plan, tensors, compared)
     except _C.PlanError as failure:
-        # As text, since a handler that keeps log records would keep the tensors of its frames.
+        # A handler that keeps log records would keep an error's frames, and their tensors.
         _log.warning("%s: %s fails: %s", problem.text, text, str(failure))
         return Verdict(math.inf, str(failure))
 
@@ -223,6 +223,6 @@ def refusal(problem: ConvProblem, tensors: Tensors) -> Callable[[str, _C.Plan], 
         if not verdict.is_compared:
             raise torch.OutOfMemoryError("there is no memory to check it")
         error = verdict.error()
-        return "" if error is None or error <= tolerance(problem) else f"it {verdict.fault()}"
+        return "" if error is None or is_right(problem, error) else f"it {verdict.fault()}"
 
     return why

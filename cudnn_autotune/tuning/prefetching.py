@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 
 from cudnn_autotune.core.background import COMPILING, BackgroundThreads
 from cudnn_autotune.core.extension import _C
@@ -59,7 +60,7 @@ def _read_around(known: Choice) -> None:
             reader = _readers[known.device] = Reader(layers)
         around = reader.around(known.decision)
     chosen = [(d.problem, d.chosen.candidate.text) for d in around if d.chosen]
-    # Of implementations it is kernels that are kept, and not plans.
+    # An implementation's kernels are kept, and not its plans.
     start([(problem, text) for problem, text in chosen if identify(text).is_engine], known.device)
 
 
@@ -122,7 +123,7 @@ def clear() -> None:
 
 
 class Reader:
-    """Which decisions of a store have been read ahead."""
+    """Keeps in mind the decisions of a store that have been read ahead."""
 
     def __init__(self, layers: Layered) -> None:
         self.layers = layers
@@ -147,7 +148,7 @@ class Reader:
             d.restricted_to(served.problem.deterministic, served.workspace_limit)
             for d in found
             if d is not None
-            and (d.sampling, d.benchmark_limit) == (served.sampling, served.benchmark_limit)
+            and replace(d.policy, workspace=served.policy.workspace) == served.policy
         )
         return [d for d in same_mode if d and d.chosen and d.chosen.candidate.is_compiled]
 

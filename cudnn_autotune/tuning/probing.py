@@ -21,12 +21,12 @@ _made: dict[int, list[Choice]] = {}
 
 @dataclass
 class Probed:
-    """What a probe's calls have asked for."""
+    """The requests of a probe's calls."""
 
     choices: list[Choice] = field(default_factory=list)
     """One for each problem and policy."""
     calls: dict[bytes, int] = field(default_factory=dict)
-    """How often each problem was asked for, by its key."""
+    """Number of calls of each problem, by its key."""
 
     def calls_of(self, problem: ConvProblem) -> int:
         """Returns how often the calls asked for a problem: 1 at least, once the probe is over."""
@@ -49,13 +49,8 @@ def probe() -> Iterator[Probed]:
         del _made[number]
 
 
-def is_probe(benchmark_limit: int) -> bool:
-    """Whether a call with this limit belongs to a probe."""
-    return benchmark_limit < 0
-
-
-def record(benchmark_limit: int, choice: Choice) -> None:
-    """Appends the choice of such a call to its probe's list, unless the probe is over."""
-    made = _made.get(benchmark_limit)
+def record(number: int, choice: Choice) -> None:
+    """Appends the choice of a probe's call to its list, unless the probe is over."""
+    made = _made.get(number)
     if made is not None:
         made.append(choice)

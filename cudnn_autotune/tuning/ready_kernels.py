@@ -1,4 +1,4 @@
-"""What was fast on similar problems and can serve at once, since nothing is to be compiled.
+"""Candidates that were fast on similar problems and can serve at once, since nothing is compiled.
 
 A kernel of the package has settings that depend on the problem's size, and is compiled for each. So
 where one was fast nearby, any of its settings serves whose kernel is compiled already, or kept by
@@ -75,7 +75,7 @@ def _ready_setting(text: str, problem: ConvProblem, gpu: Gpu) -> Candidate | Non
             _log.info("%s: %s", problem.text, str(error))
             continue
         if kernels is None:
-            continue  # what a function does may take any time
+            continue  # a function may take any time
         if all(is_found(kernel, gpu.compute_capability) for kernel in kernels):
             found = candidate
             break

@@ -16,11 +16,11 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
-from cudnn_autotune.store import Decision, checked_outputs
+from cudnn_autotune.store import Decision, Policy, checked_outputs
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import key_of, was_cut_short
-from cudnn_autotune.tuning import choice_log, deferred, events, prefetching, probing, settings
-from cudnn_autotune.tuning.checking import tolerance
+from cudnn_autotune.tuning import choice_log, deferred, events, prefetching, settings
+from cudnn_autotune.tuning.checking import is_right
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
 
@@ -30,53 +30,36 @@ _agreed: dict[tuple[int, str], Decision] = {}
 _retuned: set[ConvProblem] = set()
 
 
-def find(
-    problem: ConvProblem,
-    sampling: str,
-    workspace_limit: int | None,
-    benchmark_limit: int,
-    device: int,
-) -> Choice | None:
-    """The known choice for ``problem`` under a policy; None where a search must decide.
+def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
+    """Returns the known choice for ``problem`` under a policy; None where a search must decide.
 
     Calls of a probe find pins only.
     """
-    text = pinned(problem)
-    if text is not None:
-        limit = 0 if probing.is_probe(benchmark_limit) else benchmark_limit
-        entry = Measurement(named(text), None, 0)
-        decision = untimed(problem, sampling, workspace_limit, limit, entry)
+    if (text := pinned(problem)) is not None:
+        decision = untimed(problem, policy, Measurement(named(text), None, 0))
         return Choice(decision, device, "pinned")
-    if probing.is_probe(benchmark_limit):
-        return None
     with _lock:
-        if problem in _retuned:
+        if policy.probe is not None or problem in _retuned:
             return None
-        agreed = _agreed.get((device, key_of(problem, sampling, benchmark_limit)))
-    found = agreed and agreed.restricted_to(problem.deterministic, workspace_limit)
+        agreed = _agreed.get((device, key_of(problem, policy)))
+    found = agreed and agreed.restricted_to(problem.deterministic, policy.workspace)
     if found is not None:
         return Choice(found, device, "agreed")
     if not store_settings.is_read():
         return None
+    budget_ms = settings.get_budget_ms()
+
+    def suffices(decision: Decision) -> bool:
+        # Some other program may have stored what is provisional.
+        is_final = not decision.selection.evidence.provisional
+        return is_final and not was_cut_short(decision, budget_ms)
+
     try:
-        found = store_settings.layers(device).find(
-            problem,
-            suffices=partial(_suffices, settings.get_budget_ms()),
-            sampling=sampling,
-            workspace_limit=workspace_limit,
-            benchmark_limit=benchmark_limit,
-        )
+        found = store_settings.layers(device).find(problem, policy, suffices)
     except Exception:  # whatever a store holds, a call is served
         _log.exception("%s: what the store has of it cannot be read", problem.text)
         return None
     return None if found is None else Choice(found, device, "store")
-
-
-def _suffices(budget_ms: float | None, decision: Decision) -> bool:
-    """Whether a stored decision is final for a process with this budget. What a smaller budget has
-    cut short is tuned again, and so is what some other program has stored though provisional."""
-    is_final = not decision.selection.evidence.provisional
-    return is_final and not was_cut_short(decision, budget_ms)
 
 
 def reject(known: Choice) -> None:
@@ -120,9 +103,9 @@ def commit(choice: Choice, since: int | None = None) -> None:
     # Before what may wait for the lock of a file.
     deferred.change(partial(events.announce, choice))
     error = choice.relative_error
-    # A new size seldom comes again: neither what serves it is kept, nor its check.
+    # A new size seldom comes again, so neither its choice nor the check of it is kept.
     is_kept = choice.origin != "neighbour"
-    if is_kept and error is not None and error <= tolerance(choice.problem):
+    if is_kept and error is not None and is_right(choice.problem, error):
         found = (choice.problem.text, choice.text, choice.device, error)
         deferred.change(partial(checked_outputs.remember, *found))
     for text, _ in choice.rejected:

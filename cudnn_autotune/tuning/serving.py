@@ -8,10 +8,9 @@ problem whose decision fails that, in whatever way, is tuned again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -23,10 +22,11 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.engines.user_implementation import is_users
-from cudnn_autotune.store import checked_outputs
+from cudnn_autotune.store import Policy, checked_outputs
+from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import Lacking, is_passing
 from cudnn_autotune.tuning import prefetching, remembering
-from cudnn_autotune.tuning.checking import tolerance
+from cudnn_autotune.tuning.checking import is_right
 from cudnn_autotune.tuning.choice import Choice, for_want_of
 from cudnn_autotune.tuning.output_check import OutputChecks
 
@@ -58,13 +58,7 @@ class Served:
     """False if a search found no candidate that is right, and PyTorch's own path serves."""
 
 
-def serve(
-    known: Choice,
-    native: _C.ConvProblem,
-    workspace_limit: int,
-    tensors: Tensors,
-    plan: _C.Plan | None = None,
-) -> Served | None:
+def serve(known: Choice, tensors: Tensors, plan: _C.Plan | None = None) -> Served | None:
     """Builds a known choice, and checks its output on ``tensors``, unless a process of this user
     has found it right before (``store.checked_outputs``). It is provisional if the output cannot be
     compared.
@@ -76,23 +70,21 @@ def serve(
     that cannot serve is not counted, since nothing was remembered of this problem.
 
     Args:
-        native: the problem.
-        workspace_limit: bytes; -1: no limit.
-        plan: what serves provisionally, which is not built again if it is the choice's.
+        plan: What serves provisionally, which is not built again if it is the choice's.
 
     Returns:
         The choice, ready to run; None if the problem must be tuned after all, which is logged and
         counted in ``fallbacks()``.
 
     Raises:
-        PlanError: what is pinned does not build.
+        PlanError: What is pinned does not build.
     """
     problem, text = known.problem, known.text
     prefetching.read_ahead(known)
     try:
         if plan is None or plan.text != text:
-            plan = built(known, native, workspace_limit, _search_on(native, known.device))
-        is_right, error = _checked(known, plan, tensors)
+            plan = built(known, _search_on(problem.native(), known.device))
+        error = _checked(known, plan, tensors)
     except UnfitError as unfit:
         reason, details = unfit.args
         if known.origin == "neighbour":
@@ -104,8 +96,6 @@ def serve(
         if not unfit.is_passing:
             remembering.reject(known)
         return None
-    if not is_right:
-        _log.warning("%s: %s serves all the same: it is pinned", problem.text, text)
     selection = known.decision.selection
     if known.origin in ("pinned", "neighbour"):
         candidate = replace(selection.winner.candidate, workspace_bytes=plan.workspace_bytes)
@@ -120,20 +110,28 @@ def serve(
     return Served(served, plan)
 
 
-def _checked(known: Choice, plan: _C.Plan, tensors: Tensors) -> tuple[bool, float | None]:
-    """Whether the output is right as far as it can be compared, and its relative error; raises
-    UnfitError where it is wrong, unless the choice is pinned."""
+def _checked(known: Choice, plan: _C.Plan, tensors: Tensors) -> float | None:
+    """Returns the relative error of the output, None if it cannot be compared; raises UnfitError
+    where it is wrong, unless the choice is pinned."""
     problem, text, checks = known.problem, known.text, OutputChecks()
     with _verifying(known):
-        is_kept = known.origin != "neighbour"  # of a new size no check is kept
-        error = checked_outputs.error_of(problem.text, text, known.device) if is_kept else None
-        if error is not None and error <= tolerance(problem):
-            return True, error
-        is_right = checks.is_right(problem, text, plan, tensors)
+        # No check of a new size is kept.
+        if known.origin != "neighbour" and (error := _kept_error(known)) is not None:
+            return error
+        may_serve = checks.is_right(problem, text, plan, tensors)
     error = checks.errors[text]
-    if not is_right and known.origin != "pinned":
+    if not may_serve and known.origin != "pinned":
         raise UnfitError(WRONG, f"its relative error is {error:.3g}")
-    return is_right, error
+    if not may_serve:
+        _log.warning("%s: %s serves all the same: it is pinned", problem.text, text)
+    return error
+
+
+def _kept_error(known: Choice) -> float | None:
+    """Returns the relative error of an output that a process of this user has found right, else
+    None."""
+    error = checked_outputs.error_of(known.problem.text, known.text, known.device)
+    return error if is_right(known.problem, error) else None
 
 
 @contextmanager
@@ -151,7 +149,7 @@ def _verifying(known: Choice) -> Iterator[None]:
         # A GPU that is lost fails the search that follows, too.
         is_lost = isinstance(failure, torch.AcceleratorError)
         unfit.is_passing = is_lost or is_passing(str(failure))
-        # As text, since a handler that keeps log records would keep the tensors of its frames.
+        # A handler that keeps log records would keep an error's frames, and their tensors.
         raise unfit from None
 
 
@@ -168,7 +166,7 @@ def during_capture(
     device: int,
 ) -> _C.Plan | None:
     """Serves a problem by a known choice while a stream is being captured, when no output can be
-    checked. Called by C++, with the key of the choice (workspace_limit in bytes, -1: no limit).
+    checked. Called by C++, with the key of the choice (``Policy.of_call``).
 
     Without a known choice the capture is served by what PyTorch would run, unchecked too. The next
     call outside a capture is served by :func:`serve`, which checks the output.
@@ -179,17 +177,16 @@ def during_capture(
         implementation: that may be run in another process first, and what it compiles when it first
         runs may break the capture. None: the heuristics serve.
     """
-    limit = None if workspace_limit < 0 else workspace_limit
     problem = ConvProblem.from_native(native)
-    known = remembering.find(problem, sampling, limit, benchmark_limit, device)
+    policy = Policy.of_call(sampling, workspace_limit, benchmark_limit)
+    known = remembering.find(problem, policy, device)
     if known is None:
         return None
     is_pinned = known.origin == "pinned"
-    error = checked_outputs.error_of(problem.text, known.text, device)
-    if not is_pinned and (error is None or error > tolerance(problem) or is_users(known.text)):
+    if not is_pinned and (_kept_error(known) is None or is_users(known.text)):
         return None
     try:
-        plan = built(known, native, workspace_limit, _search_on(native, device))
+        plan = built(known, _search_on(native, device))
     except (UnfitError, _C.PlanError) as failure:
         named, why = _printable(known.text), _printable(failure.args[-1])
         _log.warning("%s: %s is not captured: %s", problem.text, named, why)
@@ -199,48 +196,67 @@ def during_capture(
     return plan
 
 
-def built(
-    known: Choice,
-    native: _C.ConvProblem,
-    workspace_limit: int,
-    open_search: Callable[[], _C.EngineSearch],
-) -> _C.Plan:
-    """The plan of a known choice.
+def built(known: Choice, open_search: Callable[[], _C.EngineSearch]) -> _C.Plan:
+    """Returns the plan of a known choice.
 
     Args:
-        native: the problem.
-        workspace_limit: bytes; -1: no limit.
-        open_search: opens cuDNN's engines for the problem.
+        open_search: Opens cuDNN's engines for the problem.
 
     Raises:
-        UnfitError: a choice that is not pinned does not build or violates what the problem asks
-            for: by its workspace, by the notes that cuDNN or its implementation reports here, or
-            by the errata.
-        PlanError: what is pinned does not build.
+        UnfitError: A choice that is not pinned does not build, or :func:`may_serve` refuses it.
+        PlanError: What is pinned does not build.
     """
-    text, notes = known.text, list[str]()
+    problem, text, device = known.problem, known.text, known.device
     is_pinned = known.origin == "pinned"
-    build = partial(_C.build_plan, native, text, known.device)
     with _verifying(known):
-        if identify(text).is_engine:  # the text decides: what else is remembered of it may be wrong
-            search = open_search()
-            here, build = search.describe(text), partial(search.build, text)
-            notes = here.numerical_notes
-            if not is_pinned and not _C.is_allowed(here, native, workspace_limit):
-                raise UnfitError(NOT_ALLOWED, _needs(here.workspace_bytes, notes))
-        elif identify(text).is_implementation and not is_pinned:
-            problem, gpu = ConvProblem.from_native(native), offers.gpu_of(known.device)
-            offer = offers.described(text, problem, gpu)
-            notes = list(offer.numerical_notes)
-            if not offers.is_allowed(offer, problem, None):
-                raise UnfitError(NOT_ALLOWED, _needs(offer.workspace_bytes, notes))
-        plan = prefetching.take(native, text, known.device) or build()
-        if not is_pinned and 0 <= workspace_limit < plan.workspace_bytes:
+        is_engine = identify(text).is_engine
+        search = open_search() if is_engine else None
+        if search is not None and is_pinned:
+            search.describe(text)  # its error says more of a text than that of building it
+        notes = () if is_pinned else may_serve(text, problem, device, known.workspace_limit, search)
+        plan = prefetching.take(problem.native(), text, device)
+        if plan is None and search is not None:
+            plan = search.build(text)
+        elif plan is None:
+            plan = _C.build_plan(problem.native(), text, device)
+        if not is_pinned and not admits(known.workspace_limit, plan.workspace_bytes):
             raise UnfitError(NOT_ALLOWED, _needs(plan.workspace_bytes, notes))
     return plan
 
 
-def _needs(workspace_bytes: int, notes: list[str]) -> str:
+def may_serve(
+    text: str,
+    problem: ConvProblem,
+    device: int,
+    workspace_limit: int | None,
+    search: _C.EngineSearch | None,
+) -> Sequence[str]:
+    """Returns the numerical notes of a candidate that may serve a problem, by what is known of it
+    before it is built. The text decides: whatever else is remembered of it may be wrong.
+
+    Args:
+        search: cuDNN's engines for the problem, for a candidate that is one of them.
+
+    Raises:
+        UnfitError: The problem does not allow it: by its workspace, by the notes that cuDNN or its
+            implementation reports here, or by the errata.
+        CudnnError, ImplementationError, ValueError: It is not there.
+    """
+    if search is not None:
+        here, limit = search.describe(text), -1 if workspace_limit is None else workspace_limit
+        if not _C.is_allowed(here, problem.native(), limit):
+            raise UnfitError(NOT_ALLOWED, _needs(here.workspace_bytes, here.numerical_notes))
+        return here.numerical_notes
+    if identify(text).is_implementation:
+        offer = offers.described(text, problem, offers.gpu_of(device))
+        # A plan says itself how much workspace it needs.
+        if not offers.is_allowed(offer, problem, None):
+            raise UnfitError(NOT_ALLOWED, _needs(offer.workspace_bytes, offer.numerical_notes))
+        return offer.numerical_notes
+    return ()
+
+
+def _needs(workspace_bytes: int, notes: Sequence[str]) -> str:
     return f"here it needs {workspace_bytes} bytes of workspace; notes: {', '.join(notes) or '-'}"
 
 

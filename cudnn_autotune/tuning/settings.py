@@ -38,6 +38,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.configs import check_workspace_limit
 from cudnn_autotune.sampling.strategy import check_mode_name
+from cudnn_autotune.store import Policy
 from cudnn_autotune.store.notices import warn_once
 from cudnn_autotune.tuning import choice_log
 
@@ -105,6 +106,11 @@ def get_workspace_limit() -> int | None:
 def get_benchmark_limit() -> int:
     """Returns how many candidates are timed at most; 0: all."""
     return int(_C.settings().benchmark_limit)
+
+
+def policy_of(mode: str) -> Policy:
+    """Returns the policy of calls of this mode under the present limits."""
+    return Policy(mode, get_workspace_limit(), get_benchmark_limit())
 
 
 def get_budget_ms() -> float | None:

@@ -57,8 +57,7 @@ def tune(
     ):
         run_operator(problem, data, sampling)
         torch.cuda.synchronize(device)
-    policy = (sampling, settings.get_workspace_limit(), settings.get_benchmark_limit())
-    choice = choice_log.find(problem, *policy, device)
+    choice = choice_log.find(problem, settings.policy_of(sampling), device)
     if choice is not None:
         return choice.decision
     reasons = ", ".join(choice_log.fallbacks()) or "it is served by PyTorch"

@@ -23,7 +23,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Store, checked_outputs, kept_plans
+from cudnn_autotune.store import Decision, Policy, Store, checked_outputs, kept_plans
 from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import prefetching
 
@@ -71,7 +71,7 @@ def builds(problem: ca.ConvProblem) -> ca.expert.Candidate:
 def remember(folder: Path, problem: ca.ConvProblem, candidate: ca.expert.Candidate) -> None:
     """Stores a decision for the candidate, as if it had won."""
     selection = Selection((Measurement(candidate, 0.1, 9),), 9)
-    Store(folder).add([Decision(problem, "race", 0, None, selection, 1e-4)])
+    Store(folder).add([Decision(problem, Policy("race"), selection, 1e-4)])
 
 
 def expected(data: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -28,7 +28,7 @@ from cudnn_autotune.core.versions import environment
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Environment
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.folder import default_folder
+from cudnn_autotune.store.environment import default_folder
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.telemetry import Gpu, Telemetry
 

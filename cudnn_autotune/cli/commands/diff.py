@@ -13,7 +13,7 @@ from cudnn_autotune.cli.options import TOLERANCE, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import count, milliseconds, say
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.store import Decision, Environment, entry
+from cudnn_autotune.store import Decision, Environment, codec
 
 # The meaning of the first character of a difference's line.
 _MARKS = {
@@ -80,8 +80,8 @@ def _between(a: Environment, b: Environment) -> Iterator[str]:
 def differences(a: Iterable[Decision], b: Iterable[Decision], tolerance: float) -> Iterator[str]:
     """A line for each difference, in the order of ``a``, and then for what only ``b`` has. Times
     differ if they do by more than ``tolerance``, relative to the one in ``a``."""
-    left = {entry.name_of(decision): decision for decision in a}
-    right = {entry.name_of(decision): decision for decision in b}
+    left = {codec.name_of(decision): decision for decision in a}
+    right = {codec.name_of(decision): decision for decision in b}
     for name, decision in left.items():
         label, engine = _label(decision), _engine(decision)
         other = right.pop(name, None)

@@ -19,7 +19,7 @@ from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core import versions
 from cudnn_autotune.store import Environment, disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.folder import FOLDER_VARIABLE, default_folder, file_in
+from cudnn_autotune.store.environment import FOLDER_VARIABLE, default_folder, file_in
 from cudnn_autotune.store.plan_files import folder_beside
 from cudnn_autotune.tuning import settings
 

@@ -15,8 +15,8 @@ from cudnn_autotune.cli.stores import (
     store_option,
 )
 from cudnn_autotune.cli.wording import count, say
-from cudnn_autotune.store import Environment, Store, entry, file_format
-from cudnn_autotune.store.folder import SUFFIX, names_file
+from cudnn_autotune.store import Environment, Store, codec, file_format
+from cudnn_autotune.store.environment import SUFFIX, names_file
 
 
 @click.command()
@@ -35,7 +35,7 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
     if kind_of(out, "FILE") and os.path.samefile(out, found.path):
         raise refuse("FILE", f"{out} is there already; it is the store itself")
     check_new("FILE", out, force)
-    lines = sorted(entry.encode(decision, found.environment) for decision in decisions)
+    lines = sorted(codec.encode(decision, found.environment) for decision in decisions)
     write("FILE", out, file_format.encode(found.environment, lines))
     say(
         f"{count(len(lines), 'decision')} of {found.environment.file_name.removesuffix(SUFFIX)}"

@@ -13,7 +13,7 @@ from simulation import PROBLEM, candidate
 from cudnn_autotune import Choice, ConvProblem, Measurement, Selection
 from cudnn_autotune.audit.model import Pick
 from cudnn_autotune.core.json_dataclass import decode, encode
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Policy
 
 gpu = pytest.importorskip("cudnn_autotune.audit.gpu", reason="needs a CUDA build")
 
@@ -42,9 +42,7 @@ def test_an_engine_that_was_wrong_beyond_measure_is_told_and_read(error: float) 
     selection = Selection((Measurement(candidate("eng1"), 0.9, 3), chosen), total_samples=6)
     decision = Decision(
         PROBLEM,
-        "race",
-        0,
-        None,
+        Policy("race"),
         replace(selection, ranking=selection.ranking[::-1]),
         1e-4,
         rejected,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from decisions import under
 from stored import H200, decisions, fill, refused, run, simulation, slower, succeeded
 
 import cudnn_autotune as ca
@@ -384,7 +385,7 @@ class TestAudit:
 def test_a_decision_that_was_measured_otherwise_is_not_confused() -> None:
     """Two modes decide on one problem; each has its own time."""
     first: Decision = decisions()[3]
-    other = replace(slower(first, 2.0), sampling="race")
+    other = under(slower(first, 2.0), mode="race")
     found = farthest([first, other], H200_LIKE, 9)
     assert [one.decision.sampling for one in found] == ["race", "auto"]
     assert found[0].time_ms == pytest.approx(2 * found[1].time_ms)

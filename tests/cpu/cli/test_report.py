@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from decisions import under
 from stored import (
     H200,
     decisions,
@@ -444,7 +445,7 @@ def test_every_tied_candidate_is_listed() -> None:
 
 def test_each_mode_has_its_own_headline() -> None:
     auto = [d for d in decisions() if against_pytorch(d)]
-    race = [replace(d, sampling="race") for d in auto]
+    race = [under(d, mode="race") for d in auto]
     (alone,) = page._headlines(auto)
     assert alone.startswith("Together take ")
     both = page._headlines([*auto, *race])

@@ -17,7 +17,7 @@ from problems import make
 import cudnn_autotune as ca
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines import compiled_kernels, queried, registry
-from cudnn_autotune.store import kept_plans, process_lock
+from cudnn_autotune.store import Policy, kept_plans, process_lock
 from cudnn_autotune.tuning import choice_log, new_sizes, pins, remembering
 from cudnn_autotune.tuning.prefetching import clear as clear_prefetched
 
@@ -33,13 +33,13 @@ _S = 20
 def asked() -> None:
     """Calls something of each module that has a lock."""
     choice_log.generation(PROBLEM)
-    assert choice_log.find(PROBLEM, "auto", None, 0, 0) is None
+    assert choice_log.find(PROBLEM, Policy("auto"), 0) is None
     choice_log.choices()
     choice_log.forget_problem(PROBLEM)
     new_sizes.fast_nearby(PROBLEM, 0)
     assert PROBLEM not in ca.pins()
     pins.pinned(PROBLEM)
-    remembering.find(PROBLEM, "auto", None, 0, 0)
+    remembering.find(PROBLEM, Policy("auto"), 0)
     with remembering.retuned(PROBLEM):
         pass
     registry.registered()

@@ -187,6 +187,6 @@ def test_looser_constraints_win_over_more_samples(tighter: dict[str, object]) ->
     if "deterministic" in tighter:
         tight = replace(tight, problem=make("resnet_fp16_nhwc", deterministic=True))
     else:
-        tight = replace(tight, workspace_limit=2**20)
+        tight = replace(tight, policy=replace(tight.policy, workspace=2**20))
     assert tight.key == loose.key
     assert best([tight, loose]) == best([loose, tight]) == {loose.key: loose}

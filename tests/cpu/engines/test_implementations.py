@@ -35,7 +35,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.auto import Shortlist
 from cudnn_autotune.sampling.online import Online, few
-from cudnn_autotune.store import Decision, Store, compact
+from cudnn_autotune.store import Decision, Policy, Store, codec
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import remembering
 
@@ -352,7 +352,7 @@ def test_a_settings_that_is_far_too_slow_speaks_for_its_siblings() -> None:
 
 
 def decided(*entries: Measurement, problem: ca.ConvProblem = PROBLEM) -> Decision:
-    return Decision(problem, "race", 0, None, Selection(tuple(entries), 9 * len(entries)), 1e-6)
+    return Decision(problem, Policy("race"), Selection(tuple(entries), 9 * len(entries)), 1e-6)
 
 
 OURS = Measurement(
@@ -364,14 +364,14 @@ SLOW = Measurement(ATEN, 2.0, 9)
 
 def test_a_decision_is_written_and_read() -> None:
     decision = decided(OURS, THEIRS, SLOW)
-    tree = json.loads(compact.encode(decision, 2000))
-    assert compact.decode(tree, PROBLEM, "race", 0) == decision
+    tree = json.loads(codec.body(decision, 2000))
+    assert codec.from_body(tree, PROBLEM, "race", 0) == decision
 
 
 def test_what_serves_without_the_implementation_is_kept() -> None:
     ours = (named(f"fixed@1:ROWS={rows}") for rows in range(40))
     many = [replace(OURS, candidate=c, time_ms=1 + n / 100) for n, c in enumerate(ours)]
-    tree = json.loads(compact.encode(decided(*many, THEIRS, SLOW), 1000))
+    tree = json.loads(codec.body(decided(*many, THEIRS, SLOW), 1000))
     kept = [row[0] for row in tree["ranking"]]
     assert kept[0] == "fixed@1:ROWS=0"
     assert {"eng3", "aten"} <= set(kept)
@@ -422,7 +422,7 @@ def test_the_filter_of_commands_takes_a_name() -> None:
 def test_an_implementation_is_pinned() -> None:
     with registered(Fixed()):
         ca.pin(PROBLEM, "fixed@1:ROWS=4")
-        found = remembering.find(PROBLEM, "auto", None, 0, 0)
+        found = remembering.find(PROBLEM, Policy("auto"), 0)
         assert found is not None
         assert (found.text, found.origin, found.engine) == ("fixed@1:ROWS=4", "pinned", None)
         for text, why in [("fixed@2", "in version '1'"), ("other@1", "'other' is registered")]:

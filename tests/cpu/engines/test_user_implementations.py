@@ -24,7 +24,7 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.offers import gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.tuning import choice_log
 from cudnn_autotune.tuning.choice import Choice
 
@@ -167,7 +167,7 @@ def test_one_that_fails_when_asked_is_left_out(
 @pytest.mark.search
 def test_registering_forgets_what_the_process_has_chosen() -> None:
     selection = Selection((Measurement(ATEN, 1.0, 9),), 9)
-    choice = Choice(Decision(PROBLEM, "auto", 0, None, selection), 0, "tuned")
+    choice = Choice(Decision(PROBLEM, Policy("auto"), selection), 0, "tuned")
     for change in (register, lambda: ca.unregister_implementation("mine")):
         choice_log.record(choice)
         assert len(ca.choices()) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
 from cudnn_autotune.sampling import Batch, Limits, Sample, screening, ties
-from cudnn_autotune.store import compact
+from cudnn_autotune.store import Policy
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import miss, remembering, serving
@@ -294,26 +293,6 @@ def remembered() -> Choice:
     return Choice(decision, 0, "store")
 
 
-def test_a_decision_is_written_and_read() -> None:
-    known = remembered().decision
-    line = compact.encode(known, 2000)
-    assert '"knobs"' not in line
-    again = compact.decode(json.loads(line), BIASED, known.sampling, known.benchmark_limit)
-    assert again.selection.ranking == known.selection.ranking
-    assert compact.encode(again, 2000) == line
-
-
-def test_a_tighter_limit_is_answered_by_the_engines_own_workspaces() -> None:
-    known = remembered().decision
-    ranking = list(known.selection.ranking)
-    large = replace(ranking[0].candidate, workspace_bytes=1 << 20)
-    ranking[0] = replace(ranking[0], candidate=large)
-    known = replace(known, selection=replace(known.selection, ranking=tuple(ranking)))
-    found = known.restricted_to(False, 1 << 19)
-    assert found is not None
-    assert found.selection.winner.candidate == first(False)
-
-
 @pytest.mark.parametrize("is_unfused", [True, False])
 def test_a_remembered_choice_is_built_without_another(is_unfused: bool) -> None:
     """An unfused one needs nothing that is known of the problem without a bias."""
@@ -321,22 +300,22 @@ def test_a_remembered_choice_is_built_without_another(is_unfused: bool) -> None:
     ranking = (Measurement(first(is_unfused), 1.0, 9),)
     known = replace(known, decision=replace(known.decision, selection=Selection(ranking, 9)))
     search = functools.partial(open_search, BIASED, "h200")
-    plan = serving.built(known, BIASED.native(), -1, search)
+    plan = serving.built(known, search)
     assert plan is not None
     assert plan.text == first(is_unfused).text
     plain = functools.partial(open_search, PLAIN, "h200")
     if is_unfused:
         with pytest.raises(serving.UnfitError, match="no longer builds"):
-            serving.built(known, PLAIN.native(), -1, plain)
+            serving.built(replace(known, decision=replace(known.decision, problem=PLAIN)), plain)
 
 
 def test_a_pin_is_of_the_problem_with_its_bias() -> None:
     ca.pin(BIASED, first(True).text)
-    found = remembering.find(BIASED, "auto", None, 0, 0)
+    found = remembering.find(BIASED, Policy("auto"), 0)
     assert found is not None
     assert (found.text, found.origin, found.engine) == (
         first(True).text,
         "pinned",
         first(True).engine,
     )
-    assert remembering.find(PLAIN, "auto", None, 0, 0) is None
+    assert remembering.find(PLAIN, Policy("auto"), 0) is None

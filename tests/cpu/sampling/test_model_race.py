@@ -28,7 +28,7 @@ from cudnn_autotune.sampling.model_race import Entrant, ModelRace, is_final, rul
 from cudnn_autotune.sampling.search import SearchState
 from cudnn_autotune.sampling.statistics import expected_gain
 from cudnn_autotune.sampling.strategy import Budget, Limits
-from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.store import Decision, Policy, Store
 from cudnn_autotune.store.decision import was_cut_short
 from cudnn_autotune.timers import measuring, recordings
 from cudnn_autotune.timers.lacking import NOTHING
@@ -185,13 +185,13 @@ class Recorded:
         return entrant(problem, Interrupted(timer, self.interrupt_ms), calls)
 
     def untimed(self, problem: ConvProblem) -> Decision:
-        return Decision(problem, "auto", 0, None, Selection((Measurement(ATEN, None, 0),), 0))
+        return Decision(problem, Policy("auto"), Selection((Measurement(ATEN, None, 0),), 0))
 
     def commit(self, entrant: Entrant[ConvProblem], selection: Selection | None) -> Decision:
         assert selection is not None
         self.close(entrant)
         self.committed.append(entrant.problem)
-        made = Decision(entrant.problem, "auto", 0, None, selection)
+        made = Decision(entrant.problem, Policy("auto"), selection)
         self.store.add([made])
         return made
 
@@ -299,7 +299,7 @@ def by_first_calls(place: Recorded, samples: int) -> dict[ConvProblem, Decision]
         selection = Auto(seed=1).select(*_replay(name), Limits())
         assert selection is not None
         selection = dataclasses.replace(selection, total_samples=samples)
-        made[problem] = Decision(problem, "auto", 0, None, selection)
+        made[problem] = Decision(problem, Policy("auto"), selection)
     place.store.add(list(made.values()))
     return made
 
@@ -437,7 +437,7 @@ def test_a_finished_search_is_the_threads_own() -> None:
 
     problem, seen = make("resnet_fp16_nhwc"), []
     timer: Any = SimpleNamespace(plans={})
-    concluded = SimpleNamespace(problem=problem, is_probe=False, native=None, device=0)
+    concluded = SimpleNamespace(problem=problem, is_probe=False, device=None)
 
     def call() -> None:
         try:

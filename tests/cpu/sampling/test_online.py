@@ -31,7 +31,7 @@ from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.tuning import online_calls, output_check
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
@@ -767,7 +767,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepare(budget_ms: float | None) -> tuple[Prepared, int]:
     """All pieces, and after how many calls nothing was left to do."""
     problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
-    decision = Decision(problem, "online", 0, None, Selection((Measurement(FIRST, None, 0),), 0))
+    decision = Decision(problem, Policy("online"), Selection((Measurement(FIRST, None, 0),), 0))
     first = Choice(decision, 0)
     prepared = Prepared()
     preparation = Steps(

@@ -17,7 +17,7 @@ import torch
 import cudnn_autotune as ca
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.store import Decision, checked_outputs, kept_plans
+from cudnn_autotune.store import Decision, Policy, checked_outputs, kept_plans
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import output_check, remembering, serving
@@ -52,7 +52,7 @@ def new_process() -> None:
 
 def choice(origin: str = "store") -> Choice:
     selection = Selection((Measurement(MATMUL, 1.0, 9),), 9)
-    return Choice(Decision(POINTWISE, "race", 0, None, selection, 1e-5), 0, origin)
+    return Choice(Decision(POINTWISE, Policy("race"), selection, 1e-5), 0, origin)
 
 
 def serve(*, right: bool = True, origin: str = "store") -> Choice | None:
@@ -60,7 +60,7 @@ def serve(*, right: bool = True, origin: str = "store") -> Choice | None:
     x, w, y = operands(POINTWISE, "cpu")
     if not right:  # in another layout than the problem says, the product's rows lie elsewhere
         y = torch.empty(y.shape, dtype=y.dtype)
-    found = serving.serve(choice(origin), POINTWISE.native(), -1, (x, w, y))
+    found = serving.serve(choice(origin), (x, w, y))
     if found is None:
         return None
     remembering.commit(found.choice)
@@ -112,7 +112,7 @@ def test_what_is_not_right_by_todays_tolerance_is_checked_again() -> None:
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_operands_that_tell_nothing_record_what_random_ones_do(value: float) -> None:
     x, w, y = operands(POINTWISE, "cpu")
-    found = serving.serve(choice(), POINTWISE.native(), -1, (x.fill_(value), w, y))
+    found = serving.serve(choice(), (x.fill_(value), w, y))
     assert found is not None
     error = found.choice.relative_error
     assert error is not None
@@ -131,7 +131,7 @@ def test_what_could_not_be_checked_is_checked_again(
     x, w, y = operands(POINTWISE, "cpu")
     with monkeypatch.context() as patch:
         patch.setattr(output_check, "telling_operands", refuse)
-        found = serving.serve(choice(), POINTWISE.native(), -1, (x.fill_(value), w, y))
+        found = serving.serve(choice(), (x.fill_(value), w, y))
     assert found is not None
     assert found.choice.relative_error is None
     remembering.commit(found.choice)

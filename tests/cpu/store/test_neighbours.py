@@ -10,7 +10,7 @@ import torch
 from nearest_problems import nearest
 
 import cudnn_autotune as ca
-from cudnn_autotune.store.decision import key_of
+from cudnn_autotune.store.decision import Policy, key_of
 
 BASE: dict[str, Any] = {
     "op": "fprop",
@@ -27,7 +27,7 @@ def problem(**changes: Any) -> ca.ConvProblem:
 
 
 def key(sampling: str = "auto", **changes: Any) -> str:
-    return key_of(problem(**changes), sampling)
+    return key_of(problem(**changes), Policy(sampling))
 
 
 def test_the_nearest_comes_first() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from decisions import H200, decision
 
-from cudnn_autotune.store import Store, entry, file_format
+from cudnn_autotune.store import Store, codec, file_format
 
 KNOWN = [decision(n) for n in (1, 2, 3)]
-FILE = file_format.encode(H200, [entry.encode(known, H200) for known in KNOWN])
+FILE = file_format.encode(H200, [codec.encode(known, H200) for known in KNOWN])
 HEAD, FIRST, SECOND, THIRD = FILE.splitlines(keepends=True)
 MUCH = 8 << 20
 

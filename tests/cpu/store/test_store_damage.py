@@ -23,7 +23,7 @@ from decisions import (
     selection,
 )
 
-from cudnn_autotune.store import Decision, Store, entry
+from cudnn_autotune.store import Decision, Store, codec
 
 KNOWN = [decision(n) for n in (1, 2, 3)]
 
@@ -386,7 +386,7 @@ def test_json_of_another_kind(tmp_path: Path, data: bytes) -> None:
         b"\x80\x04\x95\x1e\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
         b"[" * 100_000,
         b"The cache:\n" + b"-" * 300 + b'\n{"format": "cudnn-autotune store", "version": 1,\n',
-        b"As it looks:\n" + entry.encode(KNOWN[0], H200) + b"\n",
+        b"As it looks:\n" + codec.encode(KNOWN[0], H200) + b"\n",
     ],
     ids=lambda data: repr(data[:12]),
 )

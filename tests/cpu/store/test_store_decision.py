@@ -17,12 +17,12 @@ import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Provenance, entry
-from cudnn_autotune.store.decision import key_of
+from cudnn_autotune.store import Decision, Provenance, codec
+from cudnn_autotune.store.decision import Policy, key_of
 
 
 def through_a_file(known: Decision) -> Decision:
-    return entry.decode(entry.encode(known, H200), H200)
+    return codec.decode(codec.encode(known, H200), H200)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_the_key_leaves_out_the_constraints() -> None:
 
 def test_the_key_is_that_of_a_lookup() -> None:
     known = decision(sampling="race", benchmark_limit=10)
-    assert known.key == key_of(problem(), "race", 10)
+    assert known.key == key_of(problem(), Policy("race", None, 10))
     assert decision().key == key_of(problem(deterministic=True)) == key_of(problem())
 
 
 def test_whatever_a_mode_is_called_keys_differ() -> None:
     names = ["auto", "auto deterministic", " auto", "benchmark_limit=0", "x sampling=auto"]
-    keys = {key_of(problem(), name, limit) for name in names for limit in (0, 1, 10)}
+    keys = {key_of(problem(), Policy(name, None, limit)) for name in names for limit in (0, 1, 10)}
     assert len(keys) == 3 * len(names)
 
 

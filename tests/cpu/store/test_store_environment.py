@@ -14,7 +14,7 @@ from subprocesses import evaluate
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import Environment, Store
-from cudnn_autotune.store.folder import default_folder, file_in
+from cudnn_autotune.store.environment import default_folder, file_in
 
 CHANGES: list[dict[str, Any]] = [
     {"gpu": "NVIDIA H100 80GB HBM3"},

@@ -19,7 +19,7 @@ from decisions import FRONTIER, H200, L4, at_limit, decision, problem, selection
 from subprocesses import evaluate
 
 import cudnn_autotune as ca
-from cudnn_autotune.store import Layered, Store
+from cudnn_autotune.store import Layered, Policy, Store
 
 
 @pytest.fixture(autouse=True)
@@ -390,7 +390,7 @@ def test_where_the_users_cannot_answer_the_shipped_one_does(tmp_path: Path) -> N
     layered = layers(tmp_path)
     layered.add([at_limit(8, day=9)])
     assert layered.find(problem()) == decision()
-    assert layered.find(problem(), workspace_limit=8) == at_limit(8, day=9)
+    assert layered.find(problem(), Policy(workspace=8)) == at_limit(8, day=9)
 
 
 def test_layers_are_of_one_environment(tmp_path: Path) -> None:

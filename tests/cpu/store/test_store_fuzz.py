@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from nearest_problems import nearest
 
 import cudnn_autotune.store
-from cudnn_autotune.store import Decision, Environment, Store, entry, file_format
+from cudnn_autotune.store import Decision, Environment, Store, codec, file_format
 
 KNOWN = [decision(1), at_limit(1 << 12, size=2), at_limit(None, size=2, deterministic=True)]
-LINES = [entry.encode(known, H200) for known in KNOWN]
+LINES = [codec.encode(known, H200) for known in KNOWN]
 FILE = file_format.encode(H200, LINES)
-FOREIGN = file_format.encode(L4, [entry.encode(known, L4) for known in KNOWN])
+FOREIGN = file_format.encode(L4, [codec.encode(known, L4) for known in KNOWN])
 TREES: list[Any] = [json.loads(line) for line in FILE.splitlines()]
 
 often = settings(max_examples=300, deadline=None)
@@ -61,7 +61,7 @@ def served(data: bytes) -> list[Decision]:
                 workspace_limit=known.workspace_limit,
             )
             assert answer is None or answer.problem == known.problem
-            assert entry.decode(entry.encode(known, H200), H200) == known
+            assert codec.decode(codec.encode(known, H200), H200) == known
             json.dumps(known.to_json(), allow_nan=False)
         for known in KNOWN:
             store.get(known.problem)
@@ -203,7 +203,7 @@ def test_the_layout_of_this_test_is_the_stores() -> None:
 def test_other_trees(trees: list[Any]) -> None:
     for known in served(laid_out(trees)):
         # Only under its own name.
-        name = json.loads(entry.name_of(known))
+        name = json.loads(codec.name_of(known))
         assert any(isinstance(tree, dict) and tree.get("name") == name for tree in trees)
 
 

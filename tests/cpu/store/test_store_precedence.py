@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_autotune.store import Decision, Layered, Store
-from cudnn_autotune.store.precedence import prevailing
+from cudnn_autotune.store.merge import prevailing
 
 LOOSE, TIGHT = 1 << 20, 1 << 10
 

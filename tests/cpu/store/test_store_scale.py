@@ -10,7 +10,7 @@ import pytest
 from decisions import H200, decision, problem, resealed
 from stored import recorded
 
-from cudnn_autotune.store import Store, entry, file_format
+from cudnn_autotune.store import Store, codec, file_format
 from cudnn_autotune.timers import recordings
 
 ENTRIES = 20_000
@@ -19,7 +19,7 @@ ENTRIES = 20_000
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a file whose lines are a real decision, each for another problem."""
-    line = entry.encode(decision(987654321), H200)
+    line = codec.encode(decision(987654321), H200)
     lines = (
         resealed(line.replace(b"x=1x1x987654321x1", b"x=1x1x%dx1" % (number + 1)))
         for number in range(ENTRIES)

@@ -22,7 +22,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.json_node import Node
 from cudnn_autotune.engines.roofline import Peaks
-from cudnn_autotune.store import Decision, Environment, Store, entry, file_format, peaks_file
+from cudnn_autotune.store import Decision, Environment, Store, codec, file_format, peaks_file
 
 PEAKS = {"bytes_per_ms": 1.0, "launch_ms": 1.0}
 LONE = ("\ud800", "\udfff", "eng0:K=1\udc80", "\udc00\ud800")
@@ -65,7 +65,7 @@ def changed(tree: Any, path: tuple[str | int, ...], is_name: bool, text: str) ->
     return tree
 
 
-LINE = json.loads(entry.encode(FULL, H200))
+LINE = json.loads(codec.encode(FULL, H200))
 # Fields of a decision that are not known are passed over, whatever their names are.
 PLACES = [
     (path, is_name)
@@ -83,7 +83,7 @@ def test_the_places_are_those_of_the_tests_line() -> None:
     assert {path[1] for path, _ in PLACES if len(path) > 1} >= {
         "evidence", "provenance", "ranking", "rejected"
     }  # fmt: skip
-    assert entry.decode(line_of(LINE), H200) == FULL
+    assert codec.decode(line_of(LINE), H200) == FULL
 
 
 @pytest.mark.parametrize("text", LONE)
@@ -92,14 +92,14 @@ def test_a_decision_with_one_is_not_served(
     path: tuple[str | int, ...], is_name: bool, text: str
 ) -> None:
     with pytest.raises(ValueError):
-        entry.decode(line_of(changed(LINE, path, is_name, text)), H200)
+        codec.decode(line_of(changed(LINE, path, is_name, text)), H200)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_store_serves_the_others(tmp_path: Path, read_only: bool) -> None:
     spoilt = line_of(changed(LINE, ("decision", "ranking", 0, 0), False, "eng0:K=1\udc80"))
     path = tmp_path / "store.json"
-    path.write_bytes(file_format.encode(H200, [spoilt, entry.encode(decision(2), H200)]))
+    path.write_bytes(file_format.encode(H200, [spoilt, codec.encode(decision(2), H200)]))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         store = Store(path, H200, read_only=read_only)
@@ -130,7 +130,7 @@ def test_a_name_with_one_is_no_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", LONE)
 @pytest.mark.parametrize("field", ["gpu", "compute_capability", "mig_profile", "cudnn"])
 def test_an_environment_with_one_is_damage(tmp_path: Path, field: str, text: str) -> None:
-    head, line, _ = file_format.encode(H200, [entry.encode(FULL, H200)]).split(b"\n")
+    head, line, _ = file_format.encode(H200, [codec.encode(FULL, H200)]).split(b"\n")
     tree = json.loads(head)
     tree["environment"][field] = text
     path = tmp_path / "store.json"
@@ -167,7 +167,7 @@ def test_what_is_valid_is_read(text: str) -> None:
     assert list(Node({text: 1}, "place").object()) == [text]
     provenance = dataclasses.replace(FULL.provenance, driver=text)
     kept = dataclasses.replace(FULL, provenance=provenance)
-    assert entry.decode(entry.encode(kept, H200), H200) == kept
+    assert codec.decode(codec.encode(kept, H200), H200) == kept
 
 
 def test_a_name_of_a_mapping_with_one_is_refused() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from decisions import under
 from stored import fill, layer, simulation, succeeded
 
 import cudnn_autotune as ca
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.tuning import remembering
 
 MODE = "neighbour"
@@ -28,13 +29,13 @@ def test_no_other_mode_is_served_by_it(decision: Decision, tmp_path: Path) -> No
     ca.get_store().add([decision])
     assert decision.chosen is not None
     for mode in ("auto", "race"):
-        assert remembering.find(decision.problem, mode, None, 0, 0) is None
+        assert remembering.find(decision.problem, Policy(mode), 0) is None
     larger = layer(channels=128)
-    assert remembering.find(larger, "auto", None, 0, 0) is None
+    assert remembering.find(larger, Policy("auto"), 0) is None
     assert remembering.similar(larger, 0) == [decision.chosen.candidate]
-    measured = replace(decision, sampling="auto")
+    measured = under(decision, mode="auto")
     ca.get_store().add([measured])
-    found = remembering.find(decision.problem, "auto", None, 0, 0)
+    found = remembering.find(decision.problem, Policy("auto"), 0)
     assert found is not None
     assert found.decision.sampling == "auto"
 

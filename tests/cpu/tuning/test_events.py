@@ -16,7 +16,7 @@ from subprocesses import python
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import events, miss
 from cudnn_autotune.tuning.choice import Choice
@@ -25,7 +25,7 @@ from cudnn_autotune.tuning.events import SlowSearches
 pytestmark = pytest.mark.search
 
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
-DECISION = Decision(PROBLEM, "race", 0, None, Selection((Measurement(ATEN, 0.25, 3),), 3))
+DECISION = Decision(PROBLEM, Policy("race"), Selection((Measurement(ATEN, 0.25, 3),), 3))
 CHOICE = Choice(DECISION, device=0, tuning_ms=12.0)
 
 

@@ -29,7 +29,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import Strategy
 from cudnn_autotune.sampling.online import few
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import choice_log, events, miss, ready_kernels, tune_problem
 from cudnn_autotune.tuning.choice import Choice
@@ -64,7 +64,7 @@ def measure(
     timed = tuple(Measurement(c, 1.0 + i, samples) for i, c in enumerate(ranking))
     selection = Selection(timed, samples * len(timed))
     choice_log.record(
-        Choice(Decision(problem, "auto", 0, None, selection, 1e-4, rejected), device, "tuned")
+        Choice(Decision(problem, Policy("auto"), selection, 1e-4, rejected), device, "tuned")
     )
 
 
@@ -197,7 +197,7 @@ def timed(problem: ca.ConvProblem, **times_ms: float) -> None:
     """Records a choice of which candidates took so long, the first of which was chosen."""
     ranking = tuple(Measurement(candidate(name), ms, 9) for name, ms in times_ms.items())
     selection = Selection(ranking, 9 * len(ranking))
-    choice_log.record(Choice(Decision(problem, "auto", 0, None, selection, 1e-4), 0, "tuned"))
+    choice_log.record(Choice(Decision(problem, Policy("auto"), selection, 1e-4), 0, "tuned"))
 
 
 def test_what_is_good_on_all_measured_sizes_goes_before_what_won_on_one() -> None:
@@ -250,7 +250,7 @@ def test_an_implementation_is_judged_by_its_best_setting_of_each_size() -> None:
             Measurement(candidate("engine"), 1.1, 9),
         ]
         selection = Selection(tuple(sorted(ranking, key=lambda e: e.time_ms or 0)), 27)
-        decision = Decision(sized(2, 8, width), "auto", 0, None, selection, 1e-4)
+        decision = Decision(sized(2, 8, width), Policy("auto"), selection, 1e-4)
         choice_log.record(Choice(decision, 0, "tuned"))
     assert texts(sized(2, 8, 9)) == ["fixed@1:ROWS=0", "engine"]
     assert texts(sized(2, 8, 15)) == ["fixed@1:ROWS=1", "engine"]
@@ -393,7 +393,7 @@ def test_the_mode_that_times_nothing_stays_as_it_is(searches: list[str]) -> None
 def test_what_is_known_comes_first(store: ca.Store) -> None:
     measure_four(*[MATMUL] * 4)
     selection = Selection((Measurement(ATEN, 1.0, 9),), 9)
-    store.add([Decision(NEW, "auto", 0, None, selection, 1e-4)])
+    store.add([Decision(NEW, Policy("auto"), selection, 1e-4)])
     assert ask(NEW)[0].origin == "store"
     other = sized(2, 8, 11)
     ca.pin(other, "matmul")
@@ -433,9 +433,9 @@ def test_pytorchs_own_path_needs_no_trial() -> None:
 def test_a_deterministic_call_is_not_tried() -> None:
     for deterministic in (False, True):
         problem = sized(2, 8, 9, deterministic=deterministic)
-        call = miss._Miss(problem.native(), "online", -1, 0, 0, operands(problem, "cpu"))
+        call = miss._Miss(problem, Policy("online"), 0, operands(problem, "cpu"))
         selection = Selection((Measurement(candidate("eng1"), None, 0),), 0)
-        first = Choice(Decision(problem, "online", 0, None, selection), 0, "neighbour")
+        first = Choice(Decision(problem, Policy("online"), selection), 0, "neighbour")
         assert miss._is_tried(call, None, first) is not deterministic
 
 
@@ -554,7 +554,7 @@ def test_without_a_thread_online_serves_all_the_same(monkeypatch: pytest.MonkeyP
     def refuse(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    call = miss._Miss(NEW.native(), "online", -1, 0, 0, operands(NEW, "cpu"))
+    call = miss._Miss(NEW, Policy("online"), 0, operands(NEW, "cpu"))
     served = miss._served(call, None, chosen=Measurement(MATMUL, None, 0))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert miss._begin_trial(call, served, choice_log.generation(NEW), None) is None

@@ -316,6 +316,7 @@ sys.path.insert(0, {TESTS!r})
 import cudnn_autotune as ca
 from cudnn_autotune.engines import devices
 from cudnn_autotune.engines.selection import Measurement
+from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import online_tuner
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
@@ -325,7 +326,7 @@ from problems import make
 from simulation import candidate
 
 problem = make("resnet_fp16_nhwc")
-decision = untimed(problem, "online", None, 0, Measurement(FIRST, None, 0))
+decision = untimed(problem, Policy("online"), Measurement(FIRST, None, 0))
 first = Choice(decision, devices.load("h200"))
 committer = OnlineCommitter(first, Prepared(), 0)
 earlier = committer.earlier()

@@ -24,7 +24,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.online import few
 from cudnn_autotune.sampling.online_race import TrialRecord
 from cudnn_autotune.sampling.ties import TIE_WIDTH
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.tuning import online_calls, output_check
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
@@ -266,7 +266,9 @@ def preparation(
     limit: int | None = None,
 ) -> tuple[Compiles, Prepared]:
     problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
-    decision = Decision(problem, "online", 0, limit, Selection((Measurement(FIRST, None, 0),), 0))
+    decision = Decision(
+        problem, Policy("online", limit), Selection((Measurement(FIRST, None, 0),), 0)
+    )
     prepared = Prepared()
     first = (Choice(decision, 0), FIRST, plan_of(FIRST.text))
     return Compiles(*first, prepared, few, (), budget_ms, earlier), prepared

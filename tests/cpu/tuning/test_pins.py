@@ -9,6 +9,7 @@ import torch
 from strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
+from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import remembering
 
 pytestmark = pytest.mark.search
@@ -25,7 +26,7 @@ POINTWISE: dict[str, Any] = {
 
 
 def known(problem: ca.ConvProblem, sampling: str = "auto") -> tuple[str, str] | None:
-    found = remembering.find(problem, sampling, None, 0, 0)
+    found = remembering.find(problem, Policy(sampling), 0)
     return found and (found.text, found.origin)
 
 
@@ -35,7 +36,7 @@ def test_a_pin_serves_its_problem_under_every_policy(text: str) -> None:
     assert ca.pins() == {PROBLEM: text}
     for sampling in BUILT_IN_MODES:
         assert known(PROBLEM, sampling) == (text, "pinned")
-    found = remembering.find(PROBLEM, "auto", 0, 5, 3)
+    found = remembering.find(PROBLEM, Policy("auto", 0, 5), 3)
     assert found is not None
     assert (found.text, found.origin, found.device) == (text, "pinned", 3)
     assert (found.total_samples, found.time_ms, found.provenance) == (0, None, None)

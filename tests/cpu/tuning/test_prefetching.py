@@ -28,7 +28,7 @@ from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.engines import devices
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Layered, Store, kept_plans
+from cudnn_autotune.store import Decision, Layered, Policy, Store, kept_plans
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning import prefetching, serving, settings
 from cudnn_autotune.tuning.choice import Choice
@@ -77,7 +77,7 @@ def decision(
     problem: ca.ConvProblem, candidate: ca.expert.Candidate, mode: str = "race"
 ) -> Decision:
     selection = Selection((Measurement(candidate, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
-    return Decision(problem, mode, 0, None, selection, 1e-4)
+    return Decision(problem, Policy(mode), selection, 1e-4)
 
 
 # Plans that wait
@@ -166,9 +166,11 @@ def test_forget_drops_them() -> None:
 # What takes them
 
 
-def served(known: Choice, limit: int = -1) -> _C.Plan:
+def served(known: Choice, limit: int | None = None) -> _C.Plan:
     search = functools.partial(open_search, known.problem, "h200")
-    return serving.built(known, known.problem.native(), limit, search)
+    limited = replace(known.decision.policy, workspace=limit)
+    known = replace(known, decision=replace(known.decision, policy=limited))
+    return serving.built(known, search)
 
 
 def choice(candidate: ca.expert.Candidate, problem: ca.ConvProblem = PROBLEM) -> Choice:

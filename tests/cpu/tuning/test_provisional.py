@@ -19,7 +19,7 @@ from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import model_race
-from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.store import Decision, Policy, Store
 from cudnn_autotune.timers import lacking
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import Operands, operands
@@ -166,7 +166,7 @@ def test_it_serves_and_says_so_and_is_not_kept(
     assert choice.decision.selection.evidence.provisional == LEFT_OUT
     assert f"provisional: {LEFT_OUT}" in caplog.text
     assert list(store) == []
-    assert remembering.find(PROBLEM, "race", None, 0, 0) is None
+    assert remembering.find(PROBLEM, Policy("race"), 0) is None
 
 
 def test_what_lacks_nothing_is_final(data: Operands, store: ca.Store) -> None:
@@ -285,7 +285,7 @@ def test_a_final_decision_of_another_process_takes_its_place(
     data: Operands, room: list[int], store: ca.Store
 ) -> None:
     first, _ = ask(data, SHORT, ranking(ATEN, MATMUL))
-    store.add([Decision(PROBLEM, "race", 0, None, ranking(MATMUL, ATEN), 1e-4)])
+    store.add([Decision(PROBLEM, Policy("race"), ranking(MATMUL, ATEN), 1e-4)])
     plan, is_provisional = ask(data, SHORT, ranking(ATEN), first)
     assert (plan.text, is_provisional) == ("matmul", False)
     assert made().origin == "store"
@@ -305,7 +305,7 @@ def test_ranks_that_tune_a_model_share_it_and_do_not_keep_it(
     decision = made().decision
     remembering.install([decision], 0)
     assert list(store) == []
-    known = remembering.find(PROBLEM, "race", None, 0, 0)
+    known = remembering.find(PROBLEM, Policy("race"), 0)
     assert known is not None
     assert known.origin == "agreed"
     assert known.provisional == LEFT_OUT
@@ -317,8 +317,8 @@ def test_ranks_that_tune_a_model_share_it_and_do_not_keep_it(
 def test_what_another_program_has_stored_all_the_same_is_no_decision(store: ca.Store) -> None:
     selection = ranking(MATMUL, ATEN)
     selection = replace(selection, evidence=replace(selection.evidence, provisional=LEFT_OUT))
-    store.add([Decision(PROBLEM, "race", 0, None, selection, 1e-4)])
-    assert remembering.find(PROBLEM, "race", None, 0, 0) is None
+    store.add([Decision(PROBLEM, Policy("race"), selection, 1e-4)])
+    assert remembering.find(PROBLEM, Policy("race"), 0) is None
 
 
 def test_to_tune_a_model_looks_at_it_again(data: Operands) -> None:
@@ -341,7 +341,7 @@ def test_what_a_models_race_decided_provisionally_is_raced_again(
 
 @pytest.mark.parametrize("lacks", [NOTHING, SHORT, Lacking(not_built=2)])
 def test_a_trial_is_provisional_for_what_its_calls_lacked(lacks: Lacking, store: ca.Store) -> None:
-    decision = Decision(PROBLEM, "online", 0, None, Selection((Measurement(ATEN, None, 0),), 0))
+    decision = Decision(PROBLEM, Policy("online"), Selection((Measurement(ATEN, None, 0),), 0))
     prepared = Prepared(lacking=lacks)
     prepared.checks.errors["matmul"] = 1e-4
     committer = OnlineCommitter(Choice(decision, 0), prepared, choice_log.generation(PROBLEM))
@@ -358,7 +358,7 @@ def test_a_trial_is_provisional_for_what_its_calls_lacked(lacks: Lacking, store:
 def cut_short(budget_ms: float | None) -> Decision:
     selection = ranking(MATMUL, ATEN)
     selection = replace(selection, evidence=replace(selection.evidence, budget_ms=budget_ms))
-    return Decision(PROBLEM, "race", 0, None, selection, 1e-4)
+    return Decision(PROBLEM, Policy("race"), selection, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_what_a_budget_cut_short_serves_no_larger_one(
 ) -> None:
     store.add([cut_short(was_ms)])
     ca.set_budget_ms(budget_ms)
-    assert (remembering.find(PROBLEM, "race", None, 0, 0) is not None) is serves
+    assert (remembering.find(PROBLEM, Policy("race"), 0) is not None) is serves
 
 
 def test_behind_what_a_budget_cut_short_a_shipped_decision_is_found(
@@ -387,7 +387,7 @@ def test_behind_what_a_budget_cut_short_a_shipped_decision_is_found(
     shipped.add([cut_short(None)])
     store.add([cut_short(5.0)])
     ca.set_store(store.path, mode="read_write", shipped=[shipped.path])
-    found = remembering.find(PROBLEM, "race", None, 0, 0)
+    found = remembering.find(PROBLEM, Policy("race"), 0)
     assert found is not None
     assert found.selection.evidence.budget_ms is None
 

@@ -20,7 +20,7 @@ from simulation import candidate
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Environment, Provenance, Store
+from cudnn_autotune.store import Decision, Environment, Policy, Provenance, Store
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers import measuring
 from cudnn_autotune.tuning import choice_log, deferred, remembering, tune_problem
@@ -52,8 +52,8 @@ def choice(
         "provenance": Provenance.now(""),
         **changes,
     }
-    values = {"sampling": "auto", "benchmark_limit": 0, "workspace_limit": None, **fields}
-    return Choice(Decision(problem, **values), 0, origin, tuning_ms=5.0)
+    policy = Policy(fields.pop("sampling", "auto"), fields.pop("workspace_limit", None))
+    return Choice(Decision(problem, policy, **fields), 0, origin, tuning_ms=5.0)
 
 
 def deterministic(problem: ca.ConvProblem = PROBLEM) -> ca.ConvProblem:
@@ -69,7 +69,7 @@ def deterministic(problem: ca.ConvProblem = PROBLEM) -> ca.ConvProblem:
 def find(
     problem: ca.ConvProblem = PROBLEM, sampling: str = "auto", limit: int | None = None
 ) -> tuple[str, str] | None:
-    known = remembering.find(problem, sampling, limit, 0, 0)
+    known = remembering.find(problem, Policy(sampling, limit), 0)
     return None if known is None else (known.text, known.origin)
 
 
@@ -85,7 +85,7 @@ def test_what_was_tuned_is_known_afterwards() -> None:
     assert find() is None
     remembering.commit(choice())
     assert find() == ("eng1", "store")
-    known = remembering.find(PROBLEM, "auto", None, 0, 0)
+    known = remembering.find(PROBLEM, Policy("auto"), 0)
     assert known is not None
     assert known.decision.relative_error == 1e-3
     assert known.decision.provenance.torch == torch.__version__
@@ -121,7 +121,7 @@ def test_what_was_tuned_before_an_error_is_stored_all_the_same(folder: Path) -> 
 def test_another_mode_or_limit_is_another_question() -> None:
     remembering.commit(choice())
     assert find(sampling="race") is None
-    assert remembering.find(PROBLEM, "auto", None, 4, 0) is None
+    assert remembering.find(PROBLEM, Policy("auto", None, 4), 0) is None
 
 
 @pytest.mark.usefixtures("folder")
@@ -130,7 +130,7 @@ def test_tighter_constraints_are_answered_without_timing() -> None:
     assert find(limit=100) == ("eng2", "store")
     assert find(deterministic()) == ("eng2", "store")
     # Nobody has checked that one on these tensors.
-    known = remembering.find(deterministic(), "auto", None, 0, 0)
+    known = remembering.find(deterministic(), Policy("auto"), 0)
     assert known is not None
     assert known.decision.relative_error is None
 
@@ -260,7 +260,7 @@ def test_agreed_wins_over_the_store_and_a_pin_over_both() -> None:
     assert find() == ("eng2", "agreed")
     ca.set_store(mode="off")
     assert find() == ("eng2", "agreed")
-    assert remembering.find(PROBLEM, "auto", None, 0, 1) is None  # nobody agreed for device 1
+    assert remembering.find(PROBLEM, Policy("auto"), 1) is None  # nobody agreed for device 1
     ca.set_store(mode="read_write")
     ca.forget()
     # What ranks agreed upon was stored as well.
@@ -284,9 +284,10 @@ def test_another_process_knows_it(folder: Path) -> None:
     remembering.commit(choice())
     code = (
         "import torch, cudnn_autotune as ca\n"
+        "from cudnn_autotune.store import Policy\n"
         "from cudnn_autotune.tuning import remembering\n"
         "p = ca.ConvProblem('fprop', (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)\n"
-        "print(remembering.find(p, 'auto', None, 0, 0).text)\n"
+        "print(remembering.find(p, Policy('auto'), 0).text)\n"
     )
     environ = {
         **os.environ,
@@ -345,7 +346,7 @@ def test_what_was_measured_earlier_keeps_its_moment(folder: Path) -> None:
     """Else old measurements would beat newer ones elsewhere, once ranks have agreed upon them."""
     earlier = Provenance("580.1", "2.11.0", "0.1.0", "2026-01-02T12:00:00Z")
     remembering.commit(choice(provenance=earlier))
-    known = remembering.find(PROBLEM, "auto", None, 0, 0)
+    known = remembering.find(PROBLEM, Policy("auto"), 0)
     assert known is not None
     assert known.provenance == earlier
     remembering.install([known.decision], 0)

@@ -19,7 +19,7 @@ from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.store import Decision, checked_outputs, kept_plans
+from cudnn_autotune.store import Decision, Policy, checked_outputs, kept_plans
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import remembering, serving
 from cudnn_autotune.tuning.checking import tolerance
@@ -55,7 +55,7 @@ def remembered(
 ) -> Decision:
     """As a store has it, whoever wrote it there."""
     selection = Selection((Measurement(candidate, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
-    return Decision(problem, "race", 0, None, selection, error)
+    return Decision(problem, Policy("race"), selection, error)
 
 
 def known(
@@ -76,12 +76,14 @@ def first(
     return next(c for c in listed(problem) if fits(c) and not c.is_compiled)
 
 
-def built(what: Choice, problem: ca.ConvProblem, limit: int = -1) -> _C.Plan:
+def built(what: Choice, problem: ca.ConvProblem, limit: int | None = None) -> _C.Plan:
     search = functools.partial(open_search, problem, "h200")
-    return serving.built(what, problem.native(), limit, search)
+    limited = replace(what.decision.policy, workspace=limit)
+    decision = replace(what.decision, problem=problem, policy=limited)
+    return serving.built(replace(what, decision=decision), search)
 
 
-def refused(what: Choice, problem: ca.ConvProblem, limit: int = -1) -> tuple[str, str]:
+def refused(what: Choice, problem: ca.ConvProblem, limit: int | None = None) -> tuple[str, str]:
     with pytest.raises(serving.UnfitError) as unfit:
         built(what, problem, limit)
     reason, found = unfit.value.args
@@ -94,7 +96,7 @@ def refused(what: Choice, problem: ca.ConvProblem, limit: int = -1) -> tuple[str
 def test_what_is_true_is_built() -> None:
     problem = make("resnet_fp16_nhwc")
     one = first(problem, lambda c: c.workspace_bytes > 0)
-    for limit in (-1, one.workspace_bytes):
+    for limit in (None, one.workspace_bytes):
         plan = built(known(problem, one), problem, limit)
         assert (plan.text, plan.workspace_bytes) == (one.text, one.workspace_bytes)
     for one, of in ((ATEN, problem), (MATMUL, POINTWISE)):
@@ -183,7 +185,7 @@ def tensors_of(problem: ca.ConvProblem) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def served(what: Choice, problem: ca.ConvProblem, tensors: Any = None) -> Choice | None:
-    found = serving.serve(what, problem.native(), -1, tensors or tensors_of(problem))
+    found = serving.serve(what, tensors or tensors_of(problem))
     return None if found is None else found.choice
 
 
@@ -209,7 +211,7 @@ def store(tmp_path: Path) -> ca.Store:
 
 
 def found(problem: ca.ConvProblem) -> Choice | None:
-    return remembering.find(problem, "race", None, 0, 0)
+    return remembering.find(problem, Policy("race"), 0)
 
 
 def test_a_matrix_product_of_what_is_none_is_tuned_again(

@@ -20,7 +20,7 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import building, isolated_run, miss, remembering, serving
 from cudnn_autotune.tuning.isolated_run import Outcome
@@ -63,14 +63,14 @@ def remember(
 ) -> None:
     ours = Measurement(named(f"mine@1:{settings}"), 1.0, 9)
     selection = Selection((ours, Measurement(ATEN, 2.0, 9)), 18)
-    decision = Decision(problem, "race", 0, workspace_limit, selection, 1e-7)
+    decision = Decision(problem, Policy("race", workspace_limit), selection, 1e-7)
     ca.get_store().add([decision])
 
 
-def served(problem: ca.ConvProblem = PROBLEM, limit: int = -1) -> str | None:
-    known = remembering.find(problem, "race", None if limit < 0 else limit, 0, 0)
+def served(problem: ca.ConvProblem = PROBLEM, limit: int | None = None) -> str | None:
+    known = remembering.find(problem, Policy("race", limit), 0)
     assert known is not None
-    found = serving.serve(known, problem.native(), limit, operands(problem, "cpu"))
+    found = serving.serve(known, operands(problem, "cpu"))
     return None if found is None else found.plan.text
 
 
@@ -113,7 +113,7 @@ def test_another_version_or_other_settings_are_tuned_again(
     assert served() is None
     assert ca.fallbacks() == {serving.NO_LONGER_BUILDS: 1}
     assert why in caplog.text
-    again = remembering.find(PROBLEM, "race", None, 0, 0)
+    again = remembering.find(PROBLEM, Policy("race"), 0)
     assert again is None or not again.text.startswith("mine")
 
 

@@ -16,7 +16,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, kept_trials
+from cudnn_autotune.store import Decision, Policy, kept_trials
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import miss, prefetching, remembering, serving
@@ -48,7 +48,7 @@ def decision(batch: int, text: str) -> Decision:
     """As a store may have it."""
     odd = replace(ATEN, text=text, behavior_notes=("RUNTIME_COMPILATION",))
     selection = Selection((Measurement(odd, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
-    return Decision(problem(batch), "race", 0, None, selection, 1e-4)
+    return Decision(problem(batch), Policy("race"), selection, 1e-4)
 
 
 def texts(count: int) -> list[str]:
@@ -106,7 +106,7 @@ def test_any_text_in_a_store_leads_to_a_plan(store: ca.Store) -> None:
 def test_what_a_text_leads_to_is_told(caplog: pytest.LogCaptureFixture) -> None:
     known = Choice(decision(1, SURROGATE), 0, "store")
     one = problem(1)
-    assert serving.serve(known, one.native(), -1, operands(one, "cpu")) is None
+    assert serving.serve(known, operands(one, "cpu")) is None
     assert ca.fallbacks() == {serving.NO_LONGER_BUILDS: 1}
     (line,) = [r.getMessage() for r in caplog.records if "no longer builds" in r.getMessage()]
     assert "eng3\\ud800:" in line
@@ -115,7 +115,6 @@ def test_what_a_text_leads_to_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_no_error_of_any_type_comes_out_of_what_is_built() -> None:
     """A pin is an order, and its error the user's."""
-    one = problem(1)
     for error in (TypeError, KeyError, OverflowError, RecursionError, torch.OutOfMemoryError):
 
         def fail(error: type[Exception] = error) -> _C.EngineSearch:
@@ -124,7 +123,7 @@ def test_no_error_of_any_type_comes_out_of_what_is_built() -> None:
         for origin, raised in (("store", serving.UnfitError), ("pinned", error)):
             known = Choice(decision(1, "eng3:"), 0, origin)
             with pytest.raises(raised, match="mine"):
-                serving.built(known, one.native(), -1, fail)
+                serving.built(known, fail)
 
 
 def test_for_want_of_memory_no_decision_is_rejected(
@@ -138,17 +137,21 @@ def test_for_want_of_memory_no_decision_is_rejected(
 
     monkeypatch.setattr(serving, "_search_on", lambda native, device: full)
     one = problem(1)
-    known = remembering.find(one, "race", None, 0, 0)
+    known = remembering.find(one, Policy("race"), 0)
     assert known is not None
-    assert serving.serve(known, one.native(), -1, operands(one, "cpu")) is None
-    assert remembering.find(one, "race", None, 0, 0) is not None
+    assert serving.serve(known, operands(one, "cpu")) is None
+    assert remembering.find(one, Policy("race"), 0) is not None
 
 
 def test_what_lies_around_in_the_store_does_not_hinder(
     store: ca.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    around = [decision(batch, SURROGATE) for batch in (2, 3)]
-    monkeypatch.setattr(prefetching.Reader, "around", lambda reader, served: around)
+    def around(reader: object, served: Decision) -> list[Decision]:
+        odd = [decision(batch, SURROGATE) for batch in (2, 3)]
+        prefetching.start([(one.problem, SURROGATE) for one in odd], 0)
+        raise TypeError("mine")
+
+    monkeypatch.setattr(prefetching.Reader, "around", around)
     store.add([decision(1, "aten")])
     assert serve(1) == "aten"
     assert (made := ca.choices()[0]).origin == "store"
@@ -186,7 +189,7 @@ def test_a_change_that_fails_does_not_keep_the_next_one_from_being_made(
 def test_a_trial_begins_anew_whatever_was_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = Choice(untimed(problem(1), "online", None, 0, Measurement(ATEN, None, 0)), 0)
+    first = Choice(untimed(problem(1), Policy("online"), Measurement(ATEN, None, 0)), 0)
     committer = OnlineCommitter(first, Prepared(), 0)
     for kept in (3, [], {"rounds": []}, {"\ud800": 1}, {"candidates": {"a": None}}, "\0"):
         monkeypatch.setattr(kept_trials, "find", lambda *_, kept=kept: kept)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from decisions import under
 from stored import NEWER_CUDNN, decisions, fill, refused, run, slower
 
 from cudnn_autotune.store import Decision
@@ -83,9 +84,9 @@ def test_two_environments(tmp_path: Path) -> None:
 
 
 def test_with_and_without_determinism_are_two(tmp_path: Path) -> None:
-    plain = replace(decisions()[0], workspace_limit=1 << 20)
+    plain = under(decisions()[0], workspace=1 << 20)
     problem = with_determinism(plain.problem, True)
-    both = [plain, replace(plain, problem=problem, workspace_limit=None)]
+    both = [plain, under(replace(plain, problem=problem), workspace=None)]
     a, b = fill(tmp_path / "a.json", both), fill(tmp_path / "b.json", [plain])
     done = run("diff", a, b)
     assert "1 only in A" in done.stdout

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from decisions import under
 from stored import H200, NEWER_CUDNN, decisions, fill, later, misspelt, refused, succeeded
 
 from cudnn_autotune.cli.stores import read_whole
@@ -79,7 +79,7 @@ def test_new_newer_and_older(tmp_path: Path) -> None:
 
 def test_looser_constraints_are_not_lost(tmp_path: Path) -> None:
     decision = decisions()[0]
-    capped = replace(later(decision, LATER), workspace_limit=0)
+    capped = under(later(decision, LATER), workspace=0)
     mine, given = fill(tmp_path / "a.json", [decision]), fill(tmp_path / "b.json", [capped])
     assert "0 new, 0 newer, 1 not newer" in succeeded("import", given, "--store", mine)
     assert held(mine) == {decision.key: decision}

@@ -14,7 +14,7 @@ from stored import run, succeeded
 from cudnn_autotune.cli.commands import show as show_module
 from cudnn_autotune.cli.filters import Filter, in_order, names_in_order
 from cudnn_autotune.cli.stores import read
-from cudnn_autotune.store import Decision, entry, file_format
+from cudnn_autotune.store import Decision, codec, file_format
 
 COUNT = 40
 show: Any = show_module
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Path:
     known = [measured_otherwise(decision(n), rng.random(), 2) for n in range(1, COUNT + 1)]
     rng.shuffle(known)
     path = tmp_path / "store.json"
-    path.write_bytes(file_format.encode(H200, [entry.encode(one, H200) for one in known]))
+    path.write_bytes(file_format.encode(H200, [codec.encode(one, H200) for one in known]))
     return path
 
 
@@ -79,13 +79,13 @@ def test_json_of_none(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("seven")
 def test_show_parses_no_more_than_it_prints(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    decode = entry.decode
+    decode = codec.decode
 
     def counted(line: bytes, environment: Any) -> Decision:
         parsed.append(line)
         return decode(line, environment)
 
-    monkeypatch.setattr(entry, "decode", counted)
+    monkeypatch.setattr(codec, "decode", counted)
     succeeded("show", "--store", store)
     assert len(parsed) == 7
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from decisions import under
 from stored import H200, decisions, fill, later, refused, run, succeeded
 
 from cudnn_autotune.store import Environment, Store
@@ -94,11 +95,10 @@ def test_what_is_measured_while_it_asks_stays(
 
 
 def test_with_and_without_determinism_are_two(folder: Path) -> None:
-    plain = replace(decisions()[0], workspace_limit=1 << 20)
+    plain = under(decisions()[0], workspace=1 << 20)
     strict = replace(
-        later(plain, days_ago(1)),
+        under(later(plain, days_ago(1)), workspace=None),
         problem=with_determinism(plain.problem, True),
-        workspace_limit=None,
     )
     file = fill(folder / "both.json", [later(plain, days_ago(365)), strict])
     succeeded("prune", "--store", file, "--older-than", "30d", "--yes")

@@ -9,7 +9,7 @@ from typing import Any
 
 import checkout
 import pytest
-from decisions import resealed
+from decisions import resealed, under
 from stored import (
     H200,
     NEWER_CUDNN,
@@ -239,7 +239,7 @@ def test_nothing_but_damage_is_refused(damaged: Path, file: Path) -> None:
 
 def test_constraints_are_told(tmp_path: Path) -> None:
     made = simulation("quiet", layer(deterministic=True, alignment=(16, 32, 32)))
-    file = fill(tmp_path, [replace(made, workspace_limit=3 << 20, benchmark_limit=5)])
+    file = fill(tmp_path, [under(made, workspace=3 << 20, benchmark=5)])
     rows = [line.split("│") for line in run("show", "--store", file).stdout.splitlines()]
     problem = " ".join(" ".join(row[1].split()) for row in rows if len(row) > 2).strip()
     assert problem == (
