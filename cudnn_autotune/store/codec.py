@@ -231,6 +231,8 @@ def _row(entry: Measurement) -> list[Any]:
         row[place] = _rounded(row[place])
     if config_of(entry.candidate.text) == (row[_ENGINE], row[_KNOBS]):
         row[_ENGINE] = row[_KNOBS] = None
+    else:
+        row[_KNOBS] = dict(row[_KNOBS])  # it may be any mapping
     while row[-1] in (None, ""):
         row.pop()
     return row

@@ -318,7 +318,7 @@ def ranked_again(
         varying = deterministic and varies(candidate)
         return is_small and not varying and not registry.is_absent(candidate.text)
 
-    def may_serve(entry: Measurement) -> bool:
+    def qualifies(entry: Measurement) -> bool:
         if entry.candidate.text in rejected or not fits(entry.candidate):
             return False
         if entry is not chosen and entry.time_ms is None:
@@ -330,7 +330,7 @@ def ranked_again(
             return plan is None or fits(plan)
         return True
 
-    serving = [entry for entry in selection.ranking if may_serve(entry)]
+    serving = [entry for entry in selection.ranking if qualifies(entry)]
     if not serving:
         return None
     out = set(by_text) - {entry.candidate.text for entry in serving}

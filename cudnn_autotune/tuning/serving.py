@@ -118,11 +118,11 @@ def _checked(known: Choice, plan: _C.Plan, tensors: Tensors) -> float | None:
         # No check of a new size is kept.
         if known.origin != "neighbour" and (error := _kept_error(known)) is not None:
             return error
-        may_serve = checks.is_right(problem, text, plan, tensors)
+        is_fine = checks.is_right(problem, text, plan, tensors)
     error = checks.errors[text]
-    if not may_serve and known.origin != "pinned":
+    if not is_fine and known.origin != "pinned":
         raise UnfitError(WRONG, f"its relative error is {error:.3g}")
-    if not may_serve:
+    if not is_fine:
         _log.warning("%s: %s serves all the same: it is pinned", problem.text, text)
     return error
 

@@ -3,7 +3,6 @@ one of the package."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ MODE = "neighbour"
 @pytest.fixture
 def decision() -> Decision:
     assert MODE not in ca.sampling.names()
-    return replace(simulation("quiet", layer()), sampling=MODE)
+    return under(simulation("quiet", layer()), mode=MODE)
 
 
 @pytest.mark.search
