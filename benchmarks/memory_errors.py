@@ -105,7 +105,7 @@ def _run_candidates(fields: dict[str, Any], *, engines: int) -> None:
         given = {"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}[op]
         found = ca.expert.candidates(problem, device="cuda")
         of_cudnn = [c for c in found if c.engine is not None][:engines]
-        for candidate in [*of_cudnn, *(c for c in found if "@" in c.text)]:
+        for candidate in [*of_cudnn, *(c for c in found if c.id.is_implementation)]:
             print(f"{_CANDIDATE}{op} {candidate.text}", flush=True)
             try:
                 ca.expert.execute(problem, candidate.text, *given)

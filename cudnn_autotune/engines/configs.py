@@ -74,7 +74,7 @@ class Candidate:
         ``name@version``. cuDNN numbers the engines with a bias and those without one
         independently."""
         if self.engine is None:
-            return self.text.partition(":")[0]
+            return self.id._replace(settings="").text
         return f"{UNFUSED if self.is_unfused else ''}eng{self.engine}"
 
     @property

@@ -47,12 +47,11 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
         return Choice(found, device, "agreed")
     if not store_settings.is_read():
         return None
-    budget_ms = settings.get_budget_ms()
 
     def suffices(decision: Decision) -> bool:
         # Some other program may have stored what is provisional.
         is_final = not decision.selection.evidence.provisional
-        return is_final and not was_cut_short(decision, budget_ms)
+        return is_final and not was_cut_short(decision, settings.get_budget_ms())
 
     try:
         found = store_settings.layers(device).find(problem, policy, suffices)
