@@ -29,7 +29,7 @@ from cudnn_autotune.cli.report import page
 from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry, total
 from cudnn_autotune.cli.report.view import MOST_CANDIDATES
 from cudnn_autotune.engines.roofline import Peaks
-from cudnn_autotune.store import Decision, Environment
+from cudnn_autotune.store import Decision, Environment, Policy
 
 VOID = {"meta", "br", "input", "link", "img", "hr", "wbr", "base"}
 # In SVG an element may close itself.
@@ -373,7 +373,7 @@ def test_hostile_names_stay_text() -> None:
     )
     hostile = replace(
         made,
-        sampling=HOSTILE.replace("\x1b", "").replace('"', ""),
+        policy=Policy(HOSTILE.replace("\x1b", "").replace('"', "")),
         selection=replace(made.selection, ranking=ranking, evidence=evidence),
         provenance=replace(made.provenance, driver=HOSTILE, torch=HOSTILE, cudnn_autotune="\ud800"),
     )
