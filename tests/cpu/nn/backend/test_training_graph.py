@@ -146,16 +146,17 @@ def test_no_more_is_kept_for_the_backward(make: Callable[[], nn.Module]) -> None
     assert kept["always"] <= kept["never"] + 1024, kept
 
 
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.last = Residual(), Residual()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return self.last(y)
+
+
 def test_a_checkpoint_updates_statistics_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block, self.last = Residual(), Residual()
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = checkpoint(self.block, x, use_reentrant=False)
-            return self.last(y)
-
     model = Checkpointed()
     expected, inputs = copy.deepcopy(model), data(4, 8, 6, 5)
     # Outside of a compiler a checkpoint updates them twice.
@@ -317,6 +318,11 @@ class TestMeasured:
         output = compiled(model, norms="measure")(input.clone())
         torch.testing.assert_close(output, theirs(input.clone()))
         assert last().note == "not compared: the graph writes into its inputs"
+
+    def test_a_graph_with_a_checkpoint_is_not_compared(self) -> None:
+        compiled(Checkpointed(), norms="measure")(torch.randn(4, 8, 6, 5)).sum().backward()
+        assert last().note == "not compared: the graph writes into its inputs"
+        assert not any(report.is_served for report in last().norms)
 
     def test_without_comparison_norms_are_served(self) -> None:
         compiled(Residual(), norms="measure", compare=False)(torch.randn(4, 8, 6, 5))
