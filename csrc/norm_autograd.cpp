@@ -103,7 +103,11 @@ struct NormBackwardNode : torch::autograd::Function<NormBackwardNode> {
     auto [grad_input, grad_weight, grad_bias, grad_residual] =
         norm_backward_op().call(grad_output, grad_output_2, input, output, weight, bias, residual,
                                 mean, inv_std, activation, output_mask);
-    return {grad_input, grad_weight, grad_bias, grad_residual};
+    variable_list asked;  // autograd takes no undefined results
+    for (const auto& gradient : {grad_input, grad_weight, grad_bias, grad_residual}) {
+      if (gradient.defined()) asked.push_back(gradient);
+    }
+    return asked;
   }
 
   static variable_list backward(AutogradContext* /*context*/, const variable_list& /*gradients*/) {
@@ -126,9 +130,14 @@ FourTensors norm_backward_autograd(const at::Tensor& grad_output,
     return norm_backward_op().call(grad_output, grad_output_2, input, output, weight, bias,
                                    residual, mean, inv_std, activation, output_mask);
   }
-  const auto found =
+  const auto asked =
       NormBackwardNode::apply(grad_output, grad_output_2, input, output, weight, bias, residual,
                               mean, inv_std, std::string(activation), output_mask);
+  std::array<at::Tensor, 4> found;
+  size_t next = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (output_mask[i]) found[i] = asked[next++];
+  }
   return {found[0], found[1], found[2], found[3]};
 }
 

@@ -70,15 +70,18 @@ def check(given: Norm) -> None:
             assert result.stride() == given.input.stride(), name
 
 
-@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", FLOORS)
 @pytest.mark.parametrize("form", FORMS)
-def test_numbers(form: Form, dtype: torch.dtype, channels_last: bool, residual: bool) -> None:
+def test_numbers(form: Form, dtype: torch.dtype, channels_last: bool) -> None:
     with planned(form):
-        for shape in SHAPES.values():
+        for index, shape in enumerate(SHAPES.values()):
             given = norm(
-                shape, dtype, channels_last=channels_last, residual=residual, device="cuda"
+                shape,
+                dtype,
+                channels_last=channels_last,
+                residual=index % 2 == 0,
+                device="cuda",
             )
             check(given)
 

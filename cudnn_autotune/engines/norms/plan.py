@@ -202,12 +202,13 @@ def _kept_division(problem: NormProblem, gpu: Gpu) -> _Division | None:
 
 
 def _kept_lanes(problem: NormProblem) -> Iterator[int]:
-    """The widest segments first, which are read with the least waste."""
-    lanes = widest = _widest(problem)
-    bytes_a_lane = problem.vector * problem.dtype.itemsize
-    while lanes == widest or (lanes >= 1 and lanes * bytes_a_lane >= _NARROWEST_BYTES):
-        yield lanes
-        lanes //= 2
+    """The widest segments, and halves of them where they are whole rows: halves of wider rows are
+    read so slowly that two passes are faster."""
+    lanes = _widest(problem)
+    yield lanes
+    is_half_read = lanes * problem.vector * problem.dtype.itemsize > _NARROWEST_BYTES
+    if not problem.planes and lanes * problem.vector >= problem.channels and is_half_read:
+        yield lanes // 2
 
 
 def _scratch_bytes(problem: NormProblem, threads: int, lanes: int) -> int:
