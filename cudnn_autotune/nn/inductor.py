@@ -249,7 +249,7 @@ def _register(conv: Any) -> None:
         input = node.args[names.index("input")].meta["val"]
         memory_format = torch._prims_common.suggest_memory_format(input)
         if V.graph.layout_opt and input.dim() == 4 and input.dtype != torch.float64:
-            memory_format = torch.channels_last  # that of the convolution before it
+            memory_format = torch.channels_last  # the layout of the convolution before it
         order = _stride_order(input.dim(), memory_format)
         laid_out = [
             in_order(node.args[i], value, order)
