@@ -85,5 +85,5 @@ def _run(code: str, out: Connection, error: Connection) -> None:
     for pipe, number in ((out, 1), (error, 2)):
         os.dup2(pipe.fileno(), number)
         pipe.close()
-    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     exec(compile(code, "<code of a test>", "exec"), {"__name__": "__main__"})
