@@ -12,7 +12,7 @@ from typing import Any
 
 import checkout
 import pytest
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 
 from cudnn_autotune.store import checked_outputs, private_folder
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
@@ -48,7 +48,7 @@ folder = Path({str(folder)!r})
 {body}
 print(json.dumps(told))
 """
-    return json.loads(evaluate(code))
+    return json.loads(evaluate_forked(code))
 
 
 FULL_DISK = """

@@ -13,7 +13,7 @@ from pathlib import Path
 import checkout
 import pytest
 from decisions import H200, L4, decision, timed
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli import stores
@@ -209,7 +209,7 @@ except OSError as error:
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o555)
-    told = evaluate(
+    told = evaluate_forked(
         UNWRITABLE.format(tests=TESTS, here=str(Path(__file__).parent), folder=str(folder))
     )
     assert told == "PermissionError None []"

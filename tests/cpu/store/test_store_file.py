@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from decisions import FRONTIER, H200, L4, at_limit, decision, problem, selection, timed
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import Layered, Policy, Store
@@ -208,7 +208,7 @@ def test_another_process_reads_it(tmp_path: Path) -> None:
         f"store = Store({str(tmp_path)!r}, Environment(**{H200.to_json()!r})); "
         "print(json.dumps([d.to_json() for d in store]))"
     )
-    assert json.loads(evaluate(code)) == [decision(1).to_json()]
+    assert json.loads(evaluate_forked(code)) == [decision(1).to_json()]
 
 
 def test_what_another_writes_is_seen(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import checkout
 import pytest
 from decisions import H200, decision, problem
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 
 from cudnn_autotune.store import Store, disk_file
 from cudnn_autotune.store import settings as store_settings
@@ -133,7 +133,7 @@ print(oct(os.stat(f"{{store.path}}.lock").st_mode & 0o777))
 )
 def test_who_may_write_may_lock(tmp_path: Path, umask: int, mode: int) -> None:
     code = UMASK.format(tests=TESTS, umask=umask, folder=str(tmp_path))
-    assert evaluate(code) == oct(mode)
+    assert evaluate_forked(code) == oct(mode)
 
 
 def test_a_pipe_in_the_place_of_the_lock(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_with_warnings_as_errors_decisions_stay_in_memory(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         store = Store(path, H200)
-    told = evaluate(  # this process has been warned, another one has not
+    told = evaluate_forked(  # this process has been warned, another one has not
         f"""
 import sys; sys.path.insert(0, {TESTS!r})
 import json, warnings

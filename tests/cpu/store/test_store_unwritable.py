@@ -17,7 +17,7 @@ from typing import Any
 import checkout
 import pytest
 from decisions import H200, decision, problem, selection
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 
 from cudnn_autotune.store import Store, disk_file
 
@@ -40,7 +40,7 @@ with warnings.catch_warnings(record=True) as caught:
 {"".join(f"    {line}{chr(10)}" for line in body.strip().splitlines())}
 print(json.dumps(told))
 """
-    return json.loads(evaluate(code))
+    return json.loads(evaluate_forked(code))
 
 
 def test_a_path_below_a_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from problems import make
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
@@ -195,4 +195,4 @@ if not child:
     os._exit(0 if compiling_ahead.take(problem, "h200") == {} else 1)
 print(os.waitpid(child, 0)[1])
 """
-    assert evaluate(code) == "0"
+    assert evaluate_forked(code) == "0"

@@ -119,6 +119,7 @@ def test_settings_that_do_no_harm_pass_in_one_process(tmp_path: Path) -> None:
     assert found == [PASSED, PASSED, failed, PASSED]
 
 
+@pytest.mark.slow
 def test_a_build_that_raises_has_not_passed_and_does_no_harm() -> None:
     found = elsewhere("right", build=user_kernels.builds_nothing)
     assert found == [Outcome(failure="it raises RuntimeError: no compiler")]
@@ -128,6 +129,7 @@ def test_a_workspace_may_be_written_to() -> None:
     assert here("uses_workspace") == here("right") == ""
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("settings", "harm"),
     [
@@ -162,6 +164,7 @@ def test_what_another_process_cannot_import_is_not_run_there() -> None:
         elsewhere("right", build=lambda problem, settings: print)
 
 
+@pytest.mark.slow
 def test_a_script_cannot_be_imported_by_another_process(tmp_path: Path) -> None:
     """What is defined in ``__main__`` is not found there; the script is not run a second time."""
     script = tmp_path / "script.py"
@@ -189,6 +192,7 @@ def test_a_script_cannot_be_imported_by_another_process(tmp_path: Path) -> None:
     assert "build" in second
 
 
+@pytest.mark.slow
 def test_a_gpu_that_the_other_process_cannot_use() -> None:
     with pytest.raises(UntriedError, match="its operands cannot be made"):
         list(run_elsewhere(implementation(), ["right"], PROBLEM, 99))
@@ -249,6 +253,7 @@ def test_in_a_frozen_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch)
         elsewhere("right")
 
 
+@pytest.mark.slow
 def test_what_python_says_when_it_starts_is_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +270,7 @@ def test_what_python_says_when_it_starts_is_no_answer(
     assert elsewhere("prints", "right") == [PASSED, PASSED]
 
 
+@pytest.mark.slow
 def test_what_is_no_text_in_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     odd: list[Any] = [object(), tmp_path, b"bytes", str(tmp_path / "\udcff")]
     monkeypatch.setattr(sys, "path", [*odd, *sys.path])
@@ -319,10 +325,12 @@ def test_a_channel_that_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert elsewhere("right") == [Outcome("in a process of its own it ends with status 0")]
 
 
+@pytest.mark.slow
 def test_a_task_of_ten_megabytes() -> None:
     assert elsewhere("right", build=user_kernels.Large(10 << 20)) == [PASSED]
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("settings", ["hangs", "holds_the_gil", "starts_another"])
 def test_one_that_hangs_is_ended_with_all_that_it_started(
     settings: str, monkeypatch: pytest.MonkeyPatch
@@ -335,6 +343,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(
     assert_none_left(mark)
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_ended_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -459,6 +468,7 @@ search()
 """
 
 
+@pytest.mark.slow
 def test_a_module_that_searches_when_it_is_imported_starts_one_process(tmp_path: Path) -> None:
     """The process that imports it, to try what it defines, searches too."""
     with Program(tmp_path, "import searches", searches=_MODULE) as program:
@@ -501,6 +511,7 @@ def test_a_program_that_sys_executable_starts_again_runs_twice_at_most(tmp_path:
         assert_none_left(program.mark)
 
 
+@pytest.mark.slow
 def test_a_program_that_runs_again_ends_with_the_first(tmp_path: Path) -> None:
     with Program(tmp_path, starts_again(tmp_path, 120.0)) as program:
         wait_for(program.began.exists)
@@ -536,6 +547,7 @@ def test_whatever_ends_the_program_ends_all_that_it_tries(
 # What is tried, and what is remembered
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_each_setting_is_tried_before_it_runs_here(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -738,6 +750,7 @@ def test_a_forked_process_leaves_a_run_to_its_parent(
         assert found.result(60.0) == ""
 
 
+@pytest.mark.slow
 def test_a_forked_process_does_not_keep_a_run_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -347,6 +347,7 @@ def process(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
     return python("-c", PROCESS + end, env=env)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.search
 @pytest.mark.parametrize(
     "end", ["", "time.sleep(0.1)\n", "time.sleep(0.1)\nraise KeyboardInterrupt\n"]
@@ -361,6 +362,7 @@ def test_the_rounds_of_processes_add_up(folder: Path, end: str) -> None:
     assert 0 < rounds[1] < rounds[2]
 
 
+@pytest.mark.slow
 @pytest.mark.search
 def test_a_forked_process_keeps_nothing_and_ends(folder: Path) -> None:
     """As one that loads data after the model was tuned."""
@@ -377,6 +379,7 @@ def test_a_forked_process_keeps_nothing_and_ends(folder: Path) -> None:
     assert int(process(folder, "").stdout) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.search
 def test_a_process_that_is_killed_has_kept_most(folder: Path) -> None:
     env = {**os.environ, "CUDNN_AUTOTUNE_CACHE": "read_write", "PYTHONPATH": PACKAGE_PARENT}
