@@ -111,7 +111,7 @@ def test_steps_are_those_of_float64(
     assert ca.fallbacks() == before  # no norm is left to PyTorch's kernels
 
 
-@pytest.mark.parametrize("make", [Projected, SqueezeExcite, Dense])
+@pytest.mark.parametrize("make", [Projected, SqueezeExcite])
 def test_other_blocks(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model = make().cuda().to(memory_format=torch.channels_last)

@@ -120,6 +120,8 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
     """Returns why no kernel computes a problem, or None."""
     if problem.dtype not in ELEMENTS or problem.parameters not in ELEMENTS:
         return f"kernels compute in {', '.join(map(str, ELEMENTS))}"
+    if problem.activation not in _NUMBERS:
+        return f"kernels have no activation {problem.activation!r}"
     # Sums of offsets below must not overflow either.
     if problem.count * problem.channels >= 2**31 - 2**20:
         return "the tensor has 2^31 elements or more"

@@ -43,6 +43,8 @@ _PARAMETERS: Mapping[Any, Sequence[str]] = {
 }
 _DEFAULTS = {"training": False, "momentum": 0.1, "eps": 1e-5}
 
+_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
+
 # An addition of two operands, and whether it writes into the first.
 _ADDITIONS: Mapping[Any, bool] = {
     operator.add: False,
@@ -210,6 +212,9 @@ def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str |
         return "its momentum or epsilon is computed"
     if x.dtype == torch.float64:
         return "it is in torch.float64"
+    if arguments["input"].target in _CONCATENATIONS:
+        # Generated code need not hold the whole: it reads the parts, in the backward once more.
+        return "its input is a concatenation, which takes less memory in parts"
     if (reason := unsupported(x, weight, bias)) is not None:
         return reason
     if running == [None, None]:

@@ -54,7 +54,7 @@ def check(model: nn.Module, call: Any, inputs: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("make", [Residual, Projected, SqueezeExcite, Dense])
+@pytest.mark.parametrize("make", [Residual, Projected, SqueezeExcite])
 @pytest.mark.basic(4)
 def test_a_model_trains_as_it_does(
     make: Callable[[], nn.Module], layout: torch.memory_format
