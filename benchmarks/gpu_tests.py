@@ -21,6 +21,7 @@ from common.environment import ROOT
 from common.record import Record
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
+_TOO_LONG_S = 150  # of one test, after which pytest shows where it is
 
 
 def summed(tests: Iterable[junit.Test]) -> dict[str, Any]:
@@ -73,6 +74,7 @@ def main() -> int:
         tests: list[junit.Test] = []
         for marked, workers in (("not alone", options.workers), ("alone", 1)):
             command = [*options.tests, "--durations=10", "-m", marked]
+            command += ["-o", f"faulthandler_timeout={_TOO_LONG_S}"]
             one = argparse.Namespace(**vars(options) | {"workers": workers})
             code, found = junit.run(command, one, cwd=ROOT)
             codes.append(code)
