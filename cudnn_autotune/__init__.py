@@ -93,14 +93,13 @@ else:
 
     registry.load_first(_built_in)
     if _extension_available():
-        from cudnn_autotune.engines.norms import loading as _norm_loading
         from cudnn_autotune.tuning import building, miss, serving
 
         PlanError: type[RuntimeError] = _C.PlanError
         CudnnError: type[RuntimeError] = _C.CudnnError
         _C.set_plan_builder(building.build)
         _C.set_miss_handler(miss.choose)
-        _C.set_norm_planner(_norm_loading.load_plan)
+        _C.set_norm_planner(norm_operators.load_plan)
         _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)
         _C.set_capture_miss_handler(serving.during_capture)
         _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # No test, nor a process that it starts, reads or writes what the user's folder remembers.
 os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"
@@ -37,6 +38,10 @@ from served_on_cpu import served_on_cpu
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.store import settings as store_settings
+
+# Other tests may have all of the cores.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 MARKERS = {
     "gpu": "needs a CUDA GPU",

@@ -7,8 +7,11 @@ a device that is not CUDA. A compiler traces PyTorch's function.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -21,6 +24,12 @@ class ServedNorm(_BatchNorm):
     """The forward of BatchNorm1d to BatchNorm3d."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy):  # a tracer takes PyTorch's class for one call
+            tracer: Any = input.tracer
+            traced: Any = tracer.create_proxy(
+                "call_module", tracer.path_of_module(self), (input,), {}
+            )
+            return cast("Tensor", traced)
         if torch.compiler.is_compiling() or not _is_served(self, input):
             return super().forward(input)
         self._check_input_dim(input)
@@ -55,16 +64,18 @@ class BatchNorm3d(ServedNorm, nn.BatchNorm3d):
 def _is_served(norm: _BatchNorm, input: Tensor) -> bool:
     """Returns whether the operators compute what the module does with an input."""
     mean, variance = norm.running_mean, norm.running_var
+    if not _is_plain(input) or input.dim() < 2 or norm.eps <= 0:
+        return False
     if not (norm.training or (mean is None and variance is None)):
         return False
     if norm.training and norm.track_running_stats:
         if norm.momentum is None or mean is None or variance is None:
             return False
-        if not all(_is_plain(one) and one.dtype == torch.float32 for one in (mean, variance)):
-            return False
+        for one in (mean, variance):
+            if not _is_plain(one) or one.dtype != torch.float32 or len(one) != input.shape[1]:
+                return False
     return (
-        _is_plain(input)
-        and _is_on_gpu(input)
+        _is_on_gpu(input)
         and input.dtype in _DTYPES
         and input.numel() > 0
         and all(one is None or _is_plain(one) for one in (norm.weight, norm.bias))

@@ -8,6 +8,7 @@ and the unbiased variance that the first operator returns. Autograd is csrc/norm
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -218,3 +219,11 @@ def _(
         torch.empty_like(parameter) if output_mask[2] else None,
         torch.empty_like(input) if output_mask[3] else None,
     )
+
+
+def load_plan(*arguments: Any) -> Any:
+    """Calls :func:`~cudnn_autotune.engines.norms.loading.load_plan`, which is imported at the first
+    norm: it needs the package's kernels."""
+    from cudnn_autotune.engines.norms import loading
+
+    return loading.load_plan(*arguments)

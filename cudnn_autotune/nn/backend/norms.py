@@ -151,9 +151,7 @@ def find_norms(graph: Graph) -> list[Norm]:
     """
     if any(_begins_transform(node) for node in graph.nodes):
         return []
-    sharing = Counter(
-        storage for node in graph.find_nodes(op="placeholder") for storage in _storages(node)
-    )
+    sharing = _sharing(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
     claimed: set[Node] = set()
     found: list[Norm] = []
@@ -195,6 +193,12 @@ def _storages(node: Node) -> set[int]:
     """Returns the memory that the tensors among the values of a node lie in."""
     leaves = tree_leaves(_value(node))
     return {leaf.untyped_storage()._cdata for leaf in leaves if type(leaf) in _PLAIN}
+
+
+def _sharing(graph: Graph) -> Counter[int]:
+    """Returns how many inputs of a graph lie in each memory."""
+    inputs = graph.find_nodes(op="placeholder")
+    return Counter(storage for node in inputs for storage in _storages(node))
 
 
 def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str | None:
@@ -337,6 +341,14 @@ def written_inputs(graph: Graph) -> set[Node]:
     }
 
 
+def running_statistics(graph: Graph) -> set[Node]:
+    """Returns the running statistics that batch norms of a graph of Dynamo write into."""
+    calls = [_arguments(node) for node in graph.nodes if node.target in _PARAMETERS]
+    written = [call for call in calls if call["training"] is not False]
+    values = [call[name] for call in written for name in ("running_mean", "running_var")]
+    return {value for value in values if isinstance(value, Node)}
+
+
 def _begins_transform(node: Node) -> bool:
     """Returns whether a call begins a transform of ``torch.func`` or forward-mode autograd, under
     which tensors are more than what the graph knows of them."""
@@ -387,6 +399,7 @@ def serve_norms(graph: Graph, norms: Sequence[Norm]) -> None:
 def _count_together(graph: Graph) -> None:
     """Adds 1 to all counters of a graph, such as those of its batch norms, by one operator."""
     counters: dict[torch.device, list[Node]] = {}
+    sharing = _sharing(graph)
     for node in graph.find_nodes(op="call_method", target="add_"):
         counter = node.args[0]
         is_counted = (
@@ -398,6 +411,7 @@ def _count_together(graph: Graph) -> None:
             and len(counter.users) == 1
             and type(_value(counter)) in _PLAIN
             and _value(counter).dtype == torch.int64
+            and all(sharing[storage] == 1 for storage in _storages(counter))
         )
         if is_counted:
             counters.setdefault(_value(counter).device, []).append(counter)

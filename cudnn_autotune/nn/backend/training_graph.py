@@ -22,7 +22,7 @@ from cudnn_autotune.nn.backend.compiled_graph import (
     is_within_step,
 )
 from cudnn_autotune.nn.backend.graphs import weights_of
-from cudnn_autotune.nn.backend.norms import find_norms, written_inputs
+from cudnn_autotune.nn.backend.norms import find_norms, running_statistics, written_inputs
 from cudnn_autotune.nn.backend.programs import Options, compile_training
 
 WITHOUT_NORMS = f"{OURS}, PyTorch's norms"
@@ -49,6 +49,10 @@ class TrainingGraph:
         self._device: torch.device | None = next(on_gpu, None)
         self._weights = weights_of(graph, inputs)
         self._buffers = [i for i in self._weights if not inputs[i].requires_grad]
+        written = written_inputs(graph.graph) | running_statistics(graph.graph)
+        inputs_of_graph = graph.graph.find_nodes(op="placeholder")
+        self._written = [i for i in self._buffers if inputs_of_graph[i] in written]
+        """Places of the buffers that a step changes."""
         norms = [] if options.norms == "never" else find_norms(graph.graph)
         record.norms = self._found = [norm.report() for norm in norms]
         is_serving = any(norm.obstacle is None for norm in norms)
@@ -126,7 +130,7 @@ class TrainingGraph:
         """Keeps the faster of the programs."""
         contenders, self._contenders = self._contenders, {}
         steps = {name: _step(program) for name, program in contenders.items()}
-        kept = [(inputs[i], inputs[i].clone()) for i in self._buffers]
+        kept = [(inputs[i], inputs[i].clone()) for i in self._written]
         record = self._record
         try:
             with self._on_device():

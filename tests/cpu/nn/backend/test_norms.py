@@ -427,3 +427,25 @@ def test_models_of_torchvision(name: str) -> None:
     of_concatenations = 62 if name == "densenet121" else 0
     assert len(served.reasons) == of_concatenations
     assert len(served.texts) == norms - of_concatenations
+
+
+class SharedCounter(nn.Module):
+    """Counts in a place that is read within the step by another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        counts = torch.zeros(2, dtype=torch.int64)
+        self.register_buffer("count", counts[0])
+        self.register_buffer("counts", counts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return F.relu(self.norm(self.conv(x))) * self.counts[0]
+
+
+def test_a_counter_in_shared_memory_counts_at_its_place() -> None:
+    model = SharedCounter()
+    call = torch.compile(model, backend=Served())
+    assert call(torch.randn(4, 8, 6, 5)).abs().sum() > 0
+    assert model.counts.tolist() == [1, 0]

@@ -335,3 +335,34 @@ class TestMeasured:
         call(torch.randn(4, 8, 6, 5)).sum().backward()
         assert last().note == ""
         assert len(last().times_ms) == 2
+
+
+class FrozenTail(nn.Module):
+    """A trained norm, and behind it what is not trained: a convolution and a norm in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.frozen, self.fixed = nn.Conv2d(4, 4, 3).requires_grad_(False), nn.BatchNorm2d(4).eval()
+        self.register_buffer("scale", torch.ones(1, 3, 1, 1).expand(2, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fixed(self.frozen(torch.relu(self.norm(self.conv(x * self.scale)))))
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+def test_a_comparison_writes_into_no_frozen_tensor() -> None:
+    """An earlier forward whose backward is to come has saved them; one of them is expanded."""
+    model = FrozenTail()
+    written = model.norm.running_mean, model.norm.running_var, model.norm.num_batches_tracked
+    before = {name: tensor._version for name, tensor in model.state_dict(keep_vars=True).items()}
+    call = compiled(model, norms="measure")
+    loss = call(torch.randn(2, 3, 8, 8)).sum() + call(torch.randn(2, 3, 12, 12)).sum()
+    loss.backward()
+    assert model.norm.num_batches_tracked.item() == 2
+    changed = {
+        name
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if tensor._version != before[name] and not any(tensor is one for one in written)
+    }
+    assert changed == set()

@@ -191,3 +191,21 @@ def test_a_second_derivative_is_an_error(like_a_gpu: list[int]) -> None:
     with pytest.raises((RuntimeError, NotImplementedError), match="has no derivative"):
         gradient.sum().backward()
     assert like_a_gpu == [1]
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+def test_a_tracer_of_fx_takes_the_module_for_one_call() -> None:
+    model = converted(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
+    traced = torch.fx.symbolic_trace(model)
+    modules = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert modules == ["1"]
+    x = torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(traced(x), copy.deepcopy(model)(x))
+
+
+@pytest.mark.usefixtures("like_a_gpu")
+def test_what_pytorch_refuses_is_refused() -> None:
+    wrong = converted(nn.Sequential(nn.BatchNorm2d(5, affine=False)))
+    with pytest.raises(RuntimeError, match="running_mean should contain 1 elements not 5"):
+        wrong(torch.randn(2, 1, 4, 4))
+    assert wrong[0].running_mean.tolist() == [0.0] * 5
