@@ -69,7 +69,7 @@ def test_output_padding_of_a_stride_or_more_is_pytorchs() -> None:
         assert_close(ours, theirs, 1e-5)
         assert_same_step(*layers, input)
     assert not ca.choices()
-    # Of each layout: a call, and a step's forward and backward.
+    # A call, and the forward and backward of a step, for each layout.
     assert sum(ca.fallbacks().values()) == 6
 
 

@@ -31,7 +31,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is on a CPU is compiled as if it were on a GPU, with what is measured there."""
+    """Graphs on a CPU are compiled as if they were on a GPU, and measured as there."""
     monkeypatch.setattr(entry, "_why_plain", lambda *_: None)
 
 
@@ -79,7 +79,7 @@ def test_it_says_what_became_of_each_norm() -> None:
 
 
 def code(model: nn.Module, input: Tensor, **options: Any) -> tuple[str, str]:
-    """What Inductor generates for forward and backward."""
+    """The code that Inductor generates for forward and backward."""
 
     def step() -> None:
         compiled(model, **options)(input).sin().sum().backward()
