@@ -43,7 +43,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Results:
-    """What a norm gives, forward and backward; None where nothing asks for it."""
+    """The results of a norm, forward and backward; None where nothing asks for one."""
 
     output: Tensor
     mean: Tensor
@@ -92,7 +92,7 @@ def norm(
 
 
 def by_pytorch(given: Norm) -> Results:
-    """What ``F.batch_norm``, ``+`` and the activation give, with PyTorch's own autograd."""
+    """The results of ``F.batch_norm``, ``+`` and the activation, by PyTorch's autograd."""
     leaves = {
         name: value.detach().clone().requires_grad_()
         for name, value in vars(given).items()
@@ -128,7 +128,7 @@ def by_pytorch(given: Norm) -> Results:
 
 
 def by_operators(given: Norm) -> Results:
-    """What the two operators give, the second called directly if a second gradient is added."""
+    """The results of the two operators; a second gradient is given to the backward directly."""
     ops = torch.ops.cudnn_autotune
     output, mean, inv_std, unbiased = ops.batch_norm_act(*given.operands)
     by_output = given.residual is not None and NORM_ACTIVATIONS[given.activation].by_output

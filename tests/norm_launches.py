@@ -101,7 +101,7 @@ def by_kernels(
     wants_residual: bool = True,
     plans: list[NormPlan] | None = None,
 ) -> Results:
-    """What the kernels give, forward and backward, on tensors between guard bands.
+    """The results of the kernels, forward and backward, on tensors between guard bands.
 
     Args:
         wants_input, wants_residual: Whether the gradients of the input and of the residual are

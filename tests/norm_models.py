@@ -121,7 +121,7 @@ class SmallResNet(nn.Module):
 
 @dataclass(frozen=True)
 class Steps:
-    """What some training steps gave."""
+    """The results of some training steps."""
 
     outputs: Sequence[Tensor]
     gradients: Sequence[Tensor]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 ops = torch.ops.cudnn_autotune
 FLOORS = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
-"""What an error may be where PyTorch's own is less than half of it."""
+"""The allowed error where PyTorch's own is less than half of it."""
 SHAPES = {
     "layer": (32, 64, 28, 28),
     "parts of a slab": (16, 256, 14, 14),

@@ -48,16 +48,13 @@ class TrainingGraph:
         on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
         self._device: torch.device | None = next(on_gpu, None)
         self._weights = weights_of(graph, inputs)
-        self._buffers = [i for i in self._weights if not inputs[i].requires_grad]
-        written = written_inputs(graph.graph) | running_statistics(graph.graph)
-        inputs_of_graph = graph.graph.find_nodes(op="placeholder")
-        self._written = [i for i in self._buffers if inputs_of_graph[i] in written]
+        self._written: list[int] = []
         """Places of the buffers that a step changes."""
         norms = [] if options.norms == "never" else find_norms(graph.graph)
         record.norms = self._found = [norm.report() for norm in norms]
         is_serving = any(norm.obstacle is None for norm in norms)
         is_measured = is_serving and options.norms == "measure" and options.compare
-        if is_measured and (why := self._why_not_compared(graph)) is not None:
+        if is_measured and (why := self._why_not_compared(graph, inputs)) is not None:
             self._give_up(f"the graph {why}")
             is_serving = is_measured = False
         ours = None
@@ -82,13 +79,19 @@ class TrainingGraph:
         record.chosen = record.chosen_in_captures = WITHOUT_NORMS
         self._report(False, "it waits to be compared")
 
-    def _why_not_compared(self, graph: GraphModule) -> str | None:
-        """Returns why the graph cannot be run several times at the first call; None if it can."""
+    def _why_not_compared(self, graph: GraphModule, inputs: Sequence[Any]) -> str | None:
+        """Returns why the graph cannot be run several times at the first call; None if it can.
+        Notes the buffers that a step changes."""
         if communicates(graph):
             return "communicates between ranks"
         placeholders = graph.graph.find_nodes(op="placeholder")
-        buffers = {placeholders[i] for i in self._buffers}
-        return None if written_inputs(graph.graph) <= buffers else "writes into its inputs"
+        buffers = {placeholders[i]: i for i in self._weights if not inputs[i].requires_grad}
+        written = written_inputs(graph.graph)
+        if not written <= buffers.keys():
+            return "writes into its inputs"
+        written |= running_statistics(graph.graph)
+        self._written = [i for node, i in buffers.items() if node in written]
+        return None
 
     def _report(self, is_served: bool, reason: str) -> None:
         """Says of each norm without an obstacle what became of it."""
