@@ -10,6 +10,8 @@ watcher in the group once this process is gone, however it ended.
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import logging
 import os
@@ -24,6 +26,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import FunctionType
 from typing import IO, Any
 
 from cudnn_autotune.engines import registry
@@ -259,7 +263,7 @@ def run_elsewhere(
     # The other functions, which may have no name, are not asked there.
     runs = replace(implementation, supports=callable, settings=())
     try:
-        task = pickle.dumps((runs, tuple(settings), problem_to_json(problem), device))
+        task = _pickled((runs, tuple(settings), problem_to_json(problem), device))
     except Exception as error:  # any kind, as objects may say themselves how they are pickled
         raise NotImportableError(f"it cannot be imported by name ({error})") from None
     with _separate_process(task) as child:
@@ -274,6 +278,36 @@ def run_elsewhere(
             yield outcome
             if outcome.harm:
                 return
+
+
+class _ByName(pickle.Pickler):
+    """Pickles functions and classes by name without importing their modules. The import of a module
+    may be what waits for this thread: its own code runs a convolution, for which a thread of the
+    search asks what it defines."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        is_named = isinstance(obj, (FunctionType, type)) and obj is not imported
+        if not is_named or obj.__module__ == "builtins":
+            return NotImplemented
+        found: object = sys.modules.get(obj.__module__)
+        for part in obj.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is not obj:
+            raise pickle.PicklingError(
+                f"{obj.__qualname__} is not what module {obj.__module__} has under this name"
+            )
+        return imported, (obj.__module__, obj.__qualname__)
+
+
+def imported(module: str, qualname: str) -> Any:
+    """Returns a function or class by its name, in the process that reads the pickle."""
+    return attrgetter(qualname)(importlib.import_module(module))
+
+
+def _pickled(task: object) -> bytes:
+    file = io.BytesIO()
+    _ByName(file).dump(task)
+    return file.getvalue()
 
 
 @contextmanager

@@ -193,6 +193,33 @@ def test_a_script_cannot_be_imported_by_another_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_a_module_defines_is_tried_while_it_is_imported(tmp_path: Path) -> None:
+    """The thread that tries it does not wait for the import, which waits for the thread."""
+    (tmp_path / "searches.py").write_text(
+        "import sys, threading\n"
+        f"sys.path.insert(0, {str(Path(user_kernels.__file__).parent)!r})\n"
+        "import user_kernels, cudnn_autotune as ca\n"
+        "from cudnn_autotune.engines.user_implementation import UserImplementation\n"
+        "from cudnn_autotune.tuning.isolated_run import run_elsewhere\n"
+        "def build(problem, settings):\n"
+        "    return user_kernels.build(problem, settings)\n"
+        "def tries():\n"
+        "    print(list(run_elsewhere(own, ['right'], problem, 'cpu')), flush=True)\n"
+        "problem = ca.ConvProblem('fprop', (2, 3, 5, 6), (4, 3, 3, 3), padding=1)\n"
+        "own = UserImplementation('mine', '1', user_kernels.always, build, ('right',))\n"
+        "if 'program' in sys.argv:\n"
+        "    thread = threading.Thread(target=tries, daemon=True)\n"
+        "    thread.start()\n"
+        "    thread.join(100.0)\n"
+        "    print('ended' if not thread.is_alive() else 'waits for the import', flush=True)\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import searches"
+    done = python("-c", code, "program")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[Outcome(harm='', failure='')]", "ended"]
+
+
+@pytest.mark.slow
 def test_a_gpu_that_the_other_process_cannot_use() -> None:
     with pytest.raises(UntriedError, match="its operands cannot be made"):
         list(run_elsewhere(implementation(), ["right"], PROBLEM, 99))
