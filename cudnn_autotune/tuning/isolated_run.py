@@ -289,14 +289,13 @@ class _ByName(pickle.Pickler):
         is_named = isinstance(obj, (FunctionType, type)) and obj is not imported
         if not is_named or obj.__module__ == "builtins":
             return NotImplemented
-        found: object = sys.modules.get(obj.__module__)
-        for part in obj.__qualname__.split("."):
+        module, name = obj.__module__, obj.__qualname__
+        found: object = sys.modules.get(module)
+        for part in name.split("."):
             found = getattr(found, part, None)
         if found is not obj:
-            raise pickle.PicklingError(
-                f"{obj.__qualname__} is not what module {obj.__module__} has under this name"
-            )
-        return imported, (obj.__module__, obj.__qualname__)
+            raise pickle.PicklingError(f"{name} is not what module {module} has under this name")
+        return imported, (module, name)
 
 
 def imported(module: str, qualname: str) -> Any:
