@@ -7,6 +7,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from common import numbers
@@ -15,6 +16,17 @@ from common.modes import synchronize
 Call = Callable[[], Any]
 
 WITH_GRADIENTS = ("forward", "forward_backward", "per_sample", "checkpoint")
+
+
+ENABLE = "enable()"
+"""Name of the calls of PyTorch's module that are timed while ``cudnn_autotune.enable`` is in force,
+which it is in none of the other blocks."""
+
+
+def context_of(name: str) -> AbstractContextManager[None]:
+    import cudnn_autotune as ca
+
+    return ca.enable() if name == ENABLE else nullcontext()
 
 
 def enqueue_us(call: Call, calls: int, device: str) -> float:
@@ -35,14 +47,16 @@ def blocks(
     source = random.Random(0)
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for call in calls.values():
-        enqueue_us(call, calls_per_block, device)
+    for name, call in calls.items():
+        with context_of(name):
+            enqueue_us(call, calls_per_block, device)
     gc.collect()
     gc.disable()  # a collection inside a block would be charged to one of the timed calls
     try:
         for _ in range(blocks):
             for name in source.sample(names, len(names)):
-                times[name].append(enqueue_us(calls[name], calls_per_block, device))
+                with context_of(name):
+                    times[name].append(enqueue_us(calls[name], calls_per_block, device))
     finally:
         gc.enable()
     return times
@@ -78,7 +92,8 @@ def module_calls(setting: str, modules: Mapping[str, Any], x: Any) -> dict[str, 
 
 
 def modules_for(request: dict[str, Any], layout: Any) -> dict[str, Any]:
-    """nn.Conv2d twice (an A/A pair) and ours, by the default mode and by an argument."""
+    """nn.Conv2d three times (an A/A pair, and one for :data:`ENABLE`) and ours, by the default mode
+    and by an argument."""
     import torch
 
     import cudnn_autotune as ca
@@ -94,6 +109,7 @@ def modules_for(request: dict[str, Any], layout: Any) -> dict[str, Any]:
     return {
         "pytorch": build(torch.nn.Conv2d),
         "pytorch, again": build(torch.nn.Conv2d),
+        ENABLE: build(torch.nn.Conv2d),
         "ours": build(ca.Conv2d),
         "ours, sampling=": build(ca.Conv2d, sampling=request["sampling"]),
     }
@@ -111,6 +127,7 @@ def functional_calls(request: dict[str, Any], module: Any, x: Any) -> dict[str, 
     functions: dict[str, Any] = {
         "pytorch": F.conv2d,
         "pytorch, again": F.conv2d,
+        ENABLE: F.conv2d,
         "ours": ca.functional.conv2d,
     }
     return {
