@@ -24,6 +24,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation, Offer
 from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.rewrite import Rewrite
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +33,7 @@ PAIRS = [
     pytest.param(one, kind, id=f"{one.name}-{kind}") for one in BUILT_IN for kind in TAKES[one.name]
 ]
 # Rewrites leave it to engines of cuDNN, some of which multiply what lies beside an image by zero.
-OF_KERNELS = [pair for pair in PAIRS if not isinstance(pair.values[0], Rewrite)]
+OF_KERNELS = [pair for pair in PAIRS if not isinstance(pair.values[0], (Rewrite, Adjoint))]
 VALUES = (math.nan, math.inf, -math.inf)
 LAYERS = {
     "depthwise": (64, 64, 64, 7),
@@ -44,6 +45,8 @@ LAYERS = {
 }
 """Kind -> input channels, output channels, groups and width of the kernel of a layer whose tensors
 are made huge."""
+WIDE = 5
+"""Width of the kernel for implementations that compute none of the layers."""
 HUGE = {torch.float32: 2**30 * 21 // 20, torch.float16: 2**31 * 49 // 50}
 """Elements of such a tensor: more than 4 GiB, or nearly as many as an implementation takes."""
 FREE = 24 << 30
@@ -77,13 +80,15 @@ def huge(implementation: Implementation) -> Iterator[tuple[ca.ConvProblem, str]]
     """Yields a problem of each operation that an implementation computes, and the text of an offer
     for it, in float32 if there is one. One tensor at least is huge."""
     for op in ("fprop", "dgrad", "wgrad"):
-        for (dtype, elements), kind, stride, layout in product(
+        for least_width, (dtype, elements), kind, stride, layout in product(
+            (1, WIDE),
             HUGE.items(),
             TAKES[implementation.name],
             (1, 2),
             (torch.channels_last, torch.contiguous_format),
         ):
             channels, kernels, groups, width = LAYERS[kind]
+            width = max(width, least_width)
             largest = max(channels * 64**2, kernels * (64 // stride) ** 2)
             problem = ca.ConvProblem(
                 op,
