@@ -22,7 +22,11 @@ from building.sources import compiled_together, sources, write_if_changed
 
 def extension(torch: ModuleType) -> Any:
     with_cuda = torch.version.cuda is not None
-    macros = ("CUDNN_AUTOTUNE_WITH_CUDA", "NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING")
+    macros = (
+        "CUDNN_AUTOTUNE_WITH_CUDA",
+        "NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING",
+        "CUDNN_FRONTEND_SKIP_JSON_LIB",  # graphs are not serialized; a fourth of the headers' time
+    )
     # No -std: each torch has its own default. The C++ is small beside torch's headers, so leaving
     # out debug information (Python's own flags ask for it) saves much of the time.
     return importlib.import_module("torch.utils.cpp_extension").CppExtension(

@@ -23,28 +23,25 @@ COMPILED_TOGETHER = {
         "core/frontend_find.cpp",
     ),
     "operators": (
-        "aten_conv.cpp",
-        "conv_*.cpp",
-        "fallback_counts.cpp",
-        "process_wide.cpp",
-        "pytorch_plans.cpp",
-        "settings.cpp",
-    ),
-    "norms": ("norm_*.cpp",),
-    "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),
-    "measuring": (
         "torch_bridge.cpp",  # first: it includes Python.h
+        "aten_*.cpp",
         "build_plan.cpp",
+        "call_policy.cpp",
         "captured_plans.cpp",
-        "engine_dispatch.cpp",
-        "engine_plan.cpp",
+        "conv_*.cpp",
+        "engine_*.cpp",
+        "fallback_counts.cpp",
+        "norm_*.cpp",
         "online_trial.cpp",
         "plan_timer.cpp",
+        "pytorch_plans.cpp",
         "recipe.cpp",
         "recipe_plan.cpp",
         "sampled_reference.cpp",
+        "settings.cpp",
         "workspace_pages.cpp",
     ),
+    "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),
     "core": ("core/*.cpp",),  # the rest of it, without heavy headers
 }
 

@@ -1,6 +1,6 @@
 #include "aten_conv.h"
 
-#include <ATen/ATen.h>
+#include <ATen/Functions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/DimVector.h>
 

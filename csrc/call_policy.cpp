@@ -50,18 +50,18 @@ const Label* label_of(const torch::autograd::Node& node) {
 }
 
 // What a marked tensor has in addition.
-struct Mark : c10::BackendMeta {
-  explicit Mark(const CallPolicy& policy) : policy(policy) {}
+struct PolicyMark : c10::BackendMeta {
+  explicit PolicyMark(const CallPolicy& policy) : policy(policy) {}
   CallPolicy policy;
 };
 
-const Mark* mark_of(const at::Tensor& tensor) {
-  return dynamic_cast<const Mark*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+const PolicyMark* mark_of(const at::Tensor& tensor) {
+  return dynamic_cast<const PolicyMark*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
 // That of the process is left out.
 std::optional<OperatorPolicy> own_policy(const at::Tensor& input) {
-  if (const Mark* mark = mark_of(input)) return arguments_of(mark->policy);
+  if (const PolicyMark* mark = mark_of(input)) return arguments_of(mark->policy);
   const auto node = torch::autograd::get_current_node();
   if (!scopes_of_thread.empty() && scopes_of_thread.back().node == node.get()) {
     const Scope& scope = scopes_of_thread.back();
@@ -116,7 +116,7 @@ at::Tensor marked_copy(const at::Tensor& input, std::string_view sampling,
                        int64_t workspace_limit) {
   at::Tensor copy = input.clone();
   copy.unsafeGetTensorImpl()->set_backend_meta(
-      c10::make_intrusive<Mark>(resolve(sampling, workspace_limit)));
+      c10::make_intrusive<PolicyMark>(resolve(sampling, workspace_limit)));
   return copy;
 }
 
