@@ -210,8 +210,8 @@ def test_a_step_takes_no_more_memory(make: Callable[[], nn.Module]) -> None:
         call(input).sum().backward()
         torch.cuda.synchronize()
         peaks[norms] = torch.cuda.max_memory_allocated() - before
-    # Workspaces, and what the allocator rounds up.
-    assert peaks["always"] <= 1.02 * peaks["never"] + 2**21, peaks
+    # Masks of outputs behind a residual, workspaces, and what the allocator rounds up.
+    assert peaks["always"] <= 1.04 * peaks["never"] + 2**21, peaks
 
 
 @pytest.mark.parametrize("cudagraphs", [False, True])

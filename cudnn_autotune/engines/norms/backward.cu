@@ -3,10 +3,10 @@
 //
 // With dz, the gradient of the activation's argument, the gradient of x is
 // (dz - mean(dz) - xhat * mean(dz * xhat)) * weight * inv_std. VALUE says what the derivative of
-// the activation is computed of: 0 nothing or x, 1 the output, 2 x and the residual.
+// the activation is computed of: 0 nothing or x, 1 the output, 2 x and the residual, 3 a mask.
 
 constexpr bool kKeeps = PASS == 0, kSums = PASS != 2, kApplies = PASS != 1;
-constexpr bool kNeedsArgument = ACTIVATION != 0 && VALUE != 1;
+constexpr bool kNeedsArgument = ACTIVATION != 0 && (VALUE == 0 || VALUE == 2);
 // The second pass takes dz from where the first one has stored it, if it has.
 constexpr bool kReadsDz = PASS == 2 && STORES_DZ;
 
@@ -14,7 +14,8 @@ constexpr bool kReadsDz = PASS == 2 && STORES_DZ;
 __device__ __forceinline__ float gradient(float grad, float value) {
   switch (ACTIVATION) {
     case 1:
-      return value <= 0.0f ? 0.0f : grad;
+    case 7:
+      return passes(value) ? grad : 0.0f;
     case 2: {
       const float gate = 1.0f / (1.0f + expf(-value));
       return grad * gate * (1.0f + value * (1.0f - gate));
@@ -35,8 +36,6 @@ __device__ __forceinline__ float gradient(float grad, float value) {
     }
     case 6:
       return value < -3.0f ? 0.0f : value <= 3.0f ? grad * (value * (1.0f / 3.0f) + 0.5f) : grad;
-    case 7:
-      return value <= 0.0f || value >= 6.0f ? 0.0f : grad;
     default:
       return grad;
   }
@@ -51,9 +50,12 @@ struct Operands {
 // What is read at one place beside x and dy.
 struct Beside {
   Vector dy_2, value;
-  __device__ __forceinline__ void get(const Operands& of, int place) {
-    if (SECOND) dy_2 = load(of.dy_2 + place);
-    if (VALUE != 0) value = load(of.value + place);
+  unsigned bits;
+  __device__ __forceinline__ void get(const Operands& operands, const Division& of,
+                                      const Place& place, int v) {
+    if (SECOND) dy_2 = load(operands.dy_2 + place[v]);
+    if (VALUE == 1 || VALUE == 2) value = load(operands.value + place[v]);
+    if (MASK) bits = reinterpret_cast<const unsigned char*>(operands.value)[place.mask_at(of, v)];
   }
 };
 
@@ -62,7 +64,7 @@ __device__ __forceinline__ void differentiate(float (&dy)[VECTOR], const float (
                                               const Beside& beside, const Operands& of) {
   float second[VECTOR], value[VECTOR];
   if (SECOND) beside.dy_2.get(second);
-  if (VALUE != 0) beside.value.get(value);
+  if (VALUE == 1 || VALUE == 2) beside.value.get(value);
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) {
     const int c = PLANES ? 0 : i;
@@ -71,7 +73,12 @@ __device__ __forceinline__ void differentiate(float (&dy)[VECTOR], const float (
       argument = normalized(x[i], of.mean[c], of.scale[c], of.shift[c]);
       if (VALUE == 2) argument += value[i];
     }
-    dy[i] = gradient(SECOND ? dy[i] + second[i] : dy[i], argument);
+    if (SECOND) dy[i] += second[i];
+    if (MASK) {
+      dy[i] = (beside.bits >> i & 1) != 0 ? dy[i] : 0.0f;
+    } else {
+      dy[i] = gradient(dy[i], argument);
+    }
   }
 }
 
@@ -186,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             Beside beside[UNROLLED];
 #pragma unroll
             for (int i = 0; i < UNROLLED; ++i) {
-              if (v + i < end) beside[i].get(operands, place[v + i]);
+              if (v + i < end) beside[i].get(operands, of, place, v + i);
             }
 #pragma unroll
             for (int i = 0; i < UNROLLED; ++i) {
@@ -205,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (v + i >= place.vectors) continue;
             xs[i] = load(x + place[v + i]);
             dys[i] = load(dy + place[v + i]);
-            beside[i].get(operands, place[v + i]);
+            beside[i].get(operands, of, place, v + i);
           }
 #pragma unroll
           for (int i = 0; i < UNROLLED; ++i) {
@@ -281,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (last - i < 0) continue;
             xs[i] = load(x + place[last - i]);
             dys[i] = load((kReadsDz ? dz_of : dy) + place[last - i]);
-            if (!kReadsDz) beside[i].get(operands, place[last - i]);
+            if (!kReadsDz) beside[i].get(operands, of, place, last - i);
           }
 #pragma unroll
           for (int i = 0; i < UNROLLED; ++i) {

@@ -10,6 +10,7 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS, source, text
+from cudnn_autotune.engines.norms.reference import MASKED_BYTES
 from cudnn_autotune.engines.recipe import Kernel
 
 Form = Literal["kept", "two passes"]
@@ -61,6 +62,8 @@ class NormProblem:
     """Whether the gradient of the residual is asked for."""
     grad_input: bool = True
     """Whether the gradient of the input is asked for."""
+    mask: bool = False
+    """Whether a forward writes a mask; of a backward, whether it takes one for the output."""
 
     @property
     def count(self) -> int:
@@ -122,6 +125,9 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
         return f"kernels compute in {', '.join(map(str, ELEMENTS))}"
     if problem.activation not in _NUMBERS:
         return f"kernels have no activation {problem.activation!r}"
+    vector_bytes = problem.vector * problem.dtype.itemsize
+    if problem.mask and (problem.planes or vector_bytes != MASKED_BYTES):
+        return "a mask is for rows that are read in whole vectors"
     # Sums of offsets below must not overflow either.
     if problem.count * problem.channels >= 2**31 - 2**20:
         return "the tensor has 2^31 elements or more"
@@ -259,11 +265,13 @@ def _launch(problem: NormProblem, division: _Division, threads: int, which: int)
         "ACTIVATION": _NUMBERS[problem.activation],
         "PASS": which,
         "SCRATCH_BYTES": scratch,
+        "MASK": int(problem.mask),
     }
     if problem.is_backward:
         file, function = "backward.cu", "norm_backward"
         defines["SECOND"] = int(problem.second)
-        defines["VALUE"] = 1 if problem.by_output else 2 if problem.residual else 0
+        values = (problem.by_output, problem.residual, problem.mask)
+        defines["VALUE"] = 1 + values.index(True) if any(values) else 0
         defines["STORES_DZ"] = int(problem.grad_residual)
     else:
         file, function = "forward.cu", "norm_forward"

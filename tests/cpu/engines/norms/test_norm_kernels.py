@@ -118,6 +118,27 @@ def test_rounds_of_a_kept_form(channels_last: bool, is_reversed: bool) -> None:
         assert plan.launches[0].blocks < plan.slabs * plan.parts
 
 
+@pytest.mark.parametrize("shape", [(3, 200, 9, 10), (6, 16, 13, 9), (5, 64, 16, 20), (70, 40)])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("form", FORMS)
+def test_masks(form: Form, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Masks of rows narrower than a segment, of whole segments, and of some that are not."""
+    # Numbers of 16 bits that are rounded to 6 have a gradient of 0.
+    activation = "relu6" if dtype is torch.float32 else "relu"
+    given = norm(shape, dtype, channels_last=True, residual=True, activation=activation)
+    for plan in compare(given, form):
+        assert dict(plan.launches[-1].kernel.defines)["MASK"] == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_mask_where_the_residuals_gradient_is_not_asked_for(form: Form) -> None:
+    given = norm((4, 72, 6, 6), torch.bfloat16, residual=True, channels_last=True)
+    found = by_kernels(given, SMALL, form, wants_residual=False)
+    expected = by_pytorch(given.to(torch.float64))
+    for name in ("grad_input", "grad_weight", "grad_bias"):
+        assert_close(getattr(found, name), getattr(expected, name), 1.5e-2, name)
+
+
 @pytest.mark.parametrize("alignment", [2, 4, 8])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_hardly_aligned(channels_last: bool, alignment: int) -> None:
@@ -256,6 +277,11 @@ def test_what_the_kernels_do_not_take() -> None:
     assert unsupported_by_kernels(problem) is not None
     large = replace(problem, dtype=torch.bfloat16, parameters=torch.float32, spatial=2**22)
     assert unsupported_by_kernels(large) == "the tensor has 2^31 elements or more"
+    masked = replace(problem, dtype=torch.float16, parameters=torch.float32, mask=True)
+    assert unsupported_by_kernels(masked) is None
+    for change in ({"planes": True}, {"channels": 60}, {"alignment": 8}):
+        reason = unsupported_by_kernels(replace(masked, **change))  # type: ignore[arg-type]
+        assert reason == "a mask is for rows that are read in whole vectors"
     with pytest.raises(ValueError, match="form: a block's part of the tensor does not fit"):
         plan_norm(replace(large, spatial=2**20), SMALL, "kept")
 
