@@ -74,14 +74,14 @@ class Operands(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What ``batch_norm_act`` returns."""
+    """The results of ``batch_norm_act``."""
 
     output: Tensor
     mean: Tensor
     inv_std: Tensor
     unbiased_var: Tensor
     mask: Tensor
-    """Where the activation passes gradients on; empty where ``mask_size`` says so."""
+    """Bits that tell where the activation passes gradients on; empty where ``mask_size`` is 0."""
 
 
 class BackwardOperands(NamedTuple):
@@ -100,11 +100,11 @@ class BackwardOperands(NamedTuple):
     inv_std: Tensor
     activation: str
     output_mask: Sequence[bool]
-    """Which of the gradients are asked for."""
+    """Whether each of the gradients is asked for."""
 
 
 class Gradients(NamedTuple):
-    """What ``batch_norm_act_backward`` returns."""
+    """The results of ``batch_norm_act_backward``; None for what is not asked for."""
 
     input: Tensor | None
     weight: Tensor | None
