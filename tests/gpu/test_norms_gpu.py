@@ -130,12 +130,24 @@ def test_parameters_of_the_inputs_dtype_and_none(form: Form) -> None:
         check(norm(shape, dtype, affine=False, channels_last=True, device="cuda"))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_first_tensor_of_the_note(form: Form) -> None:
-    """It takes all multiprocessors, and its backward several rounds."""
+@pytest.mark.parametrize("form", ["half kept", "two passes"])
+def test_tensors_that_take_all_multiprocessors(form: Form) -> None:
+    """The second one takes several rounds."""
     with planned(form):
         given = norm((64, 64, 56, 56), torch.bfloat16, channels_last=True, device="cuda")
         check(given)
+        given = norm((16, 512, 56, 56), torch.bfloat16, residual=True, second=True,
+                     channels_last=True, device="cuda")  # fmt: skip
+        again = [by_operators(given) for _ in range(2)]
+        assert same(*again)
+        exact = ops.batch_norm_act_backward(
+            given.grad_output.float(), given.grad_output_2.float(), given.input.float(),
+            again[0].output.float(), given.weight, given.bias, None, again[0].mean,
+            again[0].inv_std, "relu", [True] * 4,
+        )  # fmt: skip
+        names = ("grad_input", "grad_weight", "grad_bias", "grad_residual")
+        for name, wanted in zip(names, exact, strict=True):
+            assert relative_error(getattr(again[0], name), wanted) <= FLOORS[torch.bfloat16], name
 
 
 def same(found: object, expected: object) -> bool:

@@ -5,7 +5,12 @@
 // (dz - mean(dz) - xhat * mean(dz * xhat)) * weight * inv_std. VALUE says what the derivative of
 // the activation is computed of: 0 nothing or x, 1 the output, 2 x and the residual, 3 a mask.
 
+//
+// With PASS 0 a block keeps dz, and with KEEPS_X x too. Else it reads x again, from the end to the
+// beginning, because that is what the cache still has; each slab begins where the last one ended.
+
 constexpr bool kKeeps = PASS == 0, kSums = PASS != 2, kApplies = PASS != 1;
+constexpr bool kKeepsX = kKeeps && KEEPS_X;
 constexpr bool kNeedsArgument = ACTIVATION != 0 && (VALUE == 0 || VALUE == 2);
 // The second pass takes dz from where the first one has stored it, if it has.
 constexpr bool kReadsDz = PASS == 2 && STORES_DZ;
@@ -87,7 +92,7 @@ __device__ __forceinline__ void copy_group(const Place& place, int group, int si
                                            const ELEMENT* x, const ELEMENT* dy,
                                            unsigned char* kept_x, unsigned char* kept_dz) {
   for (int v = group * size; v < min((group + 1) * size, place.vectors); ++v) {
-    copy_vector(kept_at(kept_x, v), x + place[v]);
+    if (kKeepsX) copy_vector(kept_at(kept_x, v), x + place[v]);
     copy_vector(kept_at(kept_dz, v), dy + place[v]);
   }
   end_group();
@@ -143,7 +148,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int steps = (tile + kUnits - 1) / kUnits;
   const int group_size = (steps + kGroups - 1) / kGroups;
   unsigned char* const kept_x = shared + kScratchBytes;
-  unsigned char* const kept_dz = kept_x + steps * THREADS * kVectorBytes;
+  unsigned char* const kept_dz = kept_x + (kKeepsX ? steps * THREADS * kVectorBytes : 0);
+  bool is_backwards = false;  // whether the last group of a part comes first
+  const auto group_at = [&](int i) { return is_backwards ? kGroups - 1 - i : i; };
   if (kKeeps) {
     const Place place(of, blockIdx.x % together, part);
     for (int group = 0; group < kGroups; ++group) {
@@ -186,23 +193,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         return result;
       };
       if (kKeeps) {
-        for (int group = 0; group < kGroups; ++group) {
+        for (int i_group = 0; i_group < kGroups; ++i_group) {
+          const int group = group_at(i_group);
           const int end = min((group + 1) * group_size, place.vectors);
           wait_for_group();
           for (int v = group * group_size; v < end; v += UNROLLED) {
+            Vector xs[UNROLLED];
             Beside beside[UNROLLED];
 #pragma unroll
             for (int i = 0; i < UNROLLED; ++i) {
-              if (v + i < end) beside[i].get(operands, of, place, v + i);
+              if (v + i >= end) continue;
+              xs[i] = kKeepsX ? *kept_at(kept_x, v + i) : load(x + place[v + i]);
+              beside[i].get(operands, of, place, v + i);
             }
 #pragma unroll
             for (int i = 0; i < UNROLLED; ++i) {
               if (v + i >= end) continue;
               Vector* const kept = kept_at(kept_dz, v + i);
-              *kept = add(v + i, *kept_at(kept_x, v + i), *kept, beside[i]);
+              *kept = add(v + i, xs[i], *kept, beside[i]);
             }
           }
         }
+        is_backwards = !kKeepsX && !is_backwards;
       } else {
         for (int v = 0; v < place.vectors; v += UNROLLED) {
           Vector xs[UNROLLED], dys[UNROLLED];
@@ -224,8 +236,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
       if (threadIdx.x < kSlabChannels) slab_sums[part * kSlabChannels + threadIdx.x] = of_block;
       if (kKeeps) {  // what is read while the blocks wait
-        prefetch(x, next, group_size);
-        prefetch(dy, next, group_size);
+        const int first = group_at(0) * group_size;
+        if (kKeepsX) prefetch(x, next, first, group_size);
+        prefetch(dy, next, first, group_size);
       }
       if (!meet(counters + slab, parts, scratch)) return;
       const float2 all =
@@ -267,14 +280,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         store(dx + place[v], dz);
       };
       if (kKeeps) {
-        for (int group = 0; group < kGroups; ++group) {
+        for (int i_group = 0; i_group < kGroups; ++i_group) {
+          const int group = group_at(i_group);
           const int end = min((group + 1) * group_size, place.vectors);
-#pragma unroll 2
-          for (int v = group * group_size; v < end; ++v) {
-            float numbers[VECTOR], dz[VECTOR];
-            kept_at(kept_x, v)->get(numbers);
-            kept_at(kept_dz, v)->get(dz);
-            apply(v, numbers, dz);
+          for (int v = group * group_size; v < end; v += UNROLLED) {
+            Vector xs[UNROLLED];
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+              if (v + i < end) xs[i] = kKeepsX ? *kept_at(kept_x, v + i) : load(x + place[v + i]);
+            }
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+              if (v + i >= end) continue;
+              float numbers[VECTOR], dz[VECTOR];
+              xs[i].get(numbers);
+              kept_at(kept_dz, v + i)->get(dz);
+              apply(v + i, numbers, dz);
+            }
           }
           // This thread alone reads and writes its places in shared memory.
           copy_group(next, group, group_size, x, dy, kept_x, kept_dz);

@@ -167,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         slab_sums[part * kSlabChannels + threadIdx.x] = moments;
       }
       if (kKeeps) {  // what is read while the blocks wait
-        if (RESIDUAL) prefetch(residual, place, group_size);
-        prefetch(x, next, group_size);
+        if (RESIDUAL) prefetch(residual, place, 0, group_size);
+        prefetch(x, next, 0, group_size);
       }
       if (!meet(counters + slab, parts, scratch)) return;
       // The means of parts differ little from the first one's.

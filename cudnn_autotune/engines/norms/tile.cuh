@@ -147,10 +147,11 @@ struct Place {
 };
 
 // Begins to bring vectors of this thread into the L2 cache, one of each of its lines.
-__device__ __forceinline__ void prefetch(const ELEMENT* tensor, const Place& place, int vectors) {
+__device__ __forceinline__ void prefetch(const ELEMENT* tensor, const Place& place, int first,
+                                         int vectors) {
   constexpr int kOfLine = LANES * kVectorBytes < 128 ? LANES : 128 / kVectorBytes;
   if (threadIdx.x % kOfLine != 0) return;
-  for (int v = 0; v < min(vectors, place.vectors); ++v) prefetch(tensor + place[v]);
+  for (int v = first; v < min(first + vectors, place.vectors); ++v) prefetch(tensor + place[v]);
 }
 
 // Where a vector of this thread is kept.
