@@ -27,7 +27,7 @@ from model_steps.turns import calibrate, take_turns
 SHAPES = (
     "64x64x56x56,64x256x56x56+add,64x512x28x28+add,64x256x14x14,64x1024x14x14+add,64x2048x7x7+add"
 )
-FORMS = {"ours": 0, "ours: kept": 1, "ours: two passes": 2}
+FORMS = {"ours": 0, "ours: kept": 1, "ours: half kept": 2, "ours: two passes": 3}
 """The ways that are this package's, with the form that they set."""
 WAYS = ("eager", "compile", *FORMS)
 DTYPES = ("bfloat16", "float16", "float32")

@@ -3,7 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
 
-#include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include "core/check.h"
@@ -15,6 +15,8 @@ namespace {
 
 // The kernels count elements in 32 bits, and add a few blocks' work to them.
 constexpr int64_t kMostElements = (int64_t{1} << 31) - (int64_t{1} << 20);
+// A mask has a byte for each vector of so many bytes (cudnn_autotune/engines/norms/tile.cuh).
+constexpr int64_t kMaskedBytes = 16;
 
 // Never destroyed, because calls may come while the process exits.
 struct NormFallback {
@@ -45,19 +47,34 @@ bool is_dense(const at::Tensor& tensor, bool rows) {
 
 // A call's input in the layout in which it is computed, and its sizes.
 struct NormInput {
-  explicit NormInput(const at::Tensor& given) : tensor(given) {
-    if (!is_dense(given, false) && !is_dense(given, true)) {
+  // With `in_rows` it is computed in (N, *spatial, C), the layout that has a mask.
+  explicit NormInput(const at::Tensor& given, bool in_rows = false) : tensor(given) {
+    if (in_rows && !is_dense(given, true)) {
+      tensor = given.movedim(1, -1).contiguous().movedim(-1, 1);
+    } else if (!is_dense(given, false) && !is_dense(given, true)) {
       tensor = given.contiguous(given.suggest_memory_format());
     }
     batch = tensor.size(0);
     channels = tensor.size(1);
     for (int64_t dim = 2; dim < tensor.dim(); ++dim) spatial *= tensor.size(dim);
-    planes = spatial > 1 && is_dense(tensor, false);
+    planes = !in_rows && spatial > 1 && is_dense(tensor, false);
   }
 
+  // The bytes of a mask, as mask_size of cudnn_autotune/engines/norms/reference.py says; 0 if there
+  // is none.
+  int64_t mask_size() const {
+    const int64_t numbers = kMaskedBytes / static_cast<int64_t>(tensor.element_size());
+    return planes || channels % numbers != 0 ? 0 : tensor.numel() / numbers;
+  }
+  // From now on all tensors are aligned to the vectors of a mask.
+  void align() {
+    is_aligned = true;
+    tensor = in_layout(tensor);
+  }
   // A tensor of the same shape, brought into this layout.
   at::Tensor in_layout(const at::Tensor& other) const {
-    if (is_dense(other, !planes)) return other;
+    const auto address = reinterpret_cast<uintptr_t>(other.data_ptr());
+    if (is_dense(other, !planes) && !(is_aligned && address % kMaskedBytes != 0)) return other;
     return empty().copy_(other);
   }
   // It is not made by at::empty, which fills it under deterministic algorithms.
@@ -65,10 +82,11 @@ struct NormInput {
     return at::Tensor(at::detail::empty_strided_cuda(tensor.sizes(), tensor.strides(),
                                                      tensor.options().memory_format(std::nullopt)));
   }
-  at::Tensor empty_vector(at::ScalarType dtype) const {
-    return at::Tensor(at::detail::empty_cuda(
-        {channels}, tensor.options().dtype(dtype).memory_format(std::nullopt)));
+  at::Tensor empty_vector(at::ScalarType dtype, int64_t size) const {
+    return at::Tensor(
+        at::detail::empty_cuda({size}, tensor.options().dtype(dtype).memory_format(std::nullopt)));
   }
+  at::Tensor empty_vector(at::ScalarType dtype) const { return empty_vector(dtype, channels); }
   std::array<int32_t, 3> sizes() const {
     return {static_cast<int32_t>(batch), static_cast<int32_t>(channels),
             static_cast<int32_t>(spatial)};
@@ -76,7 +94,7 @@ struct NormInput {
 
   at::Tensor tensor;
   int64_t batch, channels, spatial = 1;
-  bool planes;
+  bool planes, is_aligned = false;
 };
 
 bool is_like(const at::Tensor& tensor, const at::Tensor& input) {
@@ -110,11 +128,8 @@ bool suits_kernels(const at::Tensor& input, const OptionalTensor& weight,
 // Tensors in the order in which a kernel takes them.
 class Pointers {
  public:
-  void add(const at::Tensor& tensor) {
-    void* const address = tensor.defined() ? tensor.data_ptr() : nullptr;
-    all_.push_back(address);
-    const bool is_vector = tensor.defined() && tensor.dim() == 1;
-    if (!is_vector) bits_ |= reinterpret_cast<uintptr_t>(address);
+  explicit Pointers(std::initializer_list<const at::Tensor*> tensors) {
+    for (const at::Tensor* tensor : tensors) add(*tensor);
   }
   // A power of two up to 16 that the addresses of all tensors are multiples of, but for vectors,
   // whose numbers are read one by one.
@@ -122,6 +137,13 @@ class Pointers {
   c10::ArrayRef<void*> all() const { return all_; }
 
  private:
+  void add(const at::Tensor& tensor) {
+    void* const address = tensor.defined() ? tensor.data_ptr() : nullptr;
+    all_.push_back(address);
+    const bool is_vector = tensor.defined() && tensor.dim() == 1;
+    if (!is_vector) bits_ |= reinterpret_cast<uintptr_t>(address);
+  }
+
   c10::SmallVector<void*, 16> all_;
   uintptr_t bits_ = 0;
 };
@@ -135,7 +157,7 @@ at::ScalarType parameters_of(const OptionalTensor& weight, const OptionalTensor&
   return is_given(bias) ? bias->scalar_type() : at::kFloat;
 }
 
-FourTensors batch_norm_act(const at::Tensor& input, const OptionalTensor& weight,
+NormResults batch_norm_act(const at::Tensor& input, const OptionalTensor& weight,
                            const OptionalTensor& bias, const OptionalTensor& residual,
                            std::string_view activation, double eps) {
   const auto by_pytorch = [&] {
@@ -143,16 +165,17 @@ FourTensors batch_norm_act(const at::Tensor& input, const OptionalTensor& weight
   };
   if (!suits_kernels(input, weight, bias, residual)) return by_pytorch();
   const c10::cuda::CUDAGuard device(input.device());
-  const NormInput x(input);
+  NormInput x(input);
+  const int64_t mask_size =
+      is_given(residual) && is_derived_by_mask(activation) ? x.mask_size() : 0;
+  if (mask_size > 0) x.align();
   const at::Tensor scale = dense_vector(weight), shift = dense_vector(bias);
   const at::Tensor addend = is_given(residual) ? x.in_layout(*residual) : at::Tensor();
   const at::Tensor output = x.empty(), mean = x.empty_vector(at::kFloat),
-                   inv_std = x.empty_vector(at::kFloat), unbiased = x.empty_vector(at::kFloat);
-  Pointers pointers;
-  for (const auto* one :
-       {&x.tensor, &scale, &shift, &addend, &output, &mean, &inv_std, &unbiased}) {
-    pointers.add(*one);
-  }
+                   inv_std = x.empty_vector(at::kFloat), unbiased = x.empty_vector(at::kFloat),
+                   mask = x.empty_vector(at::kByte, mask_size);
+  const Pointers pointers(
+      {&x.tensor, &scale, &shift, &addend, &output, &mean, &inv_std, &unbiased, &mask});
   NormKey key{input.device().index(),
               /*is_backward=*/false,
               input.scalar_type(),
@@ -164,19 +187,21 @@ FourTensors batch_norm_act(const at::Tensor& input, const OptionalTensor& weight
               pointers.alignment(),
               std::string(activation)};
   key.residual = addend.defined();
+  key.mask = mask_size > 0;
   key.form = norm_form();
   const auto plan = norm_plan(key);
   if (plan == nullptr) return by_pytorch();
   plan->launch(pointers.all(), x.sizes(), static_cast<float>(eps));
-  return {output, mean, inv_std, unbiased};
+  return {output, mean, inv_std, unbiased, mask};
 }
 
-FourTensors batch_norm_act_backward(const at::Tensor& grad_output,
-                                    const OptionalTensor& grad_output_2, const at::Tensor& input,
-                                    const OptionalTensor& output, const OptionalTensor& weight,
-                                    const OptionalTensor& bias, const OptionalTensor& residual,
-                                    const at::Tensor& mean, const at::Tensor& inv_std,
-                                    std::string_view activation, std::array<bool, 4> output_mask) {
+NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
+                                      const OptionalTensor& grad_output_2, const at::Tensor& input,
+                                      const OptionalTensor& output, const OptionalTensor& weight,
+                                      const OptionalTensor& bias, const OptionalTensor& residual,
+                                      const at::Tensor& mean, const at::Tensor& inv_std,
+                                      std::string_view activation,
+                                      std::array<bool, 4> output_mask) {
   const auto by_pytorch = [&] {
     return NormFallback::instance().backward(grad_output, grad_output_2, input, output, weight,
                                              bias, residual, mean, inv_std, activation,
@@ -185,21 +210,30 @@ FourTensors batch_norm_act_backward(const at::Tensor& grad_output,
   const auto is_statistic = [&](const at::Tensor& values) {
     return is_parameter(values, input) && values.scalar_type() == at::kFloat;
   };
+  const bool by_mask = is_given(output) && output->scalar_type() == at::kByte;
   if (!suits_kernels(input, weight, bias, residual) || !is_like(grad_output, input) ||
-      !is_like(grad_output_2, input) || !is_like(output, input) || !is_statistic(mean) ||
-      !is_statistic(inv_std)) {
+      !is_like(grad_output_2, input) || !(by_mask || is_like(output, input)) ||
+      !is_statistic(mean) || !is_statistic(inv_std)) {
     return by_pytorch();
   }
   const c10::cuda::CUDAGuard device(input.device());
-  const NormInput x(input);
+  NormInput x(input, /*in_rows=*/by_mask);
+  if (by_mask) {
+    if (!is_derived_by_mask(activation) || x.mask_size() == 0 || output->dim() != 1 ||
+        output->size(0) != x.mask_size() || output->device() != input.device()) {
+      return by_pytorch();
+    }
+    x.align();
+  }
   const auto in_layout = [&](const OptionalTensor& tensor) {
     return is_given(tensor) ? x.in_layout(*tensor) : at::Tensor();
   };
-  const bool by_output = is_given(output) && is_derived_by_output(activation);
-  const bool by_residual = is_given(residual) && !by_output && activation != "identity";
+  const bool by_output = is_given(output) && !by_mask && is_derived_by_output(activation);
+  const bool by_residual = is_given(residual) && !by_output && !by_mask && activation != "identity";
   const at::ScalarType parameters = parameters_of(weight, bias);
   const at::Tensor dy = x.in_layout(grad_output), dy_2 = in_layout(grad_output_2),
-                   value = by_output     ? in_layout(output)
+                   value = by_mask       ? output->contiguous()
+                           : by_output   ? in_layout(output)
                            : by_residual ? in_layout(residual)
                                          : at::Tensor(),
                    scale = dense_vector(weight), shift = dense_vector(bias),
@@ -208,11 +242,8 @@ FourTensors batch_norm_act_backward(const at::Tensor& grad_output,
                    dweight = output_mask[1] ? x.empty_vector(parameters) : at::Tensor(),
                    dbias = output_mask[2] ? x.empty_vector(parameters) : at::Tensor(),
                    dz = output_mask[3] ? x.empty() : at::Tensor();
-  Pointers pointers;
-  for (const auto* one : {&dy, &dy_2, &x.tensor, &value, &scale, &shift, &means, &deviations, &dx,
-                          &dweight, &dbias, &dz}) {
-    pointers.add(*one);
-  }
+  const Pointers pointers({&dy, &dy_2, &x.tensor, &value, &scale, &shift, &means, &deviations, &dx,
+                           &dweight, &dbias, &dz});
   NormKey key{input.device().index(),
               /*is_backward=*/true,
               input.scalar_type(),
@@ -228,11 +259,16 @@ FourTensors batch_norm_act_backward(const at::Tensor& grad_output,
   key.second = dy_2.defined();
   key.grad_residual = dz.defined();
   key.grad_input = dx.defined();
+  key.mask = by_mask;
   key.form = norm_form();
   const auto plan = norm_plan(key);
   if (plan == nullptr) return by_pytorch();
   plan->launch(pointers.all(), x.sizes(), 0.0f);
-  return {dx, dweight, dbias, dz};
+  const auto in_inputs_layout = [&](const at::Tensor& tensor) {
+    const bool is_other = by_mask && tensor.defined() && !is_dense(input, true);
+    return is_other ? tensor.contiguous(input.suggest_memory_format()) : tensor;
+  };
+  return {in_inputs_layout(dx), dweight, dbias, in_inputs_layout(dz)};
 }
 
 }  // namespace

@@ -16,27 +16,29 @@ namespace cudnn_autotune {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+// The output, the mean, the inverse standard deviation, the unbiased variance, and the mask.
+using NormResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+// The gradients of the input, the weight, the bias and the residual.
+using NormGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 inline bool is_given(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
-using NormSignature = FourTensors(const at::Tensor& input, const OptionalTensor& weight,
+using NormSignature = NormResults(const at::Tensor& input, const OptionalTensor& weight,
                                   const OptionalTensor& bias, const OptionalTensor& residual,
                                   std::string_view activation, double eps);
-using NormBackwardSignature = FourTensors(const at::Tensor& grad_output,
-                                          const OptionalTensor& grad_output_2,
-                                          const at::Tensor& input, const OptionalTensor& output,
-                                          const OptionalTensor& weight, const OptionalTensor& bias,
-                                          const OptionalTensor& residual, const at::Tensor& mean,
-                                          const at::Tensor& inv_std, std::string_view activation,
-                                          std::array<bool, 4> output_mask);
+using NormBackwardSignature = NormGradients(
+    const at::Tensor& grad_output, const OptionalTensor& grad_output_2, const at::Tensor& input,
+    const OptionalTensor& output, const OptionalTensor& weight, const OptionalTensor& bias,
+    const OptionalTensor& residual, const at::Tensor& mean, const at::Tensor& inv_std,
+    std::string_view activation, std::array<bool, 4> output_mask);
 
 const c10::TypedOperatorHandle<NormSignature>& norm_op();
 const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op();
 
-// Whether the activation's derivative is computed of the output, as NORM_ACTIVATIONS of
-// cudnn_autotune/engines/norms/reference.py says.
+// Whether the activation's derivative is computed of the output, and whether a mask of one bit a
+// value is enough of it, as NORM_ACTIVATIONS of cudnn_autotune/engines/norms/reference.py says.
 bool is_derived_by_output(std::string_view activation);
+bool is_derived_by_mask(std::string_view activation);
 
 // What computes calls that the kernels do not take, and refuses bad ones. Only in builds with CUDA.
 void set_norm_fallback(std::function<NormSignature> forward,

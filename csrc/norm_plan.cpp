@@ -27,7 +27,7 @@ int64_t rounded(int64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAli
 auto fields(const NormKey& key) {
   return std::tie(key.device, key.is_backward, key.dtype, key.parameters, key.batch, key.channels,
                   key.spatial, key.planes, key.alignment, key.activation, key.residual,
-                  key.by_output, key.second, key.grad_residual, key.grad_input, key.form);
+                  key.by_output, key.second, key.grad_residual, key.grad_input, key.mask, key.form);
 }
 
 struct KeyHash {

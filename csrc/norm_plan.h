@@ -93,6 +93,7 @@ struct NormKey {
   bool second = false;
   bool grad_residual = false;
   bool grad_input = true;
+  bool mask = false;
   int form = 0;  // of norm_form()
 
   bool operator==(const NormKey& other) const;

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -33,11 +34,16 @@ std::shared_ptr<NormPlan> make_plan(const std::vector<LaunchTuple>& launches,
                                     cooperative, pointers, takes_eps);
 }
 
-FourTensors four(const py::object& found) {
-  const auto tensors = found.cast<std::vector<OptionalTensor>>();
-  if (tensors.size() != 4) throw std::invalid_argument("a norm's fallback returns four tensors");
-  const auto at = [&](size_t i) { return tensors[i] ? *tensors[i] : at::Tensor(); };
-  return {at(0), at(1), at(2), at(3)};
+// Calls what computes an operator in Python. None stands for an undefined tensor.
+template <typename Tensors, typename... Arguments>
+Tensors call_fallback(const py::function& function, const Arguments&... arguments) {
+  const py::gil_scoped_acquire gil;
+  const auto found = function(arguments...).template cast<std::vector<OptionalTensor>>();
+  constexpr size_t kCount = std::tuple_size_v<Tensors>;
+  if (found.size() != kCount) throw std::invalid_argument("a norm's fallback returns more or less");
+  std::array<at::Tensor, kCount> tensors;
+  for (size_t i = 0; i < kCount; ++i) tensors[i] = found[i].value_or(at::Tensor());
+  return std::apply([](const auto&... each) { return Tensors(each...); }, tensors);
 }
 
 // The functions are never released, because operators may be called as long as the process lives.
@@ -48,7 +54,7 @@ void set_planner(const py::function& function) {
       return (*planner)(static_cast<int>(key.device), key.form, key.is_backward, key.dtype,
                         key.parameters, key.batch, key.channels, key.spatial, key.planes,
                         key.alignment, key.activation, key.residual, key.by_output, key.second,
-                        key.grad_residual, key.grad_input)
+                        key.grad_residual, key.grad_input, key.mask)
           .cast<std::shared_ptr<NormPlan>>();
     });
   });
@@ -57,12 +63,11 @@ void set_planner(const py::function& function) {
 void set_fallback(const py::function& forward, const py::function& backward) {
   auto* const forwards = new py::function(forward);
   auto* const backwards = new py::function(backward);
-  const auto call = [](py::function* function, const auto&... arguments) {
-    const py::gil_scoped_acquire gil;
-    return four((*function)(arguments...));
-  };
-  set_norm_fallback([=](const auto&... arguments) { return call(forwards, arguments...); },
-                    [=](const auto&... arguments) { return call(backwards, arguments...); });
+  set_norm_fallback(
+      [=](const auto&... arguments) { return call_fallback<NormResults>(*forwards, arguments...); },
+      [=](const auto&... arguments) {
+        return call_fallback<NormGradients>(*backwards, arguments...);
+      });
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ else:
     from cudnn_autotune.nn import inductor as inductor
     from cudnn_autotune.nn.backend.compiled_graph import Compilation
     from cudnn_autotune.nn.backend.entry import compilations
+    from cudnn_autotune.nn.batch_norms import register_norm_act
     from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
     from cudnn_autotune.nn.models.process_wide import disable, enable
     from cudnn_autotune.nn.modules import (
@@ -194,6 +195,7 @@ __all__ = [
     "pins",
     "prefetch",
     "register_implementation",
+    "register_norm_act",
     "revert",
     "sampling",
     "set_benchmark_limit",

@@ -130,14 +130,14 @@ def by_pytorch(given: Norm) -> Results:
 def by_operators(given: Norm) -> Results:
     """The results of the two operators; a second gradient is given to the backward directly."""
     ops = torch.ops.cudnn_autotune
-    output, mean, inv_std, unbiased = ops.batch_norm_act(*given.operands)
+    output, mean, inv_std, unbiased, mask = ops.batch_norm_act(*given.operands)
     by_output = given.residual is not None and NORM_ACTIVATIONS[given.activation].by_output
     affine = given.weight is not None
     gradients = ops.batch_norm_act_backward(
         given.grad_output,
         given.grad_output_2,
         given.input,
-        output if by_output else None,
+        (mask if mask.numel() else output) if by_output else None,
         given.weight,
         given.bias,
         given.residual,

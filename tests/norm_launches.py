@@ -12,7 +12,12 @@ from torch import Tensor
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.norms.plan import Form, NormPlan, NormProblem, plan_norm
-from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.engines.norms.reference import (
+    NORM_ACTIVATIONS,
+    has_mask,
+    mask_size,
+    packed_mask,
+)
 from cudnn_autotune.engines.recipe import Address, KernelLaunch
 
 _NAN_BYTE = 0xFF
@@ -25,8 +30,9 @@ def problem_of(given: Norm, *, is_backward: bool, alignment: int = 16) -> NormPr
     planes = input.is_contiguous() and input[0, 0].numel() > 1
     derivative = NORM_ACTIVATIONS[given.activation]
     has_residual = given.residual is not None
-    by_output = is_backward and has_residual and derivative.by_output
-    needs_residual = has_residual and given.activation != "identity" and not by_output
+    mask = has_mask(given.residual, given.activation) and mask_size(input) > 0 and alignment == 16
+    by_output = is_backward and has_residual and derivative.by_output and not mask
+    needs_residual = has_residual and given.activation != "identity" and not (by_output or mask)
     return NormProblem(
         is_backward=is_backward,
         dtype=input.dtype,
@@ -39,6 +45,7 @@ def problem_of(given: Norm, *, is_backward: bool, alignment: int = 16) -> NormPr
         activation=given.activation,
         residual=needs_residual if is_backward else has_residual,
         by_output=by_output,
+        mask=mask,
         second=is_backward and given.grad_output_2 is not None,
         grad_residual=is_backward and has_residual,
     )
@@ -126,15 +133,31 @@ def by_kernels(
     found = [banded(empty(statistics)) for _ in range(3)]
     forward = problem_of(given, is_backward=False, alignment=alignment)
     plan = plan_norm(forward, gpu, form)
-    pointers = [x, weight, bias, residual, output, *found]
+    mask = None
+    if forward.mask:
+        mask = between_bands(
+            torch.full((mask_size(input),), 0xAA, dtype=torch.uint8), torch.contiguous_format
+        )
+    pointers = [x, weight, bias, residual, output, *found, mask]
     _run(plan, forward, pointers, is_reversed=is_reversed)
+    if mask is not None:
+        assert output is not None
+        assert torch.equal(mask, packed_mask(output, given.activation))
 
     backward = replace(
         problem_of(given, is_backward=True, alignment=alignment),
         grad_input=wants_input,
         grad_residual=wants_residual and given.residual is not None,
     )
-    value = output if backward.by_output else residual if backward.residual else None
+    value = (
+        mask
+        if backward.mask
+        else output
+        if backward.by_output
+        else residual
+        if backward.residual
+        else None
+    )
     grads = [
         banded(empty(input if wants_input else None)),
         *(banded(empty(values)) for values in (given.weight, given.bias)),

@@ -1,21 +1,42 @@
 """PyTorch's batch norms, as drop-ins that train by this package's operators.
 
-``convert(model, norms=True)`` gives them to a model. Whatever the operators do not do is left to
-PyTorch's class: evaluation, ``momentum=None``, float64, transforms, tensor subclasses, tracing, and
-a device that is not CUDA. A compiler traces PyTorch's function.
+``convert(model, norms=True)`` gives them to a model. A norm and the activation that its class, or a
+``torch.nn.Sequential``, calls next are one operator. Whatever the operators do not do is left to
+the class that the module had: evaluation, ``momentum=None``, float64, transforms, tensor
+subclasses, tracing, and a device that is not CUDA. A compiler traces PyTorch's functions.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.checkpoint import _StopRecomputationError
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PLAIN = (Tensor, nn.Parameter)
+
+_ACTIVATIONS = {
+    nn.Identity: "identity",
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.SiLU: "silu",
+    nn.Hardswish: "hardswish",
+    nn.Sigmoid: "sigmoid",
+}
+"""Modules that the operators compute behind a norm, beside ``torch.nn.GELU``."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+Tail = Callable[[Any], Sequence[nn.Module]]
+
+_tails: dict[type, Tail] = {}
+"""The classes that were registered, and what each calls after its norm."""
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act
 
@@ -30,20 +51,8 @@ class ServedNorm(_BatchNorm):
                 "call_module", tracer.path_of_module(self), (input,), {}
             )
             return cast("Tensor", traced)
-        if torch.compiler.is_compiling() or not _is_served(self, input):
-            return super().forward(input)
-        self._check_input_dim(input)
-        mean, variance = self.running_mean, self.running_var
-        is_tracking = self.training and self.track_running_stats
-        if is_tracking and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        found = _batch_norm_act(input, self.weight, self.bias, None, "identity", self.eps)
-        if is_tracking and mean is not None and variance is not None:
-            assert self.momentum is not None
-            new = [found[1], found[3]]
-            torch._foreach_lerp_([mean, variance], new, self.momentum)
-        output: Tensor = found[0]
-        return output
+        found = _served(self, input, "identity")
+        return super().forward(input) if found is None else found
 
     def _get_name(self) -> str:
         return f"cudnn_autotune.{super()._get_name()}"
@@ -61,29 +70,175 @@ class BatchNorm3d(ServedNorm, nn.BatchNorm3d):
     """``torch.nn.BatchNorm3d`` that trains by this package's operators on a GPU."""
 
 
+_CLASSES = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
+
+
+class ServedNormAct(_BatchNorm):
+    """The forward of a class that holds a norm and what follows it: a base, with that class, of the
+    one that is made for it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
+            return super().forward(input)
+        activation = _activation_of(tail_of(type(self), self))
+        found = None if activation is None else _served(self, input, activation)
+        return super().forward(input) if found is None else found
+
+    def _get_name(self) -> str:
+        return f"cudnn_autotune.{super()._get_name()}"
+
+
+class Sequential(nn.Sequential):
+    """``torch.nn.Sequential`` that computes a batch norm and the activation behind it at once, if
+    no hook sees what is between them."""
+
+    def forward(self, input: Any) -> Any:
+        if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
+            return super().forward(input)
+        modules = [*self]
+        place = 0
+        while place < len(modules):
+            found = _served_pair(modules[place : place + 2], input)
+            input = modules[place](input) if found is None else found
+            place += 1 if found is None else 2
+        return input
+
+
+def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
+    """Lets ``convert(model, norms=True)`` serve a class that holds a batch norm and an activation.
+
+    The class derives from ``torch.nn.BatchNorm1d``, ``BatchNorm2d`` or ``BatchNorm3d``. Its forward
+    takes one tensor, and returns what the modules of ``tail(module)`` make in turn of that norm's
+    output. While they are an activation that the operators compute, or nothing, beside
+    ``torch.nn.Identity``, and none has hooks, one operator takes the forward's place in training on
+    a GPU. Else the forward runs. Subclasses of the class are registered for themselves.
+
+    Args:
+        cls: the class; modules of it are converted after it was registered.
+        tail: module -> the modules that its forward calls after the norm, in order.
+
+    Raises:
+        TypeError: ``cls`` is not such a class, or ``tail`` cannot be called.
+    """
+    bases = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if not (isinstance(cls, type) and issubclass(cls, bases)) or cls in (*bases, *_CLASSES):
+        raise TypeError(
+            f"cls must be a subclass of torch.nn.BatchNorm1d to BatchNorm3d, got {cls!r}"
+        )
+    if not callable(tail):
+        raise TypeError(f"tail must be a function of the module, got {tail!r}")
+    _tails[cls] = tail
+
+
+def serves(module: nn.Module, cls: type) -> bool:
+    """Returns whether a module of a class holds a norm with what follows it."""
+    if tail_of(cls, module) is not None:
+        return True
+    if issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward:
+        modules = [*module.children()]
+        return any(
+            isinstance(norm, _BatchNorm) and _activation_of([behind]) is not None
+            for norm, behind in itertools.pairwise(modules)
+        )
+    return False
+
+
+def tail_of(cls: type, module: nn.Module) -> Sequence[nn.Module] | None:
+    """Returns the modules that a module calls after its norm, if its class, or the one that its
+    class was made for, is registered or timm's ``BatchNormAct2d``; else None."""
+    original = vars(cls).get("converted_from", cls)
+    if original in _tails:
+        return _tails[original](module)
+    if original.__name__ == "BatchNormAct2d" and original.__module__.startswith("timm."):
+        return (module.drop, module.act)  # type: ignore[return-value]
+    return None
+
+
+def _activation_of(tail: Sequence[nn.Module] | None) -> str | None:
+    """Returns the activation that modules compute; None if it is none of the operators', or
+    something sees what they are called with."""
+    found = "identity"
+    for module in tail or ():
+        if _is_seen(module):
+            return None
+        if type(module) is nn.GELU:
+            name = "gelu_tanh" if module.approximate == "tanh" else "gelu"
+        elif type(module) in _ACTIVATIONS:
+            name = _ACTIVATIONS[type(module)]
+        else:
+            return None
+        if "identity" not in (found, name):
+            return None
+        found = found if name == "identity" else name
+    return found
+
+
+def _is_seen(module: nn.Module) -> bool:
+    """Returns whether something sees a call of a module: a hook, or a forward set on it."""
+    return "forward" in vars(module) or any(vars(module).get(name) for name in _HOOKS)
+
+
+def _served_pair(modules: Sequence[nn.Module], input: Any) -> Tensor | None:
+    """Returns what two modules make of an input, if they are a norm and an activation that one
+    operator computes now, else None."""
+    if len(modules) < 2 or type(modules[0]) not in _CLASSES or _is_seen(modules[0]):
+        return None
+    activation = _activation_of(modules[1:])
+    if activation is None or not isinstance(input, Tensor):
+        return None
+    return _served(cast("_BatchNorm", modules[0]), input, activation)
+
+
+def _served(norm: _BatchNorm, input: Tensor, activation: str) -> Tensor | None:
+    """Returns what the operators make of a norm with an activation, or None if they do not."""
+    if torch.compiler.is_compiling() or not _is_served(norm, input):
+        return None
+    is_tracking = norm.training and norm.track_running_stats
+    if is_tracking and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    found: Any = None
+    operands = (input, norm.weight, norm.bias, None, activation, norm.eps)
+    try:
+        found = _batch_norm_act(*operands)
+    except _StopRecomputationError:
+        # A checkpoint has what it waits for. PyTorch's function would have updated statistics.
+        with torch.no_grad():
+            found = _batch_norm_act(*operands)
+        raise
+    finally:
+        if is_tracking and found is not None:
+            running: Any = [norm.running_mean, norm.running_var]
+            momentum: Any = norm.momentum
+            torch._foreach_lerp_(running, [found[1], found[3]], momentum)
+    output: Tensor = found[0]
+    return output
+
+
 def _is_served(norm: _BatchNorm, input: Tensor) -> bool:
     """Returns whether the operators compute what the module does with an input."""
-    mean, variance = norm.running_mean, norm.running_var
-    if not _is_plain(input) or input.dim() < 2 or norm.eps <= 0:
+    if not _is_plain(input) or not _is_on_gpu(input) or norm.eps <= 0 or _is_watched():
         return False
-    if not (norm.training or (mean is None and variance is None)):
+    try:
+        norm._check_input_dim(input)
+    except ValueError:
         return False
+    parameters = [one for one in (norm.weight, norm.bias) if one is not None]
+    statistics: list[Tensor] = []
+    is_frozen = not norm.training and (norm.running_mean, norm.running_var) != (None, None)
     if norm.training and norm.track_running_stats:
-        if norm.momentum is None or mean is None or variance is None:
+        if norm.momentum is None or norm.running_mean is None or norm.running_var is None:
             return False
-        for one in (mean, variance):
-            if not _is_plain(one) or one.dtype != torch.float32 or len(one) != input.shape[1]:
-                return False
+        statistics = [norm.running_mean, norm.running_var]
     return (
-        _is_on_gpu(input)
+        not is_frozen
         and input.dtype in _DTYPES
         and input.numel() > 0
-        and all(one is None or _is_plain(one) for one in (norm.weight, norm.bias))
         and all(
-            one is None or one.dtype in (input.dtype, torch.float32)
-            for one in (norm.weight, norm.bias)
+            _is_plain(one) and one.device == input.device and one.shape == input.shape[1:2]
+            for one in (*parameters, *statistics)
         )
-        and not _is_watched()
+        and all(one.dtype == torch.float32 for one in statistics)
+        and {one.dtype for one in parameters} in (set(), {input.dtype}, {torch.float32})
     )
 
 

@@ -251,12 +251,11 @@ def _register(conv: Any) -> None:
         if V.graph.layout_opt and input.dim() == 4 and input.dtype != torch.float64:
             memory_format = torch.channels_last  # the layout of the convolution before it
         order = _stride_order(input.dim(), memory_format)
-        laid_out = [
-            in_order(node.args[i], value, order)
-            if value is not None and name in _NORM_OPERANDS
-            else value
-            for i, (name, value) in enumerate(zip(names, operands, strict=False))
-        ]
+        laid_out = list(operands)
+        for i, (name, value) in enumerate(zip(names, operands, strict=False)):
+            # A mask that is given for the output has a layout of its own.
+            if value is not None and name in _NORM_OPERANDS and len(value.get_size()) == len(order):
+                laid_out[i] = in_order(node.args[i], value, order)
         return tuple(laid_out), {}
 
     operators = torch.ops.cudnn_autotune

@@ -3,6 +3,7 @@ PyTorch."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.norms.plan import FORMS, Form
+from cudnn_autotune.engines.norms.reference import packed_mask
 
 pytestmark = pytest.mark.gpu
 
@@ -128,12 +130,24 @@ def test_parameters_of_the_inputs_dtype_and_none(form: Form) -> None:
         check(norm(shape, dtype, affine=False, channels_last=True, device="cuda"))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_first_tensor_of_the_note(form: Form) -> None:
-    """It takes all multiprocessors, and its backward several rounds."""
+@pytest.mark.parametrize("form", ["half kept", "two passes"])
+def test_tensors_that_take_all_multiprocessors(form: Form) -> None:
+    """The second one takes several rounds."""
     with planned(form):
         given = norm((64, 64, 56, 56), torch.bfloat16, channels_last=True, device="cuda")
         check(given)
+        given = norm((16, 512, 56, 56), torch.bfloat16, residual=True, second=True,
+                     channels_last=True, device="cuda")  # fmt: skip
+        again = [by_operators(given) for _ in range(2)]
+        assert same(*again)
+        exact = ops.batch_norm_act_backward(
+            given.grad_output.float(), given.grad_output_2.float(), given.input.float(),
+            again[0].output.float(), given.weight, given.bias, None, again[0].mean,
+            again[0].inv_std, "relu", [True] * 4,
+        )  # fmt: skip
+        names = ("grad_input", "grad_weight", "grad_bias", "grad_residual")
+        for name, wanted in zip(names, exact, strict=True):
+            assert relative_error(getattr(again[0], name), wanted) <= FLOORS[torch.bfloat16], name
 
 
 def same(found: object, expected: object) -> bool:
@@ -245,21 +259,56 @@ def test_autograd_and_a_compiled_step() -> None:
 def test_parts_of_the_gradients() -> None:
     given = norm((16, 64, 14, 14), torch.bfloat16, residual=True, channels_last=True, device="cuda")
     whole = by_operators(given)
-    output, mean, inv_std, _ = ops.batch_norm_act(*given.operands)
+    output, mean, inv_std, _, mask = ops.batch_norm_act(*given.operands)
+    assert mask.numel() * 8 == output.numel()
     forms: tuple[Form | None, ...] = (None, "two passes")
-    for form in forms:
+    for form, of_output in itertools.product(forms, (mask, output)):
         with planned(form):
-            for mask in ([True, False, False, False], [False, True, True, False],
-                         [False, True, False, True], [True, True, True, False]):  # fmt: skip
+            for wanted_ones in ([True, False, False, False], [False, True, True, False],
+                                [False, True, False, True], [True, True, True, False]):  # fmt: skip
                 found = ops.batch_norm_act_backward(
-                    given.grad_output, None, given.input, output, given.weight, given.bias, None,
-                    mean, inv_std, "relu", mask,
+                    given.grad_output, None, given.input, of_output, given.weight, given.bias, None,
+                    mean, inv_std, "relu", wanted_ones,
                 )  # fmt: skip
                 grads = (whole.grad_input, whole.grad_weight, whole.grad_bias, whole.grad_residual)
-                for asked, gradient, wanted in zip(mask, found, grads, strict=True):
+                for asked, gradient, wanted in zip(wanted_ones, found, grads, strict=True):
                     assert (gradient is not None) == asked
                     if asked:
                         assert relative_error(gradient, wanted) < 1e-2
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6"])
+@pytest.mark.parametrize("dtype", FLOORS)
+@pytest.mark.parametrize("form", FORMS)
+def test_masks(form: Form, dtype: torch.dtype, activation: str) -> None:
+    """The backward takes them for the output, whatever layout and address its input has."""
+    with planned(form):
+        for channels, size in ((16, 40), (64, 28), (200, 12), (2048, 8)):
+            shape = (8, channels, size, size)
+            given = norm(shape, dtype, activation=activation, residual=True, second=True,
+                         channels_last=True, device="cuda")  # fmt: skip
+            output, mean, inv_std, _, mask = ops.batch_norm_act(*given.operands)
+            assert mask.nbytes * 16 == output.nbytes
+            assert torch.equal(mask, packed_mask(output, activation))
+            room = torch.empty(given.input.numel() + 1, dtype=dtype, device="cuda")
+            shifted = room[1:].as_strided(shape, given.input.stride(), 1)
+            again = ops.batch_norm_act(shifted.copy_(given.input), *given.operands[1:])
+            assert torch.equal(again[4], mask)
+            expected = None
+            for input, of_output in (
+                (given.input, output),
+                (given.input, mask),
+                (given.input.contiguous(), mask),
+                (shifted, mask),
+            ):
+                found = ops.batch_norm_act_backward(
+                    given.grad_output, given.grad_output_2, input, of_output, given.weight,
+                    given.bias, None, mean, inv_std, activation, [True] * 4,
+                )  # fmt: skip
+                expected = expected or found
+                assert found[0].stride() == found[3].stride() == input.stride()
+                for gradient, wanted in zip(found, expected, strict=True):
+                    assert relative_error(gradient, wanted) <= FLOORS[dtype]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -123,6 +123,37 @@ def test_other_blocks(make: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_eager_norms_with_activations(
+    dtype: torch.dtype, layout: torch.memory_format, cudnn_flags: Callable[..., None]
+) -> None:
+    cudnn_flags(allow_tf32=False)
+    torch.manual_seed(0)
+    blocks = [
+        nn.Sequential(nn.Conv2d(of, 32, 3, bias=False), nn.BatchNorm2d(32), activation)
+        for of, activation in ((3, nn.ReLU(inplace=True)), (32, nn.SiLU()), (32, nn.Identity()))
+    ]
+    model = nn.Sequential(*blocks).cuda().to(memory_format=layout)
+    theirs = copy.deepcopy(model)
+    ca.convert(model, sampling="heuristic", norms=True)
+    inputs = [one.to(memory_format=layout) for one in images(3, size=32)]
+    before = ca.fallbacks()
+    exact = copy.deepcopy(theirs).double()
+    ours = train(under(dtype, model), inputs, of=model, rate=1e-3)
+    eager = train(under(dtype, theirs), inputs, of=theirs, rate=1e-3)
+    expected = train(exact, [one.double() for one in inputs], rate=1e-3)
+    assert ca.fallbacks() == before
+    for kind, one in parts(ours).items():
+        right = parts(expected)[kind]
+        error, allowed = overall_error(one, right), overall_error(parts(eager)[kind], right)
+        assert error <= 3 * allowed + FLIPS[dtype], f"{kind}: error {error:.3g}"
+    output = model[0](inputs[0])
+    assert "NormNode" in output.grad_fn.name()
+    model.eval()
+    torch.testing.assert_close(model(inputs[0]), theirs.eval()(inputs[0]), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_what_is_generated_beside_the_operators(layout: torch.memory_format) -> None:
     model = nn.Sequential(Residual(64), Residual(64)).cuda().to(memory_format=layout)
     input = torch.randn(8, 64, 28, 28, device="cuda").to(memory_format=layout).requires_grad_()
@@ -210,8 +241,8 @@ def test_a_step_takes_no_more_memory(make: Callable[[], nn.Module]) -> None:
         call(input).sum().backward()
         torch.cuda.synchronize()
         peaks[norms] = torch.cuda.max_memory_allocated() - before
-    # Workspaces, and what the allocator rounds up.
-    assert peaks["always"] <= 1.02 * peaks["never"] + 2**21, peaks
+    # Masks of outputs behind a residual, workspaces, and what the allocator rounds up.
+    assert peaks["always"] <= 1.04 * peaks["never"] + 2**21, peaks
 
 
 @pytest.mark.parametrize("cudagraphs", [False, True])

@@ -3,10 +3,15 @@
 //
 // With dz, the gradient of the activation's argument, the gradient of x is
 // (dz - mean(dz) - xhat * mean(dz * xhat)) * weight * inv_std. VALUE says what the derivative of
-// the activation is computed of: 0 nothing or x, 1 the output, 2 x and the residual.
+// the activation is computed of: 0 nothing or x, 1 the output, 2 x and the residual, 3 a mask.
+
+//
+// With PASS 0 a block keeps dz, and with KEEPS_X x too. Else it reads x again, from the end to the
+// beginning, because that is what the cache still has; each slab begins where the last one ended.
 
 constexpr bool kKeeps = PASS == 0, kSums = PASS != 2, kApplies = PASS != 1;
-constexpr bool kNeedsArgument = ACTIVATION != 0 && VALUE != 1;
+constexpr bool kKeepsX = kKeeps && KEEPS_X;
+constexpr bool kNeedsArgument = ACTIVATION != 0 && (VALUE == 0 || VALUE == 2);
 // The second pass takes dz from where the first one has stored it, if it has.
 constexpr bool kReadsDz = PASS == 2 && STORES_DZ;
 
@@ -14,7 +19,8 @@ constexpr bool kReadsDz = PASS == 2 && STORES_DZ;
 __device__ __forceinline__ float gradient(float grad, float value) {
   switch (ACTIVATION) {
     case 1:
-      return value <= 0.0f ? 0.0f : grad;
+    case 7:
+      return passes(value) ? grad : 0.0f;
     case 2: {
       const float gate = 1.0f / (1.0f + expf(-value));
       return grad * gate * (1.0f + value * (1.0f - gate));
@@ -35,8 +41,6 @@ __device__ __forceinline__ float gradient(float grad, float value) {
     }
     case 6:
       return value < -3.0f ? 0.0f : value <= 3.0f ? grad * (value * (1.0f / 3.0f) + 0.5f) : grad;
-    case 7:
-      return value <= 0.0f || value >= 6.0f ? 0.0f : grad;
     default:
       return grad;
   }
@@ -51,9 +55,12 @@ struct Operands {
 // What is read at one place beside x and dy.
 struct Beside {
   Vector dy_2, value;
-  __device__ __forceinline__ void get(const Operands& of, int place) {
-    if (SECOND) dy_2 = load(of.dy_2 + place);
-    if (VALUE != 0) value = load(of.value + place);
+  unsigned bits;
+  __device__ __forceinline__ void get(const Operands& operands, const Division& of,
+                                      const Place& place, int v) {
+    if (SECOND) dy_2 = load(operands.dy_2 + place[v]);
+    if (VALUE == 1 || VALUE == 2) value = load(operands.value + place[v]);
+    if (MASK) bits = reinterpret_cast<const unsigned char*>(operands.value)[place.mask_at(of, v)];
   }
 };
 
@@ -62,7 +69,7 @@ __device__ __forceinline__ void differentiate(float (&dy)[VECTOR], const float (
                                               const Beside& beside, const Operands& of) {
   float second[VECTOR], value[VECTOR];
   if (SECOND) beside.dy_2.get(second);
-  if (VALUE != 0) beside.value.get(value);
+  if (VALUE == 1 || VALUE == 2) beside.value.get(value);
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) {
     const int c = PLANES ? 0 : i;
@@ -71,7 +78,12 @@ __device__ __forceinline__ void differentiate(float (&dy)[VECTOR], const float (
       argument = normalized(x[i], of.mean[c], of.scale[c], of.shift[c]);
       if (VALUE == 2) argument += value[i];
     }
-    dy[i] = gradient(SECOND ? dy[i] + second[i] : dy[i], argument);
+    if (SECOND) dy[i] += second[i];
+    if (MASK) {
+      dy[i] = (beside.bits >> i & 1) != 0 ? dy[i] : 0.0f;
+    } else {
+      dy[i] = gradient(dy[i], argument);
+    }
   }
 }
 
@@ -80,7 +92,7 @@ __device__ __forceinline__ void copy_group(const Place& place, int group, int si
                                            const ELEMENT* x, const ELEMENT* dy,
                                            unsigned char* kept_x, unsigned char* kept_dz) {
   for (int v = group * size; v < min((group + 1) * size, place.vectors); ++v) {
-    copy_vector(kept_at(kept_x, v), x + place[v]);
+    if (kKeepsX) copy_vector(kept_at(kept_x, v), x + place[v]);
     copy_vector(kept_at(kept_dz, v), dy + place[v]);
   }
   end_group();
@@ -136,7 +148,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int steps = (tile + kUnits - 1) / kUnits;
   const int group_size = (steps + kGroups - 1) / kGroups;
   unsigned char* const kept_x = shared + kScratchBytes;
-  unsigned char* const kept_dz = kept_x + steps * THREADS * kVectorBytes;
+  unsigned char* const kept_dz = kept_x + (kKeepsX ? steps * THREADS * kVectorBytes : 0);
+  bool is_backwards = false;  // whether the last group of a part comes first
+  const auto group_at = [&](int i) { return is_backwards ? kGroups - 1 - i : i; };
   if (kKeeps) {
     const Place place(of, blockIdx.x % together, part);
     for (int group = 0; group < kGroups; ++group) {
@@ -179,23 +193,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         return result;
       };
       if (kKeeps) {
-        for (int group = 0; group < kGroups; ++group) {
+        for (int i_group = 0; i_group < kGroups; ++i_group) {
+          const int group = group_at(i_group);
           const int end = min((group + 1) * group_size, place.vectors);
           wait_for_group();
           for (int v = group * group_size; v < end; v += UNROLLED) {
+            Vector xs[UNROLLED];
             Beside beside[UNROLLED];
 #pragma unroll
             for (int i = 0; i < UNROLLED; ++i) {
-              if (v + i < end) beside[i].get(operands, place[v + i]);
+              if (v + i >= end) continue;
+              xs[i] = kKeepsX ? *kept_at(kept_x, v + i) : load(x + place[v + i]);
+              beside[i].get(operands, of, place, v + i);
             }
 #pragma unroll
             for (int i = 0; i < UNROLLED; ++i) {
               if (v + i >= end) continue;
               Vector* const kept = kept_at(kept_dz, v + i);
-              *kept = add(v + i, *kept_at(kept_x, v + i), *kept, beside[i]);
+              *kept = add(v + i, xs[i], *kept, beside[i]);
             }
           }
         }
+        is_backwards = !kKeepsX && !is_backwards;
       } else {
         for (int v = 0; v < place.vectors; v += UNROLLED) {
           Vector xs[UNROLLED], dys[UNROLLED];
@@ -205,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (v + i >= place.vectors) continue;
             xs[i] = load(x + place[v + i]);
             dys[i] = load(dy + place[v + i]);
-            beside[i].get(operands, place[v + i]);
+            beside[i].get(operands, of, place, v + i);
           }
 #pragma unroll
           for (int i = 0; i < UNROLLED; ++i) {
@@ -217,8 +236,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
       if (threadIdx.x < kSlabChannels) slab_sums[part * kSlabChannels + threadIdx.x] = of_block;
       if (kKeeps) {  // what is read while the blocks wait
-        prefetch(x, next, group_size);
-        prefetch(dy, next, group_size);
+        const int first = group_at(0) * group_size;
+        if (kKeepsX) prefetch(x, next, first, group_size);
+        prefetch(dy, next, first, group_size);
       }
       if (!meet(counters + slab, parts, scratch)) return;
       const float2 all =
@@ -260,14 +280,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         store(dx + place[v], dz);
       };
       if (kKeeps) {
-        for (int group = 0; group < kGroups; ++group) {
+        for (int i_group = 0; i_group < kGroups; ++i_group) {
+          const int group = group_at(i_group);
           const int end = min((group + 1) * group_size, place.vectors);
-#pragma unroll 2
-          for (int v = group * group_size; v < end; ++v) {
-            float numbers[VECTOR], dz[VECTOR];
-            kept_at(kept_x, v)->get(numbers);
-            kept_at(kept_dz, v)->get(dz);
-            apply(v, numbers, dz);
+          for (int v = group * group_size; v < end; v += UNROLLED) {
+            Vector xs[UNROLLED];
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+              if (v + i < end) xs[i] = kKeepsX ? *kept_at(kept_x, v + i) : load(x + place[v + i]);
+            }
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+              if (v + i >= end) continue;
+              float numbers[VECTOR], dz[VECTOR];
+              xs[i].get(numbers);
+              kept_at(kept_dz, v + i)->get(dz);
+              apply(v + i, numbers, dz);
+            }
           }
           // This thread alone reads and writes its places in shared memory.
           copy_group(next, group, group_size, x, dy, kept_x, kept_dz);
@@ -281,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (last - i < 0) continue;
             xs[i] = load(x + place[last - i]);
             dys[i] = load((kReadsDz ? dz_of : dy) + place[last - i]);
-            if (!kReadsDz) beside[i].get(operands, place[last - i]);
+            if (!kReadsDz) beside[i].get(operands, of, place, last - i);
           }
 #pragma unroll
           for (int i = 0; i < UNROLLED; ++i) {

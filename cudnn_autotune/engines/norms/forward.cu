@@ -4,6 +4,9 @@
 // blocks of the slab add up their statistics, so x is read once. All blocks must be on the GPU
 // together. With PASS 1 a launch finds the statistics, and with PASS 2 another one applies them,
 // from the end of each part to its beginning, because that is what the cache still has.
+//
+// With MASK it also writes where the activation passes gradients on, which is all that the backward
+// needs of the output.
 
 constexpr bool kKeeps = PASS == 0, kSums = PASS != 2, kApplies = PASS != 1;
 
@@ -100,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     norm_forward(const ELEMENT* __restrict__ x, const PARAMETER* __restrict__ weight,
                  const PARAMETER* __restrict__ bias, const ELEMENT* __restrict__ residual,
                  ELEMENT* __restrict__ y, float* mean_of, float* inv_std_of, float* unbiased_of,
-                 float2* sums, Counter* counters, int batch, int channels, int spatial, int slabs,
-                 int parts, int tile, float eps) {
+                 unsigned char* __restrict__ mask, float2* sums, Counter* counters, int batch,
+                 int channels, int spatial, int slabs, int parts, int tile, float eps) {
   DYNAMIC_SHARED(shared);
   auto* const scratch = reinterpret_cast<float*>(shared);
   // The mean and the inverse deviation of each channel of the slab; before they are known, its
@@ -164,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         slab_sums[part * kSlabChannels + threadIdx.x] = moments;
       }
       if (kKeeps) {  // what is read while the blocks wait
-        if (RESIDUAL) prefetch(residual, place, group_size);
-        prefetch(x, next, group_size);
+        if (RESIDUAL) prefetch(residual, place, 0, group_size);
+        prefetch(x, next, 0, group_size);
       }
       if (!meet(counters + slab, parts, scratch)) return;
       // The means of parts differ little from the first one's.
@@ -214,7 +217,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           const float z = normalized(values[i], mean[c], scale[c], shift[c]);
           values[i] = activated(RESIDUAL ? z + added[i] : z);
         }
-        store(y + place[v], values);
+        const Vector result = Vector::of(values);
+        *reinterpret_cast<Vector*>(y + place[v]) = result;
+        if (MASK) {
+          result.get(values);  // as they were rounded
+          unsigned bits = 0;
+#pragma unroll
+          for (int i = 0; i < VECTOR; ++i) bits |= static_cast<unsigned>(passes(values[i])) << i;
+          mask[place.mask_at(of, v)] = static_cast<unsigned char>(bits);
+        }
       };
       if (kKeeps) {
         for (int group = 0; group < kGroups; ++group) {

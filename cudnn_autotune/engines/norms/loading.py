@@ -16,7 +16,7 @@ from cudnn_autotune.engines.norms.plan import (
 )
 from cudnn_autotune.engines.offers import gpu_of
 
-_POINTERS = {False: 10, True: 15}
+_POINTERS = {False: 11, True: 15}
 """The number of addresses that a forward's and a backward's kernel takes, with the workspace's."""
 
 

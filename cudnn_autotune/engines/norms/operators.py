@@ -7,7 +7,6 @@ and the unbiased variance that the first operator returns. Autograd is csrc/norm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,13 @@ from torch import Tensor
 
 from cudnn_autotune.engines.norms import reference
 from cudnn_autotune.engines.norms.reference import (
+    MASKED_BYTES,
     NORM_ACTIVATIONS,
+    BackwardOperands,
+    Operands,
     dense,
+    has_mask,
+    mask_size,
     statistics_dtype,
     values_a_channel,
 )
@@ -26,7 +30,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
 _library.define(
     "batch_norm_act(Tensor input, Tensor? weight, Tensor? bias, Tensor? residual, str activation, "
-    "float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
@@ -110,71 +114,41 @@ def _check_like_input(name: str, tensor: Tensor | None, input: Tensor) -> None:
         )
 
 
-def _check_backward(
-    grad_output: Tensor,
-    grad_output_2: Tensor | None,
-    input: Tensor,
-    output: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-) -> None:
-    _check(input, weight, bias, residual, activation)
-    named = (("grad_output", grad_output), ("grad_output_2", grad_output_2), ("output", output))
-    for name, tensor in named:
-        _check_like_input(name, tensor, input)
+def _check_backward(given: BackwardOperands) -> None:
+    _check(given.input, given.weight, given.bias, given.residual, given.activation)
+    for name in ("grad_output", "grad_output_2"):
+        _check_like_input(name, getattr(given, name), given.input)
+    if given.output is None or given.output.dtype != torch.uint8:
+        _check_like_input("output", given.output, given.input)
+    elif NORM_ACTIVATIONS[given.activation].passes is None or (
+        given.output.numel() * MASKED_BYTES != given.input.numel() * given.input.dtype.itemsize
+    ):
+        raise ValueError(
+            f"output: expected the output or the mask of a norm of {tuple(given.input.shape)} with "
+            f"{given.activation!r}, got a mask of shape {tuple(given.output.shape)}"
+        )
 
 
-def forward(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(*arguments: Any) -> tuple[Tensor, ...]:
     """Computes ``batch_norm_act`` by PyTorch's functions.
 
     Raises:
         TypeError, ValueError: an argument is not served; the message names it.
     """
-    _check(input, weight, bias, residual, activation)
-    return reference.forward(input, weight, bias, residual, activation, eps)
+    given = Operands(*arguments)
+    _check(*given[:5])
+    return tuple(reference.forward(given))
 
 
-def backward(
-    grad_output: Tensor,
-    grad_output_2: Tensor | None,
-    input: Tensor,
-    output: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    mean: Tensor,
-    inv_std: Tensor,
-    activation: str,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+def backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     """Computes ``batch_norm_act_backward`` by PyTorch's functions.
 
     Raises:
         TypeError, ValueError: an argument is not served; the message names it.
     """
-    _check_backward(grad_output, grad_output_2, input, output, weight, bias, residual, activation)
-    return reference.backward(
-        grad_output,
-        grad_output_2,
-        input,
-        output,
-        weight,
-        bias,
-        residual,
-        mean,
-        inv_std,
-        activation,
-        output_mask,
-    )
+    given = BackwardOperands(*arguments)
+    _check_backward(given)
+    return tuple(reference.backward(given))
 
 
 _library.impl("batch_norm_act", forward, "CompositeExplicitAutograd")
@@ -182,43 +156,25 @@ _library.impl("batch_norm_act_backward", backward, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("cudnn_autotune::batch_norm_act")
-def _(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check(input, weight, bias, residual, activation)
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    given = Operands(*arguments)
+    _check(*given[:5])
+    input = dense(given.input)
     mean = input.new_empty(input.shape[1], dtype=statistics_dtype(input.dtype))
-    output = torch.empty_like(dense(input))
-    return output, mean, torch.empty_like(mean), torch.empty_like(mean)
+    size = mask_size(input) if has_mask(given.residual, given.activation) else 0
+    mask = input.new_empty(size, dtype=torch.uint8)
+    return torch.empty_like(input), mean, torch.empty_like(mean), torch.empty_like(mean), mask
 
 
 @torch.library.register_fake("cudnn_autotune::batch_norm_act_backward")
-def _(
-    grad_output: Tensor,
-    grad_output_2: Tensor | None,
-    input: Tensor,
-    output: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    mean: Tensor,
-    inv_std: Tensor,
-    activation: str,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    _check_backward(grad_output, grad_output_2, input, output, weight, bias, residual, activation)
-    parameter = next((given for given in (weight, bias) if given is not None), mean)
-    input = dense(input)
-    return (
-        torch.empty_like(input) if output_mask[0] else None,
-        torch.empty_like(parameter) if output_mask[1] else None,
-        torch.empty_like(parameter) if output_mask[2] else None,
-        torch.empty_like(input) if output_mask[3] else None,
-    )
+def _(*arguments: Any) -> tuple[Tensor | None, ...]:
+    given = BackwardOperands(*arguments)
+    _check_backward(given)
+    parameter = next((one for one in (given.weight, given.bias) if one is not None), given.mean)
+    input = dense(given.input)
+    like = (input, parameter, parameter, input)
+    asked = zip(like, given.output_mask, strict=True)
+    return tuple(torch.empty_like(one) if is_asked else None for one, is_asked in asked)
 
 
 def load_plan(*arguments: Any) -> Any:

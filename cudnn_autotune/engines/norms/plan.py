@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,18 +9,18 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS, source, text
+from cudnn_autotune.engines.norms.reference import MASKED_BYTES
 from cudnn_autotune.engines.recipe import Kernel
 
-Form = Literal["kept", "two passes"]
-FORMS: tuple[Form, ...] = ("kept", "two passes")
-"""One launch that keeps the input in shared memory, or two that read it twice."""
+Form = Literal["kept", "half kept", "two passes"]
+FORMS: tuple[Form, ...] = ("kept", "half kept", "two passes")
+"""One launch that keeps what it reads twice in shared memory; a backward has two such tensors, and
+may keep one of them. Or two launches, which read all of it twice."""
 
 _NUMBERS = {str(name): number for name, number in ACTIVATION_NUMBERS.items()}
 _NUMBERS |= {"identity": 0, "relu6": len(ACTIVATION_NUMBERS)}
 _SEGMENT_BYTES = 128
 """Neighbouring bytes of a row that a block reads: a line of the cache."""
-_NARROWEST_BYTES = 64
-"""Narrower segments of rows would waste what the GPU's memory reads at a time."""
 _FIRST_WITH_COPIES = (8, 0)
 """The first compute capability with asynchronous copies to shared memory."""
 _KEPT_THREADS = 512
@@ -61,6 +60,8 @@ class NormProblem:
     """Whether the gradient of the residual is asked for."""
     grad_input: bool = True
     """Whether the gradient of the input is asked for."""
+    mask: bool = False
+    """Whether a forward writes a mask; of a backward, whether it takes one for the output."""
 
     @property
     def count(self) -> int:
@@ -122,6 +123,9 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
         return f"kernels compute in {', '.join(map(str, ELEMENTS))}"
     if problem.activation not in _NUMBERS:
         return f"kernels have no activation {problem.activation!r}"
+    vector_bytes = problem.vector * problem.dtype.itemsize
+    if problem.mask and (problem.planes or vector_bytes != MASKED_BYTES):
+        return "a mask is for rows that are read in whole vectors"
     # Sums of offsets below must not overflow either.
     if problem.count * problem.channels >= 2**31 - 2**20:
         return "the tensor has 2^31 elements or more"
@@ -138,13 +142,15 @@ def plan_norm(problem: NormProblem, gpu: Gpu, form: Form | None = None) -> NormP
         ValueError: the form is not possible.
     """
     if form != "two passes":
-        division = _kept_division(problem, gpu)
-        if division is not None:
-            return _plan(problem, division, passes=(0,))
+        whole, half = (2, 1) if problem.is_backward else (1, 1)
+        for kept in {None: (whole, half), "kept": (whole,), "half kept": (half,)}[form]:
+            division = _kept_division(problem, gpu, kept)
+            if division is not None:
+                return _plan(problem, division, (0,), kept)
         if form is not None:
             raise ValueError("form: a block's part of the tensor does not fit in shared memory")
     passes = (1, 2) if problem.grad_input else (1,)
-    return _plan(problem, _pass_division(problem, gpu), passes)
+    return _plan(problem, _pass_division(problem, gpu), passes, 0)
 
 
 def _widest(problem: NormProblem) -> int:
@@ -177,40 +183,28 @@ def _pass_division(problem: NormProblem, gpu: Gpu) -> _Division:
     return _Division(lanes, slabs, -(-units // tile), tile, slabs)
 
 
-def _kept_division(problem: NormProblem, gpu: Gpu) -> _Division | None:
+def _kept_division(problem: NormProblem, gpu: Gpu, kept: int) -> _Division | None:
+    """Returns the division of a launch that keeps some tensors; None if they do not fit."""
     vector_bytes = problem.vector * problem.dtype.itemsize
     if gpu.compute_capability < _FIRST_WITH_COPIES or vector_bytes < 4 or not problem.grad_input:
         return None
-    units = _units(problem)
+    units, lanes = _units(problem), _widest(problem)
+    slabs, step_units = _slabs(problem, lanes), _KEPT_THREADS // lanes
     best: tuple[int, _Division] | None = None
-    for lanes in _kept_lanes(problem):
-        slabs = _slabs(problem, lanes)
-        step_units = _KEPT_THREADS // lanes
-        for parts in range(1, gpu.multiprocessors + 1):
-            tile = -(-units // parts)
-            if -(-units // tile) < parts:
-                continue
-            shared = _shared_bytes(problem, _KEPT_THREADS, lanes, tile)
-            if shared > gpu.shared_bytes:
-                continue
-            together = min(slabs, gpu.multiprocessors // parts)
-            rounds = -(-slabs // together)
-            steps = -(-tile // step_units)
-            waits = _ROUND_BYTES if parts > 1 else _ROUND_BYTES // 4
-            cost = rounds * (steps * _KEPT_THREADS * vector_bytes + waits)
-            if best is None or cost < best[0]:
-                best = cost, _Division(lanes, slabs, parts, tile, together)
+    for parts in range(1, gpu.multiprocessors + 1):
+        tile = -(-units // parts)
+        if -(-units // tile) < parts:
+            continue
+        if _shared_bytes(problem, _KEPT_THREADS, lanes, tile, kept) > gpu.shared_bytes:
+            continue
+        together = min(slabs, gpu.multiprocessors // parts)
+        rounds = -(-slabs // together)
+        steps = -(-tile // step_units)
+        waits = _ROUND_BYTES if parts > 1 else _ROUND_BYTES // 4
+        cost = rounds * (steps * _KEPT_THREADS * vector_bytes + waits)
+        if best is None or cost < best[0]:
+            best = cost, _Division(lanes, slabs, parts, tile, together)
     return None if best is None else best[1]
-
-
-def _kept_lanes(problem: NormProblem) -> Iterator[int]:
-    """The widest segments, and halves of them where they are whole rows: halves of wider rows are
-    read so slowly that two passes are faster."""
-    lanes = _widest(problem)
-    yield lanes
-    is_half_read = lanes * problem.vector * problem.dtype.itemsize > _NARROWEST_BYTES
-    if not problem.planes and lanes * problem.vector >= problem.channels and is_half_read:
-        yield lanes // 2
 
 
 def _scratch_bytes(problem: NormProblem, threads: int, lanes: int) -> int:
@@ -219,33 +213,35 @@ def _scratch_bytes(problem: NormProblem, threads: int, lanes: int) -> int:
     return -(-4 * (sums + 2 * lanes * channels) // 128) * 128
 
 
-def _shared_bytes(problem: NormProblem, threads: int, lanes: int, kept_tile: int) -> int:
-    """Bytes of shared memory of a block that keeps its part of the tensors."""
-    steps = -(-kept_tile // (threads // lanes))
-    tensors = 2 if problem.is_backward else 1
-    kept = tensors * steps * threads * problem.vector * problem.dtype.itemsize
-    return _scratch_bytes(problem, threads, lanes) + kept
+def _shared_bytes(problem: NormProblem, threads: int, lanes: int, tile: int, kept: int) -> int:
+    """Bytes of shared memory of a block that keeps its part of some tensors."""
+    steps = -(-tile // (threads // lanes))
+    kept_bytes = kept * steps * threads * problem.vector * problem.dtype.itemsize
+    return _scratch_bytes(problem, threads, lanes) + kept_bytes
 
 
-def _plan(problem: NormProblem, division: _Division, passes: tuple[int, ...]) -> NormPlan:
-    keeps = passes == (0,)
-    threads = _KEPT_THREADS if keeps else _PASS_THREADS
+def _plan(
+    problem: NormProblem, division: _Division, passes: tuple[int, ...], kept: int
+) -> NormPlan:
+    """Returns the plan of some passes of a division, whose blocks keep so many tensors."""
+    threads = _KEPT_THREADS if kept else _PASS_THREADS
     channels = division.lanes * (1 if problem.planes else problem.vector)
-    launches = tuple(_launch(problem, division, threads, of) for of in passes)
+    launches = tuple(_launch(problem, division, threads, of, kept) for of in passes)
     return NormPlan(
         launches,
-        keeps and division.parts > 1,
+        kept > 0 and division.parts > 1,
         division.slabs,
         division.parts,
         division.tile,
         division.slabs if division.parts > 1 else 0,
         8 * division.slabs * division.parts * channels,
-        8 * problem.channels if problem.is_backward and not keeps else 0,
+        8 * problem.channels if problem.is_backward and not kept else 0,
     )
 
 
-def _launch(problem: NormProblem, division: _Division, threads: int, which: int) -> NormLaunch:
-    keeps = which == 0
+def _launch(
+    problem: NormProblem, division: _Division, threads: int, which: int, kept: int
+) -> NormLaunch:
     scratch = _scratch_bytes(problem, threads, division.lanes)
     defines: dict[str, str | int] = {
         "ELEMENT": ELEMENTS[problem.dtype],
@@ -254,23 +250,24 @@ def _launch(problem: NormProblem, division: _Division, threads: int, which: int)
         "LANES": division.lanes,
         "PLANES": int(problem.planes),
         "THREADS": threads,
-        "BLOCKS": 1 if keeps else _PASS_BLOCKS[problem.is_backward],
+        "BLOCKS": 1 if kept else _PASS_BLOCKS[problem.is_backward],
         "UNROLLED": 4,
         "ACTIVATION": _NUMBERS[problem.activation],
         "PASS": which,
         "SCRATCH_BYTES": scratch,
+        "MASK": int(problem.mask),
     }
     if problem.is_backward:
         file, function = "backward.cu", "norm_backward"
         defines["SECOND"] = int(problem.second)
-        defines["VALUE"] = 1 if problem.by_output else 2 if problem.residual else 0
+        values = (problem.by_output, problem.residual, problem.mask)
+        defines["VALUE"] = 1 + values.index(True) if any(values) else 0
         defines["STORES_DZ"] = int(problem.grad_residual)
+        defines["KEEPS_X"] = int(kept == 2)
     else:
         file, function = "forward.cu", "norm_forward"
         defines["RESIDUAL"] = int(problem.residual)
     code = source() + text("tile.cuh", __package__) + text(file, __package__)
     blocks = division.together * division.parts
-    shared = scratch
-    if keeps:
-        shared = _shared_bytes(problem, threads, division.lanes, division.tile)
+    shared = _shared_bytes(problem, threads, division.lanes, division.tile, kept)
     return NormLaunch(Kernel(code, function, tuple(defines.items())), blocks, threads, shared)

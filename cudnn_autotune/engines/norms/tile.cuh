@@ -14,6 +14,10 @@ constexpr int kSlabChannels = LANES * kChannels;
 // Units that a block works on at a time.
 constexpr int kUnits = THREADS / LANES;
 constexpr int kWarps = THREADS / 32;
+// A mask, of a tensor in channels_last, has a byte for each vector of 16 bytes, a bit for each
+// number, the first one lowest.
+constexpr int kSegment = 8;
+static_assert(!MASK || (!PLANES && kVectorBytes == 16), "what a byte of a mask stands for");
 // Groups of asynchronous copies into which a block divides its part.
 constexpr int kGroups = 4;
 // The first bytes of shared memory, where sums of threads are added: two floats a channel of each
@@ -126,6 +130,13 @@ struct Place {
   __device__ __forceinline__ int operator[](int vector) const {
     return at(first + vector * kUnits);
   }
+  // The byte of a vector in a mask, which is divided into segments of kSegment vectors of each row,
+  // so that a slab's bytes are neighbours.
+  __device__ __forceinline__ int mask_at(const Division& of, int vector) const {
+    const int column = channel / VECTOR, segment = column / kSegment * kSegment;
+    const int width = min(kSegment, of.channels / VECTOR - segment);
+    return segment * of.count() + (first + vector * kUnits) * width + column - segment;
+  }
 
  private:
   __device__ __forceinline__ int at(int unit) const {
@@ -136,10 +147,11 @@ struct Place {
 };
 
 // Begins to bring vectors of this thread into the L2 cache, one of each of its lines.
-__device__ __forceinline__ void prefetch(const ELEMENT* tensor, const Place& place, int vectors) {
+__device__ __forceinline__ void prefetch(const ELEMENT* tensor, const Place& place, int first,
+                                         int vectors) {
   constexpr int kOfLine = LANES * kVectorBytes < 128 ? LANES : 128 / kVectorBytes;
   if (threadIdx.x % kOfLine != 0) return;
-  for (int v = 0; v < min(vectors, place.vectors); ++v) prefetch(tensor + place[v]);
+  for (int v = first; v < min(first + vectors, place.vectors); ++v) prefetch(tensor + place[v]);
 }
 
 // Where a vector of this thread is kept.
@@ -226,4 +238,9 @@ __device__ __forceinline__ float normalized(float x, float mean, float scale, fl
 __device__ __forceinline__ float activated(float z) {
   if (ACTIVATION == 7) return z < 0.0f ? 0.0f : z > 6.0f ? 6.0f : z;
   return activate<ACTIVATION>(z);
+}
+
+// Whether a ReLU or ReLU6 passes the gradient of its output y on; where it does not, it is 0.
+__device__ __forceinline__ bool passes(float y) {
+  return !(y <= 0.0f || (ACTIVATION == 7 && y >= 6.0f));
 }

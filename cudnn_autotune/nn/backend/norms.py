@@ -153,6 +153,7 @@ def find_norms(graph: Graph) -> list[Norm]:
         return []
     sharing = _sharing(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
+    writes = {node: memory for node in graph.nodes if (memory := _written(node))}
     claimed: set[Node] = set()
     found: list[Norm] = []
     for node in reversed(graph.nodes):
@@ -165,7 +166,14 @@ def find_norms(graph: Graph) -> list[Norm]:
         if norm.obstacle is None:
             for extend in (_with_residual, _with_activation):
                 longer = extend(norm)
-                if longer is not None and claimed.isdisjoint(longer.nodes) and _is_whole(longer):
+                if longer is None or not claimed.isdisjoint(longer.nodes):
+                    continue
+                later = (
+                    memory
+                    for writer, memory in writes.items()
+                    if order[writer] > order[longer.output] and writer not in claimed
+                )
+                if _is_whole(longer) and _saved(longer).isdisjoint(set().union(*later)):
                     norm = longer
             claimed.update(norm.nodes)
         found.append(norm)
@@ -300,6 +308,17 @@ def _is_whole(norm: Norm) -> bool:
     return True
 
 
+def _saved(norm: Norm) -> set[int]:
+    """Returns the memory that the operator saves for its backward while PyTorch's functions may
+    not: something may write into it later."""
+    if norm.activation == "identity":
+        return set()
+    saved = [norm.arguments["bias"], norm.residual]
+    if norm.residual is not None and NORM_ACTIVATIONS[norm.activation].by_output:
+        saved = [norm.output]
+    return {one for node in saved if isinstance(node, Node) for one in _storages(node)}
+
+
 def _written(node: Node) -> set[int]:
     """Returns the memory that a call may write into, that of running statistics aside."""
     return {storage for operand in _written_operands(node) for storage in _storages(operand)}
@@ -378,8 +397,8 @@ def serve_norms(graph: Graph, norms: Sequence[Norm]) -> None:
         output, epsilon = norm.output, float(norm.arguments["eps"])
         with graph.inserting_before(output):
             call = graph.call_function(_batch_norm_act, (*operands, norm.activation, epsilon))
-            results = [graph.call_function(operator.getitem, (call, i)) for i in range(4)]
-        served, mean, _, variance = results
+            results = [graph.call_function(operator.getitem, (call, i)) for i in (0, 1, 3)]
+        served, mean, variance = results
         call.meta = {k: v for k, v in output.meta.items() if k != "example_value"}
         served.meta = dict(output.meta)
         replaced[output] = served

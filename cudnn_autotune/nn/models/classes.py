@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from cudnn_autotune.nn import batch_norms, modules
@@ -42,8 +43,11 @@ NORMS: dict[Class, Class] = {
     getattr(nn, name): getattr(batch_norms, name) for name in (f"BatchNorm{d}d" for d in (1, 2, 3))
 }
 """PyTorch's classes of batch norms, and ours."""
+_WITH_NORMS = (batch_norms.ServedNorm, batch_norms.ServedNormAct, batch_norms.Sequential)
 _ORIGINALS = {ours: theirs for theirs, ours in (COUNTERPARTS | NORMS).items()}
+_ORIGINALS[batch_norms.Sequential] = nn.Sequential
 _DERIVED: dict[Class, Class] = {}
+_MADE_FOR_NORMS: dict[Class, Class] = {}
 _METHODS = ("forward", "_conv_forward")
 POLICY = ("sampling", "workspace_limit")
 _NEW_OBJECT: Any = copyreg.__newobj__  # type: ignore[attr-defined]
@@ -54,7 +58,7 @@ class NotConverted(Exception):
     """The reason why a convolution stays as it is."""
 
 
-class Derived(WithPolicy):
+class Made(nn.Module):
     """A base of the classes that are made for others than PyTorch's own."""
 
     converted_from: Class
@@ -64,8 +68,13 @@ class Derived(WithPolicy):
         reduced = super().__reduce_ex__(max(2, int(protocol)))
         if isinstance(reduced, tuple) and reduced[0] is _NEW_OBJECT:
             arguments = (self.converted_from, *reduced[1][1:])
-            return (new_converted, arguments, *reduced[2:])
+            new = new_converted if isinstance(self, Derived) else new_with_norms
+            return (new, arguments, *reduced[2:])
         return reduced
+
+
+class Derived(Made, WithPolicy):
+    """A base of the classes that are made for those that convolve."""
 
 
 def new_converted(original: Class, *args: Any) -> nn.Module:
@@ -75,16 +84,23 @@ def new_converted(original: Class, *args: Any) -> nn.Module:
     return module
 
 
+def new_with_norms(original: Class, *args: Any) -> nn.Module:
+    """An empty module of the class that is made for ``original``, which holds batch norms."""
+    cls = _made_for_norms(original)
+    module: nn.Module = cls.__new__(cls, *args)
+    return module
+
+
 def is_ours(module: nn.Module) -> bool:
     """Whether this package serves the module's convolution, or its batch norm."""
-    return isinstance(module, (WithPolicy, batch_norms.ServedNorm))
+    return isinstance(module, (WithPolicy, *_WITH_NORMS))
 
 
 def has_convolution(module: nn.Module) -> bool:
     """Whether one of our modules is a convolution or a batch norm, or its forward can be seen to
     call a convolution."""
-    if isinstance(module, batch_norms.ServedNorm):
-        return True
+    if isinstance(module, _WITH_NORMS):
+        return isinstance(module, _BatchNorm)
     original = original_class(type(module))
     return is_convolution(module) or original is None or calls_convolutions(original)
 
@@ -137,7 +153,8 @@ def outermost(model: nn.Module) -> Iterator[nn.Module]:
         module = left.pop()
         if is_scripted(module) or isinstance(module, fx.GraphModule):
             continue
-        if str(type(module).forward.__module__).startswith("torch."):
+        cls = original_class(type(module)) or type(module)
+        if str(cls.forward.__module__).startswith("torch."):
             left += module.children()
         else:
             yield module
@@ -179,6 +196,38 @@ def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
     if "forward" in vars(module) and getattr(made, "forward", None) is not cls.forward:
         raise NotConverted("its forward is set on the module, where no class can replace it")
     return made
+
+
+def class_for_norms(module: nn.Module) -> Class | None:
+    """The class with which the batch norms of the module train by this package's operators; None
+    if there is none."""
+    cls = original_class(type(module)) or type(module)
+    if "forward" in vars(module):
+        return None
+    if cls in NORMS:
+        return NORMS[cls]
+    if not batch_norms.serves(module, cls):
+        return None
+    return batch_norms.Sequential if cls is nn.Sequential else _made_for_norms(cls)
+
+
+def _made_for_norms(cls: Class) -> Class:
+    """The class that is made for one that holds a batch norm and an activation: one, however often
+    it is asked for."""
+    if cls not in _MADE_FOR_NORMS:
+        _MADE_FOR_NORMS.setdefault(cls, _make_for_norms(cls))
+    return _MADE_FOR_NORMS[cls]
+
+
+def _make_for_norms(cls: Class) -> Class:
+    is_sequential = issubclass(cls, nn.Sequential)
+    served = batch_norms.Sequential if is_sequential else batch_norms.ServedNormAct
+    names = ("__module__", "__qualname__", "__doc__", "__init__")
+    namespace = {name: getattr(cls, name) for name in names} | {"converted_from": cls}
+    if is_sequential:
+        namespace["_get_name"] = cls._get_name
+    make: Any = type(cls)  # a metaclass, where the user has one
+    return make(cls.__name__, (Made, served, cls), namespace)
 
 
 def original_class(cls: Class) -> Class | None:

@@ -73,8 +73,9 @@ def convert(
             the faster, and keeps it contiguous if its outputs differ: see docs/models.md.
         example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
             or a dict of keyword arguments, in the layout in which the model will get them.
-        norms: whether ``torch.nn.BatchNorm1d`` to ``BatchNorm3d`` train by this package's operators
-            on a GPU, which have no second derivative: see docs/norms.md.
+        norms: whether batch norms train by this package's operators on a GPU, with the activation
+            of their class or ``torch.nn.Sequential``. They have no second derivative: see
+            docs/norms.md.
 
     Returns:
         The same model. If it has nothing to convert, a UserWarning says so.
@@ -207,8 +208,8 @@ def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None) -
 
 def _swap_norms(model: nn.Module) -> None:
     for module in model.modules():
-        if type(module) in classes.NORMS and "forward" not in vars(module):
-            _set_class(module, classes.NORMS[type(module)], {})
+        if (made := classes.class_for_norms(module)) is not None:
+            _set_class(module, made, {})
 
 
 def _set_class(module: nn.Module, cls: type[nn.Module], policy: dict[str, Any]) -> None:

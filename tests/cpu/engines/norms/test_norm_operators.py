@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,9 +80,9 @@ def test_autograd_gives_the_gradients(activation: str, residual: bool) -> None:
         value.detach().requires_grad_() if isinstance(value, Tensor) else value
         for value in given.operands
     ]
-    output, mean, inv_std, unbiased = ops.batch_norm_act(*leaves)
+    output, *others = ops.batch_norm_act(*leaves)
     assert output.requires_grad
-    assert not any(values.requires_grad for values in (mean, inv_std, unbiased))
+    assert not any(values.requires_grad for values in others)
     output.backward(given.grad_output)
     expected = by_pytorch(given)
     names = ("grad_input", "grad_weight", "grad_bias", "grad_residual")
@@ -91,11 +92,12 @@ def test_autograd_gives_the_gradients(activation: str, residual: bool) -> None:
 
 
 def saved_bytes(given: Norm) -> int:
-    """Bytes of the activations' size that a forward keeps for its backward, each counted once."""
+    """Bytes that grow with the batch and that a forward keeps for its backward, each counted
+    once."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        if tensor.dim() > 1:
+        if tensor.dim() > 1 or tensor.dtype == torch.uint8:
             kept[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
@@ -121,19 +123,85 @@ def test_the_least_is_saved(activation: str, residual: bool, tensors: int) -> No
     assert saved_bytes(given) == tensors * given.input.nbytes
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("channels", [8, 64, 72, 152])
+@pytest.mark.parametrize("spatial", [(), (5,), (5, 3), (2, 5, 3)])
+@pytest.mark.parametrize("activation", ["relu", "relu6"])
+def test_a_mask_takes_the_place_of_the_output(
+    activation: str, spatial: tuple[int, ...], channels: int, dtype: torch.dtype
+) -> None:
+    given = norm((4, channels, *spatial), dtype, activation=activation, residual=True)
+    rows = {
+        name: value.movedim(1, -1).contiguous().movedim(-1, 1)
+        for name, value in vars(given).items()
+        if isinstance(value, Tensor) and value.dim() > 1
+    }
+    given = replace(given, **rows)
+    output, mean, inv_std, _, mask = ops.batch_norm_act(*given.operands)
+    assert mask.nbytes * 16 == output.nbytes
+    compare(given)
+    assert saved_bytes(given) == given.input.nbytes * 17 // 16
+    grads = [
+        ops.batch_norm_act_backward(
+            given.grad_output, None, given.input.contiguous(), of_output, given.weight, given.bias,
+            None, mean, inv_std, activation, [True] * 4,
+        )
+        for of_output in (mask, output)
+    ]  # fmt: skip
+    for by_mask, by_output in zip(*grads, strict=True):
+        assert torch.equal(by_mask, by_output)
+        assert by_mask.stride() == by_output.stride()
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels_last", "activation"),
+    [
+        ((4, 8, 5, 3), False, "relu"),  # in planes
+        ((4, 6, 5, 3), True, "relu"),  # rows of 24 bytes
+        ((4, 8, 5, 3), True, "sigmoid"),
+        ((4, 8, 5, 3), True, "silu"),
+        ((4, 8, 5, 3), True, "identity"),
+    ],
+)
+def test_without_a_mask(shape: tuple[int, ...], channels_last: bool, activation: str) -> None:
+    given = norm(shape, activation=activation, residual=True, channels_last=channels_last)
+    assert ops.batch_norm_act(*given.operands)[4].shape == (0,)
+    compare(given)
+
+
+def test_what_a_mask_says_of_values_that_are_no_numbers() -> None:
+    """PyTorch's threshold passes the gradient of what is not at most 0."""
+    given = norm((2, 8, 1, 4), residual=True, channels_last=True)
+    assert given.residual is not None
+    given.residual[0, 0] = math.nan
+    found, expected = by_operators(given), by_pytorch(given)
+    assert_close(found.grad_residual, expected.grad_residual, 1e-6)
+
+
+def test_a_mask_of_another_norm_is_refused() -> None:
+    given = norm((4, 8, 5, 3), residual=True, channels_last=True)
+    _, mean, inv_std, _, mask = ops.batch_norm_act(*given.operands)
+    for wrong, activation in ((mask[1:], "relu"), (mask, "sigmoid"), (mask[:0], "relu")):
+        with pytest.raises(ValueError, match="output: expected the output or the mask of a norm"):
+            ops.batch_norm_act_backward(
+                given.grad_output, None, given.input, wrong, given.weight, given.bias, None,
+                mean, inv_std, activation, [True] * 4,
+            )  # fmt: skip
+
+
 def test_a_second_derivative_is_refused() -> None:
     given = norm((4, 3, 6))
     input = given.input.requires_grad_()
     output = ops.batch_norm_act(input, *given.operands[1:])[0]
     (gradient,) = torch.autograd.grad(output.square().sum(), input, create_graph=True)
-    with pytest.raises(RuntimeError, match="has no derivative"):
+    with pytest.raises(RuntimeError, match="is not implemented"):
         gradient.sum().backward()
 
 
 @pytest.mark.parametrize("mask", [[True, False, False, False], [False, True, True, True]])
 def test_what_the_mask_leaves_out_is_none(mask: list[bool]) -> None:
     given = norm((4, 3, 6), residual=True)
-    output, mean, inv_std, _ = ops.batch_norm_act(*given.operands)
+    output, mean, inv_std, *_ = ops.batch_norm_act(*given.operands)
     found = ops.batch_norm_act_backward(
         given.grad_output, None, given.input, output, given.weight, given.bias, given.residual,
         mean, inv_std, "relu", mask,
@@ -150,9 +218,11 @@ def test_no_result_is_an_argument() -> None:
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("mask", [[True, True, True, True], [False, True, False, True]])
-def test_opcheck(residual: bool, mask: list[bool]) -> None:
-    given = norm((3, 4, 2, 3), residual=residual, channels_last=True)
-    output, mean, inv_std, _ = ops.batch_norm_act(*given.operands)
+@pytest.mark.parametrize("channels", [3, 4])
+def test_opcheck(channels: int, residual: bool, mask: list[bool]) -> None:
+    given = norm((3, channels, 2, 3), residual=residual, channels_last=True)
+    output, mean, inv_std, _, made = ops.batch_norm_act(*given.operands)
+    output = made if made.numel() else output
     arguments = [v.requires_grad_() if isinstance(v, Tensor) else v for v in given.operands]
     torch.library.opcheck(ops.batch_norm_act.default, arguments)
     torch.library.opcheck(
@@ -167,7 +237,7 @@ def test_it_compiles_with_its_gradient() -> None:
     given = norm((4, 6, 5, 3), residual=True, channels_last=True)
 
     def step(input: Tensor) -> Tensor:
-        output, mean, _, _ = ops.batch_norm_act(input, *given.operands[1:])
+        output, mean, *_ = ops.batch_norm_act(input, *given.operands[1:])
         return (output * mean.sum()).sum()
 
     gradients = []

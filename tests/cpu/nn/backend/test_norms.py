@@ -222,6 +222,34 @@ def residual_written_between(model: Left, x: Tensor) -> Tensor:
     return y.relu() + other
 
 
+def residual_written_later(model: Left, x: Tensor) -> Tensor:
+    other = x * 2
+    y = F.silu(model.norm(model.conv(x)) + other)
+    other.mul_(3)
+    return y + other
+
+
+def view_of_residual_written_later(model: Left, x: Tensor) -> Tensor:
+    other = x * 2
+    y = F.hardswish(model.norm(model.conv(x)) + other)
+    other[0] = 0
+    return y + other
+
+
+def output_written_later(model: Left, x: Tensor) -> Tensor:
+    y = F.relu6(model.norm(model.conv(x)) + x)
+    y.mul_(2)
+    return y
+
+
+def bias_written_later(model: Left, x: Tensor) -> Tensor:
+    bias = x.mean((0, 2, 3))
+    y = F.batch_norm(model.conv(x), None, None, None, bias, training=True)
+    y = F.silu(y)
+    bias.mul_(2)
+    return y + bias.sum()
+
+
 def input_written_between(model: Left, x: Tensor) -> Tensor:
     first = model.conv(x)
     y = model.norm(first)
@@ -265,6 +293,10 @@ CASES: dict[Callable[..., Tensor], str] = {
     into_what_is_read: "norm",
     residual_written_between: "norm + residual",
     gradients_off_between: "norm",
+    residual_written_later: "norm + residual",
+    view_of_residual_written_later: "norm + residual",
+    output_written_later: "norm + residual",
+    bias_written_later: "norm",
 }
 
 

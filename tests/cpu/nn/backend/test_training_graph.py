@@ -146,6 +146,17 @@ def test_no_more_is_kept_for_the_backward(make: Callable[[], nn.Module]) -> None
     assert kept["always"] <= kept["never"] + 1024, kept
 
 
+def test_a_mask_is_all_that_is_kept_beside_what_pytorch_keeps() -> None:
+    """The output is kept as the next convolution's input; its sixteenth is the mask."""
+    model = nn.Sequential(Residual(), nn.Conv2d(8, 8, 1)).to(memory_format=torch.channels_last)
+    input = torch.randn(4, 8, 16, 16).to(memory_format=torch.channels_last)
+    kept = {}
+    for norms in ("never", "always"):
+        torch._dynamo.reset()
+        kept[norms] = saved_bytes(compiled(model, norms=norms), input, model)
+    assert kept["always"] <= kept["never"] + input.nbytes // 16 + 1024, kept
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -165,6 +176,35 @@ def test_a_checkpoint_updates_statistics_once(monkeypatch: pytest.MonkeyPatch) -
     assert max(errors(steps, train(expected, inputs)).values()) < 1e-4
     assert [report.text for report in last().norms] == ["norm + relu", "norm + residual + relu"]
     assert model.block.norm.num_batches_tracked == 3
+
+
+class WritesLater(nn.Module):
+    """A block whose residual is written into once its norm has read it, between two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Residual(), Residual()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        other = y * 2
+        z = nn.functional.silu(self.norm(self.conv(y)) + other)
+        other.add_(1)
+        result: Tensor = self.last(z) + other
+        return result
+
+
+def test_a_residual_that_is_written_later_costs_its_norm_the_activation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = WritesLater()
+    check(model, compiled(model), data(4, 8, 6, 5))
+    assert last().note == ""
+    assert "Traceback" not in caplog.text
+    ends = ["norm + relu", "norm + residual + relu"]
+    assert [report.text for report in last().norms] == [*ends, "norm + residual", *ends]
+    assert all(report.is_served for report in last().norms)
 
 
 def test_autocast() -> None:
