@@ -25,10 +25,10 @@ from cudnn_autotune.sampling.online_race import TrialRecord
 from cudnn_autotune.sampling.strategy import Shortlist, left_unseen
 from cudnn_autotune.store import kept_trials
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
-from cudnn_autotune.tuning import choice_log, output_check, remembering
+from cudnn_autotune.tuning import checking, choice_log, remembering
+from cudnn_autotune.tuning.checking import Verdict
 from cudnn_autotune.tuning.choice import Choice, for_want_of, with_selection
 from cudnn_autotune.tuning.online_tuner import Prepared
-from cudnn_autotune.tuning.output_check import Verdict
 from cudnn_autotune.tuning.prefetching import Built
 
 _log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class OnlinePreparation:
             limit = self._choice.workspace_limit
             if limit is not None and plan.workspace_bytes > limit:  # its offer may say less
                 raise _C.PlanError(f"it needs {plan.workspace_bytes} bytes of workspace")
-            verdict = output_check.begin(self._problem, candidate.text, plan, tensors)
+            verdict = checking.begin(self._problem, candidate.text, plan, tensors)
         except (_C.PlanError, torch.OutOfMemoryError, CancelledError) as failure:
             self._note(failure, tensors)
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
@@ -177,7 +177,7 @@ class OnlinePreparation:
         text, checks = candidate.text, self._prepared.checks
         if verdict.needs_others:
             try:
-                again = output_check.begin_anew(self._problem, text, plan, tensors)
+                again = checking.begin_anew(self._problem, text, plan, tensors)
             except torch.OutOfMemoryError as failure:
                 self._note(failure, tensors)
             else:

@@ -27,7 +27,6 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.sampling import Strategy
 from cudnn_autotune.sampling.online import few
 from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
@@ -295,9 +294,9 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     PyTorch's own path."""
     made: list[str] = []
 
-    def search(call: miss._Miss, strategy: Strategy) -> Served:
-        made.append(strategy.name)
-        return miss._served(call, None)
+    def search(call: miss._Miss, mode: str) -> Served:
+        made.append(mode)
+        return miss._served(call)
 
     monkeypatch.setattr(miss, "_search", search)
     return made
@@ -436,7 +435,7 @@ def test_a_deterministic_call_is_not_tried() -> None:
         call = miss._Miss(problem, Policy("online"), 0, operands(problem, "cpu"))
         selection = Selection((Measurement(candidate("eng1"), None, 0),), 0)
         first = Choice(Decision(problem, Policy("online"), selection), 0, "neighbour")
-        assert miss._is_tried(call, None, first) is not deterministic
+        assert miss._is_tried(call, first) is not deterministic
 
 
 def test_unmeasured_sizes_do_not_become_neighbours() -> None:
