@@ -30,7 +30,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import online
-from cudnn_autotune.sampling.strategy import Limits, Shortlist, traits_of
+from cudnn_autotune.sampling.strategy import Limits, Shortlist
 from cudnn_autotune.store import Policy
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.gpu_timer import GpuTimer
@@ -43,13 +43,12 @@ from cudnn_autotune.tuning import (
     events,
     new_sizes,
     probing,
-    ready_kernels,
     remembering,
     settings,
 )
 from cudnn_autotune.tuning.checking import OutputChecks, is_telling, refusal
 from cudnn_autotune.tuning.choice import Choice, for_want_of, untimed, with_selection
-from cudnn_autotune.tuning.online_calls import OnlineCommitter, OnlinePreparation
+from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
 from cudnn_autotune.tuning.serving import Served, serve
 
@@ -198,7 +197,7 @@ def _fast_nearby(miss: _Miss) -> list[Candidate] | None:
 def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
     """Serves a problem without timing: by the first candidate that is built quickly, allowed and
     right, else by the heuristics' first plan."""
-    for candidate in ready_kernels.ready(nearby, miss.problem, miss.device):
+    for candidate in new_sizes.ready(nearby, miss.problem, miss.device):
         entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
         evidence = Evidence(rule="chosen for a similar problem", tied=(candidate.text,))
         known = Choice(
@@ -222,7 +221,7 @@ def _begin_trial(
         nearby: what was fast nearby, for a new size; its trial has few candidates, and begins once
             the problem is called often. Else None.
     """
-    step = new_sizes.LazyPreparation()
+    step = LazyPreparation()
     first_step = 2 if nearby is None else new_sizes.calls_before_trial(miss.problem, miss.device)
     trial = _C.OnlineTrial(first.plan, step, first_step)
     shortlist = sampling.traits(miss.policy.mode).shortlist if nearby is None else online.few
@@ -280,7 +279,7 @@ def _search(miss: _Miss, mode: str) -> Served:
     compiling_ahead.start_backward(problem, miss.device, mode, miss.policy.workspace)
     begun = compiling_ahead.take(problem, miss.device)
     tensors, is_short = miss.tensors, False
-    traits = traits_of(strategy)
+    traits = sampling.traits(mode)
     if traits.decides_later:
         strategy = sampling.get("heuristic")  # it serves the first call
     elif traits.times:
