@@ -106,7 +106,7 @@ def measure(
     from cudnn_autotune.engines import roofline
     from cudnn_autotune.engines.configs import Candidate
     from cudnn_autotune.timers.measuring import operands
-    from cudnn_autotune.tuning.output_check import OutputChecks
+    from cudnn_autotune.tuning.checking import OutputChecks
 
     problem = wanted[name].problem()
     with engines.opened(problem) as (timer, candidates):

@@ -17,7 +17,7 @@ from cudnn_autotune.core.json_node import MOST, Node, shown
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import Candidate, check_workspace_limit
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
+from cudnn_autotune.engines.problem_json import problem_text, problem_to_json
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import check_mode_name
@@ -202,13 +202,16 @@ class Decision:
         )
         if selection is None:
             return None
+        problem, policy = self.problem, self.policy
+        if problem.deterministic != deterministic:
+            problem = replace(problem, deterministic=deterministic)
+        if policy.workspace != workspace_limit:
+            policy = replace(policy, workspace=workspace_limit)
         stayed = selection.winner.candidate.text == chosen.candidate.text
         return replace(
             self,
-            problem=with_determinism(self.problem, deterministic),
-            policy=self.policy
-            if self.policy.workspace == workspace_limit
-            else replace(self.policy, workspace=workspace_limit),
+            problem=problem,
+            policy=policy,
             selection=selection,
             relative_error=self.relative_error if stayed else None,
         )
@@ -231,14 +234,6 @@ def key_of(problem: ConvProblem, policy: Policy | None = None) -> str:
     policy = policy or Policy()
     # The mode's name comes last, so that keys stay distinct whatever a user calls a mode.
     return f"{problem_text(problem)} benchmark_limit={policy.benchmark} sampling={policy.mode}"
-
-
-def with_determinism(problem: ConvProblem, deterministic: bool) -> ConvProblem:
-    """Returns ``problem`` with its ``deterministic`` set to the given value."""
-    if problem.deterministic == deterministic:
-        return problem
-    tree = {**problem_to_json(problem), "deterministic": deterministic}
-    return problem_from_json(tree)
 
 
 def was_cut_short(decision: Decision, budget_ms: float | None) -> bool:
@@ -314,9 +309,9 @@ def ranked_again(
     by_text = {entry.candidate.text: entry.candidate for entry in selection.ranking}
 
     def fits(candidate: Candidate) -> bool:
-        is_small = workspace_limit is None or candidate.workspace_bytes <= workspace_limit
+        is_allowed = admits(workspace_limit, candidate.workspace_bytes)
         varying = deterministic and varies(candidate)
-        return is_small and not varying and not registry.is_absent(candidate.text)
+        return is_allowed and not varying and not registry.is_absent(candidate.text)
 
     def qualifies(entry: Measurement) -> bool:
         if entry.candidate.text in rejected or not fits(entry.candidate):

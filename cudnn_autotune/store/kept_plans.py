@@ -1,15 +1,18 @@
-"""The compiled plans and kernels of this process, in the user's private folder.
+"""The compiled plans and kernels of this process, and the trials of ``online`` that it could not
+decide, in the user's private folder.
 
 The functions are called on any thread; :func:`find` and :func:`keep` by C++, for plans whose engine
-cuDNN compiles at run time.
+cuDNN compiles at run time. None raises: what cannot be read or written is not kept.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +20,7 @@ from cudnn_autotune.core import versions
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.store import settings
 from cudnn_autotune.store.environment import Environment, default_folder
-from cudnn_autotune.store.plan_files import KERNEL, PLAN, Kind, PlanFiles
+from cudnn_autotune.store.plan_files import KERNEL, PLAN, TRIAL, Kind, PlanFiles
 
 Gpu = int | str
 """The index of a CUDA device, or the JSON description of a GPU that need not be here."""
@@ -76,6 +79,40 @@ def keep_kernel(function: str, digest: str, cubin: bytes) -> None:
             files.keep(function, digest, cubin)
     except Exception:
         _log.warning("the kernel %s is not kept", function, exc_info=True)
+
+
+def find_trial(problem: str, limits: str, gpu: Gpu) -> Any:
+    """Returns the record of a problem's trial, as plain JSON; None if none is kept.
+
+    Args:
+        problem: Its text.
+        limits: What the trial was held to, as a text.
+    """
+    try:
+        files = files_for(gpu, TRIAL)
+        found = files and files.find(problem, _trial_with(limits))
+        return json.loads(found) if found else None
+    except Exception:
+        _log.warning("%s: its trial begins anew", problem, exc_info=True)
+        return None
+
+
+def keep_trial(problem: str, limits: str, gpu: Gpu, record: Any) -> None:
+    """Keeps a record in the place of an earlier one; None removes that."""
+    try:
+        files = files_for(gpu, TRIAL)
+        if files and record is None:
+            files.remove(problem, _trial_with(limits))
+        elif files:
+            files.keep(problem, _trial_with(limits), json.dumps(record).encode())
+    except Exception:
+        _log.warning("%s: its trial is not kept", problem, exc_info=True)
+
+
+def _trial_with(limits: str) -> str:
+    """Returns the terms beside the problem and cuDNN on which the candidates and their times
+    depend: PyTorch's own path is one of them."""
+    return f"online {limits} torch={torch.__version__}"
 
 
 def counts() -> dict[str, int]:

@@ -15,7 +15,7 @@ from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Policy, Provenance
 from cudnn_autotune.store.peaks_file import peaks_of
 from cudnn_autotune.timers.lacking import NOTHING, Lacking
-from cudnn_autotune.tuning.output_check import OutputChecks
+from cudnn_autotune.tuning.checking import OutputChecks
 
 
 class _Facts:

@@ -25,8 +25,8 @@ from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import available_bytes
 from cudnn_autotune.timers.measuring import Operands, operands
 from cudnn_autotune.tuning import choice_log, miss, remembering, settings, tune_problem
+from cudnn_autotune.tuning.checking import refusal
 from cudnn_autotune.tuning.choice import untimed
-from cudnn_autotune.tuning.output_check import refusal
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import online
-from cudnn_autotune.sampling.strategy import Limits, Shortlist, Strategy, traits_of
+from cudnn_autotune.sampling.strategy import Limits, Shortlist
 from cudnn_autotune.store import Policy
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.gpu_timer import GpuTimer
@@ -43,15 +43,13 @@ from cudnn_autotune.tuning import (
     events,
     new_sizes,
     probing,
-    ready_kernels,
     remembering,
     settings,
 )
-from cudnn_autotune.tuning.checking import is_telling
+from cudnn_autotune.tuning.checking import OutputChecks, is_telling, refusal
 from cudnn_autotune.tuning.choice import Choice, for_want_of, untimed, with_selection
-from cudnn_autotune.tuning.online_calls import OnlineCommitter, OnlinePreparation
+from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
-from cudnn_autotune.tuning.output_check import OutputChecks, refusal
 from cudnn_autotune.tuning.serving import Served, serve
 
 _log = logging.getLogger(__name__)
@@ -115,45 +113,32 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     start_s = time.perf_counter()
     since = choice_log.generation(miss.problem)
     known = remembering.find(miss.problem, miss.policy, miss.device)
-    earlier = _earlier(miss)
-    if earlier is not None and known is None:
-        again = _unchanged(miss, earlier)
-        if again is not None:
-            if again.choice != earlier:
-                remembering.commit(again.choice, since)
-            return again, None
+    # This process's choice may serve provisionally.
+    made = choice_log.find(miss.problem, miss.policy, miss.device)
+    earlier = made if made is not None and made.lacking else None
+    if earlier is not None and known is None and (again := _unchanged(miss, earlier)) is not None:
+        if again.choice != earlier:
+            remembering.commit(again.choice, since)
+        return again, None
     nearby = _fast_nearby(miss) if known is None and earlier is None else None
-    strategy: Strategy | None = None
-    trial = None
-    if nearby is not None:
-        served = _at_once(miss, nearby)
-    else:
-        served, strategy = _waited_for(miss, known)
-    if earlier is not None and served.choice.lacking and _is_no_better(served, earlier):
+    served = _waited_for(miss, known) if nearby is None else _at_once(miss, nearby)
+    if earlier is not None and served.choice.lacking and _is_no_better(served.choice, earlier):
         return replace(served, choice=earlier), None
     tuning_ms = (time.perf_counter() - start_s) * 1e3
-    served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
+    choice = replace(served.choice, tuning_ms=tuning_ms)
     if miss.policy.probe is not None:
-        probing.record(miss.policy.probe, served.choice)
-        return served, None
-    is_tried = served.is_found and _is_tried(miss, strategy, served.choice)
+        probing.record(miss.policy.probe, choice)
+        return replace(served, choice=choice), None
+    is_tried = served.is_found and _is_tried(miss, choice)
     if is_tried:  # the trial looks at all candidates, and says what it lacks itself
-        served = replace(served, choice=for_want_of(served.choice, NOTHING))
-    remembering.commit(served.choice, since)
-    if is_tried:
-        trial = _begin_trial(miss, served, since, nearby)
-    return served, trial
+        choice = for_want_of(choice, NOTHING)
+    remembering.commit(choice, since)
+    served = replace(served, choice=choice)
+    return served, _begin_trial(miss, served, since, nearby) if is_tried else None
 
 
-def _earlier(miss: _Miss) -> Choice | None:
-    """The choice of this process that serves the problem provisionally, if there is one."""
-    made = choice_log.find(miss.problem, miss.policy, miss.device)
-    return made if made is not None and made.lacking else None
-
-
-def _is_no_better(served: Served, earlier: Choice) -> bool:
+def _is_no_better(new: Choice, earlier: Choice) -> bool:
     """Whether what serves after another look is what served before it, and lacks the same."""
-    new = served.choice
     return (new.text, new.origin, new.lacking) == (earlier.text, earlier.origin, earlier.lacking)
 
 
@@ -172,45 +157,39 @@ def _unchanged(miss: _Miss, earlier: Choice) -> Served | None:
         except _C.PlanError as failure:
             _log.info("%s: tuned again: %s", problem.text, str(failure))
             return None
-    if not lacks.check:
-        return Served(earlier, plan)
-    checks = OutputChecks()
-    if not checks.is_right(problem, text, plan, miss.tensors):
-        return None
-    if (error := checks.errors[text]) is None:
-        return Served(earlier, plan)
-    decision = replace(earlier.decision, relative_error=error)
-    checked = replace(earlier, decision=decision)
-    return Served(for_want_of(checked, replace(lacks, check=False)), plan)
+    if lacks.check:
+        checks = OutputChecks()
+        if not checks.is_right(problem, text, plan, miss.tensors):
+            return None
+        if (error := checks.errors[text]) is not None:
+            checked = replace(earlier, decision=replace(earlier.decision, relative_error=error))
+            earlier = for_want_of(checked, replace(lacks, check=False))
+    return Served(earlier, plan)
 
 
-def _waited_for(miss: _Miss, known: Choice | None) -> tuple[Served, Strategy | None]:
-    """Serves a call that waits for engines to be built, or timed: by what is known, or by a search.
-    Returns the strategy of the search as well, if there was one."""
+def _waited_for(miss: _Miss, known: Choice | None) -> Served:
+    """Serves a call that waits for engines to be built, or timed: by what is known, or by a
+    search."""
     with events.SEARCHES.searching():
-        if known is not None:
-            served = serve(known, miss.tensors, miss.serving)
-            if served is not None:
-                return served, None
-        strategy = sampling.get(probing.MODE if miss.is_probe else miss.policy.mode)
-        return _search(miss, strategy), strategy
+        served = None if known is None else serve(known, miss.tensors, miss.serving)
+        return served or _search(miss, probing.MODE if miss.is_probe else miss.policy.mode)
 
 
-def _is_tried(miss: _Miss, strategy: Strategy | None, first: Choice) -> bool:
+def _is_tried(miss: _Miss, first: Choice) -> bool:
     """Whether later calls are to decide about the choice that serves the first one."""
-    if miss.problem.deterministic:
-        return False
     if first.origin == "neighbour":
         # A trial copies the result of PyTorch's own path in each call.
-        return settings.get_new_shapes() == "online" and first.text != ATEN.text
-    return strategy is not None and traits_of(strategy).decides_later
+        is_asked = settings.get_new_shapes() == "online" and first.text != ATEN.text
+    else:
+        is_asked = first.origin == "tuned" and sampling.traits(miss.policy.mode).decides_later
+    return is_asked and not miss.problem.deterministic
 
 
 def _fast_nearby(miss: _Miss) -> list[Candidate] | None:
-    """The engines by which a new size is to be served; None if it is to be searched for."""
-    if miss.is_probe or settings.get_new_shapes() == "tune":
-        return None
-    if not sampling.traits(miss.policy.mode).times:  # there is nothing to save
+    """The engines by which a new size is to be served; None if it is to be searched for. Without
+    timing there is nothing to save."""
+    is_searched = miss.is_probe or settings.get_new_shapes() == "tune"
+    if is_searched or not sampling.traits(miss.policy.mode).times:
         return None
     return new_sizes.fast_nearby(miss.problem, miss.device)
 
@@ -218,7 +197,7 @@ def _fast_nearby(miss: _Miss) -> list[Candidate] | None:
 def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
     """Serves a problem without timing: by the first candidate that is built quickly, allowed and
     right, else by the heuristics' first plan."""
-    for candidate in ready_kernels.ready(nearby, miss.problem, miss.device):
+    for candidate in new_sizes.ready(nearby, miss.problem, miss.device):
         entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
         evidence = Evidence(rule="chosen for a similar problem", tied=(candidate.text,))
         known = Choice(
@@ -228,7 +207,7 @@ def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
         if served is not None:
             return served
     # It may be the very plan that was wrong.
-    served = _search(replace(miss, is_checked=True), sampling.get("heuristic"))
+    served = _search(replace(miss, is_checked=True), "heuristic")
     return replace(served, choice=replace(served.choice, origin="neighbour"))
 
 
@@ -242,34 +221,33 @@ def _begin_trial(
         nearby: what was fast nearby, for a new size; its trial has few candidates, and begins once
             the problem is called often. Else None.
     """
-    step = new_sizes.LazyPreparation()
+    step = LazyPreparation()
     first_step = 2 if nearby is None else new_sizes.calls_before_trial(miss.problem, miss.device)
     trial = _C.OnlineTrial(first.plan, step, first_step)
     shortlist = sampling.traits(miss.policy.mode).shortlist if nearby is None else online.few
     assert shortlist is not None  # a mode that decides later has one
     # It must hold neither the trial, which holds it, nor the call's tensors.
-    begun_with = (first.choice, first.plan, since, shortlist, nearby or (), miss.limits.budget_ms)
-    step.begin = partial(_preparation, trial.schedule, *begun_with)
+    begun_with = (trial.schedule, first, since, shortlist, nearby or (), miss.limits.budget_ms)
+    step.begin = partial(_preparation, *begun_with)
     return trial if nearby is not None or step.start() else None
 
 
 def _preparation(
     schedule: _C.TurnSchedule,
-    first: Choice,
-    plan: _C.Plan,
+    first: Served,
     since: int,
     shortlist: Shortlist,
     nearby: Sequence[Candidate],
     budget_ms: float | None,
 ) -> OnlinePreparation:
     """Begins a trial on the tuner's thread, and returns the step that prepares it in the calls."""
-    assert first.chosen is not None
-    candidate, prepared = first.chosen.candidate, Prepared()
-    committer = OnlineCommitter(first, prepared, since)
+    choice, prepared = first.choice, Prepared()
+    assert choice.chosen is not None
+    candidate, committer = choice.chosen.candidate, OnlineCommitter(choice, prepared, since)
     earlier = committer.earlier()
     TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
     return OnlinePreparation(
-        first, candidate, plan, prepared, shortlist, nearby, budget_ms, earlier
+        choice, candidate, first.plan, prepared, shortlist, nearby, budget_ms, earlier
     )
 
 
@@ -285,10 +263,10 @@ def searched(problem: ConvProblem, selection: Selection | None, timer: GpuTimer)
         del _searched[key]
 
 
-def _search(miss: _Miss, strategy: Strategy) -> Served:
+def _search(miss: _Miss, mode: str) -> Served:
     """Searches, and checks the chosen candidate's output; returns PyTorch's own path if none is
     right."""
-    problem = miss.problem
+    problem, strategy = miss.problem, sampling.get(mode)
     concluded = _searched.get((threading.get_ident(), problem))
     if concluded is not None and not miss.is_probe:
         return _concluded(miss, *concluded)
@@ -297,11 +275,11 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     except _C.CudnnError as error:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
-        return _served(miss, None, Lacking(not_built=int(is_passing(str(error)))))
-    compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.policy.workspace)
+        return _served(miss, lacks=Lacking(not_built=int(is_passing(str(error)))))
+    compiling_ahead.start_backward(problem, miss.device, mode, miss.policy.workspace)
     begun = compiling_ahead.take(problem, miss.device)
     tensors, is_short = miss.tensors, False
-    traits = traits_of(strategy)
+    traits = sampling.traits(mode)
     if traits.decides_later:
         strategy = sampling.get("heuristic")  # it serves the first call
     elif traits.times:
@@ -313,24 +291,23 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     timer = GpuTimer(problem, search, tensors, refusal=refusal(problem, tensors), begun=begun)
     if is_short:
         timer.lacks_memory()
+    selection, why = None, "no candidate runs"
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.policy.workspace, nearby)
         selection = strategy.select(candidates, timer, miss.limits)
     except torch.OutOfMemoryError as error:
         # A handler that keeps log records would keep an error's frames, and their tensors.
-        message = f"out of memory: {error}"
-        _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, message)
+        why = f"out of memory: {error}"
+        _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, why)
         timer.lacks_memory()
-        timer.close()
-        return _served(miss, timer.broken_off(message), timer.lacking())
     except RuntimeError as error:
         # The device may be lost, so the error carries what was measured before it.
         error.add_note(timer.progress_report(problem.text))
         raise
     finally:
         timer.close()  # from here on the check and the plans allocate their own workspace
-    return _concluded(replace(miss, tensors=tensors), selection, timer)
+    return _concluded(replace(miss, tensors=tensors), selection, timer, why)
 
 
 def _to_measure_on(problem: ConvProblem, tensors: Tensors) -> Tensors:
@@ -347,30 +324,29 @@ def _to_measure_on(problem: ConvProblem, tensors: Tensors) -> Tensors:
     return telling_operands(problem, tensors[0].device)
 
 
-def _concluded(miss: _Miss, selection: Selection | None, timer: GpuTimer) -> Served:
+def _concluded(
+    miss: _Miss, selection: Selection | None, timer: GpuTimer, why: str = "no candidate runs"
+) -> Served:
+    """Serves by the best candidate of ``selection`` whose output is right; better ones are
+    rejected. Without a selection ``why`` says so."""
     if selection is None:
-        return _served(miss, timer.broken_off("no candidate runs"), timer.lacking())
-    return _first_right(miss, selection, timer)
-
-
-def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
-    """The best candidate of ``selection`` whose output is right; better ones are rejected."""
+        return _served(miss, timer.broken_off(why), timer.lacking())
     checks, lacks = OutputChecks(), timer.lacking()
     is_checked = miss.is_checked or _needs_check(miss.problem, selection)
     for timed in selection.ranking:
         text = timed.candidate.text
-        plan = timer.plans.get(text)
-        if text == ATEN.text:
-            plan = _own_path(miss)  # a mode that times nothing does not build it
+        # A mode that times nothing does not build PyTorch's own path.
+        plan = _own_path(miss) if text == ATEN.text else timer.plans.get(text)
         if plan is None:
             continue  # it did not build
-        if not is_checked:
-            return _served(miss, selection, lacks, checks, timed, plan)
-        if not admits(miss.policy.workspace, plan.workspace_bytes):
-            continue  # the workspace of an engine that no heuristic lists is known only now
-        if checks.is_right(miss.problem, text, plan, miss.tensors):
+        if is_checked:
+            # The workspace of an engine that no heuristic lists is known only now.
+            if not admits(miss.policy.workspace, plan.workspace_bytes):
+                continue
+            if not checks.is_right(miss.problem, text, plan, miss.tensors):
+                continue
             lacks = replace(lacks, check=checks.errors[text] is None)
-            return _served(miss, selection, lacks, checks, timed, plan)
+        return _served(miss, selection, lacks, checks, timed, plan)
     return _served(miss, selection, lacks, checks)
 
 
@@ -389,7 +365,7 @@ def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
 
 def _served(
     miss: _Miss,
-    selection: Selection | None,
+    selection: Selection | None = None,
     lacks: Lacking = NOTHING,
     checks: OutputChecks | None = None,
     chosen: Measurement | None = None,

@@ -4,23 +4,35 @@ Problems that differ in nothing but the batch size and the spatial sizes belong 
 size of a layer has been measured in this process, a further one near it is served by what was fast
 there, and later, if it is called often, measured in turns (``tuning.miss``). So is one that is far
 from all that were measured, once the layer has met a few sizes.
+
+A kernel of the package has settings that depend on the problem's size, and is compiled for each. So
+where one was fast nearby, any of its settings serves whose kernel is compiled already, or kept by
+an earlier process. If that is not the one that is expected to be the fastest, this one is compiled
+in the background: further sizes, or other layers, may ask for it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 
-from torch import Tensor
-
+from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.engines.candidate_id import parse
+from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.offers import alike, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Kernel
+from cudnn_autotune.engines.registry import ImplementationError
+from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning.choice import Choice
 
@@ -49,6 +61,13 @@ _MOST_SERVING = 3
 # the least call, if no time is known.
 _PAID_BACK_MS = 500.0
 _LEAST_CALLS = 16
+# To plan a kernel for a setting takes up to a millisecond.
+_MOST_SETTINGS = 8
+# Sizes may keep coming, so that compiling for them takes no more than one core, and the latest ones
+# are compiled first. What waits behind so many is dropped.
+_BACKGROUND = BackgroundThreads(1)
+_MOST_WAITING = 32
+_waiting: deque[Future[None]] = deque()
 
 
 @dataclass(frozen=True)
@@ -201,28 +220,64 @@ def _ranked(sizes: Sequence[tuple[float, _Measured]]) -> list[tuple[Candidate, f
     return sorted(((c, mean(name)) for name, c in found.items()), key=lambda item: item[1])
 
 
-class LazyPreparation:
-    """The preparation step of a trial, which begins the trial when it first runs, if :meth:`start`
-    has not."""
+def ready(
+    nearby: Iterable[Candidate], problem: ConvProblem, device: int | Gpu
+) -> Iterator[Candidate]:
+    """Yields what may serve ``problem`` without compiling anything.
 
-    def __init__(self) -> None:
-        self.begin: Callable[[], _C.PreparationStep] | None = None
-        """Begins the trial, and returns the step of its preparation; called once."""
-        self._step: _C.PreparationStep | None = None
+    Args:
+        nearby: what was fast on similar problems, as described for these, the best first.
+        device: the index of a CUDA device, or what is known of it.
 
-    def start(self) -> bool:
-        """Begins the trial; returns False if the system gives no thread: then what serves stays."""
-        assert self.begin is not None
+    Returns:
+        Candidates in the order of ``nearby``, kernels of the package with settings for ``problem``.
+    """
+    for candidate in nearby:
+        if candidate.id.is_implementation and not is_users(candidate.text):
+            gpu = device if isinstance(device, Gpu) else gpu_of(device)
+            found = _ready_setting(candidate.text, problem, gpu)
+            if found is not None:
+                yield found
+        elif not candidate.is_compiled:
+            yield candidate
+
+
+def _ready_setting(text: str, problem: ConvProblem, gpu: Gpu) -> Candidate | None:
+    """Returns a candidate of the implementation that a text names, and has the one that is expected
+    to be the fastest compiled if it is another one."""
+    if parse(text).is_rewrite:
+        return None  # a rewrite, whose engine would have to be built
+    best: list[Kernel] | None = None
+    found: Candidate | None = None
+    for candidate in alike(text, problem, gpu)[:_MOST_SETTINGS]:
+        if not candidate.is_compiled:
+            return candidate
         try:
-            self._step, self.begin = self.begin(), None
-        except RuntimeError as error:
-            _log.info("a trial is not begun: %s", error)
-            return False
-        return True
+            kernels = recipe_of(candidate.text, problem, gpu).kernels
+        except ImplementationError as error:
+            _log.info("%s: %s", problem.text, str(error))
+            continue
+        if kernels is None:
+            continue  # a function may take any time
+        if all(is_found(kernel, gpu.compute_capability) for kernel in kernels):
+            found = candidate
+            break
+        best = best or kernels
+    if best is not None:
+        _compile_later(best, gpu)
+    return found
 
-    def __call__(self, *tensors: Tensor) -> tuple[_C.Plan | None, int]:
-        """A ``_C.PreparationStep``."""
-        if self._step is None and not self.start():
-            return None, 0
-        assert self._step is not None
-        return self._step(*tensors)
+
+def _compile_later(kernels: Sequence[Kernel], gpu: Gpu) -> None:
+    while len(_waiting) >= _MOST_WAITING:
+        _waiting.popleft().cancel()
+    with suppress(RuntimeError):  # the system gives no thread
+        _waiting.append(_BACKGROUND.submit_next(_compile, kernels, gpu.compute_capability))
+
+
+def _compile(kernels: Sequence[Kernel], compute_capability: tuple[int, int]) -> None:
+    try:
+        for kernel in kernels:
+            cubin(kernel, compute_capability)
+    except _C.PlanError as error:  # a search meets it too, and says so
+        _log.debug("a kernel for new sizes does not compile: %s", str(error))

@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
@@ -23,12 +23,13 @@ from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.online_race import TrialRecord
 from cudnn_autotune.sampling.strategy import Shortlist, left_unseen
-from cudnn_autotune.store import kept_trials
+from cudnn_autotune.store import kept_plans
+from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
-from cudnn_autotune.tuning import choice_log, output_check, remembering
+from cudnn_autotune.tuning import checking, choice_log, remembering
+from cudnn_autotune.tuning.checking import Verdict
 from cudnn_autotune.tuning.choice import Choice, for_want_of, with_selection
 from cudnn_autotune.tuning.online_tuner import Prepared
-from cudnn_autotune.tuning.output_check import Verdict
 from cudnn_autotune.tuning.prefetching import Built
 
 _log = logging.getLogger(__name__)
@@ -147,10 +148,10 @@ class OnlinePreparation:
         self._seen += 1
         try:
             plan = self._plan_of(candidate)
-            limit = self._choice.workspace_limit
-            if limit is not None and plan.workspace_bytes > limit:  # its offer may say less
+            # Its offer may say less.
+            if not admits(self._choice.workspace_limit, plan.workspace_bytes):
                 raise _C.PlanError(f"it needs {plan.workspace_bytes} bytes of workspace")
-            verdict = output_check.begin(self._problem, candidate.text, plan, tensors)
+            verdict = checking.begin(self._problem, candidate.text, plan, tensors)
         except (_C.PlanError, torch.OutOfMemoryError, CancelledError) as failure:
             self._note(failure, tensors)
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
@@ -177,7 +178,7 @@ class OnlinePreparation:
         text, checks = candidate.text, self._prepared.checks
         if verdict.needs_others:
             try:
-                again = output_check.begin_anew(self._problem, text, plan, tensors)
+                again = checking.begin_anew(self._problem, text, plan, tensors)
             except torch.OutOfMemoryError as failure:
                 self._note(failure, tensors)
             else:
@@ -252,6 +253,33 @@ class OnlinePreparation:
         self._compiling.clear()
 
 
+class LazyPreparation:
+    """The preparation step of a trial, which begins the trial when it first runs, if :meth:`start`
+    has not."""
+
+    def __init__(self) -> None:
+        self.begin: Callable[[], _C.PreparationStep] | None = None
+        """Begins the trial, and returns the step of its preparation; called once."""
+        self._step: _C.PreparationStep | None = None
+
+    def start(self) -> bool:
+        """Begins the trial; returns False if the system gives no thread: then what serves stays."""
+        assert self.begin is not None
+        try:
+            self._step, self.begin = self.begin(), None
+        except RuntimeError as error:
+            _log.info("a trial is not begun: %s", error)
+            return False
+        return True
+
+    def __call__(self, *tensors: Tensor) -> tuple[_C.Plan | None, int]:
+        """A ``_C.PreparationStep``."""
+        if self._step is None and not self.start():
+            return None, 0
+        assert self._step is not None
+        return self._step(*tensors)
+
+
 class OnlineCommitter:
     """Commits the decision of one problem's trial (an ``online_tuner.Committer``).
 
@@ -294,11 +322,11 @@ class OnlineCommitter:
         return bool(lacks)
 
     def keep(self, record: TrialRecord | None) -> None:
-        kept_trials.keep(*self._name, record and record.to_json())
+        kept_plans.keep_trial(*self._name, record and record.to_json())
 
     def earlier(self) -> TrialRecord:
         """Returns what an earlier process has found of the same problem, and could not decide."""
-        tree = kept_trials.find(*self._name)
+        tree = kept_plans.find_trial(*self._name)
         try:
             return TrialRecord() if tree is None else TrialRecord.from_json(tree)
         except Exception as error:  # whatever was kept, a call is served

@@ -22,7 +22,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.online_race import OnlineRace, TrialRecord
 from cudnn_autotune.timers.lacking import NOTHING, Lacking
-from cudnn_autotune.tuning.output_check import OutputChecks
+from cudnn_autotune.tuning.checking import OutputChecks
 
 if TYPE_CHECKING:
     from cudnn_autotune.core.extension import _C

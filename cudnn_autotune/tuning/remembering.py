@@ -42,23 +42,22 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
         if policy.probe is not None or problem in _retuned:
             return None
         agreed = _agreed.get((device, key_of(problem, policy)))
+    origin = "agreed"
     found = agreed and agreed.restricted_to(problem.deterministic, policy.workspace)
-    if found is not None:
-        return Choice(found, device, "agreed")
-    if not store_settings.is_read():
-        return None
+    if found is None and store_settings.is_read():
+        origin = "store"
+        try:
+            found = store_settings.layers(device).find(problem, policy, _suffices)
+        except Exception:  # whatever a store holds, a call is served
+            _log.exception("%s: what the store has of it cannot be read", problem.text)
+    return None if found is None else Choice(found, device, origin)
 
-    def suffices(decision: Decision) -> bool:
-        # Some other program may have stored what is provisional.
-        is_final = not decision.selection.evidence.provisional
-        return is_final and not was_cut_short(decision, settings.get_budget_ms())
 
-    try:
-        found = store_settings.layers(device).find(problem, policy, suffices)
-    except Exception:  # whatever a store holds, a call is served
-        _log.exception("%s: what the store has of it cannot be read", problem.text)
-        return None
-    return None if found is None else Choice(found, device, "store")
+def _suffices(decision: Decision) -> bool:
+    """Returns whether a stored decision may serve. Some other program may have stored what is
+    provisional."""
+    is_final = not decision.selection.evidence.provisional
+    return is_final and not was_cut_short(decision, settings.get_budget_ms())
 
 
 def reject(known: Choice) -> None:

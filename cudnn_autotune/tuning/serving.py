@@ -26,9 +26,8 @@ from cudnn_autotune.store import Policy, checked_outputs
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import Lacking, is_passing
 from cudnn_autotune.tuning import prefetching, remembering
-from cudnn_autotune.tuning.checking import is_right
+from cudnn_autotune.tuning.checking import OutputChecks, is_right
 from cudnn_autotune.tuning.choice import Choice, for_want_of
-from cudnn_autotune.tuning.output_check import OutputChecks
 
 _log = logging.getLogger(__name__)
 

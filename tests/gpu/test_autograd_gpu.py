@@ -10,7 +10,6 @@ from op_cases import CASES, ops
 from references import assert_close
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
-from torch.func import functional_call, grad, jvp, vmap
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 from training_steps import assert_same_step, twin_layers
@@ -134,39 +133,6 @@ def test_compile(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, backend: st
         for mine, right in zip(*steps, strict=True):
             assert_close(mine, right, 1e-5)
     assert ca.choices(), "the compiled graph did not call our ops"
-
-
-def test_func_transforms(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:
-    results = []
-    for module in layers:
-
-        def loss(x: Tensor, module: nn.Module = module) -> Tensor:
-            return module(x).sin().sum()
-
-        results.append(
-            [
-                grad(loss)(input),
-                *jvp(loss, (input,), (torch.ones_like(input),)),
-                vmap(grad(loss))(input),
-                grad(lambda x, loss=loss: grad(loss)(x).sin().sum())(input),
-            ]
-        )
-    for right, mine in zip(*results, strict=True):
-        assert_close(mine, right, 1e-5)
-        assert mine.norm() > 0
-
-
-def test_per_sample_gradients(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:
-    _, ours = layers
-    parameters = dict(ours.named_parameters())
-
-    def loss(p: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(ours, p, (x.unsqueeze(0),)).square().sum()
-
-    per_sample = vmap(grad(loss), in_dims=(None, 0))(parameters, input)
-    ours(input).square().sum().backward()
-    for name, parameter in parameters.items():
-        assert_close(per_sample[name].sum(0), parameter.grad, 1e-5)
 
 
 def test_forward_mode_dual_numbers(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:

@@ -20,7 +20,7 @@ from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import ACTIVATIONS
-from cudnn_autotune.nn.backend.graphs import FrozenWeights
+from cudnn_autotune.nn.backend.programs import FrozenWeights
 from cudnn_autotune.store import kept_plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]

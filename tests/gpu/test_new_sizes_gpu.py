@@ -18,7 +18,7 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.tuning import new_sizes, output_check, tune_problem
+from cudnn_autotune.tuning import checking, new_sizes, tune_problem
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
@@ -201,14 +201,14 @@ def test_the_backward_changes_too() -> None:
 def test_a_wrong_engine_of_a_neighbour_does_not_serve(
     changing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = output_check.begin
+    real = checking.begin
     asked: list[str] = []
 
-    def begin(which: ca.ConvProblem, text: str, *rest: Any) -> output_check.Verdict:
+    def begin(which: ca.ConvProblem, text: str, *rest: Any) -> checking.Verdict:
         asked.append(text)
-        return output_check.Verdict(0.7) if text == asked[0] else real(which, text, *rest)
+        return checking.Verdict(0.7) if text == asked[0] else real(which, text, *rest)
 
-    monkeypatch.setattr(output_check, "begin", begin)
+    monkeypatch.setattr(checking, "begin", begin)
     x, w = operands(17)
     assert_close(call(x, w), right(x, w), ALLOWED)
     made = of_width(17)

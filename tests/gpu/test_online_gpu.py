@@ -24,9 +24,9 @@ from cudnn_autotune.engines.unlisted import is_seldom_fastest
 from cudnn_autotune.sampling import online_race
 from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.store import kept_plans
-from cudnn_autotune.tuning import output_check
+from cudnn_autotune.tuning import checking
+from cudnn_autotune.tuning.checking import Verdict
 from cudnn_autotune.tuning.online_tuner import TUNER
-from cudnn_autotune.tuning.output_check import Verdict
 
 # Which thread compiles, and whether a call waits meanwhile, is what these tests ask.
 pytestmark = [pytest.mark.gpu, pytest.mark.compiles]
@@ -192,13 +192,13 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[str]]:
     """(numbers of checks that fail, texts that were checked so far)"""
     numbers: set[int] = set()
     asked: list[str] = []
-    real = output_check.begin
+    real = checking.begin
 
     def begin(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
         asked.append(text)
         return Verdict(0.7) if len(asked) - 1 in numbers else real(problem, text, *rest)
 
-    monkeypatch.setattr(output_check, "begin", begin)
+    monkeypatch.setattr(checking, "begin", begin)
     return numbers, asked
 
 
@@ -251,7 +251,7 @@ def test_a_candidate_that_cannot_be_checked_is_left_out(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = output_check.begin
+    real = checking.begin
 
     def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
         asked.append(text)
@@ -259,7 +259,7 @@ def test_a_candidate_that_cannot_be_checked_is_left_out(
             raise error("refused")
         return real(problem, text, *rest)
 
-    monkeypatch.setattr(output_check, "begin", refuse)
+    monkeypatch.setattr(checking, "begin", refuse)
     input, weight = operands()
     converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
@@ -273,7 +273,7 @@ def test_any_other_error_ends_the_trial(
 ) -> None:
     """The first stays, the calls go on, and the log says why."""
     asked: list[str] = []
-    real = output_check.begin
+    real = checking.begin
 
     def fail(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
         asked.append(text)
@@ -281,7 +281,7 @@ def test_any_other_error_ends_the_trial(
             raise RuntimeError("something unforeseen")
         return real(problem, text, *rest)
 
-    monkeypatch.setattr(output_check, "begin", fail)
+    monkeypatch.setattr(checking, "begin", fail)
     input, weight = operands()
     right = expected("dense", input, weight)
     call("dense", input, weight)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.timers.lacking import available_bytes
-from cudnn_autotune.tuning import output_check
+from cudnn_autotune.tuning import checking
+from cudnn_autotune.tuning.checking import Verdict
 from cudnn_autotune.tuning.online_tuner import TUNER
-from cudnn_autotune.tuning.output_check import Verdict
 
 pytestmark = pytest.mark.gpu
 
@@ -242,7 +242,7 @@ def test_a_trial_whose_calls_lacked_memory_is_made_again(
     crowd: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch, store: ca.Store
 ) -> None:
     asked: list[str] = []
-    real = output_check.begin
+    real = checking.begin
 
     def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
         asked.append(text)
@@ -258,7 +258,7 @@ def test_a_trial_whose_calls_lacked_memory_is_made_again(
             torch.cuda.synchronize()
         raise AssertionError(f"not over after {most} calls")
 
-    monkeypatch.setattr(output_check, "begin", refuse)
+    monkeypatch.setattr(checking, "begin", refuse)
     x = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
     w = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.float16)
     crowd(256 << 20)

@@ -24,7 +24,7 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.store import Decision, Store, checked_outputs
 from cudnn_autotune.timers.measuring import WRITTEN
-from cudnn_autotune.tuning import output_check, remembering, serving, tune_problem
+from cudnn_autotune.tuning import checking, remembering, serving, tune_problem
 
 pytestmark = pytest.mark.gpu
 
@@ -347,13 +347,13 @@ def test_what_was_right_is_not_checked_again(folder: Path, monkeypatch: pytest.M
     x, w = operands()
     call(x, w)
     checks: list[object] = []
-    is_right = output_check.OutputChecks.is_right
+    is_right = checking.OutputChecks.is_right
 
     def counted(*arguments: Any) -> bool:
         checks.append(arguments)
         return is_right(*arguments)
 
-    monkeypatch.setattr(output_check.OutputChecks, "is_right", counted)
+    monkeypatch.setattr(checking.OutputChecks, "is_right", counted)
     ca.forget()
     y = call(x, w)
     assert only().origin == "store"

@@ -22,7 +22,7 @@ from cudnn_autotune.engines.configs import open_search
 from cudnn_autotune.store import checked_outputs
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import WRITTEN, operands, telling_operands
-from cudnn_autotune.tuning import miss, output_check
+from cudnn_autotune.tuning import checking, miss
 from cudnn_autotune.tuning.checking import is_telling, relative_error, tolerance
 
 pytestmark = pytest.mark.gpu
@@ -179,14 +179,14 @@ def test_online_checks_on_random_operands_too() -> None:
     x, w, _ = tensors_of()
     w.zero_()
     again = []
-    real = output_check.begin_anew
+    real = checking.begin_anew
 
-    def begin_anew(*arguments: Any) -> output_check.Verdict:
+    def begin_anew(*arguments: Any) -> checking.Verdict:
         again.append(arguments[1])
         return real(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output_check, "begin_anew", begin_anew)
+        patch.setattr(checking, "begin_anew", begin_anew)
         for _ in range(300):
             assert not ca.functional.conv2d(x, w, padding=1, sampling="online").any()
             torch.cuda.synchronize()
@@ -205,7 +205,7 @@ def test_without_memory_beside_the_call_nothing_is_timed(
     x, w, _ = tensors_of()
     if what == "telling_operands":
         w.zero_()
-        monkeypatch.setattr(output_check, what, is_refused)
+        monkeypatch.setattr(checking, what, is_refused)
     monkeypatch.setattr(miss, what, is_refused)
     found = ca.functional.conv2d(x, w, padding=1, sampling="race")
     same(found, F.conv2d(x.double(), w.double(), padding=1))
@@ -223,7 +223,7 @@ def test_a_result_that_cannot_be_compared_is_not_recorded(
     ca.Store(folder / "another").add([decision])
     ca.set_store(folder / "another")
     ca.forget()
-    monkeypatch.setattr(output_check, "telling_operands", is_refused)
+    monkeypatch.setattr(checking, "telling_operands", is_refused)
     ca.functional.conv2d(x, w.zero_(), padding=1, sampling="race")
     (choice,) = ca.choices()
     assert choice.origin == "store"

@@ -23,8 +23,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import EngineLaunch, Kernel, KernelLaunch, Recipe
 from cudnn_autotune.nn.expert import measure
 from cudnn_autotune.timers.measuring import telling_operands
-from cudnn_autotune.tuning.checking import tolerance
-from cudnn_autotune.tuning.output_check import examined
+from cudnn_autotune.tuning.checking import examined, tolerance
 
 _NOT_HERE = "h100"
 """The GPU that candidates are built for where there is none."""

@@ -1,10 +1,11 @@
-"""A compiled graph that needs no gradient: which of its programs runs."""
+"""A compiled graph, and one that needs no gradient: which of its programs runs."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +14,18 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, compare
-from cudnn_autotune.nn.backend.graphs import OTHER_LAYOUT, copied, weights_of
-from cudnn_autotune.nn.backend.groups import GroupReport
-from cudnn_autotune.nn.backend.judging import JUDGES
+from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, Comparison, Run, compare
+from cudnn_autotune.nn.backend.groups import JUDGES, GroupReport
 from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.backend.programs import (
+    OTHER_LAYOUT,
     Options,
     Program,
     compile_frozen,
     compile_fused,
     compile_plain,
+    copied,
+    weights_of,
 )
 
 OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
@@ -32,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_REFREEZINGS = 3
 # So often a comparison is put off, because results of the caller's step are in use.
-MOST_DEFERRALS = 10
+_MOST_DEFERRALS = 10
 
 
 @dataclass
@@ -65,23 +67,72 @@ class Compilation:
         return [group for group in self.groups if group.is_fused]
 
 
-class CompiledGraph:
+class ComparedGraph(ABC):
+    """A compiled graph whose programs are compared at a call, once no results of the caller's step
+    are in use."""
+
+    def __init__(self, inputs: Sequence[Any], record: Compilation) -> None:
+        self._record = record
+        on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
+        self._device: torch.device | None = next(on_gpu, None)
+        self._deferrals = 0
+        self._contenders: dict[str, Any] = {}
+        """Programs to compare at the next call outside of captures and of the caller's steps."""
+
+    @abstractmethod
+    def _choose(self, contenders: Mapping[str, Any], inputs: Sequence[Any]) -> None:
+        """Compares programs, and keeps the fastest of those that are right."""
+
+    def _choose_if_free(self, inputs: Sequence[Any]) -> None:
+        """Chooses now, or puts it off, and gives it up in the end: the programs hold memory."""
+        with self._on_device():
+            is_free = not is_within_step()
+        if is_free:
+            contenders, self._contenders = self._contenders, {}
+            self._choose(contenders, inputs)
+            return
+        self._deferrals += 1
+        if self._deferrals == _MOST_DEFERRALS:
+            self._give_up("each call is within a step of Inductor's CUDA graphs")
+
+    def _give_up(self, reason: str) -> None:
+        """Keeps the program that runs, for a reason why nothing is compared."""
+        self._contenders = {}
+        self._record.note = f"not compared: {reason}"
+        _log.info("a compiled graph was %s", self._record.note)
+
+    def _compared(
+        self, programs: Mapping[str, Run], inputs: Sequence[Any], weights: Sequence[int]
+    ) -> Comparison | None:
+        """Compares programs as of :func:`compare`; returns None if there is not enough memory."""
+        try:
+            # The device that is synchronised to time programs is the current one.
+            with self._on_device():
+                comparison = compare(programs, inputs, weights)
+        except torch.OutOfMemoryError:
+            return None
+        self._record.times_ms = dict(comparison.times_ms)
+        self._record.gpu_times_ms = dict(comparison.gpu_times_ms)
+        return comparison
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Makes the program's device the current one."""
+        return nullcontext() if self._device is None else torch.cuda.device(self._device)
+
+
+class CompiledGraph(ComparedGraph):
     """A compiled graph that needs no gradient. It runs the fastest of its programs: in plain calls
     by the time of a call, while a CUDA graph is captured by the GPU's part of it."""
 
     def __init__(
         self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
     ) -> None:
+        super().__init__(inputs, record)
         self._graph = graph
         self._options = options
-        self._record = record
-        on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
-        self._device: torch.device | None = next(on_gpu, None)
         self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
-        self._refreezings = self._deferrals = 0
+        self._refreezings = 0
         self._plain: Program | None = None
-        self._contenders: dict[str, Program] = {}
-        """Programs to compare at the next call outside of captures and of the caller's steps."""
         # It judges equal groups once, also when weights have changed.
         self._judge = JUDGES[options.fuse]()
         if (ours := self._if_possible(OURS, inputs)) is None:
@@ -96,8 +147,7 @@ class CompiledGraph:
         if ours.communicates or ours.writes:
             # Ranks count calls by their own clocks, and one would wait for another for ever.
             why = "communicates between ranks" if ours.communicates else "writes into its inputs"
-            record.note = f"not compared: the graph {why}"
-            _log.info("a compiled graph was %s", record.note)
+            self._give_up(f"the graph {why}")
             return
         self._contenders = {PLAIN: self._plain_program(inputs), OURS: ours}
         if ours.weights is not None:
@@ -164,39 +214,15 @@ class CompiledGraph:
         if weights is not None and not weights.are_those_of(inputs):
             self._follow_weights(inputs)
         if self._contenders:
-            with self._on_device():
-                is_free = not is_within_step()
-            if is_free:
-                self._choose(inputs)
-            else:
-                self._defer()
+            self._choose_if_free(inputs)
         return self._current.run(*inputs)
 
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Makes the program's device the current one, which is synchronised to time programs."""
-        return nullcontext() if self._device is None else torch.cuda.device(self._device)
-
-    def _defer(self) -> None:
-        """Gives the comparison up in the end: the programs hold memory."""
-        self._deferrals += 1
-        if self._deferrals == MOST_DEFERRALS:
-            self._contenders = {}
-            self._record.note = "not compared: each call is within a step of Inductor's CUDA graphs"
-            _log.info("a compiled graph was %s", self._record.note)
-
-    def _choose(self, inputs: Sequence[Any]) -> None:
-        """Keeps the fastest of the programs that are right."""
-        contenders, self._contenders = self._contenders, {}
+    def _choose(self, contenders: Mapping[str, Program], inputs: Sequence[Any]) -> None:
+        record, weights = self._record, weights_of(self._graph, inputs)
         programs = {name: program.run for name, program in contenders.items()}
-        record = self._record
-        try:
-            with self._on_device():
-                comparison = compare(programs, inputs, weights_of(self._graph, inputs))
-        except torch.OutOfMemoryError:
+        if (comparison := self._compared(programs, inputs, weights)) is None:
             self._use_plain(inputs, "not compared: there was not enough memory")
             return
-        record.times_ms = dict(comparison.times_ms)
-        record.gpu_times_ms = dict(comparison.gpu_times_ms)
         for name, reason in comparison.wrong.items():
             _log.warning("the compiled program %r is not used: %s", name, reason)
             record.note = f"{name}: {reason}"

@@ -1,4 +1,5 @@
-"""Finds groups of a convolution, residual addition and activation that one operator can compute.
+"""Finds groups of a convolution, residual addition and activation that one operator can compute,
+and measures whether each is faster so.
 
 They are looked for in a functional graph of ATen operators, as Inductor has it. A group becomes one
 call of ``cudnn_autotune::conv_fused``, whose engines are searched like those of any convolution.
@@ -10,15 +11,17 @@ decompositions, and the traced operators are looked for in the graph.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cudnn_autotune.engines.problem import (
     ACTIVATIONS,
@@ -29,6 +32,8 @@ from cudnn_autotune.engines.problem import (
 )
 from cudnn_autotune.nn.fake import conv_memory_format
 from cudnn_autotune.nn.inductor import _mark_input
+from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
+from cudnn_autotune.tuning import compiling_ahead
 
 Activation = Callable[[Tensor], Tensor]
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -56,6 +61,10 @@ _SPELLINGS: Sequence[tuple[ActivationName, Activation]] = (
     ("hardswish", lambda x: x * F.relu6(x + 3) / 6),
 )
 _COMMUTATIVE = (_aten.add.Tensor, _aten.mul.Tensor)
+
+# Calls of a form of a group in a CUDA graph, and the number of turns in which it is replayed.
+_CALLS = 10
+_ROUNDS = 9
 
 
 @dataclass(frozen=True)
@@ -426,3 +435,156 @@ def _match(pattern: Any, value: Any, bound: dict[Node, Node]) -> dict[Node, Node
 def _is_closed(nodes: frozenset[Node], output: Node) -> bool:
     """Returns whether nothing but ``output`` is used outside of ``nodes``."""
     return all(user in nodes for node in nodes if node is not output for user in node.users)
+
+
+# Whether a group is fused
+
+
+class Verdict(NamedTuple):
+    fuse: bool
+    reason: str
+
+
+Judge = Callable[[Group], Verdict]
+"""Says whether to fuse a group."""
+
+
+def always(group: Group) -> Verdict:
+    return Verdict(True, "it was asked for")
+
+
+def never(reason: str) -> Judge:
+    """Returns a judge that fuses nothing, for a reason."""
+    return lambda group: Verdict(False, reason)
+
+
+class Measured:
+    """Fuses what is faster fused, on the GPU that the group is on.
+
+    If the group is not fused, the compiler makes one kernel of all that follows the convolution, or
+    none if the next kernel reads the convolution's output anyway.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[ConvProblem, bool, str, int], Verdict] = {}
+
+    def __call__(self, group: Group) -> Verdict:
+        device = group.device
+        if device.type != "cuda":
+            return Verdict(False, f"it is on the device {device}")
+        try:
+            problem = group.problem()
+        except ValueError as error:
+            return Verdict(False, str(error))
+        key = (problem, group.is_stored, *group.policy)
+        if key not in self._known:
+            # While a graph is being compiled, calls on tensors may be recorded.
+            with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
+                self._known[key] = self._measure(group, problem, device)
+        return self._known[key]
+
+    def problems(self, group: Group) -> list[ConvProblem]:
+        """Returns the problems that are searched to measure a group: its own, and that of its
+        convolution."""
+        try:
+            problem = group.problem()
+        except ValueError:
+            return []
+        if group.device.type != "cuda":
+            return []
+        # Inductor adds the bias later.
+        return [problem, replace(problem, bias=False, residual=False, activation="")]
+
+    def _measure(self, group: Group, problem: ConvProblem, device: torch.device) -> Verdict:
+        policy = group.policy
+        geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+
+        def one_operator(data: Operands) -> None:
+            x, w, _, *added = data
+            bias, residual = added_operands(problem, added)
+            torch.ops.cudnn_autotune.conv_fused(
+                x, w, bias, residual, *geometry, problem.activation, *policy
+            )
+
+        def several(data: Operands) -> None:
+            x, w, _, *added = data
+            _, residual = added_operands(problem, added)
+            y = torch.ops.cudnn_autotune.conv_fprop(x, w, None, *geometry, *policy)
+            # This reads and writes what a generated kernel would, at the speed of the memory.
+            if group.is_stored and residual is not None:
+                torch.add(y, residual, out=y)
+            elif group.is_stored:
+                torch.relu_(y)
+
+        try:
+            # Autocast would make other problems of these.
+            with torch.autocast("cuda", enabled=False), torch.random.fork_rng([device]):
+                sets = cold_sets(problem, operands(problem, device))
+                times = _times_ms([one_operator, several], sets)
+        except torch.OutOfMemoryError:
+            return Verdict(False, "there was not enough memory to measure it")
+        text = f"{1e3 * times[0]:.1f} us fused, {1e3 * times[1]:.1f} us in several kernels"
+        return Verdict(times[0] < times[1], text)
+
+
+def _times_ms(
+    programs: Sequence[Callable[[Operands], None]], sets: Sequence[Operands]
+) -> list[float]:
+    """Returns the median time of a call of each program, in milliseconds. They take turns, in CUDA
+    graphs, and rotate over the sets of operands. The first call of each chooses its engine."""
+    graphs = []
+    for program in programs:
+        program(sets[0])
+        graph = torch.cuda.CUDAGraph()
+        # Without a stream PyTorch takes one that it keeps, on the GPU of the first capture. Other
+        # threads may compile kernels meanwhile, and load them.
+        stream = torch.cuda.Stream()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for i in range(_CALLS):
+                program(sets[i % len(sets)])
+        graphs.append(graph)
+    samples: list[list[float]] = [[] for _ in graphs]
+    for _ in range(_ROUNDS + 1):
+        for graph, times in zip(graphs, samples, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / _CALLS)
+    return [statistics.median(times[1:]) for times in samples]
+
+
+def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> list[GroupReport]:
+    """Fuses the groups of a graph that a judge is for.
+
+    Returns:
+        What became of each group, in their order.
+    """
+    needed = []
+    if isinstance(judge, Measured):
+        for group in groups:
+            if group.obstacle is None:
+                sampling, limit = group.policy
+                policy = (group.device, sampling, None if limit < 0 else limit)
+                needed += [(problem, *policy) for problem in judge.problems(group)]
+    with compiling_ahead.compiling(needed):
+        verdicts = [
+            judge(group) if group.obstacle is None else Verdict(False, group.obstacle)
+            for group in groups
+        ]
+    reports = [
+        GroupReport(group.text, group.output_shape, *verdict)
+        for group, verdict in zip(groups, verdicts, strict=True)
+    ]
+    pairs = zip(groups, verdicts, strict=True)
+    fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
+    return reports
+
+
+JUDGES: Mapping[str, Callable[[], Judge]] = {
+    "measure": Measured,
+    "always": lambda: always,
+    "never": lambda: never("it was asked for"),
+}
+"""Makes the judge of a graph, by the option ``fuse``."""

@@ -28,11 +28,10 @@ from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.engines.norms.operators import unsupported
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
-from cudnn_autotune.nn.backend.groups import Decompositions, is_same_shape, reads_in_place
+from cudnn_autotune.nn.backend.groups import is_same_shape
 from cudnn_autotune.nn.models.routing import COUNTERPARTS
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
-_backward = torch.ops.cudnn_autotune.batch_norm_act_backward.default
 _aten = torch.ops.aten
 
 # The parameters of PyTorch's functions for a batch norm, in order.
@@ -437,89 +436,3 @@ def _count_together(graph: Graph) -> None:
             graph.erase_node(node)
     for together in counters.values():
         graph.call_function(_aten._foreach_add_.Scalar, (together, 1))
-
-
-def recompute_outputs(graph: Graph, decompositions: Decompositions) -> None:
-    """Lets a backward compute the output of a norm again where only kernels that Inductor generates
-    read it there: they read the norm's input instead, which is kept anyway.
-
-    Args:
-        graph: the joint graph of forward and backward, of ATen operators, with fake tensors in
-            ``meta["val"]``.
-        decompositions: those that the graph was traced with.
-    """
-    behind: set[Node] = set()
-    for node in graph.nodes:
-        is_tangent = node.op == "placeholder" and "tangents" in node.name
-        if is_tangent or not behind.isdisjoint(node.all_input_nodes):
-            behind.add(node)
-    for call in graph.find_nodes(op="call_function", target=_batch_norm_act):
-        x, weight, bias, residual, activation, _ = call.args
-        results = {user.args[1]: user for user in call.users}
-        if residual is not None or 0 not in results:
-            continue
-        readers = [user for user in results[0].users if user in behind]
-        if not readers or not all(reads_in_place(reader) for reader in readers):
-            continue
-        for i in (1, 2):
-            if i not in results:
-                with graph.inserting_after(call):
-                    results[i] = graph.call_function(operator.getitem, (call, i))
-                results[i].meta["val"] = call.meta["val"][i]
-        operands = [x, results[1], results[2], weight, bias]
-        with graph.inserting_before(readers[0]):
-            again = _recomputed(graph, operands, activation, decompositions)
-        for reader in readers:
-            reader.replace_input_with(results[0], again)
-
-
-def _recomputed(
-    graph: Graph,
-    operands: Sequence[Node | None],
-    activation: str,
-    decompositions: Decompositions,
-) -> Node:
-    """Adds what computes the output of a norm from its input, mean, inverse standard deviation,
-    weight and bias to a graph."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
-
-    def output(x: Tensor, *vectors: Tensor) -> Tensor:
-        left = iter(vector.view(-1, *(1,) * (x.dim() - 2)) for vector in vectors)
-        mean, inv_std, weight, bias = (None if o is None else next(left) for o in operands[1:])
-        assert mean is not None
-        assert inv_std is not None
-        z = (x.to(mean.dtype) - mean) * inv_std
-        if weight is not None:
-            z = z * weight
-        if bias is not None:
-            z = z + bias
-        return NORM_ACTIVATIONS[activation].forward(z).to(x.dtype)
-
-    nodes = [operand for operand in operands if operand is not None]
-    trace = make_fx(output, decomposition_table=dict(decompositions))
-    with torch.no_grad():
-        traced = trace(*(node.meta["val"] for node in nodes))
-    placeholders = traced.graph.find_nodes(op="placeholder")
-    again = graph.graph_copy(traced.graph, dict(zip(placeholders, nodes, strict=True)))
-    assert isinstance(again, Node)
-    return again
-
-
-def fold_gradient_sums(graph: Graph) -> None:
-    """Lets the backward of a norm add two gradients, where nothing else reads their sum.
-
-    Args:
-        graph: a backward graph of ATen operators, with fake tensors in ``meta["val"]``.
-    """
-    for node in graph.find_nodes(op="call_function", target=_backward):
-        total: Any = node.args[0]
-        if node.args[1] is not None or total.target is not _aten.add.Tensor:
-            continue
-        if len(total.users) > 1 or total.kwargs or not all(isinstance(a, Node) for a in total.args):
-            continue
-        values = [one.meta["val"] for one in (total, *total.args)]
-        if all(
-            v.dtype == values[0].dtype and is_same_shape(v.shape, values[0].shape) for v in values
-        ):
-            node.args = (*total.args, *node.args[2:])
-            graph.erase_node(total)

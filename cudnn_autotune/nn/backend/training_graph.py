@@ -1,36 +1,53 @@
-"""A compiled graph that needs gradients: whether its batch norms are this package's operators."""
+"""A compiled graph that needs gradients: its programs, and whether batch norms are this package's
+operators in the one that runs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from cudnn_autotune.nn.backend.comparison import Run, communicates, compare
+from cudnn_autotune.core.versions import version
+from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.nn.backend.comparison import Run, communicates
 from cudnn_autotune.nn.backend.compiled_graph import (
-    MOST_DEFERRALS,
     OURS,
+    ComparedGraph,
     Compilation,
     is_capturing,
-    is_within_step,
 )
-from cudnn_autotune.nn.backend.graphs import weights_of
-from cudnn_autotune.nn.backend.norms import find_norms, running_statistics, written_inputs
-from cudnn_autotune.nn.backend.programs import Options, compile_training
+from cudnn_autotune.nn.backend.groups import Decompositions, is_same_shape, reads_in_place
+from cudnn_autotune.nn.backend.norms import (
+    find_norms,
+    running_statistics,
+    serve_norms,
+    written_inputs,
+)
+from cudnn_autotune.nn.backend.programs import (
+    Options,
+    compile_plain,
+    tagged,
+    weights_of,
+    with_our_convolutions,
+)
 
 WITHOUT_NORMS = f"{OURS}, PyTorch's norms"
+
+_batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
+_backward = torch.ops.cudnn_autotune.batch_norm_act_backward.default
+_aten = torch.ops.aten
 
 _log = logging.getLogger(__name__)
 
 
-class TrainingGraph:
+class TrainingGraph(ComparedGraph):
     """A compiled graph that needs gradients, with this package's convolutions.
 
     Its batch norms are this package's operators too where a step of the whole graph, forward and
@@ -41,12 +58,7 @@ class TrainingGraph:
     def __init__(
         self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
     ) -> None:
-        self._record = record
-        self._deferrals = 0
-        self._contenders: dict[str, Run] = {}
-        """Programs to compare at the next call outside of captures and of the caller's steps."""
-        on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
-        self._device: torch.device | None = next(on_gpu, None)
+        super().__init__(inputs, record)
         self._weights = weights_of(graph, inputs)
         self._written: list[int] = []
         """Places of the buffers that a step changes."""
@@ -101,52 +113,29 @@ class TrainingGraph:
         ]
 
     def _give_up(self, reason: str) -> None:
-        """Keeps the program without norms, for a reason why nothing is compared."""
-        self._contenders = {}
-        self._record.note = f"not compared: {reason}"
+        super()._give_up(reason)
         self._report(False, self._record.note)
-        _log.info("the norms of a compiled graph were %s", self._record.note)
 
     def __call__(self, *inputs: Any) -> Any:
         if is_capturing():
             return self._captured(*inputs)
         if self._contenders:
-            with self._on_device():
-                is_free = not is_within_step()
-            if is_free:
-                self._choose(inputs)
-            else:
-                self._defer()
+            self._choose_if_free(inputs)
         return self._current(*inputs)
 
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Makes the program's device the current one, which is synchronised to time programs."""
-        return nullcontext() if self._device is None else torch.cuda.device(self._device)
-
-    def _defer(self) -> None:
-        """Gives the comparison up in the end."""
-        self._deferrals += 1
-        if self._deferrals == MOST_DEFERRALS:
-            self._give_up("each call is within a step of Inductor's CUDA graphs")
-
-    def _choose(self, inputs: Sequence[Any]) -> None:
-        """Keeps the faster of the programs."""
-        contenders, self._contenders = self._contenders, {}
+    def _choose(self, contenders: Mapping[str, Run], inputs: Sequence[Any]) -> None:
         steps = {name: _step(program) for name, program in contenders.items()}
         kept = [(inputs[i], inputs[i].clone()) for i in self._written]
         record = self._record
         try:
-            with self._on_device():
-                comparison = compare(steps, inputs, self._weights)
-        except torch.OutOfMemoryError:
-            self._give_up("there was not enough memory")
-            return
+            comparison = self._compared(steps, inputs, self._weights)
         finally:
             with torch.no_grad():
                 for buffer, before in kept:
                     buffer.copy_(before)
-        record.times_ms = dict(comparison.times_ms)
-        record.gpu_times_ms = dict(comparison.gpu_times_ms)
+        if comparison is None:
+            self._give_up("there was not enough memory")
+            return
         if (reason := comparison.wrong.get(OURS)) is not None:
             record.note = f"{OURS}: {reason}"
             self._report(False, reason)
@@ -186,3 +175,147 @@ def _step(program: Run) -> Run:
         return [output.detach() for output in outputs]
 
     return step
+
+
+def compile_training(
+    graph: GraphModule, inputs: Sequence[Any], options: Options, *, with_norms: bool
+) -> Run:
+    """Compiles a graph that needs gradients, which stays what it is, with this package's
+    convolutions.
+
+    Args:
+        with_norms: whether batch norms become this package's operators as well.
+    """
+    ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
+    if not with_norms:
+        return compile_plain(ours, inputs, options.inductor)
+    serve_norms(ours.graph, find_norms(ours.graph))
+    ours.graph.lint()
+    ours.recompile()
+    patches = {**options.inductor, "joint_custom_pre_pass": _joint_pass(options.inductor)}
+    with tagged():
+        return compile_plain(ours, inputs, patches, _compile_with_norms)
+
+
+def _joint_pass(patches: Mapping[str, Any]) -> Any:
+    """Returns the pass over the joint graph of forward and backward, which takes the place of the
+    user's, and calls those.
+
+    Args:
+        patches: of Inductor's configuration.
+    """
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.decomposition import select_decomp_table
+
+    given = patches.get("joint_custom_pre_pass", config.joint_custom_pre_pass)
+    before = list(given) if isinstance(given, (list, tuple)) else [given] if given else []
+
+    class JointPass(CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            for one in before:
+                one(graph)
+            recompute_outputs(graph, select_decomp_table())
+
+        def uuid(self) -> Any:
+            """The key by which Inductor caches; None if one of the user's has none."""
+            keys = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in before]
+            return None if None in keys else ("cudnn_autotune", version(), *keys)
+
+    return JointPass()
+
+
+def _compile_with_norms(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+    """Compiles the graph of a forward or a backward that has norms by Inductor."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    fold_gradient_sums(graph.graph)
+    graph.recompile()
+    with tagged():
+        return compile_fx_inner(graph, inputs, **arguments)
+
+
+def recompute_outputs(graph: Graph, decompositions: Decompositions) -> None:
+    """Lets a backward compute the output of a norm again where only kernels that Inductor generates
+    read it there: they read the norm's input instead, which is kept anyway.
+
+    Args:
+        graph: the joint graph of forward and backward, of ATen operators, with fake tensors in
+            ``meta["val"]``.
+        decompositions: those that the graph was traced with.
+    """
+    behind: set[Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and "tangents" in node.name
+        if is_tangent or not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    for call in graph.find_nodes(op="call_function", target=_batch_norm_act):
+        x, weight, bias, residual, activation, _ = call.args
+        results = {user.args[1]: user for user in call.users}
+        if residual is not None or 0 not in results:
+            continue
+        readers = [user for user in results[0].users if user in behind]
+        if not readers or not all(reads_in_place(reader) for reader in readers):
+            continue
+        for i in (1, 2):
+            if i not in results:
+                with graph.inserting_after(call):
+                    results[i] = graph.call_function(operator.getitem, (call, i))
+                results[i].meta["val"] = call.meta["val"][i]
+        operands = [x, results[1], results[2], weight, bias]
+        with graph.inserting_before(readers[0]):
+            again = _recomputed(graph, operands, activation, decompositions)
+        for reader in readers:
+            reader.replace_input_with(results[0], again)
+
+
+def _recomputed(
+    graph: Graph,
+    operands: Sequence[Node | None],
+    activation: str,
+    decompositions: Decompositions,
+) -> Node:
+    """Adds what computes the output of a norm from its input, mean, inverse standard deviation,
+    weight and bias to a graph."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
+    def output(x: Tensor, *vectors: Tensor) -> Tensor:
+        left = iter(vector.view(-1, *(1,) * (x.dim() - 2)) for vector in vectors)
+        mean, inv_std, weight, bias = (None if o is None else next(left) for o in operands[1:])
+        assert mean is not None
+        assert inv_std is not None
+        z = (x.to(mean.dtype) - mean) * inv_std
+        if weight is not None:
+            z = z * weight
+        if bias is not None:
+            z = z + bias
+        return NORM_ACTIVATIONS[activation].forward(z).to(x.dtype)
+
+    nodes = [operand for operand in operands if operand is not None]
+    trace = make_fx(output, decomposition_table=dict(decompositions))
+    with torch.no_grad():
+        traced = trace(*(node.meta["val"] for node in nodes))
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    again = graph.graph_copy(traced.graph, dict(zip(placeholders, nodes, strict=True)))
+    assert isinstance(again, Node)
+    return again
+
+
+def fold_gradient_sums(graph: Graph) -> None:
+    """Lets the backward of a norm add two gradients, where nothing else reads their sum.
+
+    Args:
+        graph: a backward graph of ATen operators, with fake tensors in ``meta["val"]``.
+    """
+    for node in graph.find_nodes(op="call_function", target=_backward):
+        total: Any = node.args[0]
+        if node.args[1] is not None or total.target is not _aten.add.Tensor:
+            continue
+        if len(total.users) > 1 or total.kwargs or not all(isinstance(a, Node) for a in total.args):
+            continue
+        values = [one.meta["val"] for one in (total, *total.args)]
+        if all(
+            v.dtype == values[0].dtype and is_same_shape(v.shape, values[0].shape) for v in values
+        ):
+            node.args = (*total.args, *node.args[2:])
+            graph.erase_node(total)

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cudnn_autotune.nn.backend.comparison import difference, is_among_ranks, time_in_turns, watched
-from cudnn_autotune.nn.models.example_input import call_arguments
 from cudnn_autotune.nn.untouched import (
     check_initialized,
     step,
@@ -66,12 +65,16 @@ def check_arguments(
         if example_input is not None:
             raise ValueError("example_input is only for memory_format='auto'")
         return (), {}
+    allowed = "a tensor, a tuple of positional arguments, or a dict of keyword arguments"
     if example_input is None:
-        raise ValueError(
-            "example_input must be given for memory_format='auto': a tensor, a tuple of positional "
-            "arguments, or a dict of keyword arguments"
-        )
-    return call_arguments(example_input)
+        raise ValueError(f"example_input must be given for memory_format='auto': {allowed}")
+    if isinstance(example_input, Tensor):
+        return (example_input,), {}
+    if isinstance(example_input, tuple):
+        return example_input, {}
+    if isinstance(example_input, Mapping):
+        return (), dict(example_input)
+    raise TypeError(f"example_input must be {allowed}, got {type(example_input).__name__}")
 
 
 def apply(model: nn.Module, memory_format: torch.memory_format) -> None:

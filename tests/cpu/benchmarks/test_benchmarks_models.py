@@ -684,7 +684,7 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
     from model_steps.gpu_lock import GpuLock
     from torch._inductor import compile_fx
 
-    from cudnn_autotune.nn.backend import judging, programs
+    from cudnn_autotune.nn.backend import groups, programs
 
     path = tmp_path / "lock"
     seen: list[tuple[str, bool]] = []
@@ -697,11 +697,11 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
         return look
 
     monkeypatch.setattr(programs, "find_groups", looking("find", programs.find_groups))
-    monkeypatch.setattr(programs, "fuse_judged", judging.fuse_judged)
+    monkeypatch.setattr(programs, "fuse_judged", groups.fuse_judged)
     inner = looking("compile", compile_fx.compile_fx_inner)
     monkeypatch.setattr(compile_fx, "compile_fx_inner", inner)
-    judge = looking("judge", judging.never("it was asked for"))
-    monkeypatch.setitem(judging.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+    judge = looking("judge", groups.never("it was asked for"))
+    monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
     lock = GpuLock(str(path))
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).eval()
     options = {"fuse": "always", "compare": False, "cpp.weight_prepack": False}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import fractions
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,38 +65,39 @@ def outcome(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> A
     return tuple(result.shape)
 
 
+def differences(name: str, arguments: Iterable[str], labels: Iterable[str], device: str) -> Any:
+    """The values of arguments, by their labels, with which ours ends otherwise than PyTorch's."""
+    dims, values = int(name[-2]), {**SCALARS, **LISTS}
+    x = torch.randn(1, 4, *[6] * dims, device=device)
+    w = torch.randn(4, 4, *[3] * dims, device=device)
+    theirs, ours = getattr(F, name), getattr(ca.functional, name)
+    differ = {}
+    for argument, label in itertools.product(arguments, labels):
+        keywords = {argument: values[label]}
+        expected, found = (outcome(f, x, w, None, **keywords) for f in (theirs, ours))
+        if found != expected:
+            differ[argument, label] = (found, expected)
+    return differ
+
+
+def arguments_of(name: str) -> Sequence[str]:
+    return TRANSPOSED if "transpose" in name else CONV
+
+
 @pytest.mark.filterwarnings("ignore")  # of NumPy and PyTorch, about what some of these are
 @pytest.mark.parametrize(
     ("name", "argument"),
-    [("conv2d", one) for one in CONV] + [("conv_transpose2d", one) for one in TRANSPOSED],
+    [(name, one) for name in ("conv2d", "conv_transpose2d") for one in arguments_of(name)],
 )
 def test_values_of_an_argument(name: str, argument: str) -> None:
-    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
-    theirs, ours = getattr(F, name), getattr(ca.functional, name)
-    differ = {}
-    for label, value in {**SCALARS, **LISTS}.items():
-        expected = outcome(theirs, x, w, None, **{argument: value})
-        found = outcome(ours, x, w, None, **{argument: value})
-        if found != expected:
-            differ[label] = (found, expected)
-    assert not differ
+    assert not differences(name, [argument], [*SCALARS, *LISTS], "cpu")
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["conv1d", "conv3d", "conv_transpose1d", "conv_transpose3d"])
 def test_values_of_an_argument_in_other_dimensions(name: str) -> None:
-    dims = int(name[-2])
-    x, w = torch.randn(1, 4, *[6] * dims), torch.randn(4, 4, *[3] * dims)
-    theirs, ours = getattr(F, name), getattr(ca.functional, name)
-    differ = {}
-    for argument in TRANSPOSED if "transpose" in name else CONV:
-        for label in ("True", "1.0", "np.int64", "np.bool", "(True, 1)", "[1]", "[1, 1, 1]", "[]"):
-            value = {**SCALARS, **LISTS}[label]
-            expected = outcome(theirs, x, w, None, **{argument: value})
-            found = outcome(ours, x, w, None, **{argument: value})
-            if found != expected:
-                differ[argument, label] = (found, expected)
-    assert not differ
+    labels = ("True", "1.0", "np.int64", "np.bool", "(True, 1)", "[1]", "[1, 1, 1]", "[]")
+    assert not differences(name, arguments_of(name), labels, "cpu")
 
 
 @pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
@@ -143,13 +145,4 @@ def test_attributes_of_a_layer(name: str, argument: str) -> None:
 def test_the_fast_path_refuses_them_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     ca.set_sampling("heuristic")
-    x, w = torch.randn(1, 4, 6, 6, device="cuda"), torch.randn(4, 4, 3, 3, device="cuda")
-    theirs, ours = getattr(F, name), getattr(ca.functional, name)
-    differ = {}
-    for argument in TRANSPOSED if "transpose" in name else CONV:
-        for label, value in {**SCALARS, **LISTS}.items():
-            expected = outcome(theirs, x, w, None, **{argument: value})
-            found = outcome(ours, x, w, None, **{argument: value})
-            if found != expected:
-                differ[argument, label] = (found, expected)
-    assert not differ
+    assert not differences(name, arguments_of(name), [*SCALARS, *LISTS], "cuda")

@@ -441,7 +441,7 @@ def test_a_finished_search_is_the_threads_own() -> None:
 
     def call() -> None:
         try:
-            miss._search(concluded, Auto())  # type: ignore[arg-type]
+            miss._search(concluded, "auto")  # type: ignore[arg-type]
         except Exception as error:
             seen.append(error)
 

@@ -32,7 +32,7 @@ from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision, Policy
-from cudnn_autotune.tuning import online_calls, output_check
+from cudnn_autotune.tuning import checking, online_calls
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared, Trial, next_period_s
@@ -761,7 +761,7 @@ class Steps(OnlinePreparation):
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(0.0, 1e-3)
     monkeypatch.setattr(online_calls.time, "perf_counter", lambda: next(seconds))
-    monkeypatch.setattr(output_check, "begin", lambda *args: output_check.Verdict(0.0))
+    monkeypatch.setattr(checking, "begin", lambda *args: checking.Verdict(0.0))
 
 
 def prepare(budget_ms: float | None) -> tuple[Prepared, int]:

@@ -20,7 +20,7 @@ from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.store import Decision, Policy, checked_outputs, kept_plans
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import output_check, remembering, serving
+from cudnn_autotune.tuning import checking, remembering, serving
 from cudnn_autotune.tuning.choice import Choice
 
 pytestmark = pytest.mark.search
@@ -130,7 +130,7 @@ def test_what_could_not_be_checked_is_checked_again(
 
     x, w, y = operands(POINTWISE, "cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(output_check, "telling_operands", refuse)
+        patch.setattr(checking, "telling_operands", refuse)
         found = serving.serve(choice(), (x.fill_(value), w, y))
     assert found is not None
     assert found.choice.relative_error is None

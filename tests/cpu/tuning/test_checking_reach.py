@@ -150,26 +150,8 @@ def test_of_few_places_all_are_looked_at(op: str) -> None:
         assert is_found(error_of(problem, tensors, right, spoil), problem), place
 
 
-@pytest.mark.parametrize("groups", [2, 3, 8, 9, 16, 17, 32, 33, 64])
-def test_a_gradient_that_is_right_in_one_kernel_of_each_group_is_found(groups: int) -> None:
-    problem = ca.ConvProblem(
-        "wgrad", (2, 2 * groups, 6, 5), (8 * groups, 2, 3, 3), padding=1, groups=groups,
-        dtype=torch.float16,
-    )  # fmt: skip
-    tensors, right = data_of(problem)
-    for kernel in range(8):
-
-        def spoil(w: Tensor, kernel: int = kernel) -> None:
-            kept = w.view(groups, 8, -1)[:, kernel].clone()
-            w.fill_(77)
-            w.view(groups, 8, -1)[:, kernel] = kept
-
-        for seed in range(10):
-            assert is_found(error_of(problem, tensors, right, spoil, seed), problem)
-
-
-@pytest.mark.parametrize("groups", [16, 24, 32])
-def test_the_same_kernel_of_each_group_is_found(groups: int) -> None:
+@pytest.mark.parametrize("groups", [2, 3, 8, 9, 16, 17, 24, 32, 33, 64])
+def test_one_kernel_of_each_group_is_found_wrong_or_alone_right(groups: int) -> None:
     """The groups share out their kernels among them."""
     problem = ca.ConvProblem(
         "wgrad", (2, 2 * groups, 6, 5), (8 * groups, 2, 3, 3), padding=1, groups=groups,
@@ -178,11 +160,17 @@ def test_the_same_kernel_of_each_group_is_found(groups: int) -> None:
     tensors, right = data_of(problem)
     for kernel in range(8):
 
-        def spoil(w: Tensor, kernel: int = kernel) -> None:
+        def all_but_one(w: Tensor, kernel: int = kernel) -> None:
+            kept = w.view(groups, 8, -1)[:, kernel].clone()
+            w.fill_(77)
+            w.view(groups, 8, -1)[:, kernel] = kept
+
+        def one(w: Tensor, kernel: int = kernel) -> None:
             w.view(groups, 8, -1)[:, kernel].zero_()
 
-        for seed in range(10):
-            assert is_found(error_of(problem, tensors, right, spoil, seed), problem), kernel
+        for spoil in (all_but_one, one) if groups >= 16 else (all_but_one,):
+            for seed in range(10):
+                assert is_found(error_of(problem, tensors, right, spoil, seed), problem), kernel
 
 
 # (groups, kernels of a group, channels of a group, taps), and the share of checks that look at one

@@ -15,9 +15,8 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import miss, output_check
-from cudnn_autotune.tuning.checking import is_telling, relative_error
-from cudnn_autotune.tuning.output_check import OutputChecks, begin, refusal
+from cudnn_autotune.tuning import checking, miss
+from cudnn_autotune.tuning.checking import OutputChecks, begin, is_telling, refusal, relative_error
 
 pytestmark = pytest.mark.search
 
@@ -144,7 +143,7 @@ def test_an_output_that_overflows_is_compared_on_random_operands() -> None:
 def test_without_memory_for_random_operands_it_is_neither_right_nor_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output_check, "telling_operands", refuse)
+    monkeypatch.setattr(checking, "telling_operands", refuse)
     one, checks = plan("right"), OutputChecks()
     assert checks.is_right(PROBLEM, one.text, one, spoilt("zero"))
     assert checks.errors == {one.text: None}

@@ -27,14 +27,13 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.sampling import Strategy
 from cudnn_autotune.sampling.online import few
 from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import choice_log, events, miss, ready_kernels, tune_problem
+from cudnn_autotune.tuning import choice_log, events, miss, new_sizes, tune_problem
 from cudnn_autotune.tuning.choice import Choice
-from cudnn_autotune.tuning.new_sizes import LazyPreparation, calls_before_trial, fast_nearby
-from cudnn_autotune.tuning.online_calls import OnlineCommitter
+from cudnn_autotune.tuning.new_sizes import calls_before_trial, fast_nearby
+from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlineCommitter
 from cudnn_autotune.tuning.online_tuner import Prepared
 from cudnn_autotune.tuning.serving import Served
 
@@ -295,9 +294,9 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     PyTorch's own path."""
     made: list[str] = []
 
-    def search(call: miss._Miss, strategy: Strategy) -> Served:
-        made.append(strategy.name)
-        return miss._served(call, None)
+    def search(call: miss._Miss, mode: str) -> Served:
+        made.append(mode)
+        return miss._served(call)
 
     monkeypatch.setattr(miss, "_search", search)
     return made
@@ -341,7 +340,7 @@ def test_a_kernel_that_is_compiled_serves_with_its_settings_here(
 ) -> None:
     """The engines of this GPU are not there, so that its plan computes by PyTorch."""
     gpu = offers.gpu_of("h100")
-    for module in (offers, ready_kernels):
+    for module in (offers, new_sizes):
         monkeypatch.setattr(module, "gpu_of", lambda device: gpu)
 
     def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
@@ -358,8 +357,8 @@ def test_a_kernel_that_is_compiled_serves_with_its_settings_here(
     measure(there, best, *others, ATEN)
     compiled_kernels.clear()
     assert ask(here)[0].text == "aten", "nothing was compiled yet"
-    while ready_kernels._waiting:
-        ready_kernels._waiting.popleft().result()
+    while new_sizes._waiting:
+        new_sizes._waiting.popleft().result()
     choice_log.forget_problem(here)
     made, is_tried = ask(here)
     assert made.text in [c.text for c in offers.offers_of(here, gpu)]
@@ -436,7 +435,7 @@ def test_a_deterministic_call_is_not_tried() -> None:
         call = miss._Miss(problem, Policy("online"), 0, operands(problem, "cpu"))
         selection = Selection((Measurement(candidate("eng1"), None, 0),), 0)
         first = Choice(Decision(problem, Policy("online"), selection), 0, "neighbour")
-        assert miss._is_tried(call, None, first) is not deterministic
+        assert miss._is_tried(call, first) is not deterministic
 
 
 def test_unmeasured_sizes_do_not_become_neighbours() -> None:

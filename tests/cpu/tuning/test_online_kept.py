@@ -23,7 +23,7 @@ from subprocesses import PACKAGE_PARENT, python
 import cudnn_autotune as ca
 from cudnn_autotune.engines import devices
 from cudnn_autotune.sampling.online_race import KeptTurns, OnlineRace, TrialRecord
-from cudnn_autotune.store import kept_plans, kept_trials
+from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning.online_tuner import OnlineTuner
 
 TESTS = str(checkout.TESTS)
@@ -248,11 +248,11 @@ RECORD = TrialRecord((KeptTurns("eng1:", (1.0, 0.0, 1.1)), KeptTurns("eng2:", ()
 
 
 def keep(record: TrialRecord | None, limits: str = "none") -> None:
-    kept_trials.keep(PROBLEM, limits, GPU, record and record.to_json())
+    kept_plans.keep_trial(PROBLEM, limits, GPU, record and record.to_json())
 
 
 def kept(limits: str = "none", problem: str = PROBLEM) -> TrialRecord | None:
-    tree = kept_trials.find(problem, limits, GPU)
+    tree = kept_plans.find_trial(problem, limits, GPU)
     return None if tree is None else TrialRecord.from_json(tree)
 
 

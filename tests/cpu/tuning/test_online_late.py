@@ -25,11 +25,11 @@ from cudnn_autotune.sampling.online import few
 from cudnn_autotune.sampling.online_race import TrialRecord
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision, Policy
-from cudnn_autotune.tuning import online_calls, output_check
+from cudnn_autotune.tuning import checking, online_calls
+from cudnn_autotune.tuning.checking import Verdict
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared
-from cudnn_autotune.tuning.output_check import Verdict
 
 # The race
 
@@ -257,7 +257,7 @@ TENSORS = (torch.empty(0),) * 3
 
 @pytest.fixture
 def right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_check, "begin", lambda *args: output_check.Verdict(0.0))
+    monkeypatch.setattr(checking, "begin", lambda *args: checking.Verdict(0.0))
 
 
 def preparation(
@@ -335,7 +335,7 @@ def test_no_call_waits_for_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(problem: object, text: str, *rest: object) -> Later:
         return checks.setdefault(text, Later(0.5 if text == "eng1:" else 0.0))
 
-    monkeypatch.setattr(output_check, "begin", begin)
+    monkeypatch.setattr(checking, "begin", begin)
     one, prepared = preparation()
     for text, future in (one(*TENSORS), one.futures)[1].items():
         future.set_result(plan_of(text))

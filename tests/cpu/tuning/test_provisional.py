@@ -23,7 +23,7 @@ from cudnn_autotune.store import Decision, Policy, Store
 from cudnn_autotune.timers import lacking
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import Operands, operands
-from cudnn_autotune.tuning import choice_log, miss, output_check, remembering
+from cudnn_autotune.tuning import checking, choice_log, miss, remembering
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.gpu_searches import GpuSearches
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
@@ -246,7 +246,7 @@ def test_what_could_not_be_compared_is_compared_in_a_later_call(
     x, w, y = data
     unfit = (torch.full_like(x, torch.inf), w, y)
     with monkeypatch.context() as context:
-        context.setattr(output_check, "telling_operands", no_memory)
+        context.setattr(checking, "telling_operands", no_memory)
         first, is_provisional = ask(unfit, NOTHING, ranking(MATMUL, ATEN))
         assert is_provisional
         assert made().relative_error is None

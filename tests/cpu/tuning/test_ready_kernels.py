@@ -19,8 +19,8 @@ from cudnn_autotune.engines.implementations import Offer
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import alike, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
-from cudnn_autotune.tuning import ready_kernels
-from cudnn_autotune.tuning.ready_kernels import ready
+from cudnn_autotune.tuning import new_sizes
+from cudnn_autotune.tuning.new_sizes import ready
 
 pytestmark = pytest.mark.search
 
@@ -49,8 +49,8 @@ def nothing_is_compiled(tmp_path: Path) -> Iterator[None]:
 
 
 def finish() -> None:
-    while ready_kernels._waiting:
-        ready_kernels._waiting.popleft().result()
+    while new_sizes._waiting:
+        new_sizes._waiting.popleft().result()
 
 
 def compile_for(problem: ca.ConvProblem, text: str) -> None:
@@ -70,7 +70,7 @@ def texts(*nearby: Candidate, problem: ca.ConvProblem = HERE) -> list[str]:
 def test_what_needs_no_compiling_is_ready() -> None:
     compiled = Candidate(78, {}, 0, (), ("RUNTIME_COMPILATION",), "eng78", "A", 0)
     assert texts(candidate("first"), compiled, ATEN) == ["first", "aten"]
-    assert not ready_kernels._waiting
+    assert not new_sizes._waiting
 
 
 def test_a_kernel_that_is_compiled_serves_with_the_settings_of_the_size() -> None:
@@ -99,7 +99,7 @@ def test_it_is_compiled_for_the_sizes_to_come() -> None:
     assert texts(winner, candidate("slower")) == ["slower"]
     finish()
     assert texts(winner, candidate("slower")) == [kernels(HERE)[0].text, "slower"]
-    assert not ready_kernels._waiting, "it is compiled once"
+    assert not new_sizes._waiting, "it is compiled once"
 
 
 def test_the_same_settings_come_first() -> None:
@@ -132,11 +132,11 @@ def test_a_kernel_that_does_not_compile_is_not_ready(monkeypatch: pytest.MonkeyP
 
 
 def test_of_what_waits_the_latest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready_kernels, "_MOST_WAITING", 2)
+    monkeypatch.setattr(new_sizes, "_MOST_WAITING", 2)
     winner, *_ = kernels(NEARBY)
     for height in range(288, 512, 32):
         assert texts(winner, problem=first_layer(height)) == []
-        assert len(ready_kernels._waiting) <= 2
+        assert len(new_sizes._waiting) <= 2
 
 
 def test_what_is_no_longer_there_is_not_ready() -> None:
@@ -153,7 +153,7 @@ def test_an_engine_within_a_rewrite_would_have_to_be_built() -> None:
     padded = next(c for c in offers_of(problem, H100) if c.text.startswith("pad_channels@"))
     compile_for(problem, padded.text)
     assert texts(padded, problem=problem) == []
-    assert not ready_kernels._waiting
+    assert not new_sizes._waiting
 
 
 def test_an_implementation_that_fails_is_left_out() -> None:

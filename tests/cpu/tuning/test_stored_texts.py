@@ -16,7 +16,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Policy, kept_trials
+from cudnn_autotune.store import Decision, Policy, kept_plans
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import miss, prefetching, remembering, serving
@@ -192,6 +192,6 @@ def test_a_trial_begins_anew_whatever_was_kept(
     first = Choice(untimed(problem(1), Policy("online"), Measurement(ATEN, None, 0)), 0)
     committer = OnlineCommitter(first, Prepared(), 0)
     for kept in (3, [], {"rounds": []}, {"\ud800": 1}, {"candidates": {"a": None}}, "\0"):
-        monkeypatch.setattr(kept_trials, "find", lambda *_, kept=kept: kept)
+        monkeypatch.setattr(kept_plans, "find_trial", lambda *_, kept=kept: kept)
         with caplog.at_level(logging.INFO):
             assert committer.earlier().rounds == 0

@@ -234,8 +234,6 @@ def test_what_is_not_offered(
     problem = depthwise(op, c, size, kernel, memory_format=layout, **options)
     for implementation in (DEPTHWISE, PLANES):
         assert not implementation.offers(problem, H200)
-        with pytest.raises(ValueError, match="does not offer"):
-            implementation.recipe(problem, "CHANNELS=2,COLUMNS=4,ROWS=4", H200)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_mma import DepthwiseMma
-from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
@@ -206,15 +205,3 @@ def test_nvrtc_compiles_the_kernels(
 )
 def test_what_is_not_offered(problem: ConvProblem) -> None:
     assert settings(problem) == []
-    with pytest.raises(ValueError, match=r"does not offer '' for .*; allowed are none"):
-        DEPTHWISE.recipe(problem, "", H200)
-
-
-def test_gpus_that_have_no_such_instructions_or_less_shared_memory() -> None:
-    problem = depthwise(64, 96, (56, 56), (7, 7))
-    t4 = gpu_of("t4")
-    assert settings(problem, t4) == []
-    l4 = gpu_of("l4")
-    for setting in settings(problem, l4):
-        launch = DEPTHWISE.recipe(problem, setting, l4).launches[0]
-        assert launch.shared_bytes <= l4.shared_bytes  # type: ignore[union-attr]

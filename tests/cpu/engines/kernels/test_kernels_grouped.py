@@ -217,12 +217,6 @@ def test_nvrtc_compiles_what_is_offered() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
-def test_an_older_gpu_is_offered_nothing(dtype: torch.dtype) -> None:
-    turing = gpu_of("t4")
-    assert not settings_of(problem("fprop", (2, 14, 14), 2, 24, dtype=dtype), turing)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 def test_offers_fit_the_gpu_and_differ(dtype: torch.dtype) -> None:
     for shared_bytes in (99 << 10, 163 << 10, 227 << 10):
         gpu = replace(L4, shared_bytes=shared_bytes)
@@ -242,10 +236,3 @@ def test_offers_fit_the_gpu_and_differ(dtype: torch.dtype) -> None:
 
 def test_very_many_groups_are_planned_at_once() -> None:
     assert settings_of(problem("fprop", (1, 8, 8), 2**22, 4))
-
-
-def test_other_settings_are_an_error() -> None:
-    what = problem("fprop", (2, 14, 14), 2, 24)
-    for wrong in ("", "TILE=1x1x1", settings_of(what)[0] + ",X=1"):
-        with pytest.raises(ValueError, match="does not offer"):
-            GROUPED.recipe(what, wrong, H200)

@@ -177,16 +177,3 @@ def test_nvrtc_compiles_what_is_offered() -> None:
         what = problem((64, 14, 14), 24, 24, dtype=dtype)
         for settings in settings_of(what, gpu)[:2]:
             assert_compiles(WGRAD.recipe(what, settings, gpu), gpu.compute_capability)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
-def test_an_older_gpu_is_offered_nothing(dtype: torch.dtype) -> None:
-    turing = gpu_of("t4")
-    assert not settings_of(problem((2, 14, 14), 2, 24, dtype=dtype), turing)
-
-
-def test_other_settings_are_an_error() -> None:
-    what = problem((2, 14, 14), 2, 24)
-    for wrong in ("", "TILE=1x1x1", settings_of(what)[0] + ",X=1"):
-        with pytest.raises(ValueError, match="does not offer"):
-            WGRAD.recipe(what, wrong, H200)

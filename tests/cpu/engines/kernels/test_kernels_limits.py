@@ -93,10 +93,12 @@ def test_settings_that_are_not_offered_are_an_error_that_lists_what_is(
 ) -> None:
     gpu = gpu_of("h200")
     for problem in problems(family.name):
-        allowed = " or ".join(offer.settings for offer in family.offers(problem, gpu)) or "none"
-        with pytest.raises(ValueError) as raised:
-            family.recipe(problem, "WRONG=1", gpu)
-        assert str(raised.value) == (
-            f"settings: {family.name} does not offer 'WRONG=1' for {problem.text}; "
-            f"allowed are {allowed}"
-        )
+        offered = [offer.settings for offer in family.offers(problem, gpu)]
+        allowed = " or ".join(offered) or "none"
+        for wrong in {"WRONG=1", "", f"{allowed},WRONG=1"} - set(offered):
+            with pytest.raises(ValueError) as raised:
+                family.recipe(problem, wrong, gpu)
+            assert str(raised.value) == (
+                f"settings: {family.name} does not offer {wrong!r} for {problem.text}; "
+                f"allowed are {allowed}"
+            )

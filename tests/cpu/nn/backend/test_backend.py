@@ -458,15 +458,15 @@ class TestLayout:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """It computes in the layout, whatever that of the model, and gives the model's strides."""
-        from cudnn_autotune.nn.backend import judging
+        from cudnn_autotune.nn.backend import groups
 
         formats: list[torch.memory_format] = []
 
         def judge(group: Any) -> Any:
             formats.append(group.problem().memory_format)
-            return judging.always(group)
+            return groups.always(group)
 
-        monkeypatch.setitem(judging.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
         self.win(monkeypatch, other)
         block, input = block.to(memory_format=given), input.to(memory_format=given)
         model = compiled(block, **self.options(other))

@@ -14,7 +14,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.backend import entry, training_graph
+from cudnn_autotune.nn.backend import compiled_graph, entry, training_graph
 from cudnn_autotune.nn.backend.comparison import Comparison
 from cudnn_autotune.nn.backend.training_graph import WITHOUT_NORMS
 
@@ -275,7 +275,7 @@ class TestMeasured:
 
     @pytest.mark.parametrize("loser", [OURS, WITHOUT_NORMS])
     def test_either_may_win(self, loser: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        compare = training_graph.compare
+        compare = compiled_graph.compare
 
         def slowed(*arguments: Any) -> Comparison:
             found = compare(*arguments)
@@ -283,7 +283,7 @@ class TestMeasured:
             times = {name: 9.0 if name == loser else 1.0 for name in found.times_ms}
             return Comparison(times, {}, {})
 
-        monkeypatch.setattr(training_graph, "compare", slowed)
+        monkeypatch.setattr(compiled_graph, "compare", slowed)
         model = Residual()
         check(model, compiled(model, norms="measure"), data(4, 8, 6, 5))
         assert {report.is_served for report in last().norms} == {loser != OURS}
@@ -291,7 +291,7 @@ class TestMeasured:
 
     def test_captures_have_a_choice_of_their_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
-            training_graph,
+            compiled_graph,
             "compare",
             lambda *_: Comparison(
                 {OURS: 2.0, WITHOUT_NORMS: 1.0}, {OURS: 1.0, WITHOUT_NORMS: 2.0}, {}
@@ -313,7 +313,7 @@ class TestMeasured:
         assert model.norm.num_batches_tracked == 2
 
     def test_programs_do_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(training_graph, "is_within_step", lambda: True)
+        monkeypatch.setattr(compiled_graph, "is_within_step", lambda: True)
         call = compiled(Residual(), norms="measure")
         for step in range(12):
             call(torch.randn(4, 8, 6, 5)).sum().backward()
@@ -324,7 +324,7 @@ class TestMeasured:
         def fails(*_: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(training_graph, "compare", fails)
+        monkeypatch.setattr(compiled_graph, "compare", fails)
         model = Residual()
         check(model, compiled(model, norms="measure"), data(4, 8, 6, 5))
         assert last().note == "not compared: there was not enough memory"
