@@ -1,9 +1,13 @@
-"""Prints decisions as a table."""
+"""Prints decisions: as a table, or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,16 +16,18 @@ from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.roofline import Peaks
+from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store import Decision
+from cudnn_autotune.tuning import gain
 
 _PIPE_WIDTH = 150
 
 
-def console() -> Console:
-    """The console of standard output; wide in logs and pipes, where 80 columns cut numbers."""
-    found = Console()
-    return found if found.is_terminal else Console(width=_PIPE_WIDTH)
+def console(err: bool = False) -> Console:
+    """The console of standard output or error; wide in logs and pipes, where 80 columns cut
+    numbers."""
+    found = Console(stderr=err)
+    return found if found.is_terminal else Console(width=_PIPE_WIDTH, stderr=err)
 
 
 def show(
@@ -61,6 +67,35 @@ def show_farthest(console: Console, found: Iterable[Far], title: str, note: str 
     console.print(made)
 
 
+def print_json(
+    head: dict[str, Any],
+    decisions: Iterable[Decision],
+    peaks: Peaks | None = None,
+    more: Callable[[Decision], dict[str, Any]] = lambda decision: {},
+) -> None:
+    """Prints the head's fields, and one decision after another, since there may be many.
+
+    Args:
+        peaks: those of the GPU; without them no limits are printed.
+        more: further fields of a decision.
+    """
+    click.echo(json.dumps(head, indent=1).removesuffix("\n}") + ',\n "decisions": [', nl=False)
+    separator = "\n  "
+    for decision in decisions:
+        against = gain.against_pytorch(decision)
+        tree = {
+            "key": decision.key,
+            **({} if peaks is None else {"limit": asdict(limit(decision.problem, peaks))}),
+            **more(decision),
+            "gain": None if against is None else against.to_json(),
+            **decision.to_json(),
+        }
+        text = json.dumps(tree, indent=1, allow_nan=False).replace("\n", "\n  ")
+        click.echo(separator + text, nl=False)
+        separator = ",\n  "
+    click.echo("\n ]\n}")
+
+
 def _table(title: str, note: str) -> Table:
     made = Table(title_justify="left", caption_justify="left")
     made.title = Text(wording.printable(title)) if title else None
@@ -72,7 +107,7 @@ def _cells(decision: Decision, distance: Far | None) -> list[tuple[str, ...]]:
     """The lines of each cell in a decision's row."""
     chosen = decision.chosen
     candidate = chosen.candidate if chosen else ATEN
-    rule = decision.selection.evidence.rule if chosen else "every other's output was wrong"
+    rule = decision.selection.evidence.rule_in_words if chosen else "every other's output was wrong"
     time = wording.milliseconds(chosen.time_ms if chosen else None)
     interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""
     alone = wording.milliseconds(chosen.sustained_ms if chosen else None)

@@ -12,9 +12,9 @@ from stored import refused, run, succeeded
 from user_implementations import EMPTY, Written, registered
 
 import cudnn_autotune as ca
-from cudnn_autotune.cli.report.against import against_pytorch
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.tuning.gain import against_pytorch
 
 pytestmark = pytest.mark.gpu
 

@@ -27,6 +27,7 @@ from subprocesses import evaluate_forked, python
 import cudnn_autotune as ca
 from cudnn_autotune.cli import stores
 from cudnn_autotune.store import Decision, Environment
+from cudnn_autotune.tuning.gain import against_pytorch
 
 
 @pytest.fixture
@@ -41,6 +42,8 @@ def shown(file: Path, *options: str) -> list[Decision]:
     trees: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
     known = {decision.key: decision for decision in stores.read(file).decisions}
     found = [known[tree.pop("key")] for tree in trees]
+    compared = [against_pytorch(decision) for decision in found]
+    assert [tree.pop("gain") for tree in trees] == [one and one.to_json() for one in compared]
     assert trees == [decision.to_json() for decision in found]
     return found
 
@@ -54,6 +57,7 @@ def test_table(file: Path) -> None:
         assert f"{decision.chosen.time_ms:.4g}"[:5] in text
         assert decision.selection.evidence.rule.split(":")[0] in text
     assert "64×128×28×28, 128 of 3×3, padding 1" in text
+    assert text.startswith("2.426 -> 2.379 ms for 6 decisions, a call each (1.02x)")
     assert "float16 nhwc" in text
     assert "2025-11-21 17:28" in text
 
