@@ -266,8 +266,8 @@ def _show(
         )
     elif told:
         timed = sum(decision.selection.total_samples > 0 for decision in told)
-        known = f", {made.known} of them known already" if made.known else ""
-        title = f"{count(len(told), 'problem')}, {timed} of them timed{known}"
+        how = f"{made.known} of them known already" if made.known else f"{timed} of them timed"
+        title = f"{count(len(told), 'problem')}, {how}"
         decision_table.show(decision_table.console(), told, title, str(store.path), peaks)
         for line in filter(None, (layout, str(told))):
             say(line)

@@ -141,6 +141,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     done = command_line(
         "demo",
+        "--details",
         cwd=tmp_path / "here",
         env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"},
     )
@@ -151,7 +152,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     for mode in BUILT_IN_MODES:
         assert f"│ {mode} " in done.stdout, mode
     # Tables fit 80 columns, and nothing is cut.
-    tables = done.stdout.splitlines()
+    tables = [line for line in done.stdout.splitlines() if line]
     assert max(map(len, tables)) <= 80
     ends = ("┃", "│", "┓", "┩", "┤", "┘")
     assert all(line.endswith(ends) for line in tables if line[0] in "┃│┏┡├└")
