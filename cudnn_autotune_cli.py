@@ -29,7 +29,7 @@ COMMANDS = {
         "check:check",
         "Build candidates for one layer, run them, and compare them with a reference.",
     ),
-    "demo": ("demo:demo", "What this GPU gains on two well-known layers, by every sampling mode."),
+    "demo": ("demo:demo", "Show what this GPU gains on two well-known layers, by every sampling mode."),
     "diff": (
         "diff:diff",
         "Tell how two stores (folders or files) differ; exit status 1 where they do, 2 where one "

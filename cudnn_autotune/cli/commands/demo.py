@@ -65,7 +65,7 @@ LAYERS = (
 
 
 class Tried(NamedTuple):
-    """What each mode selected for one problem, and what PyTorch would run."""
+    """One problem: the candidates that the modes chose, and the one that PyTorch would run."""
 
     picks: dict[str, str]
     """The candidate that a mode chose, as its text."""
@@ -127,7 +127,7 @@ def _summed(times_ms: Iterable[float | None]) -> float | None:
 @click.command()
 @click.option("--details", is_flag=True, help="Tables of what each mode chose, and at what cost.")
 def demo(details: bool) -> None:
-    """What this GPU gains on two well-known layers, by every sampling mode.
+    """Show what this GPU gains on two well-known layers, by every sampling mode.
 
     Without a GPU: on recordings of an H200. Earlier choices are neither shown nor stored.
     """
