@@ -14,6 +14,7 @@ from types import TracebackType
 import click
 
 from cudnn_autotune import sampling
+from cudnn_autotune.cli.options import check_modes, refuse
 from cudnn_autotune.cli.wording import count, say
 from cudnn_autotune.nn.models.process_wide import enable
 from cudnn_autotune.tuning import gain
@@ -35,11 +36,9 @@ def run(mode: str | None, is_module: bool, script: str, arguments: tuple[str, ..
     standard error says at the end what was tuned, and what it gains. Processes that the script
     starts are not affected. With torchrun: `torchrun --no-python ... cudnn-autotune run SCRIPT`.
     """
-    if mode is not None and mode not in sampling.names():
-        allowed = ", ".join(sampling.names())
-        raise click.BadParameter(f"{mode!r} is not one of {allowed}", param_hint="'--sampling'")
+    check_modes("--sampling", [] if mode is None else [mode], sampling.names())
     if not is_module and not Path(script).exists():
-        raise click.BadParameter(f"{script!r} does not exist", param_hint="'SCRIPT'")
+        raise refuse("SCRIPT", f"{script!r} does not exist")
     warnings.showwarning = warnings._showwarning_orig  # type: ignore[attr-defined]
     sys.argv = [script, *arguments]
     # Python has the script's folder in this place, and `python -m` the current one.

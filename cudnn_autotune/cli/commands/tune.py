@@ -150,8 +150,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
 
 def _mode(given: str | None) -> str:
     mode = settings.get_sampling() if given is None else given
-    if mode not in sampling.names():
-        raise refuse("--sampling", f"{mode!r} is not one of {', '.join(sampling.names())}")
+    options.check_modes("--sampling", [mode], sampling.names())
     if sampling.traits(mode).decides_later:
         raise refuse("--sampling", f"{mode!r} decides in a program's own calls, not beforehand")
     return mode

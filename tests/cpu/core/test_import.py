@@ -129,6 +129,12 @@ def test_ctrl_c_while_torch_is_imported_ends_quietly(tmp_path: Path) -> None:
     assert out + error == ""
 
 
+def test_the_nearest_command_is_named() -> None:
+    done = command_line("tnue")
+    assert done.returncode == 2
+    assert "No such command 'tnue'. Did you mean 'tune'?" in done.stderr
+
+
 def test_version() -> None:
     done = command_line("--version")
     assert done.returncode == 0, done.stderr

@@ -509,6 +509,7 @@ def test_models_of_packages(gpu: Simulated, tmp_path: Path, source: str) -> None
         ((*LAYER, "--op", "conv"), "'--op'"),
         ((*LAYER, "--dtype", "int8"), "'--dtype'"),
         ((*LAYER, "--sampling", "best"), "'--sampling'"),
+        ((*LAYER, "--sampling", "autoo"), "did you mean 'auto'?"),
         ((*LAYER, "--sampling", "online"), "decides in a program's own calls"),
         ((*LAYER, "--budget-ms", "-1"), "'--budget-ms'"),
         ((*LAYER, "--train"), "--train/--inference"),
