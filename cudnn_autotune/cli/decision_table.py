@@ -64,8 +64,8 @@ def _print(
             are aligned right and never folded.
     """
     if not console.is_terminal:
-        lines = [[name for name, _ in columns], *(map(_joined, row) for row in rows)]
-        for line in ([title], *lines, [note]):
+        head = [[title], [name for name, _ in columns]] if title else []
+        for line in (*head, *(map(_joined, row) for row in rows), [note]):
             cells = [wording.printable(cell) for cell in line]
             if any(cells):
                 print(*cells, sep="\t", file=console.file)  # rich would expand the tabs

@@ -136,12 +136,11 @@ def tune(
     begin_s = time.monotonic()
     with _bar() as report, events.SEARCHES.shown_elsewhere():
         decisions = tune_problems(found.counts, found.device, mode, budget_s, report)
-    took_s, calls = time.monotonic() - begin_s, found.counts
+    took_s, chosen = time.monotonic() - begin_s, None
     if memory_format == "auto":
         with torch.set_grad_enabled(train):
             chosen = layouts.choose(model, inputs, kwargs).chosen
-        calls = found.by_layout[layouts.CANDIDATES.index(chosen)]
-    made = Tuned(decisions, calls, name, took_s)
+    made = Tuned(decisions, calls_in(found, chosen), name, took_s)
     if _is_terminal():
         print(made, file=sys.stderr)
     else:
@@ -192,6 +191,11 @@ def find_in(
     counts = {problem: n for found in in_both for problem, n in found.counts.items()}
     device = next((found.device for found in in_both if found.device is not None), None)
     return Found(counts, device, by_layout=tuple(found.counts for found in in_both))
+
+
+def calls_in(found: Found, chosen: torch.memory_format | None) -> Mapping[ConvProblem, int]:
+    """Returns the numbers of calls of a step, in the layout that was chosen if two were tried."""
+    return found.by_layout[layouts.CANDIDATES.index(chosen)] if chosen else found.counts
 
 
 def can_tune() -> bool:

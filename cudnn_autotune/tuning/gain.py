@@ -53,10 +53,6 @@ class Against(Compared):
     is_rough: bool
     """Whether one of the times is of a single launch."""
 
-    @property
-    def is_sure(self) -> bool:
-        return not self.is_rough and super().is_sure
-
 
 def pytorchs_entry(selection: Selection) -> Measurement | None:
     """The ranking's entry for the candidate that PyTorch would run; None if the ranking has none.
@@ -82,14 +78,15 @@ def against_pytorch(decision: Decision) -> Against | None:
     if theirs is not ours and not is_sustained:
         least = (theirs.low_ms or pytorch_ms) / (ours.high_ms or ours_ms)
         most = (theirs.high_ms or pytorch_ms) / (ours.low_ms or ours_ms)
-    if theirs.candidate.text in decision.selection.evidence.tied:
+    is_rough = theirs is not ours and min(ours.samples, theirs.samples) <= 1
+    if is_rough or theirs.candidate.text in decision.selection.evidence.tied:
         least, most = min(least, 1.0), max(most, 1.0)
     return Against(
         text=theirs.candidate.text,
         pytorch_ms=pytorch_ms,
         ours_ms=ours_ms,
         is_sustained=is_sustained,
-        is_rough=theirs is not ours and min(ours.samples, theirs.samples) <= 1,
+        is_rough=is_rough,
         least=least,
         most=most,
     )
