@@ -120,27 +120,21 @@ class Total(Compared):
             is_step: whether the numbers of calls are those of a model's step.
             took_s: seconds that the tuning took.
         """
-        what = "convolution call" if is_step else "decision"
-        which = f"its {_count(self.compared_calls, what)}"
-        where = f"a step by estimate of {which}"
+        number = self.compared_calls
+        where = f"a step by estimate of its {_count(number, 'convolution call')}"
         if not is_step:
-            which = _count(self.compared_calls, what)
-            where = (
-                f"for one call of {which}"
-                if self.compared_calls == 1
-                else f"for {which}, a call each"
-            )
+            each = "each of " if number > 1 else ""
+            where = f"for one call of {each}{_count(number, 'convolution')}"
         if not self.calls:
             text = "no convolution was decided"
         elif self.ratio is None:
-            which = "it" if self.calls == 1 else f"any of {_count(self.calls, what)}"
-            text = f"gain over PyTorch not known: its time was not measured for {which}"
+            text = "gain over PyTorch not known, since its time was not measured"
         else:
             times = f"{milliseconds(self.pytorch_ms)} -> {milliseconds(self.ours_ms)} ms"
             text = f"{times} {where} ({self._ratio_in_words()})"
         if took_s is not None:
             text += f", tuned in {took_s:.1f} s"
-        if self.compared_calls and (others := self.calls - self.compared_calls):
+        if number and (others := self.calls - number):
             text += f"; {others:,} more not counted, since PyTorch's time is not known"
         return f"{subject}: {text}" if subject else text
 

@@ -448,7 +448,7 @@ def test_each_mode_has_its_own_headline() -> None:
     auto = [d for d in decisions() if against_pytorch(d)]
     race = [under(d, mode="race") for d in auto]
     alone = total(auto).line()
-    assert "2.426 -> 2.379 ms for 6 decisions, a call each (1.02x)" in alone
+    assert "2.426 -> 2.379 ms for one call of each of 6 convolutions (1.02x)" in alone
     html = page.render([*auto, *race], H200, source="a store.json")
     parsed = Page(html)
     assert parsed.texts["h1"] == ["1.02× by auto, 1.02× by race the speed of PyTorch"]
@@ -489,7 +489,7 @@ def test_what_pytorch_would_run_itself_is_no_gain() -> None:
     line = total([decisions()[4]]).line()
     assert (
         line
-        == "0.04622 -> 0.04622 ms for one call of 1 decision (1.00x: PyTorch would run the same)"
+        == "0.04622 -> 0.04622 ms for one call of 1 convolution (1.00x: PyTorch would run the same)"
     )
     assert total([]).line() == "no convolution was decided"
 

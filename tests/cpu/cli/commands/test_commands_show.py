@@ -58,7 +58,7 @@ def test_table(file: Path) -> None:
         assert f"{decision.chosen.time_ms:.4g}"[:5] in text
         assert decision.selection.evidence.rule.split(":")[0] in text
     assert "64×128×28×28, 128 of 3×3, padding 1" in text
-    assert text.startswith("2.426 -> 2.379 ms for 6 decisions, a call each (1.02x)")
+    assert text.startswith("2.426 -> 2.379 ms for one call of each of 6 convolutions (1.02x)")
     assert "float16 nhwc" in text
     assert "2025-11-21 17:28" in text
 
