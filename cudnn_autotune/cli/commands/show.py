@@ -100,8 +100,9 @@ def show(
     shown = len(block) if len(names) <= _MOST_SHOWN else len(names)
     title = f"{named}: {shown:,} of {count(found.count, 'decision')}"
     if len(names) <= _MOST_SHOWN:  # more are not held in memory
+        which = f" (of the {shown:,} shown)" if total > shown else ""
         for line in gain.lines(block):
-            say(line)
+            say(line + which)
     while block:
         following = list(islice(decisions, _MOST_SHOWN))
         decision_table.show(console, block, title, "" if following else note, peaks)

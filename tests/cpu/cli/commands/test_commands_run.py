@@ -104,8 +104,8 @@ def test_the_summary_says_what_is_gained() -> None:
     other = replace(one, decision=decision(selection=selection((fast,), evidence)), origin="store")
     assert summary([one, other], {"a tensor without elements": 2}) == [
         "2 convolutions served, 1 of them tuned in this run (1.5 s), 1 known from the store",
-        "3.000 -> 2.000 ms for one call of 1 convolution (1.50x); 1 more not counted, since PyTorch's "
-        "time is not known",
+        "3.000 -> 2.000 ms for one call of 1 convolution (1.50x); 1 more not counted, since "
+        "PyTorch's time is not known",
         "2 calls left to PyTorch, mostly: a tensor without elements",
     ]
     assert summary([other], {}) == [
