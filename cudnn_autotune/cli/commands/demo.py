@@ -155,7 +155,9 @@ def _replay(console: Console, details: bool) -> None:
     cases = {name: offline_cases.RecordedCase.shipped(name) for name in recordings.names()}
     modes = sampling.names()
     first = next(iter(cases.values())).recording.environment
-    _print(console, f"No GPU here: forward, from recordings of an {first['gpu']}.")
+    _print(
+        console, f"No GPU here: forward, in short batches, from recordings of an {first['gpu']}."
+    )
     for layer in LAYERS:
         case = cases[layer.recording]
         times_ms = case.oracle().truths[BURST_COLD].times_ms
@@ -176,7 +178,7 @@ def _replay(console: Console, details: bool) -> None:
 def _measure(console: Console, details: bool) -> None:
     found = environment()
     here = f"{found['gpu']}, cuDNN {found['cudnn']}, torch {found['torch']}"
-    _print(console, f"{here}: forward and backward.")
+    _print(console, f"{here}: forward and backward, in short batches.")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         total = len(LAYERS) * len(OPERATIONS) * len(sampling.names())

@@ -123,8 +123,10 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
                 layouts = [torch.contiguous_format, torch.channels_last]
             by_layout = [subject.problems(bench.calls_of, layout) for layout in layouts]
             calls = {problem: n for found in by_layout for problem, n in found.items()}
-            if not calls and not given["as_json"]:
-                click.echo(f"{model} has no convolution to tune")
+            if not calls:
+                click.echo(f"{model} has no convolution to tune", err=given["as_json"])
+                if given["as_json"]:
+                    decision_table.print_json({"gain": None}, ())
                 return
         with settings.flags(mode, budget_ms=budget_ms):
             store = Store(store_path, bench.environment)

@@ -26,7 +26,9 @@ def test_five_lines_answer_without_a_gpu() -> None:
     done = run("demo", obj=None)
     assert done.exit_code == 0, done.output
     text = " ".join(done.stdout.split())
-    assert text.startswith("No GPU here: forward, from recordings of an NVIDIA H200.")
+    assert text.startswith(
+        "No GPU here: forward, in short batches, from recordings of an NVIDIA H200."
+    )
     forum, resnet = text.index("The forum's convolution"), text.index("A layer of ResNet-50")
     assert "PyTorch 0.6523 ms; 1.00x by every mode" in text[forum:resnet]
     assert "PyTorch 0.02964 ms; 1.02x by auto, " in text[resnet:]

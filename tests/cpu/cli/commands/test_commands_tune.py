@@ -387,6 +387,16 @@ def test_what_was_decided_before_ctrl_c_is_shown(
     assert len(found["decisions"]) == 1
 
 
+def test_a_model_without_a_convolution(gpu: Simulated, folder: Path) -> None:
+    bench = dataclasses.replace(gpu.bench, calls_of=lambda *_: {})
+    given = ("tune", "my_nets:Net", "--input", "4,3,12,12", "--store", folder / "store")
+    said = "my_nets:Net has no convolution to tune"
+    assert succeeded(*given, obj=bench) == said
+    done = run(*given, "--json", obj=bench)
+    assert (done.exit_code, done.stderr) == (0, said + "\n")
+    assert json.loads(done.stdout) == {"gain": None, "decisions": []}
+
+
 def test_json(gpu: Simulated, folder: Path) -> None:
     given = ("tune", "my_nets:Mixed", "--input", "4,3,12,12", "--store", folder / "store")
     done = run(*given, "--json", obj=gpu.bench)
