@@ -8,6 +8,7 @@ is imported.
 from __future__ import annotations
 
 import codecs
+import difflib
 import importlib
 import io
 import os
@@ -29,7 +30,10 @@ COMMANDS = {
         "check:check",
         "Build candidates for one layer, run them, and compare them with a reference.",
     ),
-    "demo": ("demo:demo", "Every sampling mode on two well-known layers, side by side."),
+    "demo": (
+        "demo:demo",
+        "Show what this GPU gains on two well-known layers, by every sampling mode.",
+    ),
     "diff": (
         "diff:diff",
         "Tell how two stores (folders or files) differ; exit status 1 where they do, 2 where one "
@@ -87,6 +91,15 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Names the nearest command where there is none of the name."""
+        near = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if near and near != args[:1]:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -18,6 +18,7 @@ import numpy as np
 from cudnn_autotune import sampling
 from cudnn_autotune.audit.judging import relative_error
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Pick, Record, Truth
+from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.offline.recording import Recording, Rounds
@@ -112,16 +113,21 @@ def pick(case: RecordedCase, mode: str, seed: int, limits: Limits) -> Pick:
     order.
     """
     timer = case.open(seed)
-    strategy = sampling.get(mode)
-    if dataclasses.is_dataclass(strategy) and hasattr(strategy, "seed"):
-        strategy = dataclasses.replace(strategy, seed=seed)
     try:
-        selection = strategy.select(timer.candidates, timer, limits)
+        selection = select(timer, mode, seed, limits)
     except Exception as error:  # the other runs still count; the record names this one
         found = Pick(tuning_ms=timer.elapsed_ms(), error=f"{type(error).__name__}: {error}")
     else:
         found = Pick.of(selection, timer.elapsed_ms())
     return dataclasses.replace(found, lacking=timer.missing)
+
+
+def select(timer: ReplayTimer, mode: str, seed: int, limits: Limits) -> Selection | None:
+    """Returns what a mode selects; ``seed`` is that of its turns. Raises whatever the mode does."""
+    strategy = sampling.get(mode)
+    if dataclasses.is_dataclass(strategy) and hasattr(strategy, "seed"):
+        strategy = dataclasses.replace(strategy, seed=seed)
+    return strategy.select(timer.candidates, timer, limits)
 
 
 def seed_of(seed: int, *names: object) -> int:

@@ -1,9 +1,13 @@
-"""Prints decisions as a table."""
+"""Prints decisions: as a table, or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,16 +16,18 @@ from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.roofline import Peaks
+from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store import Decision
+from cudnn_autotune.tuning import gain
 
 _PIPE_WIDTH = 150
 
 
-def console() -> Console:
-    """The console of standard output; wide in logs and pipes, where 80 columns cut numbers."""
-    found = Console()
-    return found if found.is_terminal else Console(width=_PIPE_WIDTH)
+def console(err: bool = False) -> Console:
+    """The console of standard output or error; wide in logs and pipes, where 80 columns cut
+    numbers."""
+    found = Console(stderr=err)
+    return found if found.is_terminal else Console(width=_PIPE_WIDTH, stderr=err)
 
 
 def show(
@@ -32,47 +38,101 @@ def show(
     peaks: Peaks | None = None,
 ) -> None:
     """Prints the table, with limits if the GPU's peaks are known."""
-    made = _table(title, note)
-    made.add_column("problem", overflow="fold", ratio=3)
-    made.add_column("engine, and why", overflow="fold", ratio=4)
-    made.add_column("time, ms", justify="right", no_wrap=True)
-    for decision in decisions:
-        made.add_row(*(_cell(*lines) for lines in _cells(decision, far(decision, peaks))))
-    console.print(made)
+    columns = (("problem", 3), ("engine, and why", 4), ("time, ms", 0))
+    rows = (_cells(decision, far(decision, peaks)) for decision in decisions)
+    _print(console, columns, rows, title, note)
 
 
 def show_farthest(console: Console, found: Iterable[Far], title: str, note: str = "") -> None:
     """Prints the table of decisions that are far from their limits, in their order."""
-    made = _table(title, note)
-    made.add_column("problem", overflow="fold", ratio=3)
-    made.add_column("engine", overflow="fold", ratio=2)
-    for name in ("time, ms", "limit, ms", "time / limit", "to be won, ms"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("bound by", no_wrap=True)
-    for one in found:
-        chosen = one.decision.chosen
-        times = (one.time_ms, one.limit.limit_ms, one.gain_ms)
-        time, least, gain = map(wording.milliseconds, times)
-        made.add_row(
-            _cell(*_described(one.decision)),
-            _cell((chosen.candidate if chosen else ATEN).text),
-            *map(_cell, (time, least, wording.ratio(one.times_limit), gain, one.limit.bound_by)),
-        )
-    console.print(made)
+    numbers = ("time, ms", "limit, ms", "time / limit", "to be won, ms")
+    columns = (("problem", 3), ("engine", 2), *((name, 0) for name in numbers), ("bound by", 1))
+    _print(console, columns, map(_far_cells, found), title, note)
 
 
-def _table(title: str, note: str) -> Table:
+def _print(
+    console: Console,
+    columns: Sequence[tuple[str, int]],
+    rows: Iterable[Sequence[tuple[str, ...]]],
+    title: str,
+    note: str,
+) -> None:
+    """Prints a table in a terminal; elsewhere a line for each row, its cells apart by tabs.
+
+    Args:
+        columns: The name of each column and its share of the width; 0 stands for numbers, which
+            are aligned right and never folded.
+    """
+    if not console.is_terminal:
+        head = [[title], [name for name, _ in columns]] if title else []
+        for line in (*head, *(map(_joined, row) for row in rows), [note]):
+            cells = [wording.printable(cell) for cell in line]
+            if any(cells):
+                print(*cells, sep="\t", file=console.file)  # rich would expand the tabs
+        return
     made = Table(title_justify="left", caption_justify="left")
     made.title = Text(wording.printable(title)) if title else None
     made.caption = Text(wording.printable(note), overflow="fold") if note else None
-    return made
+    for name, share in columns:
+        if share:
+            made.add_column(name, overflow="fold", ratio=share)
+        else:
+            made.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*(_cell(*lines) for lines in row))
+    console.print(made)
+
+
+def _joined(lines: tuple[str, ...]) -> str:
+    return ", ".join(line for line in lines if line)
+
+
+def _far_cells(one: Far) -> list[tuple[str, ...]]:
+    chosen = one.decision.chosen
+    times = map(wording.milliseconds, (one.time_ms, one.limit.limit_ms, one.gain_ms))
+    time, least, gain_ms = times
+    return [
+        _described(one.decision),
+        ((chosen.candidate if chosen else ATEN).text,),
+        *((text,) for text in (time, least, wording.ratio(one.times_limit), gain_ms)),
+        (one.limit.bound_by,),
+    ]
+
+
+def print_json(
+    head: dict[str, Any],
+    decisions: Iterable[Decision],
+    peaks: Peaks | None = None,
+    more: Callable[[Decision], dict[str, Any]] = lambda decision: {},
+) -> None:
+    """Prints the head's fields, and one decision after another, since there may be many.
+
+    Args:
+        peaks: those of the GPU; without them no limits are printed.
+        more: further fields of a decision.
+    """
+    click.echo(json.dumps(head, indent=1).removesuffix("\n}") + ',\n "decisions": [', nl=False)
+    separator = "\n  "
+    for decision in decisions:
+        against = gain.against_pytorch(decision)
+        tree = {
+            "key": decision.key,
+            **({} if peaks is None else {"limit": asdict(limit(decision.problem, peaks))}),
+            **more(decision),
+            "gain": None if against is None else against.to_json(),
+            **decision.to_json(),
+        }
+        text = json.dumps(tree, indent=1, allow_nan=False).replace("\n", "\n  ")
+        click.echo(separator + text, nl=False)
+        separator = ",\n  "
+    click.echo("\n ]\n}")
 
 
 def _cells(decision: Decision, distance: Far | None) -> list[tuple[str, ...]]:
     """The lines of each cell in a decision's row."""
     chosen = decision.chosen
     candidate = chosen.candidate if chosen else ATEN
-    rule = decision.selection.evidence.rule if chosen else "every other's output was wrong"
+    rule = decision.selection.evidence.rule_in_words if chosen else "every other's output was wrong"
     time = wording.milliseconds(chosen.time_ms if chosen else None)
     interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""
     alone = wording.milliseconds(chosen.sustained_ms if chosen else None)

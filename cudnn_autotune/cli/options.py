@@ -3,6 +3,7 @@ which are tried before anything is measured."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import math
 import os
@@ -136,7 +137,9 @@ def check_modes(option: str, given: Sequence[str], allowed: Sequence[str]) -> No
     """Raises BadParameter for a mode that is not allowed."""
     for name in given:
         if name not in allowed:
-            raise refuse(option, f"{name!r} is not one of {', '.join(allowed)}")
+            near = difflib.get_close_matches(name, allowed, 1)
+            said = f"; did you mean {near[0]!r}?" if near else ""
+            raise refuse(option, f"{name!r} is not one of {', '.join(allowed)}{said}")
 
 
 def group(*options: Callable[..., Any]) -> Callable[..., Any]:

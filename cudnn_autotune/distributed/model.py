@@ -18,7 +18,16 @@ from cudnn_autotune.distributed.turns import turn_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED
 from cudnn_autotune.nn.models import memory_format as layouts
-from cudnn_autotune.nn.tune import can_tune, check_arguments, find_in, mode_for, tune_problems
+from cudnn_autotune.nn.tune import (
+    Tuned,
+    calls_in,
+    can_tune,
+    check_arguments,
+    find_in,
+    mode_for,
+    passes,
+    tune_problems,
+)
 from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -35,7 +44,7 @@ def tune(
     group: dist.ProcessGroup | None = None,
     timeout_s: float = 600.0,
     **kwargs: Any,
-) -> list[Decision]:
+) -> Tuned:
     """Tunes what ``model(*inputs, **kwargs)`` needs on all ranks of a group together.
 
     Every rank of the group calls it, with a model and inputs on its own CUDA device. The model runs
@@ -64,9 +73,9 @@ def tune(
             for any one problem.
 
     Returns:
-        The decisions that are installed now: the same list on all ranks of equal environments.
-        Without torch.distributed and a CUDA device the list is empty, as of
-        ``cudnn_autotune.tune``.
+        The decisions that are installed now: the same list on all ranks of equal environments. Its
+        text is one line, the gain of this rank's step, as of ``cudnn_autotune.tune``. Without
+        torch.distributed and a CUDA device the list is empty, as there.
 
     Raises:
         DistributedTuningError: on all ranks, and nothing is installed: one has raised, died, timed
@@ -89,13 +98,14 @@ def tune(
             return decision
 
     check_arguments(model, train, memory_format)
+    name, chosen = passes(type(model).__name__, train), None
     members = group_of(group, timeout_s)
     # No other thread's call comes between the two calls of this one.
     with nullcontext() if members is None else turn_of(members, timeout_s):
         if members is None:
             mode = mode_for(budget_s)
             if not can_tune():
-                return []
+                return Tuned([], {}, name)
             found = find_in(memory_format, train, model, inputs, kwargs)
             if found.device is None:
                 raise ValueError(NOTHING_SERVED)
@@ -130,8 +140,8 @@ def tune(
         remembering.install(final if members is None else decisions, device)
         if memory_format == "auto":
             with torch.set_grad_enabled(train):
-                _lay_out(model, inputs, kwargs, members, timeout_s)
-    return decisions
+                chosen = _lay_out(model, inputs, kwargs, members, timeout_s).chosen
+    return Tuned(decisions, calls_in(found, chosen), name)
 
 
 def _lay_out(
@@ -140,22 +150,22 @@ def _lay_out(
     kwargs: dict[str, Any],
     members: Group | None,
     timeout_s: float,
-) -> None:
+) -> layouts.MemoryFormatChoice:
     """Gives the model the faster layout, the same on all ranks."""
     if members is None:
-        layouts.choose(model, inputs, kwargs)
-        return
+        return layouts.choose(model, inputs, kwargs)
     everybody = range(members.size)
     with exchange_with(members, timeout_s) as exchange:
         exchange.handshake(Environment.of(), {"call": "tune, its layouts"})
         exchange.note("steps of the model in both layouts")
-        layouts.choose(
+        made = layouts.choose(
             model,
             inputs,
             kwargs,
             lambda own: exchange.combine("times", own, everybody, _summed, _times),
         )
         exchange.agree()
+    return made
 
 
 def _any(answers: Mapping[int, bool]) -> bool:

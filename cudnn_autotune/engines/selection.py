@@ -99,6 +99,12 @@ class Evidence:
         if not self.sustained_reach >= 1:
             raise ValueError(f"sustained_reach must be 1 or more, got {self.sustained_reach}")
 
+    @property
+    def rule_in_words(self) -> str:
+        """The rule; where others could not be told from the fastest, it is the fastest so far."""
+        is_open = len(self.tied) > 1 or any("undecided" in remark for remark in self.remarks)
+        return "fastest so far, undecided" if self.rule == "fastest" and is_open else self.rule
+
 
 @dataclass(frozen=True)
 class Selection:

@@ -33,6 +33,8 @@ class Found:
     """Index of the CUDA device that all of them run on; None if this package serves nothing."""
     calls: tuple[Choice, ...] = ()
     """The choices of the heuristics that served the run: the policies of the calls."""
+    by_layout: tuple[Mapping[ConvProblem, int], ...] = ()
+    """Numbers of calls in each layout that the model was tried in; empty if it was in one."""
 
 
 def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProblem]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Literal
@@ -15,16 +16,59 @@ from torch import nn
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import extension_available
+from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.store.decision import Decision
-from cudnn_autotune.tuning import events, settings, tune_problem
+from cudnn_autotune.tuning import events, gain, settings, tune_problem
 from cudnn_autotune.tuning.model_tuning import Progress, tune_together
 
 _log = logging.getLogger(__name__)
+
+
+class Tuned(list[Decision]):
+    """A list of the decisions for a model. Its text is one line: what a step gains over PyTorch."""
+
+    gain: gain.Total
+    """The sums over the convolutions of a step: ``pytorch_ms``, ``ours_ms``, ``ratio``."""
+    calls: Mapping[ConvProblem, int]
+    """The number of a step's calls of each problem."""
+
+    def __init__(
+        self,
+        decisions: Iterable[Decision],
+        calls: Mapping[ConvProblem, int],
+        subject: str,
+        took_s: float | None = None,
+    ) -> None:
+        super().__init__(decisions)
+        self.gain = gain.total(self, calls)
+        self.calls, self._line = calls, self.gain.line(subject, is_step=True, took_s=took_s)
+
+    @property
+    def speedup(self) -> float | None:
+        """PyTorch's time of the step's convolutions over ours; None if nothing was compared."""
+        return self.gain.ratio
+
+    def __repr__(self) -> str:
+        return self._line
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[object, ...]] = [("problem", "calls", "chosen", "PyTorch / chosen")]
+        for one in self:
+            against, chosen = gain.against_pytorch(one), one.chosen
+            rows.append(
+                (
+                    one.problem.text,
+                    self.calls.get(one.problem, 0),
+                    chosen.candidate.text if chosen else "aten",
+                    None if against is None else f"{against.ratio:.2f}",
+                )
+            )
+        return html_table(self._line, rows)
 
 
 def tune(
@@ -34,7 +78,7 @@ def tune(
     budget_s: float | None = None,
     memory_format: Literal["auto"] | None = None,
     **kwargs: Any,
-) -> list[Decision]:
+) -> Tuned:
     """Tunes what ``model(*inputs, **kwargs)`` needs, so that its first step does not wait.
 
     The model runs once, with cuDNN's heuristics, which shows its problems and how often a step
@@ -47,7 +91,9 @@ def tune(
 
     This holds for the default mode, ``auto``. If another mode is in force, each problem is tuned in
     that mode, one after the other. A layer whose ``sampling=`` differs from the mode in force still
-    tunes at its first call. In a terminal a progress bar shows what is left.
+    tunes at its first call. In a terminal a progress bar shows what is left, and one line on
+    standard error says at the end what a step gains over PyTorch; elsewhere the log says it at
+    level INFO.
 
     Args:
         model: on one CUDA device, with layers of this package, or under ``enable()``.
@@ -63,8 +109,11 @@ def tune(
             model must not be wrapped for several GPUs. None: the model is tuned as it is.
 
     Returns:
-        The decisions, in the order in which a step calls their problems. Without a CUDA device, or
-        with a CPU-only torch, nothing is done: the list is empty, and the log says so once.
+        The decisions, in the order in which a step calls their problems: a list whose text is that
+        line, and whose ``speedup`` is its ratio. PyTorch's time is that of what it would run by
+        default, from the same races; with ``"auto"`` the step is that in the layout which the
+        model got. Without a CUDA device, or with a CPU-only torch, nothing is done: the list is
+        empty, and the log says so once.
 
     Raises:
         TypeError: ``model`` is no module, ``budget_s`` no number, or ``train`` no bool.
@@ -78,17 +127,30 @@ def tune(
     """
     check_arguments(model, train, memory_format)
     mode = mode_for(budget_s)
+    name = passes(type(model).__name__, train)
     if not can_tune():
-        return []
+        return Tuned([], {}, name)
     found = find_in(memory_format, train, model, inputs, kwargs)
     if found.device is None:
         raise ValueError(NOTHING_SERVED)
+    begin_s = time.monotonic()
     with _bar() as report, events.SEARCHES.shown_elsewhere():
-        made = tune_problems(found.counts, found.device, mode, budget_s, report)
+        decisions = tune_problems(found.counts, found.device, mode, budget_s, report)
+    took_s, chosen = time.monotonic() - begin_s, None
     if memory_format == "auto":
         with torch.set_grad_enabled(train):
-            layouts.choose(model, inputs, kwargs)
+            chosen = layouts.choose(model, inputs, kwargs).chosen
+    made = Tuned(decisions, calls_in(found, chosen), name, took_s)
+    if _is_terminal():
+        print(made, file=sys.stderr)
+    else:
+        _log.info("%s", made)
     return made
+
+
+def passes(model: str, train: bool) -> str:
+    """Returns a model's name with what is tuned of it."""
+    return f"{model}, forward{' + backward' if train else ''}"
 
 
 def check_arguments(model: object, train: object, memory_format: object) -> None:
@@ -128,7 +190,12 @@ def find_in(
         in_both = layouts.in_each(model, lambda: find(model, inputs, kwargs))
     counts = {problem: n for found in in_both for problem, n in found.counts.items()}
     device = next((found.device for found in in_both if found.device is not None), None)
-    return Found(counts, device)
+    return Found(counts, device, by_layout=tuple(found.counts for found in in_both))
+
+
+def calls_in(found: Found, chosen: torch.memory_format | None) -> Mapping[ConvProblem, int]:
+    """Returns the numbers of calls of a step, in the layout that was chosen if two were tried."""
+    return found.by_layout[layouts.CANDIDATES.index(chosen)] if chosen else found.counts
 
 
 def can_tune() -> bool:
@@ -148,9 +215,13 @@ def _say_that_nothing_is_tuned() -> None:
     _log.warning("tune() does nothing: %s", why)
 
 
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def _bar() -> AbstractContextManager[Callable[[Progress], None]]:
     """The progress bar in a terminal, else nothing."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not _is_terminal():
         return nullcontext(lambda progress: None)
     from rich.console import Console  # most programs need neither
 

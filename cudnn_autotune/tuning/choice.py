@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
@@ -15,6 +16,7 @@ from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Policy, Provenance
 from cudnn_autotune.store.peaks_file import peaks_of
 from cudnn_autotune.timers.lacking import NOTHING, Lacking
+from cudnn_autotune.tuning import gain
 from cudnn_autotune.tuning.checking import OutputChecks
 
 
@@ -118,6 +120,56 @@ class Choice(_Facts):
             ranking=tuple(ranking),
             candidates=len(ranking),
         )
+
+    def __repr__(self) -> str:
+        parts = [self.text]
+        if self.time_ms is not None:
+            parts.append(f"{gain.milliseconds(self.time_ms)} ms")
+        parts.append(self._gain_in_words())
+        parts.append(f"{self.origin}, {self.sampling}" + (", provisional" * bool(self.provisional)))
+        return f"Choice({self.problem.text}: {', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        chosen = self.text if self.time_ms is None else f"{self.text}: {self.time_ms:.4g} ms"
+        rule = self.decision.selection.evidence.rule_in_words
+        rows = {
+            "chosen": chosen,
+            "why": f"{rule} ({self.sampling}, {self.origin})",
+            "against PyTorch": self._gain_in_words(),
+            "workspace": f"{self.workspace_bytes:,} bytes",
+            "tuning": f"{self.tuning_ms:.1f} ms, {self.total_samples:,} launches",
+            "provisional": self.provisional,
+        }
+        return html_table(self.problem.text, ((name, text) for name, text in rows.items() if text))
+
+    def _gain_in_words(self) -> str:
+        found = self._against
+        if found is None:
+            return "PyTorch's time unknown"
+        if found.text == self.text:
+            return "1.00x: PyTorch would run the same"
+        unsure = "" if found.is_sure else ", which may be noise"
+        return f"{found.ratio:.2f}x over PyTorch{unsure}"
+
+    @property
+    def _against(self) -> gain.Against | None:
+        return gain.against_pytorch(self.decision)
+
+    @property
+    def pytorch_ms(self) -> float | None:
+        """Milliseconds a call of what PyTorch would run by default, measured in the same race as
+        ``time_ms`` and in the same way; None if it was not measured, as by a mode that does not
+        time, or in a decision that lacks it."""
+        found = gain.pytorchs_entry(self.decision.selection)
+        return None if found is None else found.time_ms
+
+    @property
+    def speedup(self) -> float | None:
+        """PyTorch's time over that of the chosen candidate: above 1, the choice is faster, and 1 if
+        PyTorch would run the same. It is the ratio of sustained runs if both had one, and else that
+        of ``pytorch_ms`` to ``time_ms``; None if one of them was not measured."""
+        found = self._against
+        return None if found is None else found.ratio
 
     @property
     def limit(self) -> Limit | None:

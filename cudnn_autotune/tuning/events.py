@@ -4,12 +4,15 @@ and one warning a process that says why its first calls take long."""
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from cudnn_autotune.tuning.choice import Choice
@@ -77,7 +80,8 @@ class SlowSearches:
     def searching(self) -> Iterator[None]:
         """A context that lasts as long as one first call chooses its engine."""
         begin_s = time.perf_counter()
-        timer = threading.Timer(self._after_s - self._took_s, self._warn)
+        caller = (threading.get_ident(),)
+        timer = threading.Timer(self._after_s - self._took_s, self._warn, caller)
         timer.daemon = True
         if self._is_due:
             with suppress(RuntimeError):  # no more threads can be started
@@ -98,21 +102,37 @@ class SlowSearches:
         finally:
             self._is_due = was_due
 
-    def _warn(self) -> None:
+    def _warn(self, caller: int) -> None:
         if not self._is_due:
             return
         self._is_due = False
         each = f", {self._took_s / self._done:.2g} s each" if self._done else ""
         _log.warning(
-            "The first calls of convolutions have waited %.3g s so far for engines to be compiled "
-            "and timed: %d convolutions are ready%s. The first shapes of each layer wait like "
-            "this. To wait less: sampling='online', or cudnn_autotune.set_budget_ms(); to time "
-            "nothing: sampling='heuristic'; to tune beforehand: cudnn_autotune.tune(model, ...), "
-            "or cudnn-autotune tune.",
+            "The first calls of convolutions%s have waited %.3g s so far for engines to be "
+            "compiled and timed: %d convolutions are ready%s. The first shapes of each layer wait "
+            "like this. To wait less: sampling='online', or cudnn_autotune.set_budget_ms(); to "
+            "time nothing: sampling='heuristic'; to tune beforehand: "
+            "cudnn_autotune.tune(model, ...), or cudnn-autotune tune.",
+            _place(sys._current_frames().get(caller)),
             self._after_s,
             self._done,
             each,
         )
+
+
+def _place(frame: FrameType | None) -> str:
+    """Returns in words which part of a model a thread is in; empty where that is not known, as in a
+    backward."""
+    modules = []
+    while frame is not None:
+        if isinstance(held := frame.f_locals.get("self"), nn.Module):
+            modules.append(held)
+        frame = frame.f_back
+    if not modules:
+        return ""
+    model = modules[-1]
+    name = next((name for name, part in model.named_modules() if part is modules[0]), "")
+    return f" (now {'.'.join(filter(None, [type(model).__name__, name]))})"
 
 
 SEARCHES = SlowSearches()

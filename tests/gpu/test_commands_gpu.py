@@ -12,9 +12,10 @@ from stored import refused, run, succeeded
 from user_implementations import EMPTY, Written, registered
 
 import cudnn_autotune as ca
-from cudnn_autotune.cli.report.against import against_pytorch
+from cudnn_autotune import sampling
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.tuning.gain import against_pytorch, total
 
 pytestmark = pytest.mark.gpu
 
@@ -48,6 +49,11 @@ def test_a_layer(tmp_path: Path) -> None:
         assert decision.provenance.torch == torch.__version__
         # PyTorch's own pick is always among the candidates.
         assert against_pytorch(decision) is not None
+    told = run("tune", *LAYER, *HALF, "--store", tmp_path, "--json")
+    assert told.exit_code == 0, told.output
+    gain = json.loads(told.stdout)["gain"]
+    assert (gain["calls"], gain["compared_calls"]) == (3, 3)
+    assert gain["speedup"] == pytest.approx(total(found.values()).ratio)
     ca.forget()  # each command is a process of its own for its users
     text = succeeded("tune", *LAYER, *HALF, "--store", tmp_path)
     assert "3 problems, 3 of them known already" in text
@@ -126,3 +132,15 @@ def test_a_gpu_that_is_not_here_is_built_for() -> None:
     text = succeeded(*CHECKED, "--candidate", "depthwise", "--gpu", "a100")
     assert "compiles to" in text
     assert "Nothing was run, since a100 is not here" in text
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "names", lambda: ("heuristic", "race", "auto"))
+    text = succeeded("demo")
+    assert text.startswith(torch.cuda.get_device_name())
+    forum, resnet = text.index("The forum's convolution"), text.index("A layer of ResNet-50")
+    for part in (text[forum:resnet], text[resnet:]):
+        assert "PyTorch's time is not known" not in part
+        assert "x by " in part
+        assert "auto" in part
+    assert ca.choices() == []

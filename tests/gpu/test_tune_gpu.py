@@ -70,6 +70,14 @@ def test_a_first_step_after_it_searches_nothing(folder: Path) -> None:
     before = ca.choices()
     assert {choice.origin for choice in before} == {"tuned"}
     assert {choice.problem for choice in before} == {decision.problem for decision in made}
+    # PyTorch's time is of the same races; the 3x3 layer is called twice in each direction.
+    assert (made.gain.calls, made.gain.compared_calls) == (9, 9)
+    compared = [choice for choice in before if choice.speedup is not None]
+    assert len(compared) == 6
+    times = [(made.calls[c.problem], c.pytorch_ms, c.time_ms) for c in compared]
+    theirs, ours = (sum(n * (t[i] or 0.0) for n, *t in times) for i in (0, 1))
+    assert made.speedup == pytest.approx(theirs / ours)
+    assert str(made).startswith(f"{type(model).__name__}, forward + backward: ")
     heard: list[ca.Choice] = []
     with ca.on_decision(heard.append):
         output, gradient = step(model, x)
@@ -128,6 +136,8 @@ def test_both_layouts_are_tuned_and_the_model_has_one_of_them() -> None:
     made = ca.tune(model, image, train=False, memory_format="auto")
     layouts = {decision.problem.memory_format for decision in made}
     assert layouts == {torch.contiguous_format, torch.channels_last}
+    # The sums are of a step in one layout.
+    assert made.gain.calls == sum(made.calls.values()) == 3
     before = ca.choices()
     with torch.no_grad():
         model(image)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
@@ -36,8 +39,11 @@ _MARKS = {
     metavar="SHARE",
     help="Times that differ by less, relatively, are alike.",
 )
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
-def diff(ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float) -> None:
+def diff(
+    ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float, as_json: bool
+) -> None:
     """Tell how two stores (folders or files) differ; exit status 1 where they do, 2 where one of
     them cannot be read, or not all of it.
 
@@ -46,20 +52,28 @@ def diff(ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float)
     """
     files = [_opened(path, name, wanted) for path, name in ((a, "A"), (b, "B"))]
     left, right = (list(wanted.of(file.decisions)) for file in files)
-    for mark, name, file in zip("-+", "AB", files, strict=True):
-        say(f"{mark * 3} {name}: {file.path}")
-    for line in _between(files[0].environment, files[1].environment):
-        say(line)
-    lines = list(differences(left, right, tolerance))
-    for line in lines:
-        say(line)
-    counts = {mark: sum(line.startswith(mark) for line in lines) for mark in _MARKS}
-    totals = ", ".join(f"{counts[mark]} {words}" for mark, words in _MARKS.items())
-    alike = len(left) - sum(counts[mark] for mark in "-!~")
-    click.echo(f"{totals}; {count(alike, 'decision')} alike")
+    found = list(differences(left, right, tolerance))
+    alike = len(left) - sum(one.mark in "-!~" for one in found)
+    if as_json:
+        tree: dict[str, Any] = {
+            name: {"path": str(file.path), "environment": file.environment.to_json()}
+            for name, file in zip("ab", files, strict=True)
+        }
+        tree |= {"differences": [one.to_json() for one in found], "alike": alike}
+        click.echo(json.dumps(tree, indent=1, allow_nan=False))
+    else:
+        for mark, name, file in zip("-+", "AB", files, strict=True):
+            say(f"{mark * 3} {name}: {file.path}")
+        for line in _between(files[0].environment, files[1].environment):
+            say(line)
+        for one in found:
+            say(str(one))
+        counts = Counter(one.mark for one in found)
+        totals = ", ".join(f"{counts[mark]} {words}" for mark, words in _MARKS.items())
+        click.echo(f"{totals}; {count(alike, 'decision')} alike")
     if any(file.complaints for file in files):
         ctx.exit(2)
-    if lines:
+    if found:
         ctx.exit(1)
 
 
@@ -77,29 +91,55 @@ def _between(a: Environment, b: Environment) -> Iterator[str]:
             yield f"{field.name}: {one or 'none'} -> {other or 'none'}"
 
 
-def differences(a: Iterable[Decision], b: Iterable[Decision], tolerance: float) -> Iterator[str]:
-    """A line for each difference, in the order of ``a``, and then for what only ``b`` has. Times
-    differ if they do by more than ``tolerance``, relative to the one in ``a``."""
+class Difference(NamedTuple):
+    """A problem whose decisions differ."""
+
+    mark: str
+    """The kind of the difference: a key of ``_MARKS``."""
+    a: Decision | None
+    b: Decision | None
+    times: tuple[float, float] | None = None
+    """Milliseconds in A and B by the same method, where the engine is the same."""
+
+    @property
+    def key(self) -> str:
+        decision = self.a or self.b
+        assert decision is not None
+        return decision.key + (" deterministic" if decision.problem.deterministic else "")
+
+    def __str__(self) -> str:
+        told = " -> ".join(_told(one) for one in (self.a, self.b) if one is not None)
+        if self.times is not None and self.a is not None:
+            before, after = self.times
+            change = f"{milliseconds(before)} -> {milliseconds(after)} ms"
+            told = f"{_engine(self.a)} {change} ({100 * (after / before - 1):+.1f} %)"
+        return f"{self.mark} {self.key}: {told}"
+
+    def to_json(self) -> dict[str, Any]:
+        sides = {
+            name: one and {"engine": _engine(one), "time_ms": one.chosen and one.chosen.reported_ms}
+            for name, one in (("a", self.a), ("b", self.b))
+        }
+        return {"kind": _MARKS[self.mark], "key": self.key, **sides}
+
+
+def differences(
+    a: Iterable[Decision], b: Iterable[Decision], tolerance: float
+) -> Iterator[Difference]:
+    """Yields the differences in the order of ``a``, and then what only ``b`` has. Times differ if
+    they do by more than ``tolerance``, relative to the one in ``a``."""
     left = {codec.name_of(decision): decision for decision in a}
     right = {codec.name_of(decision): decision for decision in b}
     for name, decision in left.items():
-        label, engine = _label(decision), _engine(decision)
         other = right.pop(name, None)
         if other is None:
-            yield f"- {label}: {_told(decision)}"
-        elif engine != _engine(other):
-            yield f"! {label}: {_told(decision)} -> {_told(other)}"
-        elif times := _times(decision, other):
-            before, after = times
-            if abs(after / before - 1) > tolerance:
-                change = f"{milliseconds(before)} -> {milliseconds(after)} ms"
-                yield f"~ {label}: {engine} {change} ({100 * (after / before - 1):+.1f} %)"
+            yield Difference("-", decision, None)
+        elif _engine(decision) != _engine(other):
+            yield Difference("!", decision, other)
+        elif (times := _times(decision, other)) and abs(times[1] / times[0] - 1) > tolerance:
+            yield Difference("~", decision, other, times)
     for decision in right.values():
-        yield f"+ {_label(decision)}: {_told(decision)}"
-
-
-def _label(decision: Decision) -> str:
-    return decision.key + (" deterministic" if decision.problem.deterministic else "")
+        yield Difference("+", None, decision)
 
 
 def _engine(decision: Decision) -> str:

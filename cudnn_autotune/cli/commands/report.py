@@ -12,6 +12,7 @@ from cudnn_autotune.cli.filters import Filter, filter_options, in_order, passing
 from cudnn_autotune.cli.options import FILE, check_new, force_option, refuse, write
 from cudnn_autotune.cli.stores import store_option
 from cudnn_autotune.cli.wording import count, say
+from cudnn_autotune.tuning import gain
 
 _SUFFIXES = (".html", ".htm")
 # Some 10 KB each; a browser opens this many, and a person reads fewer.
@@ -50,4 +51,6 @@ def report(out: Path, store_path: Path | None, wanted: Filter, sort: str, force:
     )
     data = html.encode()
     write("FILE.html", out, data)
+    for line in gain.lines(shown):
+        say(line)
     say(f"{count(len(shown), 'decision')} -> {out} ({len(data) / 1024:.0f} KiB)")

@@ -14,9 +14,10 @@ from types import TracebackType
 import click
 
 from cudnn_autotune import sampling
-from cudnn_autotune.cli.report.against import total
-from cudnn_autotune.cli.wording import milliseconds, say
+from cudnn_autotune.cli.options import check_modes, refuse
+from cudnn_autotune.cli.wording import count, say
 from cudnn_autotune.nn.models.process_wide import enable
+from cudnn_autotune.tuning import gain
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks
 
@@ -35,11 +36,9 @@ def run(mode: str | None, is_module: bool, script: str, arguments: tuple[str, ..
     standard error says at the end what was tuned, and what it gains. Processes that the script
     starts are not affected. With torchrun: `torchrun --no-python ... cudnn-autotune run SCRIPT`.
     """
-    if mode is not None and mode not in sampling.names():
-        allowed = ", ".join(sampling.names())
-        raise click.BadParameter(f"{mode!r} is not one of {allowed}", param_hint="'--sampling'")
+    check_modes("--sampling", [] if mode is None else [mode], sampling.names())
     if not is_module and not Path(script).exists():
-        raise click.BadParameter(f"{script!r} does not exist", param_hint="'SCRIPT'")
+        raise refuse("SCRIPT", f"{script!r} does not exist")
     warnings.showwarning = warnings._showwarning_orig  # type: ignore[attr-defined]
     sys.argv = [script, *arguments]
     # Python has the script's folder in this place, and `python -m` the current one.
@@ -92,25 +91,15 @@ def summary(made: Sequence[Choice], left: Mapping[str, int]) -> list[str]:
         origins = {choice.origin for choice in made}
         searched = [choice for choice in made if choice.origin == "tuned"]
         seconds = sum(choice.tuning_ms for choice in searched) / 1e3
-        text = f"{_counted(len(made), 'convolution')} served"
+        text = f"{count(len(made), 'convolution')} served"
         if origins != {"store"}:
             text += f", {len(searched)} of them tuned in this run ({seconds:.1f} s)"
         lines.append(f"{text}, {sum(c.origin == 'store' for c in made)} known from the store")
-        found = total(choice.decision for choice in made)
-        if found.ratio is not None:
-            lines.append(
-                f"one call of each takes {milliseconds(found.ours_ms)} ms, and "
-                f"{milliseconds(found.pytorch_ms)} ms by what PyTorch runs by default: "
-                f"{found.ratio:.2f}x ({found.compared} of them compared)"
-            )
+        lines += gain.lines(choice.decision for choice in made)
     else:
         lines.append("no convolution was served: none ran on a CUDA device")
     others = {reason: n for reason, n in left.items() if "own path was chosen" not in reason}
     if others:
         reason = max(others, key=lambda key: others[key])
-        lines.append(f"{_counted(sum(others.values()), 'call')} left to PyTorch, mostly: {reason}")
+        lines.append(f"{count(sum(others.values()), 'call')} left to PyTorch, mostly: {reason}")
     return lines
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,8 @@ from cudnn_autotune.cli.gpu_peaks import farthest
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store, store_option
 from cudnn_autotune.cli.wording import count, printable, say
-from cudnn_autotune.engines.roofline import Peaks, limit
-from cudnn_autotune.store import Decision
+from cudnn_autotune.engines.roofline import Peaks
+from cudnn_autotune.tuning import gain
 
 _MOST_FAR = 20
 _MOST_SHOWN = 500
@@ -82,16 +80,17 @@ def show(
         limit = len(found.lines) if show_all or as_json else _MOST_SHOWN
         names, total = names_in_order(found, wanted, sort, limit)
         decisions = found.parsed(names)
+    from cudnn_autotune.cli import decision_table
+
     if as_json:
-        _print_json(found, decisions, peaks)
+        head = {"path": str(found.path), "environment": found.environment.to_json()}
+        decision_table.print_json(head, decisions, peaks)
         return
     block = list(islice(decisions, _MOST_SHOWN))
     if not block:
         near = f"none of {count(passing.count, 'decision')} is known to be slower than its limit"
         say(f"{found.path}: {near if passing.count else none_of(found, wanted)}")
         return
-    from cudnn_autotune.cli import decision_table
-
     console, note, named = decision_table.console(), str(found.path), _named(found)
     if most:
         title = f"{named}: {len(distant):,} of {count(found.count, 'decision')}"
@@ -100,6 +99,10 @@ def show(
         return
     shown = len(block) if len(names) <= _MOST_SHOWN else len(names)
     title = f"{named}: {shown:,} of {count(found.count, 'decision')}"
+    if len(names) <= _MOST_SHOWN:  # more are not held in memory
+        which = f" (of the {shown:,} shown)" if total > shown else ""
+        for line in gain.lines(block):
+            say(line + which)
     while block:
         following = list(islice(decisions, _MOST_SHOWN))
         decision_table.show(console, block, title, "" if following else note, peaks)
@@ -111,19 +114,6 @@ def show(
         )
 
 
-def _print_json(found: StoreFile, decisions: Iterable[Decision], peaks: Peaks | None) -> None:
-    """Prints one decision after another, since there may be many."""
-    head = {"path": str(found.path), "environment": found.environment.to_json()}
-    click.echo(json.dumps(head, indent=1).removesuffix("\n}") + ',\n "decisions": [', nl=False)
-    separator = "\n  "
-    for decision in decisions:
-        tree = {"key": decision.key, **_limit(decision, peaks), **decision.to_json()}
-        text = json.dumps(tree, indent=1, allow_nan=False).replace("\n", "\n  ")
-        click.echo(separator + text, nl=False)
-        separator = ",\n  "
-    click.echo("\n ]\n}")
-
-
 def _peaks(found: StoreFile, is_needed: bool) -> Peaks | None:
     peaks_of = gpu_peaks.known_or_measured if is_needed else gpu_peaks.known
     peaks = peaks_of(found.path.parent, found.environment)
@@ -131,11 +121,6 @@ def _peaks(found: StoreFile, is_needed: bool) -> Peaks | None:
         gpu = printable(found.environment.gpu)
         raise click.ClickException(f"the peaks of {gpu} are unknown: {gpu_peaks.HOW}")
     return peaks
-
-
-def _limit(decision: Decision, peaks: Peaks | None) -> dict[str, Any]:
-    """The limit as plain JSON; nothing where the peaks are not known."""
-    return {} if peaks is None else {"limit": asdict(limit(decision.problem, peaks))}
 
 
 def _named(found: StoreFile) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,19 +13,21 @@ import click
 import torch
 
 from cudnn_autotune import sampling
-from cudnn_autotune.cli import gpu_peaks, options
-from cudnn_autotune.cli.commands import tune_problems
+from cudnn_autotune.cli import decision_table, gpu_peaks, options
+from cudnn_autotune.cli.commands import tune_problems, tune_run
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import store_option
-from cudnn_autotune.cli.wording import count
+from cudnn_autotune.cli.wording import count, say
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import calls_of
+from cudnn_autotune.nn.models.memory_format import CANDIDATES
+from cudnn_autotune.nn.tune import Tuned, passes
 from cudnn_autotune.nn.tune import tune_problems as tune_all
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import was_cut_short
-from cudnn_autotune.tuning import events, settings, tune_problem
+from cudnn_autotune.tuning import events, progress_bar, settings, tune_problem
 from cudnn_autotune.tuning.model_tuning import Progress
 
 _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups", "bias")
@@ -72,6 +75,7 @@ class Bench:
     "--budget-s", type=options.TOLERANCE, metavar="S", help="For a whole model; 0 times nothing."
 )
 @click.option("--retune", is_flag=True, help="Tune again what the store knows.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: the gain, and each decision.")
 @store_option
 @click.pass_context
 def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **given: Any) -> None:
@@ -80,6 +84,8 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
     A layer is given by --input and --weight. A MODEL is torchvision:NAME, timm:NAME, or
     MODULE:CALLABLE, which names what makes the model in a module that is found from here. What the
     store knows is not tuned again. Tuning needs a GPU; CUDA_VISIBLE_DEVICES chooses among several.
+    The last line says what is gained over PyTorch. After Ctrl-C, what was decided is shown and
+    kept.
     """
     mode = _mode(given["mode"])
     if model is None:
@@ -100,6 +106,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
     given["train"] = bool(given["train"])
     # Arguments are judged before the GPU is opened, so that their errors are said without one.
     # A model is made last, since that takes seconds.
+    calls: Mapping[ConvProblem, int]
     calls = {} if model is not None else dict.fromkeys(tune_problems.of_layer(given), 1)
     budget_ms = given["budget_ms"] or settings.get_budget_ms()
     is_whole = model is not None and budget_ms is None and sampling.traits(mode).races_models
@@ -114,27 +121,38 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
             layouts = [torch.channels_last if last else None]
             if is_auto:
                 layouts = [torch.contiguous_format, torch.channels_last]
-            for layout in layouts:
-                calls.update(subject.problems(bench.calls_of, layout))
+            by_layout = [subject.problems(bench.calls_of, layout) for layout in layouts]
+            calls = {problem: n for found in by_layout for problem, n in found.items()}
             if not calls:
-                click.echo(f"{model} has no convolution to tune")
+                click.echo(f"{model} has no convolution to tune", err=given["as_json"])
+                if given["as_json"]:
+                    decision_table.print_json({"gain": None}, ())
                 return
         with settings.flags(mode, budget_ms=budget_ms):
             store = Store(store_path, bench.environment)
             if not store.is_writable:
                 raise refuse("--store", f"{store.path} cannot be written to")
+            begin_s = time.monotonic()
             if is_whole and bench.tune_together is not None:
-                _race(calls, bench.tune_together, mode, store, given)
+                made = _race(calls, bench.tune_together, mode, store, given)
             else:
-                _run(list(calls), bench, mode, store, given["retune"])
-            if is_auto:
-                click.echo(f"{model}: {subject.faster_layout()}")
+                made = _run(list(calls), bench, mode, store, given)
+            took_s = time.monotonic() - begin_s
+            name = passes(model, given["train"]) if model else " + ".join(p.op for p in calls)
+            layout = None
+            if is_auto and not made.is_interrupted:
+                faster = subject.faster_layout()
+                layout = f"{model}: {faster}"
+                calls = by_layout[CANDIDATES.index(faster.chosen)]
+            elif is_auto:
+                calls = by_layout[0]
+            told = Tuned(made.decisions, calls, name, took_s)
+            _show(told, made, store, layout, given["as_json"])
 
 
 def _mode(given: str | None) -> str:
     mode = settings.get_sampling() if given is None else given
-    if mode not in sampling.names():
-        raise refuse("--sampling", f"{mode!r} is not one of {', '.join(sampling.names())}")
+    options.check_modes("--sampling", [mode], sampling.names())
     if sampling.traits(mode).decides_later:
         raise refuse("--sampling", f"{mode!r} decides in a program's own calls, not beforehand")
     return mode
@@ -186,64 +204,81 @@ def _race(
     mode: str,
     store: Store,
     given: dict[str, Any],
-) -> None:
+) -> tune_run.Tuned:
     """Tunes the problems of a model in one race."""
-    from cudnn_autotune.cli import decision_table
-    from cudnn_autotune.cli.commands import tune_run
-    from cudnn_autotune.tuning import progress_bar
-
-    console = decision_table.console()
     kept = f"what was decided before is kept in {store.path}"
     try:
+        console = decision_table.console(given["as_json"])
         with events.SEARCHES.shown_elsewhere(), progress_bar.shown(console) as report:
-            made = tune_together(calls, mode, given["budget_s"], given["retune"], report)
+            decisions = tune_together(calls, mode, given["budget_s"], given["retune"], report)
     except KeyboardInterrupt:
-        click.echo(f"interrupted; {kept}", err=True)
-        raise
+        found = (_known(problem, Store(store.path, store.environment), mode) for problem in calls)
+        return tune_run.Tuned([one for one in found if one is not None], is_interrupted=True)
     except RuntimeError as error:
         if tune_run.is_device_lost(error):
             raise click.ClickException(f"the GPU fails; {kept}: {error}") from error
         raise click.ClickException(f"{error}; {kept}") from error
-    timed = sum(decision.selection.total_samples > 0 for decision in made)
-    title = f"{count(len(made), 'problem')}, {timed} of them timed"
-    peaks = gpu_peaks.known(store.path.parent, store.environment)
-    decision_table.show(console, made, title, str(store.path), peaks)
-    if not store.is_writable:
-        raise refuse("--store", f"{store.path} cannot be written to any more: not all is kept")
+    return tune_run.Tuned(decisions)
 
 
-def _run(problems: list[ConvProblem], bench: Bench, mode: str, store: Store, retune: bool) -> None:
-    from cudnn_autotune.cli import decision_table
-    from cudnn_autotune.cli.commands import tune_run
+def _run(
+    problems: list[ConvProblem], bench: Bench, mode: str, store: Store, given: dict[str, Any]
+) -> tune_run.Tuned:
+    """Tunes one problem after the other."""
 
     def known(problem: ConvProblem) -> Decision | None:
-        if retune:
-            return None
-        found = store.find(
-            problem,
-            sampling=mode,
-            workspace_limit=settings.get_workspace_limit(),
-            benchmark_limit=settings.get_benchmark_limit(),
-        )
+        found = None if given["retune"] else _known(problem, store, mode)
         is_unfit = found is None or was_cut_short(found, settings.get_budget_ms())
         return None if is_unfit else found
 
-    console = decision_table.console()
     try:
-        made = tune_run.run(
+        console = decision_table.console(given["as_json"])
+        return tune_run.run(
             problems, lambda problem: bench.tune(problem, mode), store, known, console
         )
     except tune_run.DeviceLost as error:
         kept = f"what was decided before is kept in {store.path}"
         raise click.ClickException(f"the GPU fails; {kept}: {error}") from error
+
+
+def _known(problem: ConvProblem, store: Store, mode: str) -> Decision | None:
+    return store.find(
+        problem,
+        sampling=mode,
+        workspace_limit=settings.get_workspace_limit(),
+        benchmark_limit=settings.get_benchmark_limit(),
+    )
+
+
+def _show(
+    told: Tuned, made: tune_run.Tuned, store: Store, layout: str | None, as_json: bool
+) -> None:
+    """Shows what was decided and what it gains; raises what the command ends with."""
+    peaks = gpu_peaks.known(store.path.parent, store.environment)
+    if as_json:
+        head = {
+            "path": str(store.path),
+            "environment": store.environment.to_json(),
+            "gain": told.gain.to_json(),
+            "memory_format": layout,
+        }
+        decision_table.print_json(
+            head, told, peaks, lambda decision: {"calls": told.calls.get(decision.problem, 0)}
+        )
+    elif told:
+        timed = sum(decision.selection.total_samples > 0 for decision in told)
+        how = f"{made.known} of them known already" if made.known else f"{timed} of them timed"
+        title = f"{count(len(told), 'problem')}, {how}"
+        decision_table.show(decision_table.console(), told, title, str(store.path), peaks)
+        for line in filter(None, (layout, str(told))):
+            say(line)
     if not store.is_writable:
         raise refuse("--store", f"{store.path} cannot be written to any more: not all is kept")
-    if made.decisions:
-        title = f"{count(len(problems), 'problem')}, {made.known} of them known already"
-        peaks = gpu_peaks.known(store.path.parent, store.environment)
-        decision_table.show(console, made.decisions, title, str(store.path), peaks)
+    if made.is_interrupted:
+        click.echo(f"interrupted; what was decided before is kept in {store.path}", err=True)
+        raise KeyboardInterrupt
     if made.failed:
         raise click.ClickException(
-            f"{len(made.failed)} of {count(len(problems), 'problem')} could not be tuned; "
-            "PyTorch serves them"
+            f"{len(made.failed)} of {count(len(told) + len(made.failed), 'problem')} could not be "
+            "tuned; PyTorch serves them"
         )

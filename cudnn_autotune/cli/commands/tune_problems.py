@@ -74,7 +74,8 @@ class Model:
         left = conversion(model).left
         if left:
             reasons = "; ".join(dict.fromkeys(left.values()))
-            say(f"{text}: {count(len(left), 'convolution')} not served by this package: {reasons}")
+            others = f"{count(len(left), 'convolution')} not served by this package: {reasons}"
+            say(f"{text}: {others}", err=bool(given.get("as_json")))
         dtype = DTYPES_BY_NAME[given["dtype"]]
         self._model = model.to(device, dtype).train(given["train"])
         self._inputs = [

@@ -39,6 +39,8 @@ class Tuned:
     """The number of decisions that the store already had."""
     failed: list[tuple[ConvProblem, str]] = field(default_factory=list)
     """The problems without a decision, and the error of each."""
+    is_interrupted: bool = False
+    """Whether Ctrl-C ended the run."""
 
 
 def run(
@@ -50,6 +52,7 @@ def run(
 ) -> Tuned:
     """Tunes the problems that are not ``known``, and stores each decision as soon as it is made. If
     ``tune`` raises RuntimeError for a problem, the others go on, unless the GPU fails (DeviceLost).
+    Ctrl-C ends the run.
     """
     made = Tuned()
     found = {problem: known(problem) for problem in problems}
@@ -71,6 +74,9 @@ def run(
             else:
                 try:
                     decision = _tuned(problem, tune)
+                except KeyboardInterrupt:
+                    made.is_interrupted = True
+                    break
                 except _NotTuned as error:
                     made.failed.append((problem, str(error)))
                     _say(console, problem, f"not tuned: {error}")
@@ -124,6 +130,6 @@ def _described(decision: Decision) -> str:
         parts.append(f"{wording.milliseconds(chosen.reported_ms)} ms")
     if chosen.candidate.workspace_bytes:
         parts.append(f"workspace {wording.size(chosen.candidate.workspace_bytes)}")
-    if decision.selection.evidence.rule:
-        parts.append(decision.selection.evidence.rule)
+    if rule := decision.selection.evidence.rule_in_words:
+        parts.append(rule)
     return ", ".join(parts)

@@ -13,13 +13,13 @@ from markupsafe import Markup
 
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import farthest
-from cudnn_autotune.cli.report.against import Total, total
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.cli.report.view import section
 from cudnn_autotune.core import versions
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.tuning.gain import Total, by_mode, lines, total
 
 _FILES = resources.files(__package__)
 _OPEN_UP_TO = 3
@@ -50,7 +50,7 @@ def render(
     (Content-Security-Policy) allows no script and no style but its own, and loads nothing.
 
     Args:
-        source: the store's name, for the page's head.
+        source: the store's name, for the page's end.
         selected: which part of the store is shown, in words; empty for all of it.
         peaks: those of the GPU; without them the page shows no limits.
     """
@@ -76,12 +76,13 @@ def render(
         selected=selected,
         written=when(datetime.now(UTC).isoformat()),
         version=versions.version(),
-        headlines=_headlines(found),
+        headline=_headline(found),
+        gains=lines(found),
         totals=list(_totals(found)),
         sections=[section(decision, peaks) for decision in found],
         has_limits=peaks is not None,
         distant=[(numbers[id(d.decision)], d) for d in farthest(found, peaks, _MOST_DISTANT)],
-        many_modes=len(_by_mode(found)) > 1,
+        many_modes=len(by_mode(found)) > 1,
         is_open=len(found) <= _OPEN_UP_TO,
         span=_span(found),
     )
@@ -121,34 +122,22 @@ def _span(decisions: Sequence[Decision]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _by_mode(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
-    """The decisions of each mode, which are not added up: modes may share problems."""
-    found: dict[str, list[Decision]] = {}
-    for decision in decisions:
-        found.setdefault(decision.sampling, []).append(decision)
-    return found
-
-
-def _headlines(decisions: Sequence[Decision]) -> list[str]:
-    """The outcome in one sentence for each mode."""
-    modes = _by_mode(decisions)
-    return [
-        (f"By {mode}: " if len(modes) > 1 else "") + _headline(total(of_mode))
-        for mode, of_mode in modes.items()
-    ]
-
-
-def _headline(found: Total) -> str:
-    if found.ratio is None:
-        return "None of them was timed against what PyTorch would run by itself."
-    which = "Together" if found.compared == found.decisions else f"{found.compared:,} of them"
-    ours, theirs = map(wording.milliseconds, (found.ours_ms, found.pytorch_ms))
-    return f"{which} take {ours} ms; what PyTorch would run by itself takes {theirs} ms."
+def _headline(decisions: Sequence[Decision]) -> str:
+    """The ratio to PyTorch, for each mode if there are several."""
+    modes = {mode: total(of_mode) for mode, of_mode in by_mode(decisions).items()}
+    known = {mode: t for mode, t in modes.items() if t.ratio is not None}
+    if not known:
+        return "Gain over PyTorch not known"
+    ratios = (
+        wording.ratio(t.ratio, t.is_sure) + (f" by {mode}" if len(modes) > 1 else "")
+        for mode, t in known.items()
+    )
+    return f"{', '.join(ratios)} the speed of PyTorch"
 
 
 def _totals(decisions: Sequence[Decision]) -> Iterator[tuple[str, Total]]:
     """A name and the total for each operation of a mode, and for each mode."""
-    modes = _by_mode(decisions)
+    modes = by_mode(decisions)
     for mode, of_mode in modes.items():
         prefix = f"{mode}: " if len(modes) > 1 else ""
         ops = dict.fromkeys(decision.problem.op for decision in of_mode)

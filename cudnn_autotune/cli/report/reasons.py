@@ -6,9 +6,9 @@ import math
 
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far
-from cudnn_autotune.cli.report.against import Against
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.tuning.gain import Against
 
 
 def why(
@@ -22,7 +22,7 @@ def why(
     found = []
     others = len(evidence.tied) - 1
     if evidence.rule:
-        found.append(f"Rule: {evidence.rule}.")
+        found.append(f"Rule: {evidence.rule_in_words}.")
     if others > 0:
         found.append(f"{wording.count(others, 'other')} could not be told from it.")
     if evidence.regret_bound is not None:

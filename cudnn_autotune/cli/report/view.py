@@ -10,11 +10,11 @@ from typing import Any
 
 from cudnn_autotune.cli.gpu_peaks import far
 from cudnn_autotune.cli.report import reasons
-from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.tuning.gain import against_pytorch, pytorchs_entry
 
 MOST_CANDIDATES = 12
 """The number of candidates listed for each decision, not counting those that explain it."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, Comparison, Run, compare
 from cudnn_autotune.nn.backend.groups import JUDGES, GroupReport
 from cudnn_autotune.nn.backend.norms import NormReport
@@ -65,6 +66,26 @@ class Compilation:
     @property
     def fused(self) -> list[GroupReport]:
         return [group for group in self.groups if group.is_fused]
+
+    def __repr__(self) -> str:
+        parts = [self.mode]
+        if self.groups:
+            parts.append(f"{len(self.fused)} of {len(self.groups)} convolutions fused")
+        if self.norms:
+            served = sum(norm.is_served for norm in self.norms)
+            parts.append(f"{served} of {len(self.norms)} batch norms served")
+        parts.append(f"runs {self.chosen}")
+        parts += [f"{name}: {ms:.4g} ms" for name, ms in self.times_ms.items()]
+        return f"Compilation({'; '.join([*parts, *filter(None, [self.note])])})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *map(str, self.groups), *map(str, self.norms)])
+
+    def _repr_html_(self) -> str:
+        times = [(f"{name}, ms a call", f"{ms:.4g}") for name, ms in self.times_ms.items()]
+        parts = [("convolution", group) for group in self.groups]
+        norms = [("batch norm", norm) for norm in self.norms]
+        return html_table(repr(self), [*times, *parts, *norms])
 
 
 class ComparedGraph(ABC):

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.nn.models import classes
 from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.models.memory_format import MemoryFormatChoice
@@ -36,8 +37,22 @@ class Conversion:
     memory_format: MemoryFormatChoice | None
     """Times that ``memory_format="auto"`` measured; None if it was not asked for, or for a copy."""
 
+    @property
+    def _summary(self) -> str:
+        return f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"
+
+    def __repr__(self) -> str:
+        chosen = "" if self.memory_format is None else f"; {self.memory_format}"
+        return f"Conversion({self._summary}{chosen})"
+
+    def _repr_html_(self) -> str:
+        left = [(name or "the model", f"by PyTorch: {why}") for name, why in self.left.items()]
+        served = [(name or "the model", kind) for name, kind in self.served.items()]
+        chosen = [] if self.memory_format is None else [("memory format", self.memory_format)]
+        return html_table(self._summary, [*chosen, *left, *served])
+
     def __str__(self) -> str:
-        lines = [f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"]
+        lines = [self._summary]
         lines += [f"{name or 'the model'}: {reason}" for name, reason in self.left.items()]
         if self.memory_format is not None:
             lines.append(str(self.memory_format))

@@ -26,10 +26,10 @@ from stored import (
 )
 
 from cudnn_autotune.cli.report import page
-from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry, total
 from cudnn_autotune.cli.report.view import MOST_CANDIDATES
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store import Decision, Environment, Policy
+from cudnn_autotune.tuning.gain import against_pytorch, pytorchs_entry, total
 
 VOID = {"meta", "br", "input", "link", "img", "hr", "wbr", "base"}
 # In SVG an element may close itself.
@@ -96,7 +96,7 @@ def test_well_formed(html: str, parsed: Page) -> None:
     ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
     assert len(parsed.of("details")) == len(decisions())
-    assert parsed.texts["h1"] == ["6 decisions"]
+    assert parsed.texts["h1"] == ["1.02× the speed of PyTorch"]
 
 
 def test_well_formed_with_limits() -> None:
@@ -397,14 +397,15 @@ def test_command(tmp_path: Path) -> None:
     text = succeeded("report", out, "--store", file)
     assert f"6 decisions -> {out}" in text
     parsed = Page(out.read_text(encoding="utf-8"))
-    assert parsed.texts["h1"] == ["6 decisions"]
-    assert file.name in parsed.texts["dd"]
+    assert parsed.texts["h1"] == ["1.02× the speed of PyTorch"]
+    assert parsed.texts["p"][-1].endswith(f", from {file.name}.")
     again = ("report", out, "--store", file, "--op", "dgrad")
     assert f"'FILE.html': {out} is there already; --force replaces it" in refused(*again)
-    assert Page(out.read_text(encoding="utf-8")).texts["h1"] == ["6 decisions"]
+    assert Page(out.read_text(encoding="utf-8")).texts["h1"] == ["1.02× the speed of PyTorch"]
     succeeded(*again, "--force")
     parsed = Page(out.read_text(encoding="utf-8"))
-    assert parsed.texts["h1"] == ["2 decisions"]
+    assert parsed.texts["h1"] == ["1.03× the speed of PyTorch"]
+    assert "cudnn_autotune report: 2 decisions" in parsed.texts["p"]
     assert "op dgrad" in parsed.texts["dd"]
 
 
@@ -446,12 +447,51 @@ def test_every_tied_candidate_is_listed() -> None:
 def test_each_mode_has_its_own_headline() -> None:
     auto = [d for d in decisions() if against_pytorch(d)]
     race = [under(d, mode="race") for d in auto]
-    (alone,) = page._headlines(auto)
-    assert alone.startswith("Together take ")
-    both = page._headlines([*auto, *race])
-    assert both == [f"By auto: {alone}", f"By race: {alone}"]
-    leads = [text for text in Page(page.render([*auto, *race], H200, source="x")).texts["p"]]
-    assert all(line in leads for line in both)
+    alone = total(auto).line()
+    assert "2.426 -> 2.379 ms for one call of each of 6 convolutions (1.02x)" in alone
+    html = page.render([*auto, *race], H200, source="a store.json")
+    parsed = Page(html)
+    assert parsed.texts["h1"] == ["1.02× by auto, 1.02× by race the speed of PyTorch"]
+    for line in (f"By auto: {alone}", f"By race: {alone}"):
+        assert line in parsed.texts["p"]
+    assert html.count("a store.json") == 1
+
+
+def test_a_headline_counts_nothing_that_was_not_compared() -> None:
+    untimed = simulation("quiet", layer(), mode="heuristic")
+    parsed = Page(page.render([untimed], H200, source="x"))
+    assert parsed.texts["h1"] == ["Gain over PyTorch not known"]
+    some = total([decisions()[1], untimed])
+    assert some.compared == 1
+    assert "; 1 more not counted, since PyTorch's time is not known" in some.line()
+
+
+def test_a_sum_weighs_each_problem_by_its_calls() -> None:
+    one, other = decisions()[1], decisions()[2]
+    found = [against_pytorch(d) for d in (one, other)]
+    calls = {one.problem: 3, other.problem: 2}
+    weighed = total([one, other], calls)
+    theirs = sum(n * c.pytorch_ms for n, c in zip((3, 2), found, strict=True) if c)
+    ours = sum(n * c.ours_ms for n, c in zip((3, 2), found, strict=True) if c)
+    assert weighed.pytorch_ms == pytest.approx(theirs)
+    assert weighed.ratio == pytest.approx(theirs / ours)
+    assert (weighed.calls, weighed.compared_calls, weighed.compared) == (5, 5, 2)
+    # A problem without a decision is a call that is not counted as a gain.
+    missing = total([one], calls)
+    assert (missing.calls, missing.compared_calls) == (5, 3)
+    assert missing.line("Net", is_step=True, took_s=4.13).startswith("Net: ")
+    assert missing.line(is_step=True).endswith(
+        "2 more not counted, since PyTorch's time is not known"
+    )
+
+
+def test_what_pytorch_would_run_itself_is_no_gain() -> None:
+    line = total([decisions()[4]]).line()
+    assert (
+        line
+        == "0.04622 -> 0.04622 ms for one call of 1 convolution (1.00x: PyTorch would run the same)"
+    )
+    assert total([]).line() == "no convolution was decided"
 
 
 @pytest.mark.parametrize("factor", [0.0, 5e-324, 1e-300, 1e14])

@@ -129,6 +129,12 @@ def test_ctrl_c_while_torch_is_imported_ends_quietly(tmp_path: Path) -> None:
     assert out + error == ""
 
 
+def test_the_nearest_command_is_named() -> None:
+    done = command_line("tnue")
+    assert done.returncode == 2
+    assert "No such command 'tnue'. Did you mean 'tune'?" in done.stderr
+
+
 def test_version() -> None:
     done = command_line("--version")
     assert done.returncode == 0, done.stderr
@@ -141,6 +147,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     done = command_line(
         "demo",
+        "--details",
         cwd=tmp_path / "here",
         env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"},
     )
@@ -151,7 +158,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     for mode in BUILT_IN_MODES:
         assert f"│ {mode} " in done.stdout, mode
     # Tables fit 80 columns, and nothing is cut.
-    tables = done.stdout.splitlines()
+    tables = [line for line in done.stdout.splitlines() if line]
     assert max(map(len, tables)) <= 80
     ends = ("┃", "│", "┓", "┩", "┤", "┘")
     assert all(line.endswith(ends) for line in tables if line[0] in "┃│┏┡├└")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from subprocesses import python
+from torch import nn
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
@@ -149,6 +150,29 @@ def test_a_long_search_is_told_of_while_it_runs(said: Said) -> None:
     said.is_there.clear()
     with searches.searching():
         assert not said.is_there.wait(0.2), "once is enough"
+
+
+def test_the_part_of_the_model_that_waits_is_named(said: Said) -> None:
+    searches = SlowSearches(after_s=0.05)
+
+    class Waits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with searches.searching():
+                assert said.is_there.wait(30)
+            return x
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(nn.Identity(), Waits())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.blocks(x)
+            return y
+
+    Net()(torch.ones(1))
+    (line,) = said.lines
+    assert "first calls of convolutions (now Net.blocks.1) have waited" in line
 
 
 def test_many_short_searches_are_told_of_together(said: Said) -> None:

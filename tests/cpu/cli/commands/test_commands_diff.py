@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,33 @@ def test_every_kind(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == (
         "1 only in A, 1 only in B, 1 by another engine, 1 of another time; 2 decisions alike"
     )
+
+
+def test_json(tmp_path: Path) -> None:
+    first, second, third, fourth, *_ = decisions()
+    a = fill(tmp_path / "a.json", [first, third, fourth])
+    b = fill(tmp_path / "b.json", [second, other_engine(third), slower(fourth, 1.05)])
+    done = run("diff", "--json", a, b)
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert (found["a"]["path"], found["b"]["path"]) == (str(a), str(b))
+    assert found["b"]["environment"]["gpu"] == "NVIDIA H200"
+    assert found["alike"] == 0
+    by_kind = {one["kind"]: one for one in found["differences"]}
+    assert by_kind.keys() == {
+        "only in A",
+        "only in B",
+        "by another engine",
+        "of another time",
+    }
+    assert by_kind["only in A"]["key"] == first.key
+    assert by_kind["only in A"]["b"] is None
+    texts = [entry.candidate.text for entry in third.selection.ranking[:2]]
+    engines = [by_kind["by another engine"][side]["engine"] for side in "ab"]
+    assert engines == texts
+    times = [by_kind["of another time"][side]["time_ms"] for side in "ab"]
+    assert times[1] / times[0] == pytest.approx(1.05)
+    assert json.loads(run("diff", "--json", a, a).stdout)["differences"] == []
 
 
 def test_tolerance(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import checkout
 import pytest
 from decisions import resealed, under
+from rich.console import Console
 from stored import (
     H200,
     NEWER_CUDNN,
@@ -25,8 +26,9 @@ from stored import (
 from subprocesses import evaluate_forked, python
 
 import cudnn_autotune as ca
-from cudnn_autotune.cli import stores
+from cudnn_autotune.cli import decision_table, stores
 from cudnn_autotune.store import Decision, Environment
+from cudnn_autotune.tuning.gain import against_pytorch
 
 
 @pytest.fixture
@@ -41,6 +43,8 @@ def shown(file: Path, *options: str) -> list[Decision]:
     trees: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
     known = {decision.key: decision for decision in stores.read(file).decisions}
     found = [known[tree.pop("key")] for tree in trees]
+    compared = [against_pytorch(decision) for decision in found]
+    assert [tree.pop("gain") for tree in trees] == [one and one.to_json() for one in compared]
     assert trees == [decision.to_json() for decision in found]
     return found
 
@@ -54,6 +58,7 @@ def test_table(file: Path) -> None:
         assert f"{decision.chosen.time_ms:.4g}"[:5] in text
         assert decision.selection.evidence.rule.split(":")[0] in text
     assert "64×128×28×28, 128 of 3×3, padding 1" in text
+    assert text.startswith("2.426 -> 2.379 ms for one call of each of 6 convolutions (1.02x)")
     assert "float16 nhwc" in text
     assert "2025-11-21 17:28" in text
 
@@ -240,12 +245,39 @@ def test_nothing_but_damage_is_refused(damaged: Path, file: Path) -> None:
 def test_constraints_are_told(tmp_path: Path) -> None:
     made = simulation("quiet", layer(deterministic=True, alignment=(16, 32, 32)))
     file = fill(tmp_path, [under(made, workspace=3 << 20, benchmark=5)])
-    rows = [line.split("│") for line in run("show", "--store", file).stdout.splitlines()]
-    problem = " ".join(" ".join(row[1].split()) for row in rows if len(row) > 2).strip()
-    assert problem == (
-        "fprop 16×64×28×28, 64 of 3×3, padding 1 float16 nhwc, alignment 16,32,32, deterministic, "
+    (row,) = rows_of(run("show", "--store", file).stdout)
+    assert row[0] == (
+        "fprop 16×64×28×28, 64 of 3×3, padding 1, float16 nhwc, alignment 16,32,32, deterministic, "
         "at most 3.0 MiB, benchmark limit 5"
     )
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of each row that a pipe gets, without the header."""
+    header, *rows = [line.split("\t") for line in text.splitlines() if "\t" in line]
+    assert header[0] == "problem"
+    assert all(len(row) == len(header) for row in rows)
+    return rows
+
+
+def test_a_pipe_gets_a_line_for_each_decision_and_a_terminal_a_table(file: Path) -> None:
+    text = run("show", "--store", file).stdout
+    rows = rows_of(text)
+    assert len(rows) == 6
+    assert "│" not in text
+    assert text.splitlines()[-1] == str(file)
+    with (file.parent / "terminal").open("w+") as terminal:
+        console = Console(file=terminal, force_terminal=True, width=150, color_system=None)
+        decision_table.show(console, stores.read(file).decisions, "a title", "a note")
+        terminal.seek(0)
+        drawn = terminal.read()
+    first, *_, last = drawn.splitlines()
+    assert (first.strip(), last.strip()) == ("a title", "a note")
+    told = " ".join(drawn.replace("│", " ").split())
+    for name in ("problem", "engine, and why", "time, ms"):
+        assert name in told
+    for row in rows:
+        assert row[0].partition(",")[0] in told
 
 
 def test_all_outputs_wrong(tmp_path: Path) -> None:
@@ -479,9 +511,5 @@ def test_a_terminal_of_ascii(tmp_path: Path) -> None:
     of_all = "16×64×28×28, 64 of 3×3, padding 1"
     assert of_all in plain.stdout
     assert of_all.replace("×", "x") in done.stdout
-    widths = [
-        {len(line) for line in text.splitlines() if line.startswith(("|", "│"))}
-        for text in (plain.stdout, done.stdout)
-    ]
+    widths = [list(map(len, text.splitlines()[:-1])) for text in (plain.stdout, done.stdout)]
     assert widths[0] == widths[1]
-    assert len(widths[0]) == 1

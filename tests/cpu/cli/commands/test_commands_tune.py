@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import re
 import sys
 import time
@@ -155,7 +156,8 @@ def test_a_layer(gpu: Simulated, tmp_path: Path) -> None:
         assert decision.chosen is not None
         line = f"{problem.op} 16×64×28×28, 64 of 3×3, padding 1: {decision.chosen.candidate.text}, "
         assert line in text
-    assert "3 problems, 0 of them known already" in text
+    assert "3 problems, 3 of them timed" in text
+    assert "tuned in" in text.rpartition("fprop + dgrad + wgrad: ")[2]
     assert str(tmp_path / H200.file_name) in text.replace(" ", "")  # it may fill a line
 
 
@@ -359,12 +361,65 @@ def test_a_race_that_breaks_off(
     assert len(kept(folder / "store")) == 1
 
 
+@pytest.mark.parametrize("in_one_race", [True, False])
+def test_what_was_decided_before_ctrl_c_is_shown(
+    gpu: Simulated, folder: Path, in_one_race: bool
+) -> None:
+    def interrupted(problem: ConvProblem, mode: str) -> Decision:
+        if gpu.tuned:
+            raise KeyboardInterrupt
+        return gpu(problem, mode)
+
+    bench = dataclasses.replace(gpu.bench, tune=interrupted)
+    if in_one_race:
+        bench = Together(gpu, folder / "store", KeyboardInterrupt()).bench
+    given = ("tune", "my_nets:Net", "--input", "4,3,12,12", "--store", folder / "store")
+    done = run(*given, obj=bench)
+    assert done.exit_code == 1
+    (line,) = [line for line in done.stdout.splitlines() if "a step by estimate" in line]
+    assert line.startswith("my_nets:Net, forward: ")
+    # The second problem, which the model calls twice, is not decided.
+    assert "its 1 convolution call " in line
+    assert "; 2 more not counted" in line
+    assert "interrupted; what was decided before is kept in" in done.stderr
+    assert len(kept(folder / "store")) == 1
+    found = json.loads(run(*given, "--json", obj=bench).stdout)
+    assert len(found["decisions"]) == 1
+
+
+def test_a_model_without_a_convolution(gpu: Simulated, folder: Path) -> None:
+    bench = dataclasses.replace(gpu.bench, calls_of=lambda *_: {})
+    given = ("tune", "my_nets:Net", "--input", "4,3,12,12", "--store", folder / "store")
+    said = "my_nets:Net has no convolution to tune"
+    assert succeeded(*given, obj=bench) == said
+    done = run(*given, "--json", obj=bench)
+    assert (done.exit_code, done.stderr) == (0, said + "\n")
+    assert json.loads(done.stdout) == {"gain": None, "decisions": []}
+
+
+def test_json(gpu: Simulated, folder: Path) -> None:
+    given = ("tune", "my_nets:Mixed", "--input", "4,3,12,12", "--store", folder / "store")
+    done = run(*given, "--json", obj=gpu.bench)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [tree["calls"] for tree in found["decisions"]] == [1, 2]
+    gains = [tree["gain"] for tree in found["decisions"]]
+    theirs = gains[0]["pytorch_ms"] + 2 * gains[1]["pytorch_ms"]
+    ours = gains[0]["ours_ms"] + 2 * gains[1]["ours_ms"]
+    assert found["gain"]["calls"] == found["gain"]["compared_calls"] == 3
+    assert found["gain"]["speedup"] == pytest.approx(theirs / ours)
+    assert found["environment"]["gpu"] == H200.gpu
+    assert found["path"] == str(folder / "store" / H200.file_name)
+
+
 def test_both_layouts_of_a_model(gpu: Simulated, folder: Path) -> None:
     given = ("--input", "4,3,12,12", "--memory-format", "auto", "--store", folder / "store")
     text = succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
     tuned = [problem for problem, _ in gpu.tuned]
     assert {p.memory_format for p in tuned} == {torch.contiguous_format, torch.channels_last}
     assert len(kept(folder / "store")) == len(tuned) == 3  # the input itself is contiguous
+    # The step is that of one layout.
+    assert "a step by estimate of its 3 convolution calls" in text
     said = r"my_nets:Net: (contiguous|channels_last): the faster \(contiguous \S+ ms a step, "
     assert re.search(said + r"channels_last \S+ ms a step\)", text)
 
@@ -464,6 +519,7 @@ def test_models_of_packages(gpu: Simulated, tmp_path: Path, source: str) -> None
         ((*LAYER, "--op", "conv"), "'--op'"),
         ((*LAYER, "--dtype", "int8"), "'--dtype'"),
         ((*LAYER, "--sampling", "best"), "'--sampling'"),
+        ((*LAYER, "--sampling", "autoo"), "did you mean 'auto'?"),
         ((*LAYER, "--sampling", "online"), "decides in a program's own calls"),
         ((*LAYER, "--budget-ms", "-1"), "'--budget-ms'"),
         ((*LAYER, "--train"), "--train/--inference"),

@@ -1,0 +1,67 @@
+"""``cudnn-autotune demo`` answers first: what each mode gains over PyTorch on two layers."""
+
+from __future__ import annotations
+
+import pytest
+from decisions import selection, timed
+from stored import layer, run, simulation
+from strategies import BUILT_IN_MODES
+
+from cudnn_autotune import sampling
+from cudnn_autotune.cli.commands.demo import Tried, answer
+from cudnn_autotune.tuning.gain import milliseconds, pytorchs_entry
+
+TIMES = {"eng1": 2.0, "eng2": 3.0}
+MODES = BUILT_IN_MODES
+RANKED = selection((timed("eng1", 2.0), timed("eng2", 3.0), timed("aten", 3.0, runs="eng2")))
+
+
+@pytest.fixture(autouse=True)
+def _only_built_in_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests register modes of their own, which stay."""
+    monkeypatch.setattr(sampling, "names", lambda: MODES)
+
+
+def test_five_lines_answer_without_a_gpu() -> None:
+    done = run("demo", obj=None)
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.stdout.split())
+    assert text.startswith(
+        "No GPU here: forward, in short batches, from recordings of an NVIDIA H200."
+    )
+    forum, resnet = text.index("The forum's convolution"), text.index("A layer of ResNet-50")
+    assert "PyTorch 0.6523 ms; 1.00x by every mode" in text[forum:resnet]
+    assert "PyTorch 0.02964 ms; 1.02x by auto, " in text[resnet:]
+    assert "demo --details" in text
+    assert text.endswith("cudnn-autotune run SCRIPT ARGUMENTS...")
+    assert "; 1.00x by heuristic; " in text[resnet:]
+    assert "│" not in text
+
+
+def test_modes_are_compared_by_the_same_times() -> None:
+    chosen = {**dict.fromkeys(MODES, "eng1"), "heuristic": "aten", "sample_once": "eng9"}
+    tried = Tried.of(chosen, [RANKED])
+    assert tried.pytorch == "eng2"
+    assert tried.times_ms == {**TIMES, "aten": 3.0}
+    line = answer("It", [tried, tried])
+    assert line.startswith("It: PyTorch 6.000 ms; 1.50x by auto, ")
+    assert line.endswith("; 1.00x by heuristic; not timed by sample_once")
+    every = Tried.of(dict.fromkeys(MODES, "eng1"), [RANKED])
+    assert answer("It", [every]) == "It: PyTorch 3.000 ms; 1.50x by every mode"
+
+
+def test_pytorchs_time_that_nobody_measured_is_said() -> None:
+    tried = Tried.of(dict.fromkeys(MODES, "eng1"), [selection((timed("eng1", 2.0),))])
+    assert answer("It", [tried]) == "It: PyTorch's time is not known"
+    # One direction of which it is not known makes the sum unknown.
+    assert answer("It", [Tried.of({}, [RANKED]), tried]) == "It: PyTorch's time is not known"
+
+
+def test_times_are_those_of_the_mode_with_most_launches() -> None:
+    made = {mode: simulation("quiet", layer(), mode) for mode in ("race", "sustained")}
+    found = {mode: one.selection for mode, one in made.items()}
+    longest = max(found.values(), key=lambda one: one.total_samples)
+    own = pytorchs_entry(longest)
+    assert own is not None
+    tried = Tried.of({mode: s.winner.candidate.text for mode, s in found.items()}, found.values())
+    assert f"PyTorch {milliseconds(own.time_ms or 0.0)} ms" in answer("It", [tried])

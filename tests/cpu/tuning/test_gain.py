@@ -1,0 +1,116 @@
+"""What a choice, a model's tuning, a conversion and a compilation say of themselves in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from decisions import decision, problem, selection, timed
+from torch import nn
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.selection import Evidence, Measurement
+from cudnn_autotune.nn.backend.groups import GroupReport
+from cudnn_autotune.nn.backend.norms import NormReport
+from cudnn_autotune.nn.tune import Tuned
+from cudnn_autotune.store import Decision
+from cudnn_autotune.tuning.choice import Choice
+
+FAST, SLOW = timed("eng1", 2.0), timed("aten", 3.0)
+
+
+def decided(*ranking: Measurement, **changes: object) -> Decision:
+    return decision(selection=selection(ranking, Evidence(rule="fastest")), **changes)
+
+
+def choice(*ranking: Measurement) -> Choice:
+    return Choice(decided(*ranking), device=0)
+
+
+def test_a_choice_knows_pytorchs_time_and_the_ratio() -> None:
+    made = choice(FAST, SLOW)
+    assert (made.pytorch_ms, made.speedup) == (3.0, 1.5)
+    assert ": eng1, 2.000 ms, 1.50x over PyTorch, tuned, auto)" in repr(made)
+    # What was run alone at a steady clock is compared so.
+    alone = choice(replace(FAST, sustained_ms=2.2), replace(SLOW, sustained_ms=4.4))
+    assert (alone.pytorch_ms, alone.speedup) == (3.0, 2.0)
+
+
+def test_pytorchs_own_path_is_no_gain() -> None:
+    own = choice(SLOW, replace(FAST, time_ms=4.0))
+    assert (own.pytorch_ms, own.speedup) == (3.0, 1.0)
+    assert "1.00x: PyTorch would run the same" in repr(own)
+    # PyTorch's path is the plan that it runs.
+    same = choice(FAST, replace(SLOW, time_ms=2.0, runs="eng1"))
+    assert (same.pytorch_ms, same.speedup) == (2.0, 1.0)
+    assert "PyTorch would run the same" in repr(same)
+
+
+@pytest.mark.parametrize("ranking", [(FAST,), (timed("eng1", None),), (FAST, timed("aten", None))])
+def test_a_time_that_is_not_known_is_said(ranking: Sequence[Measurement]) -> None:
+    made = choice(*ranking)
+    assert (made.pytorch_ms, made.speedup) == (None, None)
+    assert "PyTorch's time unknown" in repr(made)
+
+
+def test_a_difference_within_the_intervals_may_be_noise() -> None:
+    made = choice(replace(FAST, low_ms=1.5, high_ms=3.5), replace(SLOW, low_ms=2.5, high_ms=3.5))
+    assert "1.50x over PyTorch, which may be noise" in repr(made)
+
+
+def test_the_fastest_of_several_that_could_not_be_told_apart_is_undecided() -> None:
+    alone, tied = Evidence("fastest", ("eng1",)), Evidence("fastest", ("eng1", "eng2"))
+    ended = replace(alone, remarks=("the race ended undecided",))
+    assert alone.rule_in_words == "fastest"
+    assert tied.rule_in_words == ended.rule_in_words == "fastest so far, undecided"
+    assert replace(tied, rule="tie: less workspace").rule_in_words == "tie: less workspace"
+
+
+def test_a_model_that_was_tuned_says_what_a_step_gains() -> None:
+    twice, once = decided(FAST, SLOW), decided(FAST, problem=problem(stride=2))
+    calls = {twice.problem: 2, once.problem: 1}
+    made = Tuned([twice, once], calls, "Net, forward + backward", 4.13)
+    assert repr(made) == str(made) == LINE
+    assert made.speedup == 1.5
+    assert made == [twice, once]
+    assert f'<td style="text-align:left">{twice.problem.text}</td>' in made._repr_html_()
+
+
+LINE = (
+    "Net, forward + backward: 6.000 -> 4.000 ms a step by estimate of its 2 convolution calls "
+    "(1.50x), tuned in 4.1 s; 1 more not counted, since PyTorch's time is not known"
+)
+HOSTILE = "<script>alert('x')</script>"
+
+
+def test_pages_of_a_notebook_are_escaped() -> None:
+    engine = replace(FAST, candidate=replace(FAST.candidate, text=HOSTILE))
+    net = nn.Sequential()
+    net.add_module(HOSTILE, nn.Conv2d(3, 4, 3))
+    group = GroupReport(HOSTILE, (1, 2), True, HOSTILE)
+    compiled = ca.Compilation("inference", [group], note=HOSTILE, times_ms={HOSTILE: 1.0})
+    shown = [
+        choice(engine, SLOW)._repr_html_(),
+        Tuned([decided(engine)], {}, HOSTILE)._repr_html_(),
+        ca.conversion(ca.convert(net))._repr_html_(),
+        compiled._repr_html_(),
+    ]
+    for html in shown:
+        assert "<script" not in html
+        assert "&lt;script&gt;" in html
+
+
+def test_representations_are_one_line() -> None:
+    net = ca.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)))
+    assert repr(ca.conversion(net)) == "Conversion(2 served by cudnn_autotune, 0 by PyTorch)"
+    groups = [GroupReport("conv + relu", (1, 8), fused, "why") for fused in (True, False)]
+    norms = [NormReport("norm", (1, 8), True, "why")]
+    made = ca.Compilation("inference", groups, norms, times_ms={"inductor": 1.5})
+    assert repr(made) == (
+        "Compilation(inference; 1 of 2 convolutions fused; 1 of 1 batch norms served; "
+        "runs cudnn_autotune; inductor: 1.5 ms)"
+    )
+    for html in (ca.conversion(net)._repr_html_(), made._repr_html_()):
+        assert html.count("<tr>") >= 2
+    assert "float16" in repr(choice(FAST))
