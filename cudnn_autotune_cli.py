@@ -29,6 +29,10 @@ COMMANDS = {
         "check:check",
         "Build candidates for one layer, run them, and compare them with a reference.",
     ),
+    "compare": (
+        "compare:compare",
+        "Run a model by PyTorch and by this package in several ways, and tell the fastest.",
+    ),
     "demo": ("demo:demo", "Every sampling mode on two well-known layers, side by side."),
     "diff": (
         "diff:diff",

@@ -153,7 +153,7 @@ def _outputs(program: Run, inputs: Sequence[Any], seed: int = 0) -> list[Tensor]
     A copy outlives the replay of a CUDA graph that would overwrite the output.
     """
     torch.manual_seed(seed)
-    _begin_step()
+    begin_step()
     results = [leaf for leaf in tree_leaves(program(*inputs)) if isinstance(leaf, Tensor)]
     return [result.detach().clone() for result in results]
 
@@ -316,21 +316,21 @@ def _batch_ms(
         torch.cuda._sleep(int(_CYCLES_PER_S * ahead_s))
         begin.record()
         for _ in range(calls):
-            _begin_step()
+            begin_step()
             program(*inputs)
         end.record()
         end.synchronize()
         return begin.elapsed_time(end)
     start = time.perf_counter()
     for _ in range(calls):
-        _begin_step()
+        begin_step()
         program(*inputs)
     if on_gpu:
         torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - start)
 
 
-def _begin_step() -> None:
+def begin_step() -> None:
     """Lets Inductor's CUDA graphs, if there are any, overwrite the outputs of the last call."""
     if CUDA_GRAPH_TREES in sys.modules:
         torch.compiler.cudagraph_mark_step_begin()
