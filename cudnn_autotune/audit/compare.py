@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import html
 import itertools
-import math
-import multiprocessing
-import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cudnn_autotune.audit.ways import (
-    MODEL,
-    WAYS,
-    Row,
-    Runner,
-    Task,
-    code_of,
-    folder_of,
-    held_bytes,
-    reason_of,
-    serve,
-)
+from cudnn_autotune.audit import ways as in_worker
+from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
+from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.json_dataclass import encode
@@ -41,8 +29,7 @@ from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import check_initialized, tensors_in
 from cudnn_autotune.tuning.settings import get_sampling
 
-_PROCESSES = multiprocessing.get_context("spawn")
-_START_S = 180.0
+_REFERENCE = "float32"
 _BLOCK_MS = 100.0
 _ROUNDS = 12
 # Long steps have fewer rounds: none begins after these seconds, once there are _LEAST_ROUNDS.
@@ -51,6 +38,34 @@ _COLUMNS = (
     *("way", "step, ms", "spread", "speed-up", "first call, s", "peak, MiB"),
     *("error, output", "error, gradients"),
 )
+
+
+@dataclass(frozen=True)
+class Row:
+    """The measurement of one way."""
+
+    way: str
+    label: str
+    code: tuple[str, ...]
+    """Lines that a program needs, in which ``inputs`` is the tuple of the model's arguments."""
+    step_ms: float | None = None
+    """Median milliseconds of a step; None if there is none, for the reason in ``note``."""
+    spread: float | None = None
+    """Half the interquartile range of the blocks' times, relative to their median."""
+    speedup: float | None = None
+    """Time of a step of the first way that could be measured, over this one's."""
+    first_call_s: float | None = None
+    """Seconds of preparing the model (compiling, tuning) and its first step."""
+    peak_mib: float | None = None
+    """Most memory (MiB) during a step, in tensors and CUDA graphs, weights included; None without a
+    GPU."""
+    output_error: float | None = None
+    """Norm of the difference of the outputs from those of float32 without TF32, over their norm;
+    None if it cannot be told, or something is not finite."""
+    gradient_error: float | None = None
+    """The same of the gradients of all parameters; None without a backward, too."""
+    note: str = ""
+    """What the way chose, or why it has no time."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,7 @@ class ModelComparison:
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the comparison and the environment as JSON values; NaN is None there."""
+        """Returns the comparison and the environment as JSON values."""
         made = {**encode(self), "verdict": self.verdict, "environment": versions.environment()}
         return made | {"rows": [vars(row) | encode(row) for row in self.rows]}
 
@@ -186,6 +201,8 @@ def compare(
     check_initialized(model)
     if hasattr(model, "_orig_mod"):
         raise ValueError("model must not be compiled already: give what torch.compile got")
+    if in_worker.is_worker:
+        raise RuntimeError('a script that calls compare() needs `if __name__ == "__main__":`')
     if is_among_ranks():
         raise RuntimeError("compare() cannot run in one of several ranks: each has its own clock")
     names = list(WAYS) if ways is None else list(ways)
@@ -210,16 +227,17 @@ def compare(
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
         _bar(len(names) + _ROUNDS) as tell,
     ):
-        task = Task(
-            folder,
-            device,
-            train,
-            autocast,
-            get_sampling(),
-            torch.get_num_threads(),
-            torch.get_float32_matmul_precision(),
-            torch.backends.cudnn.deterministic,
-        )
+        task = {
+            "backend": in_worker.__name__,
+            "folder": folder,
+            "device": str(device),
+            "train": train,
+            "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "deterministic": torch.backends.cudnn.deterministic,
+            "main": getattr(sys.modules["__main__"], "__file__", None) or "",
+        }
         measured, was_interrupted = _Measurement(task, names, time_limit_s, tell), False
         try:
             measured.run(model, inputs)
@@ -231,68 +249,31 @@ def compare(
     return ModelComparison(subject, measured.result(), tuple(measured.notes), was_interrupted)
 
 
-class _Failure(Exception):
-    """The reason why a way has no time."""
-
-
-class _Process:
-    """The process of a way; it starts at once. An empty name stands for the reference."""
-
-    def __init__(self, name: str, task: Task) -> None:
-        self._log = Path(f"{folder_of(name, task)}.log")
-        self._connection, theirs = _PROCESSES.Pipe()
-        self._process = _PROCESSES.Process(target=serve, args=(theirs, name, task))
-        # A Ctrl-C of the terminal is for this process alone; the other one inherits the mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-
-    def ask(self, limit_s: float, *request: Any) -> Any:
-        """Returns the answer to a request, or after the start to none; raises _Failure."""
-        try:
-            if request:
-                self._connection.send(request)
-            if not self._connection.poll(limit_s):
-                raise _Failure(f"no answer within the time limit of {limit_s:g} s")
-            went_well, answer = self._connection.recv()
-        except (EOFError, OSError):
-            self._process.join(5)
-            told = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
-            last = next((line.strip() for line in reversed(told) if line.strip()), "")
-            code = self._process.exitcode
-            raise _Failure(f"its process ended with exit code {code}: {last}") from None
-        if not went_well:
-            raise _Failure(answer)
-        return answer
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join(5)
-        self._connection.close()
+def _process(name: str, folder: str) -> Process:
+    """Starts a process that finds nothing which another one has compiled or tuned."""
+    own = Path(folder) / f"way_{name}"
+    variables = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDNN_AUTOTUNE_CACHE_DIR")
+    environment = {variable: str(own / variable) for variable in variables}
+    environment["CUDNN_AUTOTUNE_CACHE"] = "read_write"
+    return Process(name, environment={**environment, "CUDNN_AUTOTUNE_SAMPLING": get_sampling()})
 
 
 class _Here:
-    """The same, in this process."""
+    """The work of a process, in this one."""
 
-    def __init__(self, name: str, task: Task, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, name: str, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.name, self._given = name, (model, inputs)
         self._runner: Runner | None = None
-        self._given = name, task, model, inputs
 
-    def ask(self, limit_s: float, *request: Any) -> Any:
-        try:
-            if request:
-                return getattr(self._runner, request[0])(*request[1:])
-            name, task, model, inputs = self._given
-            held = held_bytes(task.device)
-            copies = copy.deepcopy(model), copy.deepcopy(inputs)
-            self._runner = Runner(name or "eager", task, *copies, held)
-        except Exception as error:
-            raise _Failure(reason_of(error)) from error
+    def set_up(self, request: dict[str, Any]) -> None:
+        held = held_bytes(torch.device(request["device"]))
+        self._runner = Runner(request, *copy.deepcopy(self._given), held)
 
-    def end(self) -> None:
+    def ask(self, request: dict[str, Any], limit_s: float) -> Any:
+        assert self._runner is not None
+        return encode(self._runner.work(request["task"], request["case"], request))
+
+    def close(self) -> None:
         self._runner = None
 
 
@@ -300,50 +281,66 @@ class _Measurement:
     """The ways that take turns, and what was measured so far."""
 
     def __init__(
-        self, task: Task, names: Sequence[str], limit_s: float, tell: Callable[[str], None]
+        self,
+        task: dict[str, Any],
+        names: Sequence[str],
+        limit_s: float,
+        tell: Callable[[str], None],
     ) -> None:
         self._task, self._limit_s, self._tell = task, limit_s, tell
-        self._start: Callable[[str], _Process | _Here] = lambda name: _Process(name, task)
-        self._workers: dict[str, _Process | _Here] = {}
-        self._rows = {n: Row(n, WAYS[n].label, code_of(n, task.train)) for n in names}
+        self._on_gpu = torch.device(task["device"]).type == "cuda"
+        self._workers: dict[str, Process | _Here] = {}
+        self._rows = {n: Row(n, WAYS[n].label, code_of(n, task["train"])) for n in names}
         self._samples: dict[str, list[float]] = {}
         self.notes: list[str] = []
 
     def run(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Measures all ways; may be interrupted at any time."""
         self._tell("float32")
-        on_gpu, is_here = self._task.device.type == "cuda", False
+        start: Callable[[str], Process | _Here] = lambda name: _process(name, self._task["folder"])
+        context: AbstractContextManager[None] = nullcontext()
         try:
-            torch.save((model, inputs), Path(self._task.folder) / MODEL)
-            self._open("").ask(_START_S)
+            torch.save((model, inputs), Path(self._task["folder"]) / MODEL)
+            self._workers[_REFERENCE] = start(_REFERENCE)
+            self._set_up(_REFERENCE)
         except Exception as error:  # whatever the pickling of a model raises
-            self._end("")
+            self._end(_REFERENCE)
             self.notes.append(
                 "measured in this process, which may have compiled and tuned the model before: "
-                f"another one cannot load it ({reason_of(error)})"
+                f"another one cannot load it ({_reason(error)})"
             )
-            self._start, is_here = lambda name: _Here(name, self._task, model, inputs), True
-        with _not_enabled() if is_here else nullcontext():
-            with self._failing(""):
-                if is_here:
-                    self._open("").ask(0)
-                self._workers[""].ask(self._limit_s, "expect")
-            self._end("")
+            start, context = lambda name: _Here(name, model, inputs), _not_enabled()
+        with context:
+            with self._failing(_REFERENCE):
+                if _REFERENCE not in self._workers:
+                    self._workers[_REFERENCE] = start(_REFERENCE)
+                    self._set_up(_REFERENCE)
+                if reason := self._ask(_REFERENCE, "expect"):
+                    self.notes.append(reason)
+            self._end(_REFERENCE)
             for name in self._rows:
-                reason = "" if on_gpu else WAYS[name].only_on_gpu
-                if on_gpu and is_here and name == "eager":
+                reason = "" if self._on_gpu else WAYS[name].only_on_gpu
+                worker = None if reason else start(name)
+                if isinstance(worker, _Here) and self._on_gpu and name == "eager":
                     reason = "it needs a process of its own, since PyTorch tunes a shape once"
-                with self._failing(name):
-                    if reason:
-                        raise _Failure(reason)
-                    self._open(name)
+                if reason or worker is None:
+                    self._rows[name] = replace(self._rows[name], note=reason)
+                else:
+                    self._workers[name] = worker
             for name in list(self._workers):
                 self._tell(f"first call: {self._rows[name].label}")
                 with self._failing(name):
-                    self._workers[name].ask(_START_S)
-                    self._rows[name] = self._workers[name].ask(self._limit_s, "begin")
+                    self._set_up(name)
+                    self._rows[name] = replace(self._rows[name], **self._ask(name, "begin"))
                     self._samples[name] = []
             self._take_turns()
+
+    def _set_up(self, name: str) -> None:
+        way = "eager" if name == _REFERENCE else name
+        self._workers[name].set_up({**self._task, "way": way})
+
+    def _ask(self, name: str, task: str, case: Any = None) -> Any:
+        return self._workers[name].ask({"task": task, "case": case}, self._limit_s)
 
     def _take_turns(self) -> None:
         begin = time.monotonic()
@@ -355,8 +352,7 @@ class _Measurement:
             for name in order if index % 2 else reversed(order):
                 with self._failing(name):
                     steps = max(1, round(_BLOCK_MS / (self._rows[name].step_ms or _BLOCK_MS)))
-                    step_ms = self._workers[name].ask(self._limit_s, "turn", steps)
-                    self._samples[name].append(step_ms)
+                    self._samples[name].append(self._ask(name, "turn", steps))
 
     def result(self) -> tuple[Row, ...]:
         """Returns the rows, with the times of all rounds that are complete."""
@@ -378,26 +374,29 @@ class _Measurement:
         for name in list(self._workers):
             self._end(name)
 
-    def _open(self, name: str) -> _Process | _Here:
-        self._workers[name] = self._start(name)
-        return self._workers[name]
-
     def _end(self, name: str) -> None:
         if name in self._workers:
-            self._workers.pop(name).end()
+            self._workers.pop(name).close()
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
         """Notes a failure, after which the way takes no more turns."""
         try:
             yield
-        except _Failure as failure:
+        except Exception as error:  # the user's own code runs here
+            reason = _reason(error).removeprefix(f"{name}: ")
             self._end(name)
             self._samples.pop(name, None)
-            if name:
-                self._rows[name] = replace(self._rows[name], step_ms=None, note=str(failure))
+            if name == _REFERENCE:
+                self.notes.append(f"errors cannot be told: float32 fails: {reason}")
             else:
-                self.notes.append(f"no error is known, since the model fails in float32: {failure}")
+                self._rows[name] = replace(self._rows[name], step_ms=None, note=reason)
+
+
+def _reason(error: Exception) -> str:
+    is_told = isinstance(error, (CaseFailure, ProcessFailure))
+    text = str(error) if is_told else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:300]
 
 
 @contextmanager
@@ -429,9 +428,7 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     def text(value: float | None, form: str) -> str:
-        if value is None:
-            return "–"
-        return "not finite" if math.isnan(value) else format(value, form)
+        return "–" if value is None else format(value, form) if value else "0"
 
     return (
         row.label,

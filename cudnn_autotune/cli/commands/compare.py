@@ -12,7 +12,7 @@ import click
 import torch
 
 from cudnn_autotune.audit import compare as comparing
-from cudnn_autotune.audit.ways import WAYS, calibrate, reason_of
+from cudnn_autotune.audit.ways import WAYS, calibrate
 from cudnn_autotune.cli import decision_table, options
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.engines.problem import DTYPES_BY_NAME
@@ -84,7 +84,7 @@ def compare(model: str, json_path: Path | None, html_path: Path | None, **given:
             time_limit_s=given["time_limit"],
         )
     except (ValueError, RuntimeError) as error:  # the user's own code runs here
-        raise click.ClickException(f"{model}: {reason_of(error)}") from error
+        raise click.ClickException(f"{model}: {type(error).__name__}: {error}") from error
     found = replace(found, subject=f"{model}: {found.subject}")
     found.show(decision_table.console())
     if json_path is not None:
