@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.json_dataclass import encode
-from cudnn_autotune.nn.backend.comparison import is_among_ranks, paired
+from cudnn_autotune.nn.backend.comparison import is_among_ranks, own_steps, paired
 from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import check_initialized, tensors_in
 from cudnn_autotune.tuning.settings import get_sampling
@@ -122,7 +122,8 @@ class ModelComparison:
 
         from cudnn_autotune.audit.table import Table
 
-        rows, note = list(map(_cells, self.rows)), "\n".join(self._notes())
+        rows: list[Sequence[str]] = list(map(_cells, self.rows))
+        note = "\n".join(self._notes())
         for table in Table(self.subject, _COLUMNS, rows, note=note).rich(console.width):
             console.print(table)
         console.print(Text("\n".join([self.verdict, *self._code()])))
@@ -238,9 +239,10 @@ def compare(
             "deterministic": torch.backends.cudnn.deterministic,
             "main": getattr(sys.modules["__main__"], "__file__", None) or "",
         }
-        measured, was_interrupted = _Measurement(task, names, time_limit_s, tell), False
+        measured = _Measurement((model, inputs), task, names, time_limit_s, tell)
+        was_interrupted = False
         try:
-            measured.run(model, inputs)
+            measured.run()
         except KeyboardInterrupt:
             was_interrupted = True
         finally:
@@ -261,8 +263,8 @@ def _process(name: str, folder: str) -> Process:
 class _Here:
     """The work of a process, in this one."""
 
-    def __init__(self, name: str, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.name, self._given = name, (model, inputs)
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._given = model, inputs
         self._runner: Runner | None = None
 
     def set_up(self, request: dict[str, Any]) -> None:
@@ -282,51 +284,43 @@ class _Measurement:
 
     def __init__(
         self,
+        given: tuple[nn.Module, tuple[Any, ...]],
         task: dict[str, Any],
         names: Sequence[str],
         limit_s: float,
         tell: Callable[[str], None],
     ) -> None:
-        self._task, self._limit_s, self._tell = task, limit_s, tell
-        self._on_gpu = torch.device(task["device"]).type == "cuda"
+        self._given, self._task, self._limit_s, self._tell = given, task, limit_s, tell
+        self._on_gpu, self._is_here = torch.device(task["device"]).type == "cuda", False
         self._workers: dict[str, Process | _Here] = {}
         self._rows = {n: Row(n, WAYS[n].label, code_of(n, task["train"])) for n in names}
         self._samples: dict[str, list[float]] = {}
         self.notes: list[str] = []
 
-    def run(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def run(self) -> None:
         """Measures all ways; may be interrupted at any time."""
-        self._tell("float32")
-        start: Callable[[str], Process | _Here] = lambda name: _process(name, self._task["folder"])
-        context: AbstractContextManager[None] = nullcontext()
+        self._tell(_REFERENCE)
         try:
-            torch.save((model, inputs), Path(self._task["folder"]) / MODEL)
-            self._workers[_REFERENCE] = start(_REFERENCE)
+            torch.save(self._given, Path(self._task["folder"]) / MODEL)
+            self._start(_REFERENCE)
             self._set_up(_REFERENCE)
         except Exception as error:  # whatever the pickling of a model raises
             self._end(_REFERENCE)
+            self._is_here = True
             self.notes.append(
                 "measured in this process, which may have compiled and tuned the model before: "
                 f"another one cannot load it ({_reason(error)})"
             )
-            start, context = lambda name: _Here(name, model, inputs), _not_enabled()
-        with context:
-            with self._failing(_REFERENCE):
-                if _REFERENCE not in self._workers:
-                    self._workers[_REFERENCE] = start(_REFERENCE)
-                    self._set_up(_REFERENCE)
-                if reason := self._ask(_REFERENCE, "expect"):
-                    self.notes.append(reason)
-            self._end(_REFERENCE)
+        with _untouched() if self._is_here else nullcontext():
+            self._expect()
             for name in self._rows:
                 reason = "" if self._on_gpu else WAYS[name].only_on_gpu
-                worker = None if reason else start(name)
-                if isinstance(worker, _Here) and self._on_gpu and name == "eager":
+                if self._on_gpu and self._is_here and name == "eager":
                     reason = "it needs a process of its own, since PyTorch tunes a shape once"
-                if reason or worker is None:
+                if reason:
                     self._rows[name] = replace(self._rows[name], note=reason)
                 else:
-                    self._workers[name] = worker
+                    self._start(name)
             for name in list(self._workers):
                 self._tell(f"first call: {self._rows[name].label}")
                 with self._failing(name):
@@ -334,6 +328,19 @@ class _Measurement:
                     self._rows[name] = replace(self._rows[name], **self._ask(name, "begin"))
                     self._samples[name] = []
             self._take_turns()
+
+    def _expect(self) -> None:
+        with self._failing(_REFERENCE):
+            if self._is_here:
+                self._start(_REFERENCE)
+                self._set_up(_REFERENCE)
+            if reason := self._ask(_REFERENCE, "expect"):
+                self.notes.append(reason)
+        self._end(_REFERENCE)
+
+    def _start(self, name: str) -> None:
+        folder = self._task["folder"]
+        self._workers[name] = _Here(*self._given) if self._is_here else _process(name, folder)
 
     def _set_up(self, name: str) -> None:
         way = "eager" if name == _REFERENCE else name
@@ -400,11 +407,12 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _not_enabled() -> Iterator[None]:
-    """Takes back ``enable()`` for a while."""
+def _untouched() -> Iterator[None]:
+    """Takes back ``enable()`` for a while, and afterwards what this process knows of steps."""
     former = _C.exchange_process_wide(None) if extension_available() else None
     try:
-        yield
+        with own_steps():
+            yield
     finally:
         if extension_available():
             _C.exchange_process_wide(former)

@@ -60,10 +60,6 @@ def _converted(model: nn.Module, inputs: Inputs) -> nn.Module:
     return convert(model, memory_format="auto", example_input=inputs)
 
 
-def _max_autotuned(model: nn.Module, inputs: Inputs) -> Any:
-    return torch.compile(model, mode="max-autotune")
-
-
 def _by_backend(model: nn.Module, inputs: Inputs) -> Any:
     # The layout of a training graph stays what the weights have (see docs/fusing.md).
     model = _converted(model, inputs) if torch.is_grad_enabled() else model
@@ -88,7 +84,7 @@ WAYS = {
     "max-autotune": Way(
         "torch.compile, max-autotune",
         (_BENCHMARK, 'model = torch.compile(model, mode="max-autotune")'),
-        _max_autotuned,
+        lambda model, inputs: torch.compile(model, mode="max-autotune"),
     ),
     "convert": Way("convert", (_CONVERT,), _converted, is_ours=True, only_on_gpu=_OURS),
     "backend": Way("backend", (_COMPILE,), _by_backend, is_ours=True, only_on_gpu=_OURS),
@@ -154,11 +150,12 @@ class Runner:
         self._wait()
         first_call_s = time.perf_counter() - begin
         self._timed(_WARM_UPS)
-        note, errors = self._note(), (None, None)
-        expected = torch.load(self._expected) if self._expected.exists() else None
-        if expected is not None:
-            errors = tuple(map(relative_error, self._results(seed=0), expected))
-        return First(first_call_s, self._timed(1), self._peak_mib(), *errors, note)
+        outputs = gradients = None
+        if self._expected.exists():
+            expected = torch.load(self._expected)
+            outputs, gradients = map(relative_error, self._results(seed=0), expected)
+        step_ms, peak_mib = self._timed(1), self._peak_mib()
+        return First(first_call_s, step_ms, peak_mib, outputs, gradients, self._note())
 
     def _turn(self, steps: int) -> float:
         """Returns the milliseconds of a step, of some steps after two that do not count."""
@@ -189,6 +186,7 @@ class Runner:
         """Notes buffers and inputs, for :meth:`_results`."""
         kept = [*self._model.buffers(), *tensors_in(self._inputs)]
         self._before = [(tensor, tensor.detach().clone()) for tensor in kept]
+        self._kept = sum(copy.nbytes for _, copy in self._before)
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
@@ -266,7 +264,7 @@ class Runner:
         torch.cuda.reset_peak_memory_stats()
         self._step()
         self._wait()
-        return (torch.cuda.max_memory_allocated() + _in_graphs() - self._held) / 2**20
+        return (torch.cuda.max_memory_allocated() + _in_graphs() - self._held - self._kept) / 2**20
 
     def _note(self) -> str:
         """Says what the way chose."""

@@ -83,7 +83,7 @@ def compare(model: str, json_path: Path | None, html_path: Path | None, **given:
             ways=given["ways"],
             time_limit_s=given["time_limit"],
         )
-    except (ValueError, RuntimeError) as error:  # the user's own code runs here
+    except Exception as error:  # the user's own code runs here
         raise click.ClickException(f"{model}: {type(error).__name__}: {error}") from error
     found = replace(found, subject=f"{model}: {found.subject}")
     found.show(decision_table.console())

@@ -123,7 +123,7 @@ def compare(
         given = [data.get(i, value) for i, value in enumerate(inputs)]
         return _outputs(programs[reference], given)
 
-    with torch.random.fork_rng(indices), torch.no_grad(), _own_steps():
+    with torch.random.fork_rng(indices), torch.no_grad(), own_steps():
         expected, wrong = _outputs(programs[reference], inputs), {}
         for name in list(programs)[1:]:
             try:
@@ -276,7 +276,7 @@ def time_in_turns(
     """
     calls, ahead_s = {}, dict.fromkeys(programs, 0.0)
     samples: dict[str, list[float]] = {name: [] for name in programs}
-    with _own_steps():
+    with own_steps():
         for name, program in programs.items():
             for _ in range(_WARMUP_CALLS):
                 _batch_ms(program, inputs, 1, on_gpu)
@@ -337,7 +337,7 @@ def begin_step() -> None:
 
 
 @contextmanager
-def _own_steps() -> Iterator[None]:
+def own_steps() -> Iterator[None]:
     """Takes back that steps were marked as begun. After the first mark Inductor's CUDA graphs begin
     no step of their own accord any more: a program without marks would be recorded at each call."""
     trees = sys.modules.get(CUDA_GRAPH_TREES)
