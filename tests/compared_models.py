@@ -64,3 +64,18 @@ class Moves(Net):
 class Fails(Net):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         raise ValueError(f"no such size: {tuple(x.shape)}")
+
+
+class Greedy(Net):
+    def harm(self) -> None:
+        torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
+
+
+class Deep(nn.Sequential):
+    """Takes (N, 3, H, W); has enough work for a GPU to be measured."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        for i, o in ((3, 64), (64, 64), (64, 128)):
+            layers += [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))

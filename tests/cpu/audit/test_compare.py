@@ -175,7 +175,7 @@ def test_the_verdict_names_the_fastest_and_by_how_much() -> None:
 def test_the_outcome_as_text_json_and_html() -> None:
     found = made_up(notes=("a note",), was_interrupted=True)
     text = str(found)
-    assert re.search(r"│ backend +│ +8 │ ±1.0% │ +1.50× │ +40 │ +701 │ 1.0e-03 │ +– │", text)
+    assert re.search(r"│ backend +│ +8 │ +±1.0% │ +1.50× │ +40 │ +701 │ 1.0e-03 │ +– │", text)
     assert text.rstrip().endswith(f"{found.verdict}\n  model = ...")
     for part in ("interrupted", "a note", "convert: out of <memory>"):
         assert part in text
