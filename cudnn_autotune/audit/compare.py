@@ -65,7 +65,7 @@ class Row:
     gradient_error: float | None = None
     """The same of the gradients of all parameters; None without a backward, too."""
     note: str = ""
-    """What the way chose, or why it has no time."""
+    """Choices of the way itself, or the reason why it has no time."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ModelComparison:
     rows: tuple[Row, ...]
     """One for each way, in the order of ``ways``."""
     notes: tuple[str, ...] = ()
-    """What limits the comparison."""
+    """Limits of the comparison."""
     was_interrupted: bool = False
     """Whether Ctrl-C ended it early."""
 
@@ -169,10 +169,10 @@ def compare(
     ratio is the median of those of a round, whose ways share the GPU's clock. A step is called as
     by a program, so what the host takes counts where the GPU waits for it.
 
-    The model and its inputs are sent to the processes by ``pickle``. A script that calls this
-    function therefore needs ``if __name__ == "__main__":``. What cannot be pickled, or is defined
-    in a notebook, runs in this process, which the result's notes say: without ``"eager"``, with
-    what the process has tuned and compiled before, and without a time limit.
+    The model and its inputs are sent to the processes by ``pickle``. A script
+    whose own classes the model has needs ``if __name__ == "__main__":``. What cannot be pickled, or
+    is defined in a notebook, runs in this process, which the result's notes say: without
+    ``"eager"``, with what the process has tuned and compiled before, and without a time limit.
 
     Args:
         model: a model on one device, which does not change. It is left in its modes (``train()``,
@@ -219,6 +219,8 @@ def compare(
         raise ValueError(f"model and inputs must be on one device, got {sorted(devices) or 'none'}")
     (device,) = devices.values()
     train = model.training if train is None else train
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the processes need the memory
     shapes = [f"{'x'.join(map(str, t.shape))} {t.dtype}" for t in tensors_in(inputs)]
     facts = [type(model).__name__, "forward + backward" if train else "forward", *shapes]
     facts += [f"autocast {autocast}"] * (autocast is not None)
@@ -226,7 +228,7 @@ def compare(
     with (
         tempfile.TemporaryDirectory(prefix="cudnn_autotune_", ignore_cleanup_errors=True) as folder,
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
-        _bar(len(names) + _ROUNDS) as tell,
+        _bar(1 + len(names) + _ROUNDS) as tell,
     ):
         task = {
             "backend": in_worker.__name__,
@@ -367,9 +369,11 @@ class _Measurement:
         samples = {name: some[:rounds] for name, some in self._samples.items()}
         rows = dict(self._rows)
         for name, step_ms in paired(samples).items() if rounds else ():
-            quartiles = statistics.quantiles(samples[name]) if rounds > 1 else [0.0]
-            spread = (quartiles[-1] - quartiles[0]) / 2 / statistics.median(samples[name])
-            rows[name] = replace(rows[name], step_ms=step_ms, spread=spread if rounds > 1 else None)
+            spread = None
+            if rounds > 1:
+                low, median, high = statistics.quantiles(samples[name])
+                spread = (high - low) / 2 / median
+            rows[name] = replace(rows[name], step_ms=step_ms, spread=spread)
         first = next((row.step_ms for row in rows.values() if row.step_ms is not None), None)
         return tuple(
             replace(row, speedup=first / row.step_ms) if first and row.step_ms else row

@@ -97,18 +97,6 @@ def code_of(name: str, train: bool) -> tuple[str, ...]:
     return before + WAYS[name].code
 
 
-@dataclass(frozen=True)
-class First:
-    """The measurement of a way's first steps; see ``compare.Row``."""
-
-    first_call_s: float
-    step_ms: float
-    peak_mib: float | None
-    output_error: float | None
-    gradient_error: float | None
-    note: str
-
-
 class Runner:
     """A model in one of the ways.
 
@@ -140,8 +128,9 @@ class Runner:
                 torch.cuda.empty_cache()  # the other ways need the memory
         return done
 
-    def _begin(self, _: Any) -> First:
-        """Prepares the model, runs its first steps, and compares their results."""
+    def _begin(self, _: Any) -> dict[str, Any]:
+        """Prepares the model, runs its first steps, and compares their results; returns fields of
+        ``compare.Row``."""
         self._wait()
         begin = time.perf_counter()
         with self._mode():
@@ -154,8 +143,14 @@ class Runner:
         if self._expected.exists():
             expected = torch.load(self._expected)
             outputs, gradients = map(relative_error, self._results(seed=0), expected)
-        step_ms, peak_mib = self._timed(1), self._peak_mib()
-        return First(first_call_s, step_ms, peak_mib, outputs, gradients, self._note())
+        return {
+            "first_call_s": first_call_s,
+            "step_ms": self._timed(1),
+            "peak_mib": self._peak_mib(),
+            "output_error": outputs,
+            "gradient_error": gradients,
+            "note": self._note(),
+        }
 
     def _turn(self, steps: int) -> float:
         """Returns the milliseconds of a step, of some steps after two that do not count."""
