@@ -30,12 +30,13 @@ from cudnn_autotune.nn.untouched import check_initialized, tensors_in
 from cudnn_autotune.tuning.settings import get_sampling
 
 _REFERENCE = "float32"
+_NONE = "–"
 _BLOCK_MS = 100.0
 _ROUNDS = 12
 # Long steps have fewer rounds: none begins after these seconds, once there are _LEAST_ROUNDS.
 _TURNS_S, _LEAST_ROUNDS = 30.0, 3
 _COLUMNS = (
-    *("way", "step, ms", "spread", "speed-up", "first call, s", "peak, MiB"),
+    *("way", "step, ms", "spread", "speed", "first call, s", "peak, MiB"),
     *("error, output", "error, gradients"),
 )
 
@@ -45,7 +46,6 @@ class Row:
     """The measurement of one way."""
 
     way: str
-    label: str
     code: tuple[str, ...]
     """Lines that a program needs, in which ``inputs`` is the tuple of the model's arguments."""
     step_ms: float | None = None
@@ -95,12 +95,10 @@ class ModelComparison:
         theirs = self._fastest([row for row in self.rows if not WAYS[row.way].is_ours])
         ours = self._fastest([row for row in self.rows if WAYS[row.way].is_ours])
         other = ours if best is theirs else theirs
-        text = f"fastest: {best.label}"
+        text = f"fastest: {best.way}"
         if other is not None and other.step_ms is not None:
             of = "this package's" if best is theirs else "PyTorch's"
-            text += (
-                f", {other.step_ms / best.step_ms:.2f} times as fast as {of} best, {other.label}"
-            )
+            text += f", {other.step_ms / best.step_ms:.2f} times as fast as {of} best, {other.way}"
         return text
 
     def to_json(self) -> dict[str, Any]:
@@ -122,17 +120,16 @@ class ModelComparison:
 
         from cudnn_autotune.audit.table import Table
 
-        rows: list[Sequence[str]] = list(map(_cells, self.rows))
-        note = "\n".join(self._notes())
-        for table in Table(self.subject, _COLUMNS, rows, note=note).rich(console.width):
-            console.print(table)
-        console.print(Text("\n".join([self.verdict, *self._code()])))
+        columns, *rows = self._lines()
+        console.print(Text(self.subject))
+        console.print(*Table("", columns, rows).rich(console.width), sep="\n")
+        console.print(Text("\n".join([*self._notes(), self.verdict, *self._code()])))
 
     def _repr_html_(self) -> str:
-        def line(tag: str, cells: Sequence[str]) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        rows = [line("th", _COLUMNS), *(line("td", _cells(row)) for row in self.rows)]
+        rows = [
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
+            for line in self._lines()
+        ]
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self._notes())
         return (
             f"<table><caption>{html.escape(self.subject)}</caption>{''.join(rows)}</table>"
@@ -140,9 +137,15 @@ class ModelComparison:
             f"<pre>{html.escape(chr(10).join(self._code()))}</pre>"
         )
 
+    def _lines(self) -> list[Sequence[str]]:
+        """The columns' names, and the cells of each row, without the columns that are empty."""
+        cells = [_cells(row) for row in self.rows]
+        shown = [i for i in range(len(_COLUMNS)) if i < 2 or any(c[i] != _NONE for c in cells)]
+        return [tuple(line[i] for i in shown) for line in (_COLUMNS, *cells)]
+
     def _notes(self) -> list[str]:
         ended = ["interrupted: times are of what had run until then"] * self.was_interrupted
-        return [*ended, *self.notes, *(f"{r.label}: {r.note}" for r in self.rows if r.note)]
+        return [*ended, *self.notes, *(f"{r.way}: {r.note}" for r in self.rows if r.note)]
 
     def _code(self) -> tuple[str, ...]:
         return () if self.fastest is None else tuple(f"  {line}" for line in self.fastest.code)
@@ -295,7 +298,7 @@ class _Measurement:
         self._given, self._task, self._limit_s, self._tell = given, task, limit_s, tell
         self._on_gpu, self._is_here = torch.device(task["device"]).type == "cuda", False
         self._workers: dict[str, Process | _Here] = {}
-        self._rows = {n: Row(n, WAYS[n].label, code_of(n, task["train"])) for n in names}
+        self._rows = {n: Row(n, code_of(n, task["train"])) for n in names}
         self._samples: dict[str, list[float]] = {}
         self.notes: list[str] = []
 
@@ -324,7 +327,7 @@ class _Measurement:
                 else:
                     self._start(name)
             for name in list(self._workers):
-                self._tell(f"first call: {self._rows[name].label}")
+                self._tell(f"first call: {name}")
                 with self._failing(name):
                     self._set_up(name)
                     self._rows[name] = replace(self._rows[name], **self._ask(name, "begin"))
@@ -440,13 +443,13 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     def text(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form) if value else "0"
+        return _NONE if value is None else format(value, form) if value else "0"
 
     return (
-        row.label,
+        row.way,
         text(row.step_ms, ".4g"),
-        "–" if row.spread is None else f"±{row.spread:.1%}",
-        "–" if row.speedup is None else f"{row.speedup:.2f}×",
+        _NONE if row.spread is None else f"±{row.spread:.1%}",
+        _NONE if row.speedup is None else f"{row.speedup:.2f}×",
         text(row.first_call_s, ".3g"),
         text(row.peak_mib, ",.0f"),
         text(row.output_error, ".1e"),

@@ -39,7 +39,6 @@ Inputs = tuple[Any, ...]
 class Way:
     """One way to run a model."""
 
-    label: str
     code: tuple[str, ...]
     """Lines that a program needs, in which ``inputs`` is the tuple of the model's arguments."""
     prepare: Callable[[nn.Module, Inputs], Any] = lambda model, inputs: model
@@ -69,25 +68,22 @@ def _by_backend(model: nn.Module, inputs: Inputs) -> Any:
 _OURS = "cudnn_autotune leaves this device's convolutions to PyTorch"
 _COMPILE = 'model = torch.compile(model, backend="cudnn_autotune")'
 WAYS = {
-    "eager": Way("eager", (), benchmark=False),
-    "benchmark": Way("eager, benchmark", (_BENCHMARK,), only_on_gpu="cuDNN is not used here"),
+    "eager": Way((), benchmark=False),
+    "benchmark": Way((_BENCHMARK,), only_on_gpu="cuDNN is not used here"),
     "channels_last": Way(
-        "eager, benchmark, channels_last",
         (_BENCHMARK, "model = model.to(memory_format=torch.channels_last)"),
         _channels_last,
     ),
     "compile": Way(
-        "torch.compile",
         (_BENCHMARK, "model = torch.compile(model)"),
         lambda model, inputs: torch.compile(model),
     ),
     "max-autotune": Way(
-        "torch.compile, max-autotune",
         (_BENCHMARK, 'model = torch.compile(model, mode="max-autotune")'),
         lambda model, inputs: torch.compile(model, mode="max-autotune"),
     ),
-    "convert": Way("convert", (_CONVERT,), _converted, is_ours=True, only_on_gpu=_OURS),
-    "backend": Way("backend", (_COMPILE,), _by_backend, is_ours=True, only_on_gpu=_OURS),
+    "convert": Way((_CONVERT,), _converted, is_ours=True, only_on_gpu=_OURS),
+    "backend": Way((_COMPILE,), _by_backend, is_ours=True, only_on_gpu=_OURS),
 }
 
 

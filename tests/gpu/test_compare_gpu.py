@@ -31,7 +31,7 @@ def check(found: ModelComparison, most_error: float) -> None:
         assert 0 < row.output_error < most_error
     assert found.rows[0].speedup == 1
     assert found.fastest is not None
-    assert found.verdict.startswith(f"fastest: {found.fastest.label}")
+    assert found.verdict.startswith(f"fastest: {found.fastest.way}")
 
 
 def test_inference_in_half_precision() -> None:

@@ -23,8 +23,8 @@ _PAGE = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>cudnn-autotune compare</title>
 <style>body { font: 1rem/1.5 system-ui, sans-serif; margin: 2rem; color-scheme: light dark; }
 caption { text-align: left; font-weight: 600; } table { border-collapse: collapse; }
-th, td { padding: .3rem .8rem; text-align: right; border-top: 1px solid #8888; }
-th:first-child, td:first-child { text-align: left; }</style>
+td { padding: .3rem .8rem; text-align: right; border-top: 1px solid #8888; }
+td:first-child { text-align: left; } tr:first-child { font-weight: 600; }</style>
 """
 
 
