@@ -30,6 +30,10 @@ COMMANDS = {
         "check:check",
         "Build candidates for one layer, run them, and compare them with a reference.",
     ),
+    "compare": (
+        "compare:compare",
+        "Run a model by PyTorch and by this package in several ways, and tell the fastest.",
+    ),
     "demo": (
         "demo:demo",
         "Show what this GPU gains on two well-known layers, by every sampling mode.",

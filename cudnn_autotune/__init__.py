@@ -31,6 +31,7 @@ if _elsewhere is not None:
     _elsewhere.loader.exec_module(sys.modules[__name__])
 else:
     from cudnn_autotune import distributed, sampling
+    from cudnn_autotune.audit.compare import ModelComparison, compare
     from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
     from cudnn_autotune.core.extension import extension_available as _extension_available
     from cudnn_autotune.core.versions import environment, version
@@ -161,6 +162,7 @@ __all__ = [
     "CudnnError",
     "Evidence",
     "Measurement",
+    "ModelComparison",
     "LazyConv1d",
     "LazyConv2d",
     "LazyConv3d",
@@ -172,6 +174,7 @@ __all__ = [
     "Selection",
     "Store",
     "choices",
+    "compare",
     "compilations",
     "conversion",
     "convert",

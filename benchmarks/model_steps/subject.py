@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from common.network import create
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import cudnn_autotune as ca
+from cudnn_autotune.audit.ways import calibrate
 
 from . import networks
 from .cases import MODELS, Case, Model, Way
@@ -45,7 +45,7 @@ class Subject:
         inputs = [torch.randn(batch, *shape, device=device) for shape in shapes]
         dtype = torch.float32
         if not case.is_training:
-            _calibrate(model, inputs)
+            calibrate(model, inputs)
             dtype = torch.float16 if device == "cuda" else torch.float32
         layout: Any = {"memory_format": torch.contiguous_format}
         if case.layout == "channels_last":
@@ -179,18 +179,3 @@ def _leave_nothing_to_chance(model: nn.Module) -> None:
         for name in ("p", "drop_prob"):  # of torch's and torchvision's modules, and of timm's
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
-
-
-def _calibrate(model: nn.Module, inputs: list[Tensor]) -> None:
-    """Batch norms get to know their inputs' mean and variance, as in a trained model: what an
-    untrained one makes of random images overflows float16."""
-    norms: list[Any] = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-    before = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 1.0
-    if norms:
-        # Not with benchmark on: these are not the shapes that are measured.
-        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, fp32_precision=None):
-            model.train()(*inputs)
-    for norm, value in zip(norms, before, strict=True):
-        norm.momentum = value

@@ -153,15 +153,21 @@ def group(*options: Callable[..., Any]) -> Callable[..., Any]:
     return add
 
 
+input_option = click.option(
+    "--input",
+    multiple=True,
+    required=True,
+    type=SIZES,
+    metavar="N,C,H,W",
+    help="The input's shape; several times for a model that takes several.",
+)
+dtype_option = click.option(
+    "--dtype", type=click.Choice(list(DTYPES.values())), default="float32", show_default=True
+)
+channels_last_option = click.option("--channels-last", is_flag=True, help="[default: contiguous]")
+
 shape_options = group(
-    click.option(
-        "--input",
-        multiple=True,
-        required=True,
-        type=SIZES,
-        metavar="N,C,H,W",
-        help="The input's shape; several times for a model that takes several.",
-    ),
+    input_option,
     click.option("--weight", type=SIZES, metavar="K,C,R,S", help="A layer's weight."),
     click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="[default: all three]"),
     click.option("--stride", type=SIZES, metavar="A[,B,...]", help="A layer's stride."),
@@ -169,10 +175,8 @@ shape_options = group(
     click.option("--dilation", type=SIZES, metavar="A[,B,...]", help="A layer's dilation."),
     click.option("--groups", type=click.IntRange(1), help="A layer's groups."),
     click.option("--bias", flag_value=True, default=None, type=bool, help="The layer adds a bias."),
-    click.option(
-        "--dtype", type=click.Choice(list(DTYPES.values())), default="float32", show_default=True
-    ),
-    click.option("--channels-last", is_flag=True, help="[default: contiguous]"),
+    dtype_option,
+    channels_last_option,
 )
 """The options that describe a layer; ``tune_problems.of_layer`` reads them."""
 

@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,12 +78,7 @@ class Model:
             say(f"{text}: {others}", err=bool(given.get("as_json")))
         dtype = DTYPES_BY_NAME[given["dtype"]]
         self._model = model.to(device, dtype).train(given["train"])
-        self._inputs = [
-            torch.randn(shape, device=device)
-            .to(dtype)
-            .contiguous(memory_format=_memory_format(len(shape), channels_last))
-            for shape in given["input"]
-        ]
+        self._inputs = random_inputs(given["input"], dtype, device, channels_last)
 
     def problems(
         self, calls_of: CallsOf, layout: torch.memory_format | None
@@ -111,6 +106,18 @@ class Model:
                 f"{self._text} with --input {' --input '.join(shapes)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+
+def random_inputs(
+    shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device, channels_last: bool
+) -> list[torch.Tensor]:
+    """Returns a tensor of normal random numbers for each shape."""
+    return [
+        torch.randn(*shape, device=device)
+        .to(dtype)
+        .contiguous(memory_format=_memory_format(len(shape), channels_last))
+        for shape in shapes
+    ]
 
 
 def _memory_format(dims: int, channels_last: bool) -> torch.memory_format:

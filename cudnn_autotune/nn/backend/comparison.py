@@ -123,7 +123,7 @@ def compare(
         given = [data.get(i, value) for i, value in enumerate(inputs)]
         return _outputs(programs[reference], given)
 
-    with torch.random.fork_rng(indices), torch.no_grad(), _own_steps():
+    with torch.random.fork_rng(indices), torch.no_grad(), own_steps():
         expected, wrong = _outputs(programs[reference], inputs), {}
         for name in list(programs)[1:]:
             try:
@@ -153,7 +153,7 @@ def _outputs(program: Run, inputs: Sequence[Any], seed: int = 0) -> list[Tensor]
     A copy outlives the replay of a CUDA graph that would overwrite the output.
     """
     torch.manual_seed(seed)
-    _begin_step()
+    begin_step()
     results = [leaf for leaf in tree_leaves(program(*inputs)) if isinstance(leaf, Tensor)]
     return [result.detach().clone() for result in results]
 
@@ -276,7 +276,7 @@ def time_in_turns(
     """
     calls, ahead_s = {}, dict.fromkeys(programs, 0.0)
     samples: dict[str, list[float]] = {name: [] for name in programs}
-    with _own_steps():
+    with own_steps():
         for name, program in programs.items():
             for _ in range(_WARMUP_CALLS):
                 _batch_ms(program, inputs, 1, on_gpu)
@@ -316,28 +316,28 @@ def _batch_ms(
         torch.cuda._sleep(int(_CYCLES_PER_S * ahead_s))
         begin.record()
         for _ in range(calls):
-            _begin_step()
+            begin_step()
             program(*inputs)
         end.record()
         end.synchronize()
         return begin.elapsed_time(end)
     start = time.perf_counter()
     for _ in range(calls):
-        _begin_step()
+        begin_step()
         program(*inputs)
     if on_gpu:
         torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - start)
 
 
-def _begin_step() -> None:
+def begin_step() -> None:
     """Lets Inductor's CUDA graphs, if there are any, overwrite the outputs of the last call."""
     if CUDA_GRAPH_TREES in sys.modules:
         torch.compiler.cudagraph_mark_step_begin()
 
 
 @contextmanager
-def _own_steps() -> Iterator[None]:
+def own_steps() -> Iterator[None]:
     """Takes back that steps were marked as begun. After the first mark Inductor's CUDA graphs begin
     no step of their own accord any more: a program without marks would be recorded at each call."""
     trees = sys.modules.get(CUDA_GRAPH_TREES)

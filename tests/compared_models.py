@@ -1,0 +1,81 @@
+"""Models that processes of ``compare`` load by name; most do harm in channels_last alone."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    """Takes (N, 3, H, W), with a batch norm whose statistics each step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if self.conv.weight.is_contiguous(memory_format=torch.channels_last):
+            self.harm()
+        return {"y": self.norm(self.conv(x)).relu()}
+
+    def harm(self) -> None:
+        """Does what a way must survive."""
+
+
+class Dies(Net):
+    def harm(self) -> None:
+        print("the end comes here", flush=True)
+        os._exit(3)
+
+
+class TooLarge(Net):
+    def harm(self) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class Hangs(Net):
+    def harm(self) -> None:
+        time.sleep(600)
+
+
+class Draws(Net):
+    """Its steps are not comparable."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": nn.functional.dropout(super().forward(x)["y"])}
+
+
+class Moves(Net):
+    """Its first call differs from all that follow, as with spectral norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        return {"y": super().forward(x)["y"] * self.calls}
+
+
+class Fails(Net):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        raise ValueError(f"no such size: {tuple(x.shape)}")
+
+
+class Greedy(Net):
+    def harm(self) -> None:
+        torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
+
+
+class Deep(nn.Sequential):
+    """Takes (N, 3, H, W); has enough work for a GPU to be measured."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        for i, o in ((3, 64), (64, 64), (64, 128)):
+            layers += [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))

@@ -1,0 +1,277 @@
+"""``compare`` measures each way in a process of its own, and a way that fails spoils no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import compared_models
+import pytest
+import torch
+from stored import refused, run, succeeded
+from subprocesses import python
+from torch import nn
+
+import cudnn_autotune as ca
+from cudnn_autotune.audit import ways
+from cudnn_autotune.audit.compare import ModelComparison, Row
+
+X = torch.randn(2, 3, 8, 8)
+
+
+def compared(model: nn.Module, *names: str, **options: Any) -> dict[str, Row]:
+    found = ca.compare(model, X, ways=names, **options)
+    assert not found.was_interrupted
+    return {row.way: row for row in found.rows}
+
+
+def test_a_training_step_in_each_way_that_a_cpu_has() -> None:
+    model = compared_models.Moves().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = ca.compare(model, X, ways=["eager", "channels_last", "convert"])
+    eager, last, convert = found.rows
+    for row in (eager, last):
+        assert row.step_ms is not None
+        assert row.first_call_s is not None
+        assert row.first_call_s > 0
+        assert row.spread is not None
+        assert row.peak_mib is None
+        assert row.output_error is not None
+        assert row.output_error < 1e-5
+        assert row.gradient_error is not None
+        assert row.gradient_error < 1e-4
+    assert (eager.speedup, eager.output_error) == (1, 0)
+    assert last.speedup == pytest.approx(eager.step_ms / last.step_ms)
+    assert (convert.step_ms, convert.note) == (None, ways.WAYS["convert"].only_on_gpu)
+    assert found.fastest in (eager, last)
+    assert found.subject == "Moves, forward + backward, 2x3x8x8 float32, cpu"
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (compared_models.Dies, "ended with exit code 3: the end comes here"),
+        pytest.param(
+            compared_models.TooLarge,
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(compared_models.Hangs, "no answer within 15 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_way_that_fails_says_why_and_the_others_stay(model: type[nn.Module], reason: str) -> None:
+    rows = compared(model().eval(), "eager", "channels_last", time_limit_s=15)
+    assert rows["eager"].step_ms is not None
+    assert rows["eager"].output_error == 0
+    assert rows["channels_last"].step_ms is None
+    assert reason in rows["channels_last"].note
+
+
+def test_what_cannot_be_sent_to_a_process_is_measured_here() -> None:
+    model = compared_models.Net().eval()
+    model.local = lambda x: x  # type: ignore[assignment]
+    found = ca.compare(model, X, ways=["eager", "channels_last"])
+    assert [row.output_error for row in found.rows] == [0, pytest.approx(0, abs=1e-5)]
+    (note,) = found.notes
+    assert "measured in this process" in note
+    assert "Can't pickle local object" in note
+    assert model.norm.num_batches_tracked == 0
+
+
+def test_random_steps_have_no_error_and_say_so() -> None:
+    model = compared_models.Draws()
+    model.local = lambda x: x  # type: ignore[assignment]  # here, which is quicker
+    found = ca.compare(model, X, ways=["eager"])
+    (row,) = found.rows
+    assert row.step_ms is not None
+    assert row.output_error is None
+    assert "draws random numbers" in found.notes[-1]
+
+
+def test_a_wrong_output_has_a_large_error() -> None:
+    zeros, ones = torch.zeros(3), torch.ones(3)
+    assert ways.relative_error([zeros], [ones]) == 1
+    assert ways.relative_error([ones, 2 * ones], [ones, ones]) == pytest.approx(0.5**0.5)
+    assert ways.relative_error([ones / 0], [ones]) is None
+    assert ways.relative_error([ones], [torch.ones(4)]) is None
+
+
+MAIN = """
+import sys
+import torch, cudnn_autotune as ca
+from torch import nn
+
+class Own(nn.Conv2d):
+    pass
+
+GUARD
+    print(ca.compare(Own(3, 4, 3).eval(), torch.randn(2, 3, 9, 9), ways=["eager"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_model_of_a_script(tmp_path: Path) -> None:
+    """Its class is the main module's; without a guard it cannot be imported there."""
+    for guard, is_here in (('if __name__ == "__main__":', False), ("if True:", True)):
+        (tmp_path / "script.py").write_text(MAIN.replace("GUARD", guard))
+        done = python("script.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("Own, forward, 2x3x9x9 float32, cpu")
+        assert ("measured in this process" in done.stdout) is is_here
+        assert ("needs `if __name__" in done.stdout) is is_here
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ways": ["eager", "fast"]}, "ways must be some of eager, .*, each once, got"),
+        ({"ways": []}, "ways must be some of"),
+        ({"autocast": torch.float32}, "autocast must be None, torch.float16 or bfloat16"),
+        ({"time_limit_s": 0}, "time_limit_s must be a number above 0, got 0"),
+    ],
+)
+def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ca.compare(compared_models.Net(), X, **change)
+
+
+def test_bad_models_are_named() -> None:
+    with pytest.raises(TypeError, match="model must be a torch"):
+        ca.compare(len, X)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="lazy parameters"):
+        ca.compare(nn.LazyConv2d(3, 3), X)
+    with pytest.raises(ValueError, match="must not be compiled already"):
+        ca.compare(torch.compile(compared_models.Net()), X)
+    with pytest.raises(ValueError, match=r"on one device, got \['cpu', 'meta'\]"):
+        ca.compare(compared_models.Net(), X.to("meta"))
+
+
+def made_up(**changes: Any) -> ModelComparison:
+    rows = (
+        Row("eager", (), 12.0, 0.01, 1.0, 1.5, 800.0, 1e-3, None),
+        Row("compile", ("<a>",), 10.0, 0.01, 1.2, 30.0, 700.0, 1e-3, None),
+        Row("backend", ("model = ...",), 8.0, 0.01, 1.5, 40.0, 701.0, 1e-3, None),
+        Row("convert", ("[b]",), note="out of <memory>"),
+    )
+    return replace(ModelComparison("Net", rows), **changes)
+
+
+def test_the_verdict_names_the_fastest_and_by_how_much() -> None:
+    found = made_up()
+    assert found.verdict == "fastest: backend, 1.25 times as fast as PyTorch's best, compile"
+    theirs = made_up(rows=(*found.rows[:2], replace(found.rows[2], step_ms=11.0)))
+    assert "fastest: compile, 1.10 times as fast as this package's best, backend" in theirs.verdict
+    assert made_up(rows=found.rows[:1]).verdict == "fastest: eager"
+    assert made_up(rows=found.rows[3:]).verdict == "no way could be measured"
+
+
+def test_the_outcome_as_text_json_and_html() -> None:
+    found = made_up(notes=("a note",), was_interrupted=True)
+    text = str(found)
+    assert re.search(r"│ backend +│ +8 │ +±1.0% │ +1.50× │ +40 │ +701 │ 1.0e-03 │\n", text)
+    assert text.rstrip().endswith(f"{found.verdict}\n  model = ...")
+    for part in ("interrupted", "a note", "convert: out of <memory>"):
+        assert part in text
+    tree = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert [row["step_ms"] for row in tree["rows"]] == [12, 10, 8, None]
+    assert (tree["rows"][2]["code"], tree["was_interrupted"]) == (["model = ..."], True)
+    assert tree["environment"]["torch"] == torch.__version__
+    assert "gradients" not in text  # of inference
+    page = found._repr_html_()
+    assert page.count("<tr>") == 5
+    assert "out of &lt;memory&gt;" in page
+    assert "<memory>" not in page
+
+
+def test_calibrating_gives_norms_their_inputs_statistics() -> None:
+    model = compared_models.Net().eval()
+    ways.calibrate(model, [X])
+    assert model.norm.momentum == 0.1
+    assert not model.norm.training
+    output = model.conv(X).detach()
+    assert torch.allclose(model.norm.running_mean, output.mean((0, 2, 3)), atol=1e-6)
+
+
+NET = ("compare", "compared_models:Net", "--input", "2,3,8,8", "--device", "cpu")
+
+
+def test_the_command_prints_and_writes(tmp_path: Path) -> None:
+    files = ("--json", tmp_path / "a" / "b.json", "--html", tmp_path / "b.html")
+    text = succeeded(*NET, "--dtype", "bfloat16", "--ways", "eager,channels_last", *files)
+    assert text.startswith("compared_models:Net: Net, forward, 2x3x8x8 bfloat16, cpu")
+    assert "fastest: eager" in text
+    tree = json.loads((tmp_path / "a" / "b.json").read_text())
+    assert [row["way"] for row in tree["rows"]] == ["eager", "channels_last"]
+    assert 1e-4 < tree["rows"][0]["output_error"] < 1e-1  # bfloat16's
+    assert "<td>channels_last</td>" in (tmp_path / "b.html").read_text()
+
+
+def test_the_command_of_a_model_that_fails() -> None:
+    done = run("compare", "compared_models:Fails", *NET[2:], "--ways", "eager")
+    assert done.exit_code == 1
+    assert "eager: ValueError: no such size: (2, 3, 8, 8)" in done.stdout
+    assert "no way could be measured" in done.stdout
+
+
+def test_what_the_command_refuses(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "'--ways': 'fast' is not one of eager" in refused(*NET, "--ways", "fast")
+    assert "has no 'Nothing'" in refused("compare", "compared_models:Nothing", *NET[2:])
+    assert "cannot write" in refused(*NET, "--json", tmp_path / "file" / "a.json")
+    if not torch.cuda.is_available():
+        assert "there is no CUDA GPU here" in refused(*NET[:4], "--device", "cuda")
+
+
+INTERRUPTED = """
+import _thread, json, sys, threading
+import compared_models
+from cudnn_autotune.audit import compare
+from cudnn_autotune_cli import main
+
+asked = compare._Measurement._ask
+
+def ask(self, name, task, case=None):
+    if name == "channels_last":
+        _thread.interrupt_main()
+    return asked(self, name, task, case)
+
+compare._Measurement._ask = ask
+main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    given = [
+        *map(str, NET[1:]),
+        "--ways",
+        "eager,channels_last",
+        "--json",
+        str(tmp_path / "a.json"),
+    ]
+    tests = Path(__file__).resolve().parents[2]
+    done = python("-c", INTERRUPTED, "compare", *given, env={"PYTHONPATH": str(tests)}, cwd=tests)
+    assert done.returncode == 130, done.stderr
+    assert "interrupted: times are of what had run until then" in done.stdout
+    assert "Traceback" not in done.stderr
+    tree = json.loads((tmp_path / "a.json").read_text())
+    assert tree["was_interrupted"] is True
+    assert tree["rows"][0]["step_ms"] > 0
+    assert tree["rows"][1]["step_ms"] is None
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_compared() -> None:
+    rows = compared(compared_models.Net().train(), "eager", "compile", autocast=torch.bfloat16)
+    row = rows["compile"]
+    assert row.step_ms is not None, row.note
+    assert row.gradient_error is not None
+    assert 1e-5 < row.gradient_error < 0.1
+    assert row.first_call_s is not None
+    assert rows["eager"].first_call_s is not None
+    assert row.first_call_s > rows["eager"].first_call_s

@@ -1,0 +1,98 @@
+"""``compare`` on a GPU: each way runs, with figures of its own, beside the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import compared_models
+import pytest
+import torch
+from stored import succeeded
+
+import cudnn_autotune as ca
+from cudnn_autotune.audit.compare import ModelComparison
+
+pytestmark = pytest.mark.gpu
+
+
+def check(found: ModelComparison, most_error: float) -> None:
+    """Every way has all figures, and none is far from float32."""
+    print(found)
+    for row in found.rows:
+        assert row.step_ms is not None, (row.way, row.note)
+        assert row.step_ms > 0
+        assert row.first_call_s is not None
+        assert row.first_call_s > 1e-3 * row.step_ms
+        assert row.spread is not None
+        assert row.peak_mib is not None
+        assert 1 < row.peak_mib < 4000
+        assert row.output_error is not None
+        assert 0 < row.output_error < most_error
+    assert found.rows[0].speedup == 1
+    assert found.fastest is not None
+    assert found.verdict.startswith(f"fastest: {found.fastest.way}")
+
+
+def test_inference_in_half_precision() -> None:
+    model = compared_models.Deep().cuda().half().eval()
+    x = torch.randn(16, 3, 64, 64, device="cuda", dtype=torch.float16)
+    ways = ["eager", "benchmark", "channels_last", "compile", "convert", "backend"]
+    before = ca.choices()
+    found = ca.compare(model, x, ways=ways)
+    check(found, 2e-2)
+    rows = {row.way: row for row in found.rows}
+    assert all(row.gradient_error is None for row in found.rows)
+    assert "contiguous" in rows["convert"].note or "channels_last" in rows["convert"].note
+    assert rows["compile"].first_call_s > rows["eager"].first_call_s  # type: ignore[operator]
+    assert torch.cuda.get_device_name() in found.subject
+    # What was tuned there is not this process's.
+    assert ca.choices() == before
+
+
+def test_training_by_autocast() -> None:
+    model = compared_models.Deep().cuda().train()
+    x = torch.randn(16, 3, 64, 64, device="cuda")
+    ways = ["benchmark", "compile", "convert", "backend"]
+    found = ca.compare(model, x, ways=ways, autocast=torch.bfloat16)
+    check(found, 5e-2)
+    for row in found.rows:
+        assert row.gradient_error is not None
+        assert 0 < row.gradient_error < 0.3
+    assert found.rows[-1].code[0].startswith("model = cudnn_autotune.convert(")
+
+
+def test_memory_that_lacks_in_one_way() -> None:
+    x = torch.randn(8, 3, 32, 32, device="cuda")
+    found = ca.compare(compared_models.Greedy().cuda().eval(), x, ways=["eager", "channels_last"])
+    eager, last = found.rows
+    assert eager.step_ms is not None
+    assert last.step_ms is None
+    assert "out of memory" in last.note
+
+
+def test_what_cannot_be_sent_is_measured_here() -> None:
+    model = compared_models.Deep().cuda().eval()
+    model.local = lambda x: x  # type: ignore[assignment]
+    x = torch.randn(8, 3, 32, 32, device="cuda")
+    with ca.enable():
+        found = ca.compare(model, x, ways=["eager", "benchmark", "convert"])
+    eager, benchmark, convert = found.rows
+    assert (eager.step_ms, eager.note[:8]) == (None, "it needs")
+    assert "measured in this process" in found.notes[0]
+    for row in (benchmark, convert):
+        assert row.step_ms is not None, row.note
+        assert row.output_error is not None
+        assert row.output_error < 1e-2  # TF32's
+        assert row.peak_mib is not None
+        assert 1 < row.peak_mib < 1000
+
+
+def test_the_command(tmp_path: Path) -> None:
+    shape = ("--input", "8,3,64,64", "--dtype", "float16", "--channels-last")
+    given = ("compare", "compared_models:Deep", *shape, "--ways", "benchmark,convert")
+    text = succeeded(*given, "--json", tmp_path / "a.json")
+    assert "fastest: " in text
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert [row["way"] for row in rows] == ["benchmark", "convert"]
+    assert all(row["step_ms"] > 0 for row in rows)
