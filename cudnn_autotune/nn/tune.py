@@ -24,6 +24,7 @@ from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import events, gain, settings, tune_problem
+from cudnn_autotune.tuning.choice_log import choices
 from cudnn_autotune.tuning.model_tuning import Progress, tune_together
 
 _log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def tune(
             mode in force decides in later calls (``online``); the model has no convolution that
             this package serves, is on several devices, or has lazy parameters.
         KeyboardInterrupt: what was raced until then is decided and stored, as with a budget that is
-            spent.
+            spent, and the line is of that.
         Exception: whatever the model raises.
     """
     check_arguments(model, train, memory_format)
@@ -134,18 +135,30 @@ def tune(
     if found.device is None:
         raise ValueError(NOTHING_SERVED)
     begin_s = time.monotonic()
-    with _bar() as report, events.SEARCHES.shown_elsewhere():
-        decisions = tune_problems(found.counts, found.device, mode, budget_s, report)
+    try:
+        with _bar() as report, events.SEARCHES.shown_elsewhere():
+            decisions = tune_problems(found.counts, found.device, mode, budget_s, report)
+    except KeyboardInterrupt:
+        decided = [
+            c.decision for c in choices() if c.problem in found.counts and c.sampling == mode
+        ]
+        calls = calls_in(found, layouts.CANDIDATES[0] if memory_format else None)
+        _tell(Tuned(decided, calls, name, time.monotonic() - begin_s))
+        raise
     took_s, chosen = time.monotonic() - begin_s, None
     if memory_format == "auto":
         with torch.set_grad_enabled(train):
             chosen = layouts.choose(model, inputs, kwargs).chosen
     made = Tuned(decisions, calls_in(found, chosen), name, took_s)
+    _tell(made)
+    return made
+
+
+def _tell(made: Tuned) -> None:
     if _is_terminal():
         print(made, file=sys.stderr)
     else:
         _log.info("%s", made)
-    return made
 
 
 def passes(model: str, train: bool) -> str:

@@ -125,7 +125,7 @@ class Choice(_Facts):
         parts = [self.text]
         if self.time_ms is not None:
             parts.append(f"{gain.milliseconds(self.time_ms)} ms")
-        parts.append(self._gain_in_words())
+        parts.append(f"speedup {self._gain.ratio_in_words}")
         parts.append(f"{self.origin}, {self.sampling}" + (", provisional" * bool(self.provisional)))
         return f"Choice({self.problem.text}: {', '.join(parts)})"
 
@@ -135,25 +135,16 @@ class Choice(_Facts):
         rows = {
             "chosen": chosen,
             "why": f"{rule} ({self.sampling}, {self.origin})",
-            "against PyTorch": self._gain_in_words(),
+            "speedup": self._gain.ratio_in_words,
             "workspace": f"{self.workspace_bytes:,} bytes",
             "tuning": f"{self.tuning_ms:.1f} ms, {self.total_samples:,} launches",
             "provisional": self.provisional,
         }
         return html_table(self.problem.text, ((name, text) for name, text in rows.items() if text))
 
-    def _gain_in_words(self) -> str:
-        found = self._against
-        if found is None:
-            return "PyTorch's time unknown"
-        if found.text == self.text:
-            return "1.00x: PyTorch would run the same"
-        unsure = "" if found.is_sure else ", which may be noise"
-        return f"{found.ratio:.2f}x over PyTorch{unsure}"
-
     @property
-    def _against(self) -> gain.Against | None:
-        return gain.against_pytorch(self.decision)
+    def _gain(self) -> gain.Total:
+        return gain.total([self.decision])
 
     @property
     def pytorch_ms(self) -> float | None:
@@ -168,8 +159,7 @@ class Choice(_Facts):
         """PyTorch's time over that of the chosen candidate: above 1, the choice is faster, and 1 if
         PyTorch would run the same. It is the ratio of sustained runs if both had one, and else that
         of ``pytorch_ms`` to ``time_ms``; None if one of them was not measured."""
-        found = self._against
-        return None if found is None else found.ratio
+        return self._gain.ratio
 
     @property
     def limit(self) -> Limit | None:

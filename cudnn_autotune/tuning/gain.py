@@ -131,14 +131,18 @@ class Total(Compared):
             text = "gain over PyTorch not known, since its time was not measured"
         else:
             times = f"{milliseconds(self.pytorch_ms)} -> {milliseconds(self.ours_ms)} ms"
-            text = f"{times} {where} ({self._ratio_in_words()})"
+            text = f"{times} {where} ({self.ratio_in_words})"
         if took_s is not None:
             text += f", tuned in {took_s:.1f} s"
         if number and (others := self.calls - number):
             text += f"; {others:,} more not counted, since PyTorch's time is not known"
         return f"{subject}: {text}" if subject else text
 
-    def _ratio_in_words(self) -> str:
+    @property
+    def ratio_in_words(self) -> str:
+        """The ratio, and whether it may be noise."""
+        if self.ratio is None:
+            return "unknown"
         if self.same == self.compared:
             return "1.00x: PyTorch would run the same"
         return f"{self.ratio:.2f}x" + ("" if self.is_sure else ", which may be noise")

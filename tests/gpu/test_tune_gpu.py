@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -193,8 +194,9 @@ def test_with_no_time_a_neighbours_engine_stays() -> None:
 
 
 def test_an_interruption_keeps_what_was_raced(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "cudnn_autotune")
     model, x = network()
     run = GpuTimer.run
     rounds = [0]
@@ -210,6 +212,7 @@ def test_an_interruption_keeps_what_was_raced(
     with pytest.raises(KeyboardInterrupt):
         ca.tune(model, x)
     assert rounds[0] > 20, "the race was over before"
+    assert any(" ms a step by estimate of its " in line for line in caplog.messages)
     assert len(list(Store(folder, ca.get_store().environment))) >= 1
     assert all(choice.relative_error is not None for choice in ca.choices())
     monkeypatch.undo()

@@ -135,6 +135,17 @@ def test_the_nearest_command_is_named() -> None:
     assert "No such command 'tnue'. Did you mean 'tune'?" in done.stderr
 
 
+def test_a_shell_completes_commands_and_options() -> None:
+    for words, wanted in (("repo", "report"), ("tune --js", "--json")):
+        asked = {
+            "_CUDNN_AUTOTUNE_COMPLETE": "bash_complete",
+            "COMP_WORDS": f"cudnn-autotune {words}",
+            "COMP_CWORD": str(len(words.split())),
+        }
+        done = command_line(env=asked)
+        assert (done.returncode, done.stdout) == (0, f"plain,{wanted}\n"), done.stderr
+
+
 def test_version() -> None:
     done = command_line("--version")
     assert done.returncode == 0, done.stderr

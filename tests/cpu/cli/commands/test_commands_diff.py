@@ -11,7 +11,6 @@ from decisions import under
 from stored import NEWER_CUDNN, decisions, fill, refused, run, slower
 
 from cudnn_autotune.store import Decision
-from cudnn_autotune.store.decision import with_determinism
 
 
 def other_engine(decision: Decision) -> Decision:
@@ -113,7 +112,7 @@ def test_two_environments(tmp_path: Path) -> None:
 
 def test_with_and_without_determinism_are_two(tmp_path: Path) -> None:
     plain = under(decisions()[0], workspace=1 << 20)
-    problem = with_determinism(plain.problem, True)
+    problem = replace(plain.problem, deterministic=True)
     both = [plain, under(replace(plain, problem=problem), workspace=None)]
     a, b = fill(tmp_path / "a.json", both), fill(tmp_path / "b.json", [plain])
     done = run("diff", a, b)

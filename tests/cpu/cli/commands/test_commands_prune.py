@@ -12,7 +12,6 @@ from decisions import under
 from stored import H200, decisions, fill, later, refused, run, succeeded
 
 from cudnn_autotune.store import Environment, Store
-from cudnn_autotune.store.decision import with_determinism
 
 
 def keys(place: Path, environment: Environment = H200) -> set[str]:
@@ -98,7 +97,7 @@ def test_with_and_without_determinism_are_two(folder: Path) -> None:
     plain = under(decisions()[0], workspace=1 << 20)
     strict = replace(
         under(later(plain, days_ago(1)), workspace=None),
-        problem=with_determinism(plain.problem, True),
+        problem=replace(plain.problem, deterministic=True),
     )
     file = fill(folder / "both.json", [later(plain, days_ago(365)), strict])
     succeeded("prune", "--store", file, "--older-than", "30d", "--yes")
