@@ -12,7 +12,8 @@ PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's fre
 ours        convert: `cudnn_autotune.convert` in eager, convert_last and convert_auto: to
             channels_last and with `memory_format="auto"`, convert_engines: without what computes
             convolutions beside cuDNN's engines, convert_race, convert_online and
-            convert_sustained: by these modes, online after 500 steps or when it has decided;
+            convert_sustained: by these modes, online after 500 steps or when it has decided,
+            convert_norms: with this package's batch norms too;
             backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_no_norms:
             with PyTorch's batch norms in training, backend_frozen: with frozen weights,
             backend_compare: in the faster of the first and Inductor's (in training, of the first

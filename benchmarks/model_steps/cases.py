@@ -80,6 +80,8 @@ class Way:
     """What ``convert`` gets; else the layout stays."""
     sampling: str = ""
     """What ``convert`` gets; else the run's."""
+    norms: bool = False
+    """Whether ``convert`` gives the model norms of this package too."""
     compile: dict[str, Any] | None = None
     """The arguments of ``torch.compile``; None: eager."""
     freezing: bool = False
@@ -114,6 +116,7 @@ WAYS = {
     "convert_online": Way("convert, online", "convert", sampling="online", settles=True),
     "convert_sustained": Way("convert, sustained", "convert", sampling="sustained"),
     "convert_engines": Way("convert, engines alone", "convert", sampling="engines_alone"),
+    "convert_norms": Way("convert, norms", "convert", norms=True),
     # For a contiguous case: the layout is a part of what is chosen.
     "convert_last": Way("convert, channels_last", "convert", "channels_last"),
     "convert_auto": Way("convert, layout auto", "convert", "auto"),

@@ -69,7 +69,8 @@ class Subject:
                 "channels_last": {"memory_format": torch.channels_last},
             }
             with self.autocast():
-                ca.convert(model, sampling=way.sampling or None, **formats[way.memory_format])
+                given = formats[way.memory_format] | ({"norms": True} if way.norms else {})
+                ca.convert(model, sampling=way.sampling or None, **given)
             layout = str(ca.conversion(model).memory_format or "")
         if way.compile is not None:
             # dynamic=False: another module of the same class is not a graph of unknown sizes.

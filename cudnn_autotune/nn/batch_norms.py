@@ -135,7 +135,7 @@ def serves(module: nn.Module, cls: type) -> bool:
     if tail_of(cls, module) is not None:
         return True
     if issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward:
-        modules = [*module.children()]
+        modules = [one for one in module._modules.values() if one is not None]
         return any(
             isinstance(norm, _BatchNorm) and _activation_of([behind]) is not None
             for norm, behind in itertools.pairwise(modules)
@@ -224,13 +224,13 @@ def _is_served(norm: _BatchNorm, input: Tensor) -> bool:
         return False
     parameters = [one for one in (norm.weight, norm.bias) if one is not None]
     statistics: list[Tensor] = []
-    is_frozen = not norm.training and (norm.running_mean, norm.running_var) != (None, None)
+    has_statistics = norm.running_mean is not None or norm.running_var is not None
     if norm.training and norm.track_running_stats:
         if norm.momentum is None or norm.running_mean is None or norm.running_var is None:
             return False
         statistics = [norm.running_mean, norm.running_var]
     return (
-        not is_frozen
+        (norm.training or not has_statistics)
         and input.dtype in _DTYPES
         and input.numel() > 0
         and all(

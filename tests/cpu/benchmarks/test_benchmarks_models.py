@@ -252,6 +252,17 @@ def test_a_model_is_converted_to_engines_alone(request_for: dict[str, Any]) -> N
     assert [*seen[0].beyond(), *seen[0].similar()] == [ATEN]
 
 
+def test_a_model_is_converted_with_its_norms(modules: None) -> None:
+    from model_steps.cases import WAYS as KNOWN
+    from model_steps.cases import Case
+    from model_steps.subject import Subject
+
+    subject = Subject(Case("miniature", "train", "channels_last"), 1, "cpu")
+    for name in ("convert", "convert_norms"):
+        served = ca.conversion(subject.step(KNOWN[name], 1).model).served.values()
+        assert ("BatchNorm2d" in served) == (name == "convert_norms")
+
+
 def test_batches_that_are_asked_for(modules: None) -> None:
     from model_steps.cases import Case
 

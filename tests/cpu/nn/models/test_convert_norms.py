@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from norm_models import Projected, Residual, conv, data, errors, train
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -447,6 +450,21 @@ def test_a_checkpoint_updates_statistics_as_pytorchs(activations: list[str]) -> 
     torch.testing.assert_close(dict(model.state_dict()), dict(theirs.state_dict()))
     for ours, expected in zip(model.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_in_data_parallel(tmp_path: Path, activations: list[str]) -> None:
+    model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU(), conv(8, 8), nn.BatchNorm2d(8))
+    inputs, theirs = data(4, 8, 6, 5), copy.deepcopy(model)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        steps = train(DistributedDataParallel(converted(model)), inputs, of=model)
+        expected = train(DistributedDataParallel(theirs), inputs, of=theirs)
+    finally:
+        dist.destroy_process_group()
+    assert activations == ["relu", "identity"] * 3
+    for kind, error in errors(steps, expected).items():
+        assert error <= 1e-4, kind
 
 
 def test_norms_become_synchronised_ones_later() -> None:
