@@ -47,7 +47,7 @@ from cudnn_autotune.tuning import (
     settings,
 )
 from cudnn_autotune.tuning.checking import OutputChecks, is_telling, refusal
-from cudnn_autotune.tuning.choice import Choice, for_want_of, untimed, with_selection
+from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search, untimed
 from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
 from cudnn_autotune.tuning.serving import Served, serve
@@ -373,13 +373,7 @@ def _served(
 ) -> Served:
     """The result of a search, which lacked something if it is not ``chosen`` finally; without
     ``chosen``, PyTorch's own path serves the problem."""
-    decision = untimed(miss.problem, miss.policy, chosen or Measurement(ATEN, None, 0))
-    if selection is not None and checks is not None:
-        if chosen is not None:
-            decision = with_selection(decision, selection, chosen, checks, miss.device)
-        else:
-            decision = replace(decision, rejected=tuple(checks.rejected))
-    choice = for_want_of(Choice(decision, miss.device, searched=selection), lacks)
+    choice = of_search(miss.problem, miss.policy, miss.device, selection, checks, chosen, lacks)
     return Served(choice, plan or _own_path(miss), is_found=chosen is not None)
 
 
