@@ -210,13 +210,8 @@ def of_search(
     chosen: Measurement | None = None,
     lacks: Lacking = NOTHING,
 ) -> Choice:
-    """Returns the choice of a search on ``device``, which lacked something if it is not final.
-
-    Args:
-        selection: What was measured just now; None if nothing was.
-        checks: The checks of the candidates' outputs.
-        chosen: The entry of the selection that serves; without one, PyTorch's own path does.
-    """
+    """Returns the choice of a search that has just ended on ``device``, which lacked something if
+    it is not final; without a ``chosen`` entry, PyTorch's own path serves."""
     decision = untimed(problem, policy, chosen or Measurement(ATEN, None, 0))
     checks = checks or OutputChecks()
     if selection is not None and chosen is not None:

@@ -27,11 +27,11 @@ _thread = _Thread()
 
 def change(*changes: Change) -> None:
     """Makes changes now or, if this thread is within :func:`put_off`, adds them to the list."""
-    if _thread.put_off is not None:
-        _thread.put_off.extend(changes)
-        return
     for make in changes:
-        make()
+        if _thread.put_off is None:
+            make()
+        else:
+            _thread.put_off.append(make)
 
 
 @contextmanager
