@@ -21,10 +21,10 @@ from pathlib import Path
 
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.core.versions import environment as this_environment
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_to_json
+from cudnn_autotune.sampling.strategy import Candidates
 from cudnn_autotune.timers.offline.recording import (
     ENVIRONMENT,
     FORMAT,

@@ -16,8 +16,7 @@ from decisions import resealed, under
 from simulation import preset as simulated_timer
 
 from cudnn_autotune import ConvProblem, sampling
-from cudnn_autotune.engines.candidates import Candidates
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.store import Decision, Environment, Policy, Provenance, Store, codec
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.offline.replay import ReplayTimer

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Limits, Selection, Strategy, Timer
+from cudnn_autotune.sampling.strategy import Candidates
 
 NAME = "engines_alone"
 

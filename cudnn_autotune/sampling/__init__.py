@@ -6,14 +6,20 @@ import os
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.strategy import Limits, Strategy, Traits, check_mode_name, traits_of
+from cudnn_autotune.sampling.strategy import (
+    Candidates,
+    Limits,
+    Strategy,
+    Traits,
+    check_mode_name,
+    traits_of,
+)
 from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample, Timer
 

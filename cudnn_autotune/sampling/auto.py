@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import (
@@ -24,7 +23,7 @@ from cudnn_autotune.engines.unlisted import (
 from cudnn_autotune.sampling.race import race_selection
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.search import search
-from cudnn_autotune.sampling.strategy import Limits, everything
+from cudnn_autotune.sampling.strategy import Candidates, Limits, everything
 from cudnn_autotune.timers.timer import Timer
 
 # So many of mode A's precompiled candidates are timed, of each kind. It is PyTorch's default for
@@ -39,7 +38,7 @@ _MODES = ("A", "FALLBACK")
 
 
 class Shortlist:
-    """The candidates of a problem that usually win (an ``engines.candidates.Candidates``).
+    """The candidates of a problem that usually win (an ``sampling.strategy.Candidates``).
 
     They are what PyTorch's benchmark mode times, the first precompiled ones of mode A, what won on
     similar problems, PyTorch's own path, the first offers of each implementation, and one kernel of

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.sampling.strategy import Budget, Limits, left_unseen
+from cudnn_autotune.sampling.strategy import Budget, Candidates, Limits, left_unseen
 from cudnn_autotune.timers.timer import Batch, Timer
 
 _DUEL_ROUNDS = 5

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.timers.timer import Timer
 
 

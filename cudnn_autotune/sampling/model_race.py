@@ -12,13 +12,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.auto import Shortlist
 from cudnn_autotune.sampling.race import race_selection
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.search import SearchState, race_late, steps
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.strategy import Candidates, Limits
 
 # The race ends once the step is expected to lose no more than this, relative.
 STEP_LOSS = 0.002

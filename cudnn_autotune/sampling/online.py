@@ -28,14 +28,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import first_of_each
 from cudnn_autotune.sampling.auto import Shortlist
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.strategy import Budget, Limits, left_unseen
+from cudnn_autotune.sampling.strategy import Budget, Candidates, Limits, left_unseen
 from cudnn_autotune.timers.timer import Batch, Timer
 
 

@@ -10,14 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
 from cudnn_autotune.sampling.search import SearchState, search
 from cudnn_autotune.sampling.steady_final import FinalRules
-from cudnn_autotune.sampling.strategy import Limits, everything, left_unseen
+from cudnn_autotune.sampling.strategy import Candidates, Limits, everything, left_unseen
 from cudnn_autotune.timers.timer import Timer
 
 

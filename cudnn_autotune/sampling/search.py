@@ -10,12 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.unlisted import timed_by_pytorch
 from cudnn_autotune.sampling.racing import RaceOutcome, RaceRules, race, rank_by_rough_times
 from cudnn_autotune.sampling.screening import SLOW, Screening, screen
-from cudnn_autotune.sampling.strategy import Budget, Limits
+from cudnn_autotune.sampling.strategy import Budget, Candidates, Limits
 from cudnn_autotune.sampling.sustained_run import SustainedRun, run_sustained
 from cudnn_autotune.timers.timer import Timer
 

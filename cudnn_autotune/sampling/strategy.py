@@ -1,4 +1,5 @@
-"""The interface of a sampling mode: a timer measures, the mode decides within a budget."""
+"""The interface of a sampling mode: it is given candidates, a timer measures them, and the mode
+decides within a budget."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.timers.timer import Timer
 
@@ -39,6 +40,33 @@ def check_mode_name(name: object, argument: str) -> str:
         f"{argument} must be a printable text that is not empty, without quotes and backslashes, "
         f"got {name!r}"
     )
+
+
+class Candidates(Protocol):
+    """The candidates of one problem. cuDNN is asked for them when they are first needed."""
+
+    @property
+    def problem(self) -> ConvProblem | None:
+        """The problem, where it is known."""
+
+    def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
+        """Returns the candidates of heuristic mode ``A``, ``B`` or ``FALLBACK`` that no mode before
+        it lists."""
+
+    def all(self) -> Sequence[Candidate]:
+        """Returns the candidates of all three modes, in this order."""
+
+    def beyond(self) -> Sequence[Candidate]:
+        """Returns the candidates that no heuristic lists: PyTorch's own path (``ATEN``), then
+        others, such as what implementations offer."""
+
+    def similar(self) -> Sequence[Candidate]:
+        """Returns the candidates that were chosen for similar problems, the nearest problem's
+        first, whether a heuristic lists them or not."""
+
+    @property
+    def aten_uses_cudnn(self) -> bool:
+        """Whether PyTorch's own path for the problem is cuDNN (its heuristics' first plan)."""
 
 
 class Strategy(Protocol):

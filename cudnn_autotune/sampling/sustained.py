@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling import ties
@@ -20,7 +19,7 @@ from cudnn_autotune.sampling.race import build_selection, race_selection
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.search import SearchState, at_once, search
 from cudnn_autotune.sampling.steady_final import FinalRules, SteadyFinal, SteadyTimes
-from cudnn_autotune.sampling.strategy import Limits, everything
+from cudnn_autotune.sampling.strategy import Candidates, Limits, everything
 from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.timers.timer import Timer

@@ -201,20 +201,30 @@ def for_want_of(choice: Choice, what: Lacking) -> Choice:
     return replace(choice, decision=decision, searched=searched, lacking=what)
 
 
-def with_selection(
-    decision: Decision, selection: Selection, chosen: Measurement, checks: OutputChecks, device: int
-) -> Decision:
-    """Returns ``decision`` with the selection just measured on ``device``; ``chosen`` comes
-    first."""
-    text = chosen.candidate.text
-    others = (entry for entry in selection.ranking if entry.candidate.text != text)
-    return replace(
-        decision,
-        selection=replace(selection, ranking=(chosen, *others)),
-        relative_error=checks.errors.get(text),
-        rejected=tuple(checks.rejected),
-        provenance=provenance_now(device) if selection.total_samples else Provenance(),
-    )
+def of_search(
+    problem: ConvProblem,
+    policy: Policy,
+    device: int,
+    selection: Selection | None = None,
+    checks: OutputChecks | None = None,
+    chosen: Measurement | None = None,
+    lacks: Lacking = NOTHING,
+) -> Choice:
+    """Returns the choice of a search that has just ended on ``device``, which lacked something if
+    it is not final; without a ``chosen`` entry, PyTorch's own path serves."""
+    decision = untimed(problem, policy, chosen or Measurement(ATEN, None, 0))
+    checks = checks or OutputChecks()
+    if selection is not None and chosen is not None:
+        text = chosen.candidate.text
+        others = (entry for entry in selection.ranking if entry.candidate.text != text)
+        decision = replace(
+            decision,
+            selection=replace(selection, ranking=(chosen, *others)),
+            relative_error=checks.errors.get(text),
+            provenance=provenance_now(device) if selection.total_samples else Provenance(),
+        )
+    decision = replace(decision, rejected=tuple(checks.rejected))
+    return for_want_of(Choice(decision, device, searched=selection), lacks)
 
 
 def provenance_now(device: int) -> Provenance:

@@ -25,12 +25,13 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def change(make: Change) -> None:
-    """Calls ``make`` now or, if this thread is within :func:`put_off`, adds it to the list."""
-    if _thread.put_off is None:
-        make()
-    else:
-        _thread.put_off.append(make)
+def change(*changes: Change) -> None:
+    """Makes changes now or, if this thread is within :func:`put_off`, adds them to the list."""
+    for make in changes:
+        if _thread.put_off is None:
+            make()
+        else:
+            _thread.put_off.append(make)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ from cudnn_autotune.tuning import (
     settings,
 )
 from cudnn_autotune.tuning.checking import OutputChecks, is_telling, refusal
-from cudnn_autotune.tuning.choice import Choice, for_want_of, untimed, with_selection
+from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search, untimed
 from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
 from cudnn_autotune.tuning.serving import Served, serve
@@ -275,7 +275,7 @@ def _search(miss: _Miss, mode: str) -> Served:
     except _C.CudnnError as error:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
-        return _served(miss, lacks=Lacking(not_built=int(is_passing(str(error)))))
+        return _by_pytorch(miss, lacks=Lacking(not_built=int(is_passing(str(error)))))
     compiling_ahead.start_backward(problem, miss.device, mode, miss.policy.workspace)
     begun = compiling_ahead.take(problem, miss.device)
     tensors, is_short = miss.tensors, False
@@ -330,7 +330,7 @@ def _concluded(
     """Serves by the best candidate of ``selection`` whose output is right; better ones are
     rejected. Without a selection ``why`` says so."""
     if selection is None:
-        return _served(miss, timer.broken_off(why), timer.lacking())
+        return _by_pytorch(miss, timer.broken_off(why), timer.lacking())
     checks, lacks = OutputChecks(), timer.lacking()
     is_checked = miss.is_checked or _needs_check(miss.problem, selection)
     for timed in selection.ranking:
@@ -346,8 +346,9 @@ def _concluded(
             if not checks.is_right(miss.problem, text, plan, miss.tensors):
                 continue
             lacks = replace(lacks, check=checks.errors[text] is None)
-        return _served(miss, selection, lacks, checks, timed, plan)
-    return _served(miss, selection, lacks, checks)
+        found = (selection, checks, timed, lacks)
+        return Served(of_search(miss.problem, miss.policy, miss.device, *found), plan)
+    return _by_pytorch(miss, selection, lacks, checks)
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
@@ -363,24 +364,15 @@ def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
     return selection.total_samples > 0 or not is_pytorchs
 
 
-def _served(
+def _by_pytorch(
     miss: _Miss,
     selection: Selection | None = None,
     lacks: Lacking = NOTHING,
     checks: OutputChecks | None = None,
-    chosen: Measurement | None = None,
-    plan: _C.Plan | None = None,
 ) -> Served:
-    """The result of a search, which lacked something if it is not ``chosen`` finally; without
-    ``chosen``, PyTorch's own path serves the problem."""
-    decision = untimed(miss.problem, miss.policy, chosen or Measurement(ATEN, None, 0))
-    if selection is not None and checks is not None:
-        if chosen is not None:
-            decision = with_selection(decision, selection, chosen, checks, miss.device)
-        else:
-            decision = replace(decision, rejected=tuple(checks.rejected))
-    choice = for_want_of(Choice(decision, miss.device, searched=selection), lacks)
-    return Served(choice, plan or _own_path(miss), is_found=chosen is not None)
+    """Serves by PyTorch's own path, because a search has found no candidate that is right."""
+    choice = of_search(miss.problem, miss.policy, miss.device, selection, checks, None, lacks)
+    return Served(choice, _own_path(miss), is_found=False)
 
 
 def _own_path(miss: _Miss) -> _C.Plan:

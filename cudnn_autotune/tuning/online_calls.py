@@ -28,7 +28,7 @@ from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
 from cudnn_autotune.tuning import checking, choice_log, remembering
 from cudnn_autotune.tuning.checking import Verdict
-from cudnn_autotune.tuning.choice import Choice, for_want_of, with_selection
+from cudnn_autotune.tuning.choice import Choice, of_search
 from cudnn_autotune.tuning.online_tuner import Prepared
 from cudnn_autotune.tuning.prefetching import Built
 
@@ -312,12 +312,12 @@ class OnlineCommitter:
             remarks = (*selection.evidence.remarks, _OF_A_NEW_SIZE)
             selection = replace(selection, evidence=replace(selection.evidence, remarks=remarks))
         winner = selection.winner
-        decision = with_selection(first.decision, selection, winner, checks, device)
         tuning_ms = first.tuning_ms + selection.evidence.wall_ms
         origin = "tuned" if selection.total_samples > 0 else first.origin
         is_unchecked = checks.errors.get(winner.candidate.text, 0.0) is None
         lacks = replace(self._prepared.lacking, check=is_unchecked)
-        choice = for_want_of(Choice(decision, device, origin, tuning_ms, selection), lacks)
+        choice = of_search(first.problem, first.policy, device, selection, checks, winner, lacks)
+        choice = replace(choice, origin=origin, tuning_ms=tuning_ms)
         remembering.commit(choice, self._since)
         return bool(lacks)
 

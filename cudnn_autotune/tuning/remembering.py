@@ -98,19 +98,18 @@ def commit(choice: Choice, since: int | None = None) -> None:
     """
     if not choice_log.record(choice, since):
         return
-    # Before what may wait for the lock of a file.
-    deferred.change(partial(events.announce, choice))
-    error = choice.relative_error
+    problem, error = choice.problem, choice.relative_error
+    # It is announced before what may wait for the lock of a file.
+    changes = [partial(events.announce, choice)]
     # A new size seldom comes again, so neither its choice nor the check of it is kept.
-    is_kept = choice.origin != "neighbour"
-    if is_kept and error is not None and is_right(choice.problem, error):
-        found = (choice.problem.text, choice.text, choice.device, error)
-        deferred.change(partial(checked_outputs.remember, *found))
+    if choice.origin != "neighbour" and error is not None and is_right(problem, error):
+        right = (problem.text, choice.text, choice.device, error)
+        changes.append(partial(checked_outputs.remember, *right))
     for text, _ in choice.rejected:
-        wrong = (choice.problem.text, text, choice.device)
-        deferred.change(partial(checked_outputs.withdraw, *wrong))
+        changes.append(partial(checked_outputs.withdraw, problem.text, text, choice.device))
     if choice.origin == "tuned":
-        deferred.change(partial(_store, [choice.decision], choice.device))
+        changes.append(partial(_store, [choice.decision], choice.device))
+    deferred.change(*changes)
 
 
 def install(decisions: Iterable[Decision], device: int) -> None:

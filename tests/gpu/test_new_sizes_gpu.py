@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.tuning import checking, new_sizes, tune_problem
+from cudnn_autotune.tuning import new_sizes, tune_problem
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
@@ -120,14 +119,6 @@ def test_a_trial_begins_in_the_call_that_is_told(changing: None) -> None:
     assert TUNER.undecided == is_tried
 
 
-def test_tune_tunes_every_size(changing: None) -> None:
-    ca.set_new_shapes("tune")
-    for width in (17, 21):
-        call(*operands(width))
-        assert of_width(width).origin == "tuned"
-        assert of_width(width).total_samples > 0
-
-
 def test_what_a_neighbour_served_is_tuned_once_tune_is_set(changing: None) -> None:
     x, w = operands(17)
     call(x, w)
@@ -196,24 +187,6 @@ def test_the_backward_changes_too() -> None:
         layer(x).sum().backward()
     for op in ("fprop", "dgrad", "wgrad"):
         assert origins(op) == {"tuned": 1, "neighbour": 3}
-
-
-def test_a_wrong_engine_of_a_neighbour_does_not_serve(
-    changing: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = checking.begin
-    asked: list[str] = []
-
-    def begin(which: ca.ConvProblem, text: str, *rest: Any) -> checking.Verdict:
-        asked.append(text)
-        return checking.Verdict(0.7) if text == asked[0] else real(which, text, *rest)
-
-    monkeypatch.setattr(checking, "begin", begin)
-    x, w = operands(17)
-    assert_close(call(x, w), right(x, w), ALLOWED)
-    made = of_width(17)
-    assert made.origin == "neighbour"
-    assert made.text != asked[0]
 
 
 def test_a_workspace_limit_holds_for_neighbours(changing: None) -> None:

@@ -11,7 +11,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 
 
 class StaticCandidates:
-    """A given list of candidates (an ``engines.candidates.Candidates``). Those that no heuristic
+    """A given list of candidates (an ``sampling.strategy.Candidates``). Those that no heuristic
     mode lists are in the order in which :meth:`beyond` returns them, behind PyTorch's own path."""
 
     def __init__(

@@ -31,7 +31,7 @@ from cudnn_autotune.sampling.online import few
 from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import choice_log, events, miss, new_sizes, tune_problem
-from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.tuning.choice import Choice, of_search
 from cudnn_autotune.tuning.new_sizes import calls_before_trial, fast_nearby
 from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlineCommitter
 from cudnn_autotune.tuning.online_tuner import Prepared
@@ -296,7 +296,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def search(call: miss._Miss, mode: str) -> Served:
         made.append(mode)
-        return miss._served(call)
+        return miss._by_pytorch(call)
 
     monkeypatch.setattr(miss, "_search", search)
     return made
@@ -554,7 +554,9 @@ def test_without_a_thread_online_serves_all_the_same(monkeypatch: pytest.MonkeyP
         raise RuntimeError("can't start new thread")
 
     call = miss._Miss(NEW, Policy("online"), 0, operands(NEW, "cpu"))
-    served = miss._served(call, None, chosen=Measurement(MATMUL, None, 0))
+    chosen = Measurement(MATMUL, None, 0)
+    plan = _C.build_plan(NEW.native(), MATMUL.text, 0)
+    served = Served(of_search(NEW, Policy("online"), 0, chosen=chosen), plan)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert miss._begin_trial(call, served, choice_log.generation(NEW), None) is None
 
