@@ -314,7 +314,7 @@ class _Measurement:
             self._is_here = True
             self.notes.append(
                 "measured in this process, which may have compiled and tuned the model before: "
-                f"another one cannot load it ({_reason(error)})"
+                f"another one cannot load it ({_reason(error, _REFERENCE)})"
             )
         with _untouched() if self._is_here else nullcontext():
             self._expect()
@@ -398,7 +398,7 @@ class _Measurement:
         try:
             yield
         except Exception as error:  # the user's own code runs here
-            reason = _reason(error).removeprefix(f"{name}: ")
+            reason = _reason(error, name)
             self._end(name)
             self._samples.pop(name, None)
             if name == _REFERENCE:
@@ -407,10 +407,11 @@ class _Measurement:
                 self._rows[name] = replace(self._rows[name], step_ms=None, note=reason)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, name: str) -> str:
+    """Returns the words of a failure of a way in one line."""
     is_told = isinstance(error, (CaseFailure, ProcessFailure))
     text = str(error) if is_told else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:300]
+    return " ".join(text.removeprefix(f"{name}: ").split())[:300]
 
 
 @contextmanager

@@ -235,7 +235,8 @@ class Runner:
         """Returns the outputs of a step from the first state, and the parameters' gradients."""
         with torch.no_grad():
             for tensor, before in self._before:
-                tensor.copy_(before)
+                if not torch.equal(tensor, before):  # an expanded input cannot be written to
+                    tensor.copy_(before)
         torch.manual_seed(seed)
         self._step()
         gradients = [
@@ -279,6 +280,8 @@ def open_backend(request: dict[str, Any]) -> Runner:
     try:
         model, inputs = torch.load(file, weights_only=False)
     except AttributeError:  # a class of the program's main module, as in multiprocessing
+        if not Path(request["main"]).is_file():
+            raise
         made = runpy.run_path(request["main"], run_name="__mp_main__")
         vars(sys.modules["__main__"]).update(made)
         model, inputs = torch.load(file, weights_only=False)
