@@ -109,21 +109,28 @@ class ModelComparison:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=120, color_system=None)
+        console = Console(width=120, color_system=None, force_terminal=True)
         with console.capture() as printed:
             self.show(console)
         return printed.get()
 
     def show(self, console: Any) -> None:
-        """Prints the table on a ``rich.console.Console``, and the lines of code to use."""
+        """Prints the table on a ``rich.console.Console``, and the lines of code to use. Where that
+        is no terminal, a row's cells are apart by tabs."""
         from rich.text import Text
 
         from cudnn_autotune.audit.table import Table
 
         columns, *rows = self._lines()
+        ending = "\n".join([*self._notes(), self.verdict, *self._code()])
+        if not console.is_terminal:
+            print(
+                self.subject, *map("\t".join, (columns, *rows)), ending, sep="\n", file=console.file
+            )
+            return
         console.print(Text(self.subject))
         console.print(*Table("", columns, rows).rich(console.width), sep="\n")
-        console.print(Text("\n".join([*self._notes(), self.verdict, *self._code()])))
+        console.print(Text(ending))
 
     def _repr_html_(self) -> str:
         rows = [
