@@ -30,7 +30,10 @@ _WARM_UPS = 3  # Inductor records a CUDA graph at the second call, and replays i
 # In float32, two runs that differ by more than this draw random numbers.
 _RANDOM = 1e-3
 _BENCHMARK = "torch.backends.cudnn.benchmark = True"
-_CONVERT = 'model = cudnn_autotune.convert(model, memory_format="auto", example_input=inputs)'
+_CONVERT = (
+    "import cudnn_autotune",
+    'model = cudnn_autotune.convert(model, memory_format="auto", example_input=inputs)',
+)
 
 Inputs = tuple[Any, ...]
 
@@ -82,14 +85,14 @@ WAYS = {
         (_BENCHMARK, 'model = torch.compile(model, mode="max-autotune")'),
         lambda model, inputs: torch.compile(model, mode="max-autotune"),
     ),
-    "convert": Way((_CONVERT,), _converted, is_ours=True, only_on_gpu=_OURS),
+    "convert": Way(_CONVERT, _converted, is_ours=True, only_on_gpu=_OURS),
     "backend": Way((_COMPILE,), _by_backend, is_ours=True, only_on_gpu=_OURS),
 }
 
 
 def code_of(name: str, train: bool) -> tuple[str, ...]:
     """Returns the lines of code of a way in inference or training."""
-    before = (_CONVERT,) if name == "backend" and train else ()
+    before = _CONVERT if name == "backend" and train else ()
     return before + WAYS[name].code
 
 

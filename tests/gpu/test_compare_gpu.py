@@ -59,7 +59,7 @@ def test_training_by_autocast() -> None:
     for row in found.rows:
         assert row.gradient_error is not None
         assert 0 < row.gradient_error < 0.3
-    assert found.rows[-1].code[0].startswith("model = cudnn_autotune.convert(")
+    assert found.rows[-1].code[1].startswith("model = cudnn_autotune.convert(")
 
 
 def test_memory_that_lacks_in_one_way() -> None:
