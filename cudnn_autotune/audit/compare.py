@@ -109,21 +109,28 @@ class ModelComparison:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=120, color_system=None)
+        console = Console(width=120, color_system=None, force_terminal=True)
         with console.capture() as printed:
             self.show(console)
         return printed.get()
 
     def show(self, console: Any) -> None:
-        """Prints the table on a ``rich.console.Console``, and the lines of code to use."""
+        """Prints the table on a ``rich.console.Console``, and the lines of code to use. Where that
+        is no terminal, a row's cells are apart by tabs."""
         from rich.text import Text
 
         from cudnn_autotune.audit.table import Table
 
         columns, *rows = self._lines()
+        ending = "\n".join([*self._notes(), self.verdict, *self._code()])
+        if not console.is_terminal:
+            print(
+                self.subject, *map("\t".join, (columns, *rows)), ending, sep="\n", file=console.file
+            )
+            return
         console.print(Text(self.subject))
         console.print(*Table("", columns, rows).rich(console.width), sep="\n")
-        console.print(Text("\n".join([*self._notes(), self.verdict, *self._code()])))
+        console.print(Text(ending))
 
     def _repr_html_(self) -> str:
         rows = [
@@ -314,7 +321,7 @@ class _Measurement:
             self._is_here = True
             self.notes.append(
                 "measured in this process, which may have compiled and tuned the model before: "
-                f"another one cannot load it ({_reason(error)})"
+                f"another one cannot load it ({_reason(error, _REFERENCE)})"
             )
         with _untouched() if self._is_here else nullcontext():
             self._expect()
@@ -398,7 +405,7 @@ class _Measurement:
         try:
             yield
         except Exception as error:  # the user's own code runs here
-            reason = _reason(error).removeprefix(f"{name}: ")
+            reason = _reason(error, name)
             self._end(name)
             self._samples.pop(name, None)
             if name == _REFERENCE:
@@ -407,10 +414,11 @@ class _Measurement:
                 self._rows[name] = replace(self._rows[name], step_ms=None, note=reason)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, name: str) -> str:
+    """Returns the words of a failure of a way in one line."""
     is_told = isinstance(error, (CaseFailure, ProcessFailure))
     text = str(error) if is_told else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:300]
+    return " ".join(text.removeprefix(f"{name}: ").split())[:300]
 
 
 @contextmanager

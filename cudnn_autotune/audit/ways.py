@@ -30,7 +30,10 @@ _WARM_UPS = 3  # Inductor records a CUDA graph at the second call, and replays i
 # In float32, two runs that differ by more than this draw random numbers.
 _RANDOM = 1e-3
 _BENCHMARK = "torch.backends.cudnn.benchmark = True"
-_CONVERT = 'model = cudnn_autotune.convert(model, memory_format="auto", example_input=inputs)'
+_CONVERT = (
+    "import cudnn_autotune",
+    'model = cudnn_autotune.convert(model, memory_format="auto", example_input=inputs)',
+)
 
 Inputs = tuple[Any, ...]
 
@@ -82,14 +85,14 @@ WAYS = {
         (_BENCHMARK, 'model = torch.compile(model, mode="max-autotune")'),
         lambda model, inputs: torch.compile(model, mode="max-autotune"),
     ),
-    "convert": Way((_CONVERT,), _converted, is_ours=True, only_on_gpu=_OURS),
+    "convert": Way(_CONVERT, _converted, is_ours=True, only_on_gpu=_OURS),
     "backend": Way((_COMPILE,), _by_backend, is_ours=True, only_on_gpu=_OURS),
 }
 
 
 def code_of(name: str, train: bool) -> tuple[str, ...]:
     """Returns the lines of code of a way in inference or training."""
-    before = (_CONVERT,) if name == "backend" and train else ()
+    before = _CONVERT if name == "backend" and train else ()
     return before + WAYS[name].code
 
 
@@ -235,7 +238,8 @@ class Runner:
         """Returns the outputs of a step from the first state, and the parameters' gradients."""
         with torch.no_grad():
             for tensor, before in self._before:
-                tensor.copy_(before)
+                if not torch.equal(tensor, before):  # an expanded input cannot be written to
+                    tensor.copy_(before)
         torch.manual_seed(seed)
         self._step()
         gradients = [
@@ -279,6 +283,8 @@ def open_backend(request: dict[str, Any]) -> Runner:
     try:
         model, inputs = torch.load(file, weights_only=False)
     except AttributeError:  # a class of the program's main module, as in multiprocessing
+        if not Path(request["main"]).is_file():
+            raise
         made = runpy.run_path(request["main"], run_name="__mp_main__")
         vars(sys.modules["__main__"]).update(made)
         model, inputs = torch.load(file, weights_only=False)
