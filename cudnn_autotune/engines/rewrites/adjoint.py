@@ -45,9 +45,10 @@ class Adjoint:
     workspace, and the engine takes the place of the input for its output's gradient. Where the
     padding is larger than ``d (R - 1)`` there is no such form.
 
-    cuDNN has engines with tensor cores for both directions of most convolutions, but not of groups
-    with long filters: that of wav2vec2's positional embedding, 16 groups of 48 channels with 128
-    taps, takes ten times as long in the forward direction.
+    For groups with long filters cuDNN's first heuristic lists no engine with tensor cores in one of
+    the directions: on an H100 with cuDNN 9.19, PyTorch takes 16 ms for the forward convolution of
+    wav2vec2's positional embedding, 16 groups of 48 channels with 128 taps, this 0.96 ms, and an
+    engine of a heuristic that is asked later 0.85 ms.
 
     Settings are the text of the inner problem's engine. A bias is added behind it.
     """
