@@ -230,7 +230,7 @@ def test_what_the_command_refuses(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import _thread, json, sys, threading
+import _thread, signal, sys
 import compared_models
 from cudnn_autotune.audit import compare
 from cudnn_autotune_cli import main
@@ -243,6 +243,7 @@ def ask(self, name, task, case=None):
     return asked(self, name, task, case)
 
 compare._Measurement._ask = ask
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 main(sys.argv[1:])
 """
 
