@@ -1,4 +1,13 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/hardswish_backward.h>
+#include <ATen/ops/hardtanh_backward.h>
+#include <ATen/ops/native_batch_norm_backward.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sigmoid_backward.h>
+#include <ATen/ops/threshold_backward.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -28,6 +37,24 @@ bool is_recorded(const at::Tensor& input, const Optional&... others) {
   return is_differentiated(input) || (is_differentiated(others) || ...);
 }
 
+// The gradient of an activation's argument, by an operator that has a derivative.
+at::Tensor grad_argument(const at::Tensor& grad, const at::Tensor& argument,
+                         std::string_view activation) {
+  if (activation == "relu") return at::threshold_backward(grad, argument, 0);
+  if (activation == "relu6") return at::hardtanh_backward(grad, argument, 0, 6);
+  if (activation == "sigmoid") return at::sigmoid_backward(grad, at::sigmoid(argument));
+  if (activation == "silu") {  // silu_backward has none
+    const auto gate = at::sigmoid(argument);
+    return grad * gate * (1 + argument * (1 - gate));
+  }
+  if (activation == "hardswish") return at::hardswish_backward(grad, argument);
+  if (activation == "gelu") return at::gelu_backward(grad, argument, "none");
+  if (activation == "gelu_tanh") return at::gelu_backward(grad, argument, "tanh");
+  TORCH_CHECK_NOT_IMPLEMENTED(activation == "identity", "the second derivative of ", activation,
+                              " behind a batch norm is not implemented");
+  return grad;
+}
+
 struct NormNode : torch::autograd::Function<NormNode> {
   static variable_list forward(AutogradContext* context, const at::Tensor& input,
                                const OptionalTensor& weight, const OptionalTensor& bias,
@@ -52,6 +79,7 @@ struct NormNode : torch::autograd::Function<NormNode> {
                                 if_needed(bias, has_activation && !by_output),
                                 if_needed(residual, has_activation && !by_output), mean, inv_std});
     context->saved_data["activation"] = activation;
+    context->saved_data["eps"] = eps;
     context->saved_data["given"] =
         c10::List<bool>({true, is_given(weight), is_given(bias), is_given(residual)});
     context->mark_non_differentiable({mean, inv_std, unbiased_var, mask});
@@ -73,6 +101,22 @@ struct NormNode : torch::autograd::Function<NormNode> {
     // Without an activation the residual's gradient is that of the output.
     const bool passes_on = mask[3] && activation == "identity";
     if (passes_on) mask[3] = false;
+    // Gradients that are to be differentiated are PyTorch's. What is saved with a residual does not
+    // give the activation's argument.
+    const auto eps = context->saved_data["eps"].toDouble();
+    if (at::GradMode::is_enabled() && !given.get(3)) {
+      at::Tensor grad = grad_output;
+      if (activation != "identity") {
+        const auto argument =
+            at::batch_norm(saved[0], if_defined(saved[2]), if_defined(saved[3]), {}, {},
+                           /*training=*/true, /*momentum=*/0, eps, /*cudnn_enabled=*/false);
+        grad = grad_argument(grad, argument, activation);
+      }
+      auto [grad_input, grad_weight, grad_bias] = at::native_batch_norm_backward(
+          grad, saved[0], if_defined(saved[2]), {}, {}, saved[5], saved[6], /*train=*/true, eps,
+          {mask[0], mask[1], mask[2]});
+      return {grad_input, grad_weight, grad_bias, at::Tensor(), at::Tensor(), at::Tensor()};
+    }
     std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
     if (!at::GradMode::is_enabled()) guard.emplace();
     auto [grad_input, grad_weight, grad_bias, grad_residual] = norm_backward_op().call(
@@ -122,6 +166,6 @@ bool is_derived_by_mask(std::string_view activation) {
 
 TORCH_LIBRARY_IMPL(cudnn_autotune, Autograd, m) {
   m.impl("batch_norm_act", cudnn_autotune::norm_autograd);
-  // The gradients have no derivatives of their own.
+  // With a residual the gradients have no derivatives of their own.
   m.impl("batch_norm_act_backward", torch::autograd::autogradNotImplementedFallback());
 }

@@ -38,7 +38,7 @@ _MODES = ("A", "FALLBACK")
 
 
 class Shortlist:
-    """The candidates of a problem that usually win (an ``sampling.strategy.Candidates``).
+    """The candidates of a problem that usually win (a ``sampling.strategy.Candidates``).
 
     They are what PyTorch's benchmark mode times, the first precompiled ones of mode A, what won on
     similar problems, PyTorch's own path, the first offers of each implementation, and one kernel of

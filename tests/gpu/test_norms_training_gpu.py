@@ -154,6 +154,26 @@ def test_eager_norms_with_activations(
     assert overall_error([found], [wanted]) <= 1e-4
 
 
+@pytest.mark.parametrize("activation", [nn.Identity(), nn.ReLU(), nn.SiLU()], ids=str)
+def test_second_derivatives_of_eager_norms(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(32), activation).cuda()
+    theirs = copy.deepcopy(model)
+    ca.convert(model, norms=True)
+    x = torch.randn(8, 32, 14, 14, device="cuda").to(memory_format=torch.channels_last)
+
+    def penalties(model: nn.Module) -> list[Tensor]:
+        input = x.clone().requires_grad_()
+        wanted = (input, *model.parameters())
+        output = model(input)
+        first = torch.autograd.grad(output.sin().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
+        return [output.detach(), *(gradient.detach() for gradient in (*first, *second))]
+
+    for found, expected in zip(penalties(model), penalties(theirs), strict=True):
+        assert overall_error([found], [expected]) <= 1e-3
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_what_is_generated_beside_the_operators(layout: torch.memory_format) -> None:
     model = nn.Sequential(Residual(64), Residual(64)).cuda().to(memory_format=layout)

@@ -89,8 +89,7 @@ def convert(
         example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
             or a dict of keyword arguments, in the layout in which the model will get them.
         norms: whether batch norms train by this package's operators on a GPU, with the activation
-            of their class or ``torch.nn.Sequential``. They have no second derivative: see
-            docs/norms.md.
+            of their class or ``torch.nn.Sequential``: see docs/norms.md.
 
     Returns:
         The same model. If it has nothing to convert, a UserWarning says so.

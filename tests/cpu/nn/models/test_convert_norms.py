@@ -188,13 +188,33 @@ class TestLeftToPyTorch:
         assert like_a_gpu == [0]
 
 
-def test_a_second_derivative_is_an_error(like_a_gpu: list[int]) -> None:
-    norm = converted(nn.Sequential(nn.BatchNorm2d(8)))
-    x = torch.randn(4, 8, 6, 5, requires_grad=True)
-    (gradient,) = torch.autograd.grad(norm(x).sin().sum(), x, create_graph=True)
-    with pytest.raises((RuntimeError, NotImplementedError), match="is not implemented"):
-        gradient.sum().backward()
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    "activation",
+    [nn.Identity(), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardswish(), nn.Sigmoid(), nn.GELU()],
+    ids=lambda module: type(module).__name__,
+)
+def test_second_derivatives_are_pytorchs(
+    activation: nn.Module, affine: bool, like_a_gpu: list[int]
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(8, affine=affine), activation)
+    if affine:
+        nn.init.normal_(model[0].weight)
+        nn.init.normal_(model[0].bias)
+    x = torch.randn(4, 8, 6, 5)
+
+    def penalties(model: nn.Module) -> list[Tensor]:
+        input = x.clone().requires_grad_()
+        wanted = (input, *model.parameters())
+        first = torch.autograd.grad(model(input).sin().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
+        return [gradient.detach() for gradient in (*first, *second)]
+
+    expected = penalties(copy.deepcopy(model))
+    found = penalties(converted(model))
     assert like_a_gpu == [1]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.usefixtures("like_a_gpu")
