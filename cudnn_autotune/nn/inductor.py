@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.after_import import after_import
+from cudnn_autotune.engines.norms import operators as operators  # it defines those of norms
 from cudnn_autotune.nn.fake import conv_memory_format
 
 _log = logging.getLogger(__name__)
@@ -258,9 +259,9 @@ def _register(conv: Any) -> None:
                 laid_out[i] = in_order(node.args[i], value, order)
         return tuple(laid_out), {}
 
-    operators = torch.ops.cudnn_autotune
-    lowering.make_fallback(operators.conv_fused.default, lay_out_fused, warn=False)
-    for norm in (operators.batch_norm_act, operators.batch_norm_act_backward):
+    ours = torch.ops.cudnn_autotune
+    lowering.make_fallback(ours.conv_fused.default, lay_out_fused, warn=False)
+    for norm in (ours.batch_norm_act, ours.batch_norm_act_backward):
         lowering.make_fallback(norm.default, lay_out_norm, warn=False)
     for operator in (_conv_fprop, _conv_dgrad, _conv_wgrad):
         lowering.make_fallback(operator, lay_out, warn=False)
@@ -269,8 +270,8 @@ def _register(conv: Any) -> None:
     theirs: Callable[..., Any] = decomposition.decompositions[aten_backward]
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        ours = _backward_of_marked(*args, **kwargs)
-        return theirs(*args, **kwargs) if ours is NotImplemented else ours
+        found = _backward_of_marked(*args, **kwargs)
+        return theirs(*args, **kwargs) if found is NotImplemented else found
 
     decomposition.decompositions[aten_backward] = backward
     decomposition.fast_random_decomps.cache_clear()
