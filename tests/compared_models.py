@@ -66,6 +66,20 @@ class Fails(Net):
         raise ValueError(f"no such size: {tuple(x.shape)}")
 
 
+class Overflows(nn.Module):
+    """Its outputs are infinite in float16 alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 60000 * 60000
+
+
+class SaysTF32(nn.Module):
+    """Fails with the setting that its process has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError(f"allow_tf32 is {torch.backends.cudnn.allow_tf32}")
+
+
 class Greedy(Net):
     def harm(self) -> None:
         torch.empty(1 << 46, dtype=torch.uint8, device="cuda")

@@ -26,7 +26,7 @@ from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.nn.backend.comparison import is_among_ranks, own_steps, paired
 from cudnn_autotune.nn.modules import check_model
-from cudnn_autotune.nn.untouched import check_initialized, tensors_in
+from cudnn_autotune.nn.untouched import check_initialized, generators_kept, tensors_in
 from cudnn_autotune.tuning.settings import get_sampling
 
 _REFERENCE = "float32"
@@ -249,6 +249,7 @@ def compare(
             "threads": torch.get_num_threads(),
             "matmul_precision": torch.get_float32_matmul_precision(),
             "deterministic": torch.backends.cudnn.deterministic,
+            "allow_tf32": torch.backends.cudnn.allow_tf32,
             "main": getattr(sys.modules["__main__"], "__file__", None) or "",
         }
         measured = _Measurement((model, inputs), task, names, time_limit_s, tell)
@@ -423,10 +424,12 @@ def _reason(error: Exception, name: str) -> str:
 
 @contextmanager
 def _untouched() -> Iterator[None]:
-    """Takes back ``enable()`` for a while, and afterwards what this process knows of steps."""
+    """Takes back ``enable()`` for a while, and afterwards what this process knows of steps.
+    Restores random number generators."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     former = _C.exchange_process_wide(None) if extension_available() else None
     try:
-        with own_steps():
+        with own_steps(), generators_kept(devices):
             yield
     finally:
         if extension_available():

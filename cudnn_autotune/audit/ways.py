@@ -139,16 +139,21 @@ class Runner:
         first_call_s = time.perf_counter() - begin
         self._timed(_WARM_UPS)
         outputs = gradients = None
+        notes = [self._note()]
         if self._expected.exists():
             expected = torch.load(self._expected)
-            outputs, gradients = map(relative_error, self._results(seed=0), expected)
+            found = self._results(seed=0)
+            outputs, gradients = map(relative_error, found, expected)
+            for name, tensors in zip(("outputs", "gradients"), found, strict=True):
+                if not all(tensor.isfinite().all() for tensor in tensors):
+                    notes.append(f"its {name} are not finite, unlike those in float32")
         return {
             "first_call_s": first_call_s,
             "step_ms": self._timed(1),
             "peak_mib": self._peak_mib(),
             "output_error": outputs,
             "gradient_error": gradients,
-            "note": self._note(),
+            "note": "; ".join(filter(None, notes)),
         }
 
     def _turn(self, steps: int) -> float:
@@ -277,6 +282,7 @@ def open_backend(request: dict[str, Any]) -> Runner:
     torch.set_num_threads(request["threads"])
     torch.set_float32_matmul_precision(request["matmul_precision"])
     torch.backends.cudnn.deterministic = request["deterministic"]
+    torch.backends.cudnn.allow_tf32 = request["allow_tf32"]
     device, file = torch.device(request["device"]), Path(request["folder"]) / MODEL
     if device.type == "cuda":
         torch.cuda.set_device(device)

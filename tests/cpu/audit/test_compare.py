@@ -94,6 +94,28 @@ def test_random_steps_have_no_error_and_say_so() -> None:
     assert "draws random numbers" in found.notes[-1]
 
 
+def test_random_numbers_of_the_caller_go_on() -> None:
+    model = compared_models.Net().eval()
+    model.local = lambda x: x  # type: ignore[assignment]
+    before = torch.get_rng_state()
+    ca.compare(model, X, ways=["eager"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_output_that_overflows_is_told() -> None:
+    model = compared_models.Overflows().eval()
+    model.local = lambda x: x  # type: ignore[assignment]
+    (row,) = ca.compare(model, torch.ones(2, dtype=torch.float16), ways=["eager"]).rows
+    assert row.output_error is None
+    assert row.note == "its outputs are not finite, unlike those in float32"
+
+
+def test_a_process_has_the_callers_tf32(cudnn_flags: Any) -> None:
+    cudnn_flags(allow_tf32=False)
+    (row,) = ca.compare(compared_models.SaysTF32().eval(), X, ways=["eager"]).rows
+    assert row.note == "ValueError: allow_tf32 is False"
+
+
 def test_a_wrong_output_has_a_large_error() -> None:
     zeros, ones = torch.zeros(3), torch.ones(3)
     assert ways.relative_error([zeros], [ones]) == 1
