@@ -103,8 +103,8 @@ struct NormNode : torch::autograd::Function<NormNode> {
     if (passes_on) mask[3] = false;
     // Gradients that are to be differentiated are PyTorch's. What is saved with a residual does not
     // give the activation's argument.
-    const auto eps = context->saved_data["eps"].toDouble();
     if (at::GradMode::is_enabled() && !given.get(3)) {
+      const auto eps = context->saved_data["eps"].toDouble();
       at::Tensor grad = grad_output;
       if (activation != "identity") {
         const auto argument =

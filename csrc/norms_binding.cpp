@@ -78,7 +78,6 @@ void bind_norms(py::module_& m) {
            py::arg("counters"), py::arg("cooperative"), py::arg("pointers"), py::arg("takes_eps"));
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
-  m.def("norm_form", &norm_form);
   m.def("set_norm_form", &set_norm_form, py::arg("form"));
 }
 

@@ -256,7 +256,6 @@ def set_norm_fallback(
     forward: Callable[..., Sequence[Tensor | None]],
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> None: ...
-def norm_form() -> int: ...
 def set_norm_form(form: int) -> None:
     """Sets the form of norms' plans: its place in FORMS of engines/norms/plan.py, from 1 on, or 0
     for the best guess."""

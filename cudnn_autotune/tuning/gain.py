@@ -13,7 +13,7 @@ from cudnn_autotune.store.decision import Decision
 
 
 @dataclass(frozen=True)
-class Compared:
+class Gain:
     """PyTorch's time and ours, measured in the same way, in milliseconds."""
 
     pytorch_ms: float
@@ -42,7 +42,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Against(Compared):
+class Against(Gain):
     """The comparison of one call."""
 
     text: str
@@ -93,7 +93,7 @@ def against_pytorch(decision: Decision) -> Against | None:
 
 
 @dataclass(frozen=True)
-class Total(Compared):
+class Total(Gain):
     """Sums over several decisions. The comparison is of those that allow one; times are multiplied
     by the number of calls of each."""
 

@@ -46,7 +46,7 @@ def test_inference_in_half_precision() -> None:
     assert "contiguous" in rows["convert"].note or "channels_last" in rows["convert"].note
     assert rows["compile"].first_call_s > rows["eager"].first_call_s  # type: ignore[operator]
     assert torch.cuda.get_device_name() in found.subject
-    # What was tuned there is not this process's.
+    # This process knows of none of the ways' choices.
     assert ca.choices() == before
 
 

@@ -1,4 +1,4 @@
-"""What a choice, a model's tuning, a conversion and a compilation say of themselves in one line."""
+"""Choices, tunings of models, conversions and compilations describe themselves in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_choice_knows_pytorchs_time_and_the_ratio() -> None:
     made = choice(FAST, SLOW)
     assert (made.pytorch_ms, made.speedup) == (3.0, 1.5)
     assert ": eng1, 2.000 ms, speedup 1.50x, tuned, auto)" in repr(made)
-    # What was run alone at a steady clock is compared so.
+    # Runs alone at a steady clock are compared with one another.
     alone = choice(replace(FAST, sustained_ms=2.2), replace(SLOW, sustained_ms=4.4))
     assert (alone.pytorch_ms, alone.speedup) == (3.0, 2.0)
 

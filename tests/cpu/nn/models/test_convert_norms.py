@@ -251,7 +251,7 @@ def activations(like_a_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> list[
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Forgets after a test the classes that it registers."""
     monkeypatch.setattr(batch_norms, "_tails", {})
 
 
