@@ -2,10 +2,10 @@
 """How fast are whole models with our convolutions, next to PyTorch's, eager and compiled?
 
 A case is a model, a step (inference in float16; training in bfloat16 by autocast, forward and
-backward, without an optimizer), a layout of the model and its inputs, and a batch. The ways to run
-it take turns in one process: their steps are captured in CUDA graphs by `torch.cuda.graph`, and
-replayed block by block, ABBA in random order. A step that cannot be captured is called instead,
-and marked.
+backward; "optimize": then fused SGD with momentum), a layout of the model and its inputs, and a
+batch. The ways to run it take turns in one process: their steps are captured in CUDA graphs by
+`torch.cuda.graph`, and replayed block by block, ABBA in random order. A step that cannot be
+captured is called instead, and marked.
 
 PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's freezing; compile_max:
             with max-autotune-no-cudagraphs
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         default=",".join(MODELS),
         help="of this script, of torchvision, or else of timm; %(default)s",
     )
-    p.add_argument("--steps", default=",".join(STEPS), help="of: %(default)s")
+    p.add_argument("--steps", default="infer,train", help=f"%(default)s; of: {','.join(STEPS)}")
     p.add_argument("--layouts", default="channels_last", help="of: " + ",".join(LAYOUTS))
     p.add_argument(
         "--batches", type=batches, help="numbers, or largest or smallest of each model's; else all"

@@ -3,7 +3,8 @@
 
 Each way's step is captured in a CUDA graph, and the graphs take turns in one process. A pass is the
 time that one reading of the tensor takes at --bandwidth. "ours" is the form that the planner
-chooses; its forward is timed by itself too, and both forms can be timed beside it (--ways).
+chooses; its forward is timed by itself too, and its forms can be timed beside it (--ways). "cudnn"
+is the fastest of cuDNN's own engines for norms; it needs the package nvidia-cudnn-frontend.
 Errors are relative to a computation in float64.
 
     python benchmarks/norms.py --json norms.json
@@ -29,7 +30,7 @@ SHAPES = (
 )
 FORMS = {"ours": 0, "ours: kept": 1, "ours: half kept": 2, "ours: two passes": 3}
 """The ways that are this package's, with the form that they set."""
-WAYS = ("eager", "compile", *FORMS)
+WAYS = ("eager", "compile", "cudnn", *FORMS)
 DTYPES = ("bfloat16", "float16", "float32")
 EPS = 1e-5
 
@@ -139,6 +140,7 @@ def worst_error(step: Step, exact: list[Any]) -> float:
 
 def measure(options: argparse.Namespace, case: str, failures: list[str]) -> Iterator[Any]:
     import torch
+    from common.cudnn_norms import CudnnNorm
 
     from cudnn_autotune.core.extension import _C, extension_available
 
@@ -160,14 +162,20 @@ def measure(options: argparse.Namespace, case: str, failures: list[str]) -> Iter
         if extension_available():
             _C.set_norm_form(FORMS.get(way, 0))
         try:
-            step = step_of(functions[way], given)
+            if way == "cudnn":
+                engines = CudnnNorm(given)
+                print(f"{case}: {engines.plans}", file=sys.stderr)
+                step = engines.step
+            else:
+                step = step_of(functions[way], given)
             errors[way] = worst_error(step, exact)
             replays[way] = captured(step, options.device)
+            forward = engines.forward if way == "cudnn" else None
             if way in FORMS:
+                forward = forward_of(functions[way], given)
+            if forward is not None:
                 with torch.no_grad():
-                    replays[f"{way}, forward"] = captured(
-                        forward_of(functions[way], given), options.device
-                    )
+                    replays[f"{way}, forward"] = captured(forward, options.device)
         except Exception as error:  # the other ways still count
             replays.pop(way, None)
             failures.append(f"{case}: {way}: {type(error).__name__}: {error}".splitlines()[0])
@@ -220,6 +228,8 @@ def main() -> int:
     from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 
     arguments.some_of("--activation", options.activation, NORM_ACTIVATIONS)
+    if "cudnn" in options.ways and (options.activation != "relu" or options.dtype == "float32"):
+        sys.exit('--ways: "cudnn" is for ReLU in float16 or bfloat16')
     torch.manual_seed(0)
     title = f"Batch norm and {options.activation}, {options.dtype}, {options.layout}: passes"
     return investigation.fill(__file__, options, cases, partial(measure, options), title)

@@ -30,7 +30,7 @@ MODELS = {
     "unet3d": Model(((1, 128, 128, 128),), (1, 8), (2,)),
 }
 # Step -> what it is called in a table.
-STEPS = {"infer": "inference", "train": "training"}
+STEPS = {"infer": "inference", "train": "training", "optimize": "training with SGD"}
 LAYOUTS = ("contiguous", "channels_last")
 
 
@@ -48,13 +48,14 @@ class Case:
 
     @property
     def is_training(self) -> bool:
-        return self.step == "train"
+        return self.step != "infer"
 
     def batches(self, asked: Sequence[int] | str | None) -> Sequence[int]:
         """Those that were asked for, or the model's own: all, the largest or the smallest."""
         if asked and not isinstance(asked, str):
             return asked
-        own: tuple[int, ...] = getattr(MODELS.get(self.model, Model()), self.step)
+        model = MODELS.get(self.model, Model())
+        own = model.train if self.is_training else model.infer
         if not own or asked is None:
             return own
         return [max(own) if asked == "largest" else min(own)]

@@ -62,6 +62,11 @@ class Row:
         self.peak_bytes = {**run.get("peak_bytes", {}), **self.peak_bytes}
 
     @property
+    def times_ms(self) -> dict[Key, float]:
+        """Milliseconds a step, by way and PyTorch's mode."""
+        return self._times
+
+    @property
     def ours(self) -> dict[str, float]:
         """Our way -> milliseconds a step."""
         return {way: ms for (way, mode), ms in self._times.items() if not mode}
@@ -131,7 +136,7 @@ def rows(data: dict[str, Any]) -> list[Row]:
 def tables(data: dict[str, Any]) -> list[Table]:
     """Of a record, or of several whose runs were put together."""
     found = rows(data)
-    shown = [_means(found), _steps(data, found), *_by_way(data, found)]
+    shown = [_means(found), _steps(data, found), *_rates(found), *_by_way(data, found)]
     shown[-1].note += "".join(f" {text}." for text in data["results"].get("failures", []))
     return shown
 
@@ -208,6 +213,22 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
         cells += [str(row.against(way) or NONE) for way in ours]
         table.rows.append((*row.case, *cells))
     return table
+
+
+def _rates(found: list[Row]) -> list[Table]:
+    """Samples per second of the steps with an optimizer, if there are any."""
+    trained = [row for row in found if row.step == "optimize"]
+    if not trained:
+        return []
+    known = {column for row in trained for column in row.times_ms}
+    columns = [(way, mode) for way in WAYS for mode in ("", *PYTORCH) if (way, mode) in known]
+    labels = [WAYS[way].label + (f", {PYTORCH[mode]}" if mode else "") for way, mode in columns]
+    table = Table("Samples per second", [*_CASE, *labels], texts=len(_CASE))
+    for row in trained:
+        times = [row.times_ms.get(column) for column in columns]
+        rates = [number(None if ms is None else 1e3 * row.batch / ms, 0) for ms in times]
+        table.rows.append((*row.case, *rates))
+    return [table]
 
 
 def _by_way(data: dict[str, Any], found: list[Row]) -> list[Table]:

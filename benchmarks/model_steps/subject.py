@@ -17,6 +17,8 @@ from . import networks
 from .cases import MODELS, Case, Model, Way
 
 _WARM_UPS = 3
+_LEARNING_RATE = 1e-6
+"""So small that thousands of steps on one random batch leave the numbers finite."""
 
 
 class Subject:
@@ -94,7 +96,7 @@ class Subject:
 
 
 class Step:
-    """A forward, and in training its backward, of a whole batch."""
+    """A forward, and in training its backward, of a whole batch; then SGD's, if it is asked for."""
 
     def __init__(
         self,
@@ -110,6 +112,11 @@ class Step:
         self._subject, self.model, self._run, self._inputs = subject, model, run, inputs
         self._autocast = autocast
         self._outputs: list[Tensor] = []
+        self._optimizer: torch.optim.Optimizer | None = None
+        if subject.case.step == "optimize":
+            self._optimizer = torch.optim.SGD(
+                model.parameters(), _LEARNING_RATE, momentum=0.9, weight_decay=5e-5, fused=True
+            )
 
     def __call__(self) -> None:
         if not self._subject.case.is_training:
@@ -121,6 +128,8 @@ class Step:
             outputs = _listed(self._run(*self._inputs))
             loss = torch.stack([x.float().square().mean() for x in outputs]).sum()
         loss.backward()
+        if self._optimizer is not None:
+            self._optimizer.step()
         # What holds on to the autograd graph keeps its streams.
         self._outputs = [x.detach() for x in outputs]
 
