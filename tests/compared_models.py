@@ -80,6 +80,16 @@ class SaysTF32(nn.Module):
         raise ValueError(f"allow_tf32 is {torch.backends.cudnn.allow_tf32}")
 
 
+class SaysSettings(nn.Module):
+    """Fails with the settings that its process has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        of = torch.backends
+        precisions = of.cudnn.conv.fp32_precision, of.cuda.matmul.fp32_precision
+        rest = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+        raise ValueError(f"settings: {(*precisions, *rest)}")
+
+
 class Greedy(Net):
     def harm(self) -> None:
         torch.empty(1 << 46, dtype=torch.uint8, device="cuda")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html
 import itertools
 import statistics
 import sys
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.nn.backend.comparison import is_among_ranks, own_steps, paired
 from cudnn_autotune.nn.modules import check_model
@@ -133,15 +134,10 @@ class ModelComparison:
         console.print(Text(ending))
 
     def _repr_html_(self) -> str:
-        rows = [
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
-            for line in self._lines()
-        ]
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self._notes())
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self._notes())
         return (
-            f"<table><caption>{html.escape(self.subject)}</caption>{''.join(rows)}</table>"
-            f"<ul>{notes}</ul><p>{html.escape(self.verdict)}</p>"
-            f"<pre>{html.escape(chr(10).join(self._code()))}</pre>"
+            f"{html_table(self.subject, self._lines())}<ul>{notes}</ul>"
+            f"<p>{escape(self.verdict)}</p><pre>{escape(chr(10).join(self._code()))}</pre>"
         )
 
     def _lines(self) -> list[Sequence[str]]:
@@ -217,12 +213,12 @@ def compare(
     if is_among_ranks():
         raise RuntimeError("compare() cannot run in one of several ranks: each has its own clock")
     names = list(WAYS) if ways is None else list(ways)
-    if not names or len(set(names)) < len(names) or not set(names) <= WAYS.keys():
+    if not names or not all(names.count(name) == 1 and name in [*WAYS] for name in names):
         raise ValueError(f"ways must be some of {', '.join(WAYS)}, each once, got {names}")
     if autocast not in (None, torch.float16, torch.bfloat16):
         raise ValueError(f"autocast must be None, torch.float16 or bfloat16, got {autocast}")
-    if not time_limit_s > 0:
-        raise ValueError(f"time_limit_s must be a number above 0, got {time_limit_s}")
+    if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
+        raise ValueError(f"time_limit_s must be a number above 0, got {time_limit_s!r}")
     tensors = tensors_in((list(model.parameters()), list(model.buffers()), inputs))
     devices = {str(tensor.device): tensor.device for tensor in tensors}
     if len(devices) != 1:
@@ -246,10 +242,7 @@ def compare(
             "device": str(device),
             "train": train,
             "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
-            "matmul_precision": torch.get_float32_matmul_precision(),
-            "deterministic": torch.backends.cudnn.deterministic,
-            "allow_tf32": torch.backends.cudnn.allow_tf32,
+            "settings": in_worker.settings(),
             "main": getattr(sys.modules["__main__"], "__file__", None) or "",
         }
         measured = _Measurement((model, inputs), task, names, time_limit_s, tell)

@@ -29,6 +29,7 @@ EXPECTED, MODEL = "expected", "model"
 _WARM_UPS = 3  # Inductor records a CUDA graph at the second call, and replays it at the third.
 # In float32, two runs that differ by more than this draw random numbers.
 _RANDOM = 1e-3
+_OPERATORS = ("conv", "rnn", "matmul")
 _BENCHMARK = "torch.backends.cudnn.benchmark = True"
 _CONVERT = (
     "import cudnn_autotune",
@@ -167,14 +168,12 @@ class Runner:
         self._model.float()
         self._autocast, self._inputs = None, tree_map(_in_float32, self._inputs)
         self._keep()
-        exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False, fp32_precision=None)
-        precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
+        before = _precisions()
         try:
-            with exact:
-                found, again = self._results(seed=0), self._results(seed=1)
+            _set_precisions(_exact(before))
+            found, again = self._results(seed=0), self._results(seed=1)
         finally:
-            torch.set_float32_matmul_precision(precision)
+            _set_precisions(before)
         error = relative_error(again[0], found[0])
         if error is None or error > _RANDOM:
             return "errors cannot be told: the model draws random numbers, or is not finite"
@@ -225,6 +224,9 @@ class Runner:
     def _forget(self) -> None:
         self._outputs = []
         self._model.zero_grad(set_to_none=True)
+        for tensor in tensors_in(self._inputs):
+            if tensor.is_leaf:
+                tensor.grad = None
 
     def _timed(self, steps: int) -> float:
         """Returns the milliseconds of a step, with what the host adds to them."""
@@ -276,13 +278,10 @@ class Runner:
 
 def open_backend(request: dict[str, Any]) -> Runner:
     """Returns the runner of a process, for a worker of an audit. ``request`` is the runner's task,
-    with settings of PyTorch."""
+    with :func:`settings` of the process that asks."""
     global is_worker
     is_worker = True
-    torch.set_num_threads(request["threads"])
-    torch.set_float32_matmul_precision(request["matmul_precision"])
-    torch.backends.cudnn.deterministic = request["deterministic"]
-    torch.backends.cudnn.allow_tf32 = request["allow_tf32"]
+    _apply(request["settings"])
     device, file = torch.device(request["device"]), Path(request["folder"]) / MODEL
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -299,6 +298,72 @@ def open_backend(request: dict[str, Any]) -> Runner:
 
 is_worker = False
 """Whether this process runs a way for another one."""
+
+
+def settings() -> dict[str, Any]:
+    """Returns the settings of PyTorch's that change what a step computes or how fast, as JSON."""
+    return {
+        "threads": torch.get_num_threads(),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precisions": _precisions(),
+    }
+
+
+def _apply(given: dict[str, Any]) -> None:
+    torch.set_num_threads(given["threads"])
+    torch.set_default_dtype(getattr(torch, given["default_dtype"]))
+    torch.backends.cudnn.deterministic = given["cudnn_deterministic"]
+    torch.use_deterministic_algorithms(given["deterministic"], warn_only=given["warn_only"])
+    _set_precisions(given["precisions"])
+
+
+def _precisions() -> dict[str, Any]:
+    """Whether and where float32 operands may be rounded: by the older names of these settings, None
+    where PyTorch refuses to read them since the newer ones say more, and by operator."""
+
+    def older(read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except RuntimeError:
+            return None
+
+    return {
+        "allow_tf32": older(lambda: torch.backends.cudnn.allow_tf32),
+        "matmul": older(torch.get_float32_matmul_precision),
+        # Through torch._C: torch.backends refuses where the caller has used both interfaces.
+        "by_operator": {op: torch._C._get_fp32_precision_getter("cuda", op) for op in _OPERATORS},
+    }
+
+
+def _exact(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns those of :func:`_precisions` that round nothing, by the names that ``given`` has."""
+    by_operator = {
+        op: precision if precision in ("none", "ieee") else "ieee"
+        for op, precision in given["by_operator"].items()
+    }
+    older = given["allow_tf32"] is not None, given["matmul"] is not None
+    return {
+        "allow_tf32": False if older[0] else None,
+        "matmul": "highest" if older[1] else None,
+        "by_operator": {
+            op: precision
+            for op, precision in by_operator.items()
+            if not older[op == "matmul"]  # an older name sets its operators
+        },
+    }
+
+
+def _set_precisions(wanted: dict[str, Any]) -> None:
+    if wanted["allow_tf32"] is not None:
+        torch.backends.cudnn.allow_tf32 = wanted["allow_tf32"]
+    if wanted["matmul"] is not None:
+        torch.set_float32_matmul_precision(wanted["matmul"])
+    for op, precision in wanted["by_operator"].items():
+        if torch._C._get_fp32_precision_getter("cuda", op) != precision:
+            torch._C._set_fp32_precision_setter("cuda", op, precision)
 
 
 def held_bytes(device: torch.device) -> int:

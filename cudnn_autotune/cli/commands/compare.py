@@ -22,9 +22,8 @@ _INTERRUPTED = 130
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>cudnn-autotune compare</title>
 <style>body { font: 1rem/1.5 system-ui, sans-serif; margin: 2rem; color-scheme: light dark; }
-caption { text-align: left; font-weight: 600; } table { border-collapse: collapse; }
-td { padding: .3rem .8rem; text-align: right; border-top: 1px solid #8888; }
-td:first-child { text-align: left; } tr:first-child { font-weight: 600; }</style>
+table { border-collapse: collapse; } tr:first-child { font-weight: 600; }
+td { padding: .3rem .8rem; border-top: 1px solid #8888; }</style>
 """
 
 

@@ -116,6 +116,34 @@ def test_a_process_has_the_callers_tf32(cudnn_flags: Any) -> None:
     assert row.note == "ValueError: allow_tf32 is False"
 
 
+PRECISE = """
+import torch, cudnn_autotune as ca
+import compared_models
+from torch import nn
+
+torch.backends.cudnn.conv.fp32_precision = "ieee"  # by the newer names alone
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.set_default_dtype(torch.float64)
+torch.use_deterministic_algorithms(True)
+x = torch.randn(2, 3, 9, 9)
+(row,) = ca.compare(compared_models.SaysSettings().eval(), x, ways=["eager"]).rows
+print(row.note)
+(row,) = ca.compare(nn.Conv2d(3, 4, 3).eval(), x, ways=["eager"]).rows
+print(row.note, row.output_error)
+print(torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision)
+"""
+
+
+@pytest.mark.slow
+def test_processes_have_the_callers_settings(tmp_path: Path) -> None:
+    done = python("-c", PRECISE, cwd=Path(compared_models.__file__).parent)
+    assert done.returncode == 0, done.stderr
+    said, error, after = done.stdout.splitlines()
+    assert said == "ValueError: settings: ('ieee', 'tf32', torch.float64, True)"
+    assert 0 < float(error) < 1e-6
+    assert after == "ieee tf32"
+
+
 def test_a_wrong_output_has_a_large_error() -> None:
     zeros, ones = torch.zeros(3), torch.ones(3)
     assert ways.relative_error([zeros], [ones]) == 1
@@ -156,6 +184,8 @@ def test_a_model_of_a_script(tmp_path: Path) -> None:
         ({"ways": []}, "ways must be some of"),
         ({"autocast": torch.float32}, "autocast must be None, torch.float16 or bfloat16"),
         ({"time_limit_s": 0}, "time_limit_s must be a number above 0, got 0"),
+        ({"time_limit_s": None}, "time_limit_s must be a number above 0, got None"),
+        ({"ways": [["eager"]]}, "ways must be some of"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
