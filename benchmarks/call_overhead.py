@@ -4,9 +4,10 @@
 nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d, and F.conv2d against our
 functional: one process, blocks in turns and in random order, the device synchronised between blocks
 and never inside. PyTorch's module takes part twice: how far its ratio to itself is from 1 is the
-error of the method. Three settings are of small models that are bound by the host, plain and
+error of the method. Five settings are of small models that are bound by the host, plain and
 converted: a forward that calls functions (two modulated convolutions), gradients for each image by
-vmap of grad, and a checkpointed block, forward and backward.
+vmap of grad, a checkpointed block, forward and backward, and a batch norm in training, forward and
+backward, alone and with a ReLU behind it.
 
     python benchmarks/call_overhead.py --json overhead.json
 """
@@ -29,6 +30,8 @@ SETTINGS = (
     "functions",
     "per_sample",
     "checkpoint",
+    "norm",
+    "norm_act",
 )
 LAYOUTS = ("channels_last", "contiguous")
 DTYPES = ("float16", "bfloat16", "float32", "float64")

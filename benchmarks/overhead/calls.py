@@ -15,7 +15,14 @@ from common.modes import synchronize
 
 Call = Callable[[], Any]
 
-WITH_GRADIENTS = ("forward", "forward_backward", "per_sample", "checkpoint")
+WITH_GRADIENTS = (
+    "forward",
+    "forward_backward",
+    "per_sample",
+    "checkpoint",
+    "norm",
+    "norm_act",
+)
 
 
 ENABLE = "enable()"

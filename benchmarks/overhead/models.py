@@ -50,6 +50,14 @@ def block(channels: int, kernel: int) -> nn.Module:
     return nn.Sequential(convolution(), nn.ReLU(), convolution(), nn.ReLU(), convolution())
 
 
+def norm(channels: int, kernel: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(channels))
+
+
+def norm_act(channels: int, kernel: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
+
+
 def functions_call(model: nn.Module, x: Tensor) -> Call:
     """A forward that calls functions, without gradients."""
     z = torch.randn(len(x), 16, device=x.device, dtype=x.dtype)
@@ -84,10 +92,20 @@ def checkpoint_call(model: nn.Module, x: Tensor) -> Call:
     return call
 
 
+def train_call(model: nn.Module, x: Tensor) -> Call:
+    """Forward and backward in training."""
+    leaf = x.detach().requires_grad_()
+    inputs = (leaf, *model.parameters())
+    grad_output = torch.randn_like(x)
+    return lambda: torch.autograd.grad(model(leaf), inputs, grad_output)
+
+
 SETTINGS: dict[str, tuple[Callable[[int, int], nn.Module], Callable[[Any, Tensor], Call]]] = {
     "functions": (TwoModulated, functions_call),
     "per_sample": (block, per_sample_call),
     "checkpoint": (block, checkpoint_call),
+    "norm": (norm, train_call),
+    "norm_act": (norm_act, train_call),
 }
 
 
@@ -97,11 +115,13 @@ def calls_of(setting: str, request: dict[str, Any], x: Tensor, layout: Any) -> d
 
     build, call_of = SETTINGS[setting]
     model = build(request["shape"][1], request["kernel"])
-    model = model.to(device=request["device"], dtype=getattr(torch, request["dtype"]))
+    model = model.to(request["device"])
+    if not setting.startswith("norm"):  # weights and statistics of norms stay in float32
+        model = model.to(getattr(torch, request["dtype"]))
     if setting != "functions":  # it has filters of five dimensions
         model = model.to(memory_format=layout)  # type: ignore[call-overload]
     return {
         "pytorch": call_of(copy.deepcopy(model), x),
         "pytorch, again": call_of(copy.deepcopy(model), x),
-        "ours": call_of(ca.convert(copy.deepcopy(model)), x),
+        "ours": call_of(ca.convert(copy.deepcopy(model), norms=True), x),
     }
