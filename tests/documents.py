@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,3 +49,44 @@ def snippets(page: str) -> list[Snippet]:
 def _blank(block: re.Match[str]) -> str:
     """A comment of a program is no heading."""
     return " " * len(block[0])
+
+
+PAGES = [
+    "README.md",
+    *sorted(f"docs/{path.name}" for path in (checkout.ROOT / "docs").glob("*.md")),
+]
+# What a snippet leaves to its reader: a model and its inputs, on the reader's device.
+YOURS = """
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU()
+).to(device)
+input = images = batch = x = torch.randn(4, 3, 16, 16, device=device)
+target = torch.randn(4, 8, 16, 16, device=device)
+criterion = torch.nn.functional.mse_loss
+def train(model):
+    model(images).sum().backward()
+def of_yours():
+    import cudnn_autotune
+    return cudnn_autotune.ConvProblem("fprop", (4, 3, 16, 16), (8, 3, 3, 3), padding=1)
+problem = of_yours()
+del torch
+"""
+
+
+def programs(tested_elsewhere: Container[str]) -> list[tuple[str, str]]:
+    """Returns a name and a program for each Python snippet of README.md and docs/.
+
+    The snippets of README.md make one program: the page is read from its beginning.
+    """
+    found = []
+    for page in PAGES:
+        texts = [
+            s for s in snippets(page) if s.language == "python" and page not in tested_elsewhere
+        ]
+        if page == "README.md":
+            found.append((page, "\n".join(snippet.text for snippet in texts)))
+        else:
+            found += [(f"{page}, {i}, {s.heading}", s.text) for i, s in enumerate(texts)]
+    return found
