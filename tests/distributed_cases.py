@@ -426,8 +426,10 @@ def agreed(count: int, is_late: bool = False, nonsense_on: int | None = None) ->
     return {**result, **standing(count)}
 
 
-def model_on_the_cpu() -> None:
-    tune(ca.Conv2d(3, 8, 3), torch.ones(1, 3, 8, 8), timeout_s=30.0)
+def model_on_the_cpu(rank_1_has_a_gpu: bool) -> int:
+    has_a_gpu = rank_1_has_a_gpu and dist.get_rank() == 1
+    with mock.patch("cudnn_autotune.distributed.model.can_tune", return_value=has_a_gpu):
+        return len(tune(ca.Conv2d(3, 8, 3), torch.ones(1, 3, 8, 8), timeout_s=30.0))
 
 
 def sent_badly(call: str, culprit: int, message: str, bad: Any) -> list[dict[str, Any]]:

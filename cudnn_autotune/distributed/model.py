@@ -74,8 +74,8 @@ def tune(
 
     Returns:
         The decisions that are installed now: the same list on all ranks of equal environments. Its
-        text is one line, the gain of this rank's step, as of ``cudnn_autotune.tune``. Without
-        torch.distributed and a CUDA device the list is empty, as there.
+        text is one line, the gain of this rank's step, as of ``cudnn_autotune.tune``. Where no rank
+        has a CUDA device the list is empty, as there.
 
     Raises:
         DistributedTuningError: on all ranks, and nothing is installed: one has raised, died, timed
@@ -133,7 +133,10 @@ def tune(
                 ranks = exchange.handshake(Environment.of(device), terms)
                 is_served, everybody = found.device is not None, range(members.size)
                 if not exchange.combine("served", is_served, everybody, _any, bool):
-                    exchange.fail(None, NOTHING_SERVED)
+                    if exchange.combine("can tune", can_tune(), everybody, _any, bool):
+                        exchange.fail(None, NOTHING_SERVED)
+                    exchange.agree()
+                    return Tuned([], {}, name)
                 decisions = share_in(exchange, ranks, list(found.counts), tune_one, pins())
         # Without other ranks, what is provisional may be tuned again.
         final = [decision for decision in decisions if not decision.selection.evidence.provisional]

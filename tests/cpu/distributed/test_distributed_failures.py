@@ -161,7 +161,12 @@ def test_pins_that_differ(four: Ranks) -> None:
 
 
 def test_a_model_on_the_cpu(four: Ranks) -> None:
-    assert_failed(four.run(cases.model_on_the_cpu), None, "model must have a convolution")
+    assert_failed(four.run(cases.model_on_the_cpu, True), None, "model must have a convolution")
+    assert_well(four)
+
+
+def test_ranks_without_a_gpu_tune_nothing_and_go_on(four: Ranks) -> None:
+    assert four.values(cases.model_on_the_cpu, False) == [0] * 4
     assert_well(four)
 
 
