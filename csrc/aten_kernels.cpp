@@ -144,9 +144,8 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const 
   if (const char* reason = call.why_not_plain()) return pytorchs(reason);
   if (is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
-    return convolution(keys, input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
-                       images.stride, images.padding, images.dilation, transposed,
-                       images.output_padding, groups)
+    return convolution(keys, as_images(input), weight.unsqueeze(2), bias, images.stride,
+                       images.padding, images.dilation, transposed, images.output_padding, groups)
         .squeeze(2);
   }
   const bool has_bias = bias && bias->defined();
@@ -191,10 +190,10 @@ Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_
   }
   if (grad_output.dim() == 3 && is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
-    auto [of_input, of_weight, of_bias] = convolution_backward(
-        keys, grad_output.unsqueeze(2), input.contiguous().unsqueeze(2), weight.unsqueeze(2),
-        bias_sizes, images.stride, images.padding, images.dilation, transposed,
-        images.output_padding, groups, output_mask);
+    auto [of_input, of_weight, of_bias] =
+        convolution_backward(keys, grad_output.unsqueeze(2), as_images(input), weight.unsqueeze(2),
+                             bias_sizes, images.stride, images.padding, images.dilation, transposed,
+                             images.output_padding, groups, output_mask);
     if (of_input.defined()) of_input = of_input.squeeze(2);
     if (of_weight.defined()) of_weight = of_weight.squeeze(2);
     return {of_input, of_weight, of_bias};

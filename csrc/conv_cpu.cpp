@@ -46,7 +46,8 @@ at::Tensor conv_dgrad_cpu(const at::Tensor& grad_output, const at::Tensor& weigh
   check_gradient("conv_dgrad", grad_output,
                  {input_size, weight.sizes(), stride, padding, dilation, groups});
   return with_strides_of(
-      conv_memory_format(grad_output, weight),
+      is_dgrad_of_height_1(grad_output, weight) ? at::MemoryFormat::ChannelsLast
+                                                : conv_memory_format(grad_output, weight),
       aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
                  c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
                  c10::fromIntArrayRefSlow(dilation), groups));
@@ -60,7 +61,8 @@ at::Tensor conv_wgrad_cpu(const at::Tensor& grad_output, const at::Tensor& input
   check_gradient("conv_wgrad", grad_output,
                  {input.sizes(), weight_size, stride, padding, dilation, groups});
   return with_strides_of(
-      conv_memory_format(grad_output, input),
+      is_wgrad_of_height_1(grad_output, input) ? at::MemoryFormat::ChannelsLast
+                                               : conv_memory_format(grad_output, input),
       aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
                  c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
                  c10::fromIntArrayRefSlow(dilation), groups));

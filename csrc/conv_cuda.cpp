@@ -135,6 +135,9 @@ bool takes_height(const at::Tensor& input, const at::Tensor& weight, at::IntArra
          padding.size() <= 2 && is_image_of_height_1(input, weight, /*pads=*/padding.size() == 2);
 }
 
+// The size of a 1-d tensor as images of height 1.
+std::vector<int64_t> with_height_1(at::IntArrayRef size) { return {size[0], size[1], 1, size[2]}; }
+
 // The kernels. Each reads the call's mode and limits once. Where ATen computes a call, the
 // result is brought into the layout that the fake kernels promise, which it mostly has already.
 
@@ -144,9 +147,8 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
                            std::string_view sampling, int64_t workspace_limit) {
   if (takes_height(input, weight, stride, padding, dilation)) {
     const OfHeight1<int64_t> images(stride, padding, dilation);
-    return conv_fprop_cuda(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
-                           images.stride, images.padding, images.dilation, groups, sampling,
-                           workspace_limit)
+    return conv_fprop_cuda(as_images(input), weight.unsqueeze(2), bias, images.stride,
+                           images.padding, images.dilation, groups, sampling, workspace_limit)
         .squeeze(2);
   }
   const CallPolicy policy = resolve(sampling, workspace_limit);
@@ -191,9 +193,9 @@ at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
     const OfHeight1<int64_t> images(stride, padding, dilation);
     const bool adds = residual && residual->defined() && residual->dim() == 3;
     const auto images_to_add = adds ? std::optional(residual->unsqueeze(2)) : residual;
-    return conv_fused_cuda(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
-                           images_to_add, images.stride, images.padding, images.dilation, groups,
-                           activation, sampling, workspace_limit)
+    return conv_fused_cuda(as_images(input), weight.unsqueeze(2), bias, images_to_add,
+                           images.stride, images.padding, images.dilation, groups, activation,
+                           sampling, workspace_limit)
         .squeeze(2);
   }
   const CallPolicy policy = resolve(sampling, workspace_limit);
@@ -245,6 +247,14 @@ at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weig
                            at::IntArrayRef input_size, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
+  if (is_dgrad_of_height_1(grad_output, weight) && input_size.size() == 3 && stride.size() == 1 &&
+      padding.size() >= 1 && padding.size() <= 2 && dilation.size() == 1) {
+    const OfHeight1<int64_t> images(stride, padding, dilation);
+    return conv_dgrad_cuda(as_images(grad_output), weight.unsqueeze(2), with_height_1(input_size),
+                           images.stride, images.padding, images.dilation, groups, sampling,
+                           workspace_limit)
+        .squeeze(2);
+  }
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input_size, weight.sizes(), stride, padding, dilation, groups};
   check_gradient("conv_dgrad", grad_output, geometry);
@@ -270,6 +280,14 @@ at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& inpu
                            at::IntArrayRef weight_size, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
+  if (is_wgrad_of_height_1(grad_output, input) && weight_size.size() == 3 && stride.size() == 1 &&
+      padding.size() >= 1 && padding.size() <= 2 && dilation.size() == 1) {
+    const OfHeight1<int64_t> images(stride, padding, dilation);
+    return conv_wgrad_cuda(as_images(grad_output), as_images(input), with_height_1(weight_size),
+                           images.stride, images.padding, images.dilation, groups, sampling,
+                           workspace_limit)
+        .squeeze(2);
+  }
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input.sizes(), weight_size, stride, padding, dilation, groups};
   check_gradient("conv_wgrad", grad_output, geometry);
@@ -298,9 +316,9 @@ at::Tensor conv_transpose_cuda(const at::Tensor& input, const at::Tensor& weight
                                int64_t workspace_limit) {
   if (output_padding.size() == 1 && takes_height(input, weight, stride, padding, dilation)) {
     const OfHeight1<int64_t> images(stride, padding, dilation, output_padding);
-    return conv_transpose_cuda(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias,
-                               images.stride, images.padding, images.output_padding,
-                               images.dilation, groups, sampling, workspace_limit)
+    return conv_transpose_cuda(as_images(input), weight.unsqueeze(2), bias, images.stride,
+                               images.padding, images.output_padding, images.dilation, groups,
+                               sampling, workspace_limit)
         .squeeze(2);
   }
   const bool has_bias = bias && bias->defined();

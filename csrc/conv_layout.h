@@ -53,12 +53,37 @@ inline bool is_channels_last_image(const at::Tensor& tensor) {
 }
 
 // Whether PyTorch computes a 1-d convolution as one of images of height 1 in channels_last. It
-// makes the input contiguous before it takes the layout of input and weight.
+// makes the input contiguous before it takes the layout of input and weight (see as_images()).
 //   pads: whether the input is padded before, which leaves it contiguous
 inline bool is_image_of_height_1(const at::Tensor& input, const at::Tensor& weight, bool pads) {
   if (weight.dim() != 3 || input.dim() != 3 || input.scalar_type() == at::kDouble) return false;
   return is_channels_last_image(weight) ||
          (!pads && input.is_contiguous() && is_channels_last_image(input));
+}
+
+// Whether a tensor of a 1-d convolution lies as images of height 1 in channels_last and in no other
+// way.
+inline bool lies_as_channels_last_image(const at::Tensor& tensor) {
+  return tensor.dim() == 3 && !tensor.is_contiguous() && is_channels_last_image(tensor);
+}
+
+// Whether a gradient of the input of a 1-d convolution is computed as one of images of height 1.
+// Unlike PyTorch's, this operator does not know the layout of the input.
+inline bool is_dgrad_of_height_1(const at::Tensor& grad_output, const at::Tensor& weight) {
+  return weight.dim() == 3 && grad_output.dim() == 3 && grad_output.scalar_type() != at::kDouble &&
+         is_channels_last_image(weight);
+}
+
+// The same of a gradient of the weight, which does not know the layout of the weight.
+inline bool is_wgrad_of_height_1(const at::Tensor& grad_output, const at::Tensor& input) {
+  return input.dim() == 3 && grad_output.dim() == 3 && grad_output.scalar_type() != at::kDouble &&
+         (lies_as_channels_last_image(input) || lies_as_channels_last_image(grad_output));
+}
+
+// A tensor of a 1-d convolution as images of height 1. PyTorch makes it contiguous before it copies
+// it into channels_last; one that lies so already is not copied here.
+inline at::Tensor as_images(const at::Tensor& tensor) {
+  return (lies_as_channels_last_image(tensor) ? tensor : tensor.contiguous()).unsqueeze(2);
 }
 
 // What suggest_memory_format() says of a new tensor of this layout.

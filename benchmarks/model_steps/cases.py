@@ -16,7 +16,7 @@ class Model:
     train: tuple[int, ...] = (64,)
 
 
-# Of torchvision or timm, but for the last four, which are in networks.py.
+# Of torchvision or timm, but for the last seven, which are in networks.py.
 MODELS = {
     "resnet50": Model(),
     "efficientnet_v2_s": Model(),
@@ -28,6 +28,9 @@ MODELS = {
     "sd_vae_decoder": Model(((4, 64, 64),), (1, 8), ()),
     "detector": Model(((3, 640, 640),), (1, 64), (16,)),
     "unet3d": Model(((1, 128, 128, 128),), (1, 8), (2,)),
+    "hifigan": Model(((80, 128),), (1, 8), (8,)),
+    "conv_tasnet": Model(((1, 64000),), (1, 8), (4,)),
+    "whisper_encoder": Model(((80, 3000),), (1, 32), ()),
 }
 # Step -> what it is called in a table.
 STEPS = {"infer": "inference", "train": "training", "optimize": "training with SGD"}
@@ -62,11 +65,22 @@ class Case:
 
 
 def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -> Iterator[Case]:
-    """Step by step, so that a time limit cuts off no model before all have had a step."""
-    for layout in layouts:
-        for step in steps:
-            for model in models:
-                yield Case(model, step, layout)
+    """Step by step, so that a time limit cuts off no model before all have had a step.
+
+    PyTorch has no channels_last for 1-d models: these are contiguous whatever is asked for.
+    """
+    found = {
+        Case(model, step, "contiguous" if is_1d(model) else layout): None
+        for layout in layouts
+        for step in steps
+        for model in models
+    }
+    yield from found
+
+
+def is_1d(model: str) -> bool:
+    """Whether the model takes channels and a length."""
+    return len(MODELS.get(model, Model()).inputs[0]) == 2
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,13 @@ class Step:
     def results(self) -> dict[str, Tensor]:
         """The outputs and the gradients of the convolutions' weights as they are now, by name."""
         found = {"outputs": torch.cat([x.float().flatten() for x in self._outputs])}
+        of_1d = {
+            f"{name}.weight"
+            for name, module in self.model.named_modules()
+            if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d))
+        }
         for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and parameter.dim() >= 4:
+            if parameter.grad is not None and (parameter.dim() >= 4 or name in of_1d):
                 found[name] = parameter.grad.float().clone()
         return found
 

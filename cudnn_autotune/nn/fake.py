@@ -1,7 +1,8 @@
 """Fake kernels of the operators, for ``torch.compile``.
 
 They compute shapes and strides, which are those of the kernels (csrc/conv_cuda.cpp): channels_last
-if either operand is, and never in float64.
+if either operand is, and never in float64. Tensors of 1-d convolutions are channels_last as images
+of height 1.
 """
 
 from __future__ import annotations
@@ -95,31 +96,51 @@ def conv_memory_format(a: Tensor, b: Tensor) -> torch.memory_format:
     return wanted if wanted in (suggest(a), suggest(b)) else torch.contiguous_format
 
 
-def _empty(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
-    return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=conv_memory_format(a, b))
+def is_channels_last_image(tensor: Tensor) -> bool:
+    """Whether a tensor of a 1-d convolution is channels_last as images of height 1."""
+    suggest = torch._prims_common.suggest_memory_format
+    return suggest(tensor.unsqueeze(2)) == torch.channels_last
 
 
-def _is_image_of_height_1(input: Tensor, weight: Tensor, pads: bool) -> bool:
-    """Whether a 1-d convolution runs as one of images of height 1 in channels_last, as by
-    ``is_image_of_height_1`` of csrc/conv_layout.h."""
+# These three are as those of csrc/conv_layout.h.
+
+
+def is_image_of_height_1(input: Tensor, weight: Tensor, pads: bool) -> bool:
+    """Whether a 1-d convolution runs as one of images of height 1 in channels_last.
+
+    Args:
+        pads: whether its padding differs before and after.
+    """
     if input.dim() != 3 or weight.dim() != 3 or input.dtype == torch.float64:
         return False
-    suggest = torch._prims_common.suggest_memory_format
-    if suggest(weight.unsqueeze(2)) == torch.channels_last:
+    if is_channels_last_image(weight):
         return True
-    of_input = input.unsqueeze(2)
-    return not pads and input.is_contiguous() and suggest(of_input) == torch.channels_last
+    return not pads and input.is_contiguous() and is_channels_last_image(input)
 
 
-def _empty_output(size: Sequence[int], input: Tensor, weight: Tensor, pads: bool) -> Tensor:
-    """The output of a forward; ``pads`` tells whether the padding differs before and after."""
-    if not _is_image_of_height_1(input, weight, pads):
-        return _empty(size, input, weight)
+def is_dgrad_of_height_1(grad_output: Tensor, weight: Tensor) -> bool:
+    """Whether a gradient of the input of a 1-d convolution runs so."""
+    if grad_output.dim() != 3 or weight.dim() != 3 or grad_output.dtype == torch.float64:
+        return False
+    return is_channels_last_image(weight)
+
+
+def is_wgrad_of_height_1(grad_output: Tensor, input: Tensor) -> bool:
+    """Whether a gradient of the weight of a 1-d convolution runs so."""
+    if grad_output.dim() != 3 or input.dim() != 3 or grad_output.dtype == torch.float64:
+        return False
+    operands = (grad_output, input)
+    return any(not t.is_contiguous() and is_channels_last_image(t) for t in operands)
+
+
+def _empty(size: Sequence[int], a: Tensor, b: Tensor, has_height_1: bool) -> Tensor:
+    """A result of operands ``a`` and ``b``, channels_last as images of height 1 or as they are."""
+    if not has_height_1:
+        memory_format = conv_memory_format(a, b)
+        return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=memory_format)
     image = [size[0], size[1], 1, size[2]]
-    output = torch.empty(
-        image, dtype=input.dtype, device=input.device, memory_format=torch.channels_last
-    )
-    return output.squeeze(2)
+    result = torch.empty(image, dtype=a.dtype, device=a.device, memory_format=torch.channels_last)
+    return result.squeeze(2)
 
 
 @torch.library.register_fake("cudnn_autotune::conv_fprop")
@@ -136,7 +157,8 @@ def _(
 ) -> Tensor:
     size = _output_size(input.shape, weight.shape, stride, padding, dilation, groups)
     _check_operands(input, weight)
-    return _empty_output(size, input, weight, pads=len(padding) > len(stride))
+    pads = len(padding) > len(stride)
+    return _empty(size, input, weight, is_image_of_height_1(input, weight, pads))
 
 
 @torch.library.register_fake("cudnn_autotune::conv_fused")
@@ -184,7 +206,8 @@ def _(
     output = torch.ops.aten.convolution(
         input, weight, bias, stride, padding, dilation, True, output_padding, groups
     )
-    return _empty_output(output.shape, input, weight, pads=False)
+    has_height_1 = is_image_of_height_1(input, weight, pads=False)
+    return _empty(output.shape, input, weight, has_height_1)
 
 
 @torch.library.register_fake("cudnn_autotune::conv_dgrad")
@@ -201,7 +224,8 @@ def _(
 ) -> Tensor:
     expected = _output_size(input_size, weight.shape, stride, padding, dilation, groups)
     _check_gradient(grad_output, weight, expected)
-    return _empty(input_size, grad_output, weight)
+    has_height_1 = is_dgrad_of_height_1(grad_output, weight)
+    return _empty(input_size, grad_output, weight, has_height_1)
 
 
 @torch.library.register_fake("cudnn_autotune::conv_wgrad")
@@ -218,4 +242,5 @@ def _(
 ) -> Tensor:
     expected = _output_size(input.shape, weight_size, stride, padding, dilation, groups)
     _check_gradient(grad_output, input, expected)
-    return _empty(weight_size, grad_output, input)
+    has_height_1 = is_wgrad_of_height_1(grad_output, input)
+    return _empty(weight_size, grad_output, input, has_height_1)

@@ -17,7 +17,8 @@ follows into the weight, and it folds wrongly where there are as many input as o
 scales the input channels (torch 2.11).
 
 Weights and biases with batch norms folded into them, which a program computes at each call, are
-rounded by one operator for all, ``round_each``, which is lowered to few kernels.
+rounded by one operator for all, ``round_each``, which is lowered to few kernels. Weights of 1-d
+convolutions that a program lays out at each call are copied by one operator, ``lay_out_each``.
 
 Batch norms that the backend ``cudnn_autotune`` found are operators with a backward of their own.
 They compute in the layout of their input.
@@ -42,13 +43,23 @@ from torch import Tensor
 
 from cudnn_autotune.core.after_import import after_import
 from cudnn_autotune.engines.norms import operators as operators  # it defines those of norms
-from cudnn_autotune.nn.fake import conv_memory_format
+from cudnn_autotune.nn.fake import (
+    conv_memory_format,
+    is_channels_last_image,
+    is_dgrad_of_height_1,
+    is_image_of_height_1,
+    is_wgrad_of_height_1,
+)
 
 _log = logging.getLogger(__name__)
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
 _library.define(
     "round_each(Tensor[] values, ScalarType dtype) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag
+)
+_library.define(
+    "lay_out_each(Tensor[] values, bool channels_last) -> Tensor[]",
+    tags=torch.Tag.pt2_compliant_tag,
 )
 _mark_input = torch.ops.cudnn_autotune.mark_input.default
 _mark_output = torch.ops.cudnn_autotune.mark_output.default
@@ -75,6 +86,17 @@ def _round_each(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 _library.impl("round_each", _round_each, "CompositeExplicitAutograd")
 torch.library.register_fake("cudnn_autotune::round_each", _round_each, lib=_library)
+
+
+def _lay_out_each(values: Sequence[Tensor], channels_last: bool) -> list[Tensor]:
+    """Copies of tensors of 1-d convolutions, contiguous or channels_last as images of height 1."""
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    images = [value.unsqueeze(2) for value in values]
+    return [image.clone(memory_format=memory_format).squeeze(2) for image in images]
+
+
+_library.impl("lay_out_each", _lay_out_each, "CompositeExplicitAutograd")
+torch.library.register_fake("cudnn_autotune::lay_out_each", _lay_out_each, lib=_library)
 
 
 def _backward_of_marked(
@@ -164,6 +186,20 @@ def _stride_order(rank: int, memory_format: torch.memory_format) -> list[int]:
     return [rank - 1, 0, *range(rank - 2, 0, -1)]
 
 
+def _is_fprop_of_height_1(input: Tensor, weight: Tensor) -> bool:
+    return is_image_of_height_1(input, weight, pads=False)
+
+
+def _order_of(a: Tensor, b: Tensor, has_height_1: bool) -> list[int]:
+    """The order of strides that an operator computes in for operands ``a`` and ``b``.
+
+    Args:
+        has_height_1: whether they are those of a 1-d convolution, computed as images of height 1.
+    """
+    memory_format = torch.channels_last if has_height_1 else conv_memory_format(a, b)
+    return _stride_order(a.dim(), memory_format)
+
+
 def _register(conv: Any) -> None:
     """Registers lowerings and decomposition; ``conv`` is ``torch._inductor.kernel.conv``."""
     from torch._inductor import config, decomposition, ir, lowering, select_algorithm
@@ -187,6 +223,17 @@ def _register(conv: Any) -> None:
         for transposed, operator in ((False, _conv_fprop), (True, _conv_transpose))
     }
 
+    # For each graph the values that were laid out for one operator, and serve others.
+    laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+    def in_order(argument: Any, value: Any, order: list[int]) -> Any:
+        """Returns the value of a node in an order of strides, the same one for each operator."""
+        known = laid_out.setdefault(V.graph, {})
+        key = (argument, *order)
+        if key not in known:
+            known[key] = ir.ExternKernel.require_stride_order(value, order)
+        return known[key]
+
     def lower_convolution(*args: Any, **kwargs: Any) -> Any:
         input: Any = V.graph.current_node.args[0]
         is_autotuned = config.max_autotune or config.max_autotune_gemm
@@ -195,6 +242,12 @@ def _register(conv: Any) -> None:
             V.graph.cpp_wrapper and is_autotuned
         ):
             return lower_aten(*args, **kwargs)
+        weight: Any = V.graph.current_node.args[1]
+        value = weight.meta["val"]
+        if value.dim() == 3 and value.dtype != torch.float64 and is_channels_last_image(value):
+            # Without this a weight that is computed would be contiguous.
+            order = _stride_order(3, torch.channels_last)
+            args = (args[0], in_order(weight, args[1], order), *args[2:])
         for choice in choices.values():
             choice.use_fallback_kernel = V.graph.cpp_wrapper
         marked = _MarkedConvolution(choices, *input.args[1:])
@@ -209,23 +262,18 @@ def _register(conv: Any) -> None:
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
     # One kernel computes and rounds several of the values, as of PyTorch's own _foreach operators.
     lowering.register_foreach_pointwise(torch.ops.cudnn_autotune.round_each, lowering.to_dtype)
-
-    # For each graph the values that were laid out for one operator, and serve others.
-    laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
-
-    def in_order(argument: Any, value: Any, order: list[int]) -> Any:
-        """Returns the value of a node in an order of strides, the same one for each operator."""
-        known = laid_out.setdefault(V.graph, {})
-        key = (argument, *order)
-        if key not in known:
-            known[key] = ir.ExternKernel.require_stride_order(value, order)
-        return known[key]
+    # The layout is what the convolution asks for.
+    lowering.register_foreach_pointwise(
+        torch.ops.cudnn_autotune.lay_out_each, lambda value, _: lowering.clone(value)
+    )
 
     def lay_out(node: Any, grad_output: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the arguments of an operator of the backward into the layouts that it needs."""
         others, _ = lowering.constrain_to_fx_strides(node, None, *others)
         values = [argument.meta["val"] for argument in node.args[:2]]
-        order = _stride_order(values[0].dim(), conv_memory_format(*values))
+        of_height_1 = {_conv_dgrad: is_dgrad_of_height_1, _conv_wgrad: is_wgrad_of_height_1}
+        has_height_1 = of_height_1.get(node.target, _is_fprop_of_height_1)
+        order = _order_of(values[0], values[1], has_height_1(*values))
         return (in_order(node.args[0], grad_output, order), *others[1:]), {}
 
     def lay_out_fused(
@@ -233,10 +281,10 @@ def _register(conv: Any) -> None:
     ) -> tuple[Any, dict[str, Any]]:
         """Puts the operands of a fused convolution into the layout that it runs in."""
         values = [argument.meta["val"] for argument in node.args[:2]]
-        memory_format = conv_memory_format(*values)
+        order = _order_of(values[0], values[1], _is_fprop_of_height_1(*values))
         if V.graph.layout_opt and values[0].dim() == 4 and values[0].dtype != torch.float64:
-            memory_format = torch.channels_last  # Inductor's choice for aten.convolution, too
-        order = _stride_order(values[0].dim(), memory_format)
+            # Inductor's choice for aten.convolution, too
+            order = _stride_order(4, torch.channels_last)
         input, weight, residual = (
             value if value is None else in_order(node.args[i], value, order)
             for i, value in ((0, input), (1, weight), (3, residual))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.engines.problem import DTYPES
+from cudnn_autotune.nn.fake import is_channels_last_image
 from cudnn_autotune.nn.inductor import _mark_input
 
 _aten = torch.ops.aten
@@ -25,6 +26,7 @@ _convolution = _aten.convolution.default
 _convert = torch.ops.prims.convert_element_type.default
 _add, _sub, _mul, _div = (getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div"))
 _round = torch.ops.cudnn_autotune.round_each.default
+_lay_out = torch.ops.cudnn_autotune.lay_out_each.default
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ def _computed_of(graph: Graph, weights: Iterable[Node]) -> set[Node]:
 def _is_pure(node: Node) -> bool:
     """Returns whether it makes no difference where in the graph a node is."""
     target: Any = node.target
+    if target in (_lay_out, operator.getitem):
+        return True
     return (
         isinstance(target, torch._ops.OpOverload)
         and target.namespace in ("aten", "prims")
@@ -241,8 +245,14 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
         rounded = []
         if scale is not None:
             scale = call(_aten.reshape.default, scale, [-1, *[1] * (output.dim() - 1)])
+            strides = weight.meta["val"].stride()  # type: ignore[union-attr]
             weight = call(_convert, call(_mul, wide(weight), scale), output.dtype)
             rounded.append(weight)
+            if output.dim() == 3 and weight.meta["val"].stride() != strides:
+                # The strides of a kernel of size 1 fit both layouts, and tell which one it is in.
+                shape = list(weight.meta["val"].shape)
+                if is_channels_last_image(weight.meta["val"].as_strided(shape, strides)):
+                    weight = call(_aten.as_strided.default, weight, shape, list(strides))
         if shift is not None:
             if shift.meta["val"].numel() != output.shape[1]:
                 expanded = call(_aten.expand.default, shift, [output.shape[1]])

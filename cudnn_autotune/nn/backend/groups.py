@@ -30,7 +30,7 @@ from cudnn_autotune.engines.problem import (
     ActivationName,
     ConvProblem,
 )
-from cudnn_autotune.nn.fake import conv_memory_format
+from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.nn.inductor import _mark_input
 from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
 from cudnn_autotune.tuning import compiling_ahead
@@ -157,7 +157,8 @@ class Group:
         return tuple(_hints(self.output.meta["val"].shape))
 
     def problem(self) -> ConvProblem:
-        """Returns the group as a problem, with the flags of PyTorch's defaults.
+        """Returns the group as a problem, with the flags of PyTorch's defaults: a 1-d one in
+        channels_last as one of images of height 1.
 
         Sizes that are symbolic are taken by their hints, which are those of the first call.
 
@@ -170,6 +171,10 @@ class Group:
         spatial_dims = x.dim() - 2
         if self.channels_last and spatial_dims == 2 and x.dtype != torch.float64:
             memory_format = CHANNELS_LAST[spatial_dims]
+        if is_image_of_height_1(x, w, pads=False):
+            x, w = x.unsqueeze(2), w.unsqueeze(2)
+            stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+            memory_format = torch.channels_last
         return ConvProblem(
             "fprop",
             _hints(x.shape),

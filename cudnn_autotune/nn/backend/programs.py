@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.backend.comparison import Run, communicates
@@ -32,12 +33,19 @@ from cudnn_autotune.nn.backend.groups import (
     fuse_judged,
     never,
 )
-from cudnn_autotune.nn.fake import conv_memory_format
+from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.nn.models.routing import COUNTERPARTS
 from cudnn_autotune.tuning.settings import check_policy
 
 OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+# Functions of 1-d convolutions, PyTorch's and this package's.
+_CONVOLUTIONS_1D = {
+    function
+    for name in ("conv1d", "conv_transpose1d")
+    for function in (getattr(F, name), COUNTERPARTS[getattr(F, name)])
+}
 
 _version = operator.attrgetter("_version")
 
@@ -271,11 +279,13 @@ def _memory_format(graph: GraphModule, channels_last: bool) -> str | None:
         op="call_function", target=torch.ops.aten.convolution.default, sort=False
     )
     operands = [[node.args[i].meta["val"] for i in (0, 1)] for node in nodes]
-    free = [(x, w) for x, w in operands if w.dim() > 3 and x.dtype != torch.float64]
+    free = [(x, w) for x, w in operands if x.dim() == w.dim() and x.dtype != torch.float64]
     if not free:
         return None
     is_last = any(
-        (channels_last and w.dim() == 4) or conv_memory_format(x, w) != torch.contiguous_format
+        (channels_last and w.dim() == 4)
+        or conv_memory_format(x, w) != torch.contiguous_format
+        or is_image_of_height_1(x, w, pads=False)
         for x, w in free
     )
     return "channels_last" if is_last else "contiguous"
@@ -427,8 +437,9 @@ def with_constants(
 
 
 def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
-    """Returns a copy of a graph whose inputs and weights of 4 and 5 dimensions are copied into a
-    layout first. Its outputs have the strides that those of the given graph have.
+    """Returns a copy of a graph whose inputs and weights of 4 and 5 dimensions, and weights of 1-d
+    convolutions, are copied into a layout first. Its outputs have the strides that those of the
+    given graph have.
 
     Args:
         memory_format: ``"contiguous"`` or ``"channels_last"``.
@@ -458,6 +469,7 @@ def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
         laid_out.meta = dict(node.meta)
         for reader in readers:
             reader.replace_input_with(node, laid_out)
+    _lay_out_1d(graph.graph, memory_format)
     for node, value in outputs.items():
         with graph.graph.inserting_before(output):
             restored = graph.graph.call_function(_in_strides, (node, value.stride()))
@@ -465,6 +477,29 @@ def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
         output.replace_input_with(node, restored)
     graph.recompile()
     return graph
+
+
+def _lay_out_1d(graph: Graph, memory_format: str) -> None:
+    """Puts the weights of 1-d convolutions into a layout, which the convolutions compute in. Those
+    that are inputs of the graph are copied together."""
+    readers: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _CONVOLUTIONS_1D:
+            weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+            if isinstance(weight, Node) and weight.meta["example_value"].dim() == 3:
+                readers.setdefault(weight, []).append(node)
+    given = [weight for weight in readers if weight.op == "placeholder"]
+    behind = next((node for node in graph.nodes if node.op != "placeholder"), None)
+    sources = [(given, behind)] if given else []
+    sources += [([weight], weight.next) for weight in readers if weight not in set(given)]
+    for weights, before in sources:
+        with graph.inserting_before(before):
+            together = graph.call_function(_laid_out_1d, (weights, memory_format))
+            for i, weight in enumerate(weights):
+                laid_out = graph.call_function(operator.getitem, (together, i))
+                laid_out.meta = dict(weight.meta)
+                for reader in readers[weight]:
+                    reader.replace_input_with(weight, laid_out)
 
 
 def _tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
@@ -480,6 +515,23 @@ def _laid_out(x: Tensor, memory_format: str) -> Tensor:
     # contiguous() would keep the strides of a kernel of size 1, which fit both layouts.
     wanted = _LAST[x.dim()] if memory_format == "channels_last" else torch.contiguous_format
     return x.to(memory_format=wanted)
+
+
+def _laid_out_1d(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
+    """Weights of 1-d convolutions, contiguous or channels_last as images of height 1. They are
+    copied where that moves elements."""
+    is_last = memory_format == "channels_last"
+    laid_out: dict[int, Tensor] = {}
+    for i, weight in enumerate(weights):
+        _, channels, taps = weight.shape
+        if weight.is_contiguous() and 1 in (channels, taps):
+            strides = (channels * taps, 1, channels) if is_last else (channels * taps, taps, 1)
+            laid_out[i] = weight.as_strided(weight.shape, strides)
+    others = [i for i in range(len(weights)) if i not in laid_out]
+    if others:
+        copies = torch.ops.cudnn_autotune.lay_out_each([weights[i] for i in others], is_last)
+        laid_out.update(zip(others, copies, strict=True))
+    return [laid_out[i] for i in range(len(weights))]
 
 
 def _in_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -78,7 +78,8 @@ def check_arguments(
 
 
 def apply(model: nn.Module, memory_format: torch.memory_format) -> None:
-    """Lays out weights, buffers and gradients of 4 and 5 dimensions in place.
+    """Lays out weights, buffers and gradients of 4 and 5 dimensions in place, and weights of 1-d
+    convolutions with their gradients.
 
     Raises:
         ValueError: the model is wrapped for several GPUs, or has lazy parameters.
@@ -133,7 +134,7 @@ def choose(
     layouts = _Layouts(_laid_out(model))
     if not layouts.weights:
         together([0.0, 0.0])
-        return MemoryFormatChoice(_CONTIGUOUS, {}, "no weight has 4 or 5 dimensions")
+        return MemoryFormatChoice(_CONTIGUOUS, {}, "no weight has a layout to choose")
     refusal = "another rank cannot be channels_last"
     with layouts.restored_on_error():
         times_ms: list[float] | None = None
@@ -304,7 +305,8 @@ def _least_precise(weights: list[Tensor], device: torch.device) -> torch.dtype:
 
 
 def _laid_out(model: nn.Module) -> list[Tensor]:
-    """Returns the weights and buffers that have a layout to choose, each once.
+    """Returns the weights and buffers that have a layout to choose, each once: those of 4 and 5
+    dimensions, and of 3 dimensions the weights of 1-d convolutions.
 
     Raises:
         ValueError: the model has lazy parameters, or is wrapped for several GPUs.
@@ -318,7 +320,13 @@ def _laid_out(model: nn.Module) -> list[Tensor]:
             f"({', '.join(wrappers) or 'DTensor'}): gradients are laid out by the weights then"
         )
     every = dict.fromkeys((*model.parameters(), *model.buffers()))
-    return [t for t in every if t.dim() in _LAST and t.layout == torch.strided]
+    of_1d = {
+        module._parameters.get("weight")  # a parametrized weight is computed
+        for module in model.modules()
+        if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d))
+    }
+    has_layout = {t for t in every if t.dim() in _LAST or (t in of_1d and t.dim() == 3)}
+    return [t for t in every if t in has_layout and t.layout == torch.strided]
 
 
 def _gradients(weights: list[Tensor]) -> list[Tensor]:
@@ -329,10 +337,13 @@ def _as(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Returns the tensor's data in a layout, which is no copy if it has that already.
 
     ``contiguous()`` would keep the strides of a kernel of size 1, which fit both layouts, and by
-    which an operator would take the weight as contiguous.
+    which an operator would take the weight as contiguous. A tensor of 3 dimensions is laid out as
+    images of height 1.
     """
-    wanted = _CONTIGUOUS if memory_format == _CONTIGUOUS else _LAST[tensor.dim()]
     with torch.inference_mode(tensor.is_inference()):  # else the weight could not be trained
+        if tensor.dim() == 3:
+            return _as(tensor.detach().unsqueeze(2), memory_format).squeeze(2)
+        wanted = _CONTIGUOUS if memory_format == _CONTIGUOUS else _LAST[tensor.dim()]
         return tensor.detach().to(memory_format=wanted)
 
 

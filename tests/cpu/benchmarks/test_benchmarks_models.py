@@ -43,7 +43,11 @@ DRY_RUNS = {
     SCRIPT: f"--models miniature --ways {','.join(WAYS)} --pytorch {','.join(MODES)} "
     f"--at-once 2 {SHORT}"
 }
-NETWORKS = ("sd_unet", "sd_vae_decoder", "detector", "unet3d")
+NETWORKS = (
+    *("sd_unet", "sd_vae_decoder", "detector", "unet3d"),
+    *("hifigan", "conv_tasnet", "whisper_encoder"),
+)
+MILLIONS = (859.521, 49.489, 11.167, 31.194, 13.926, 5.051, 8.205)
 
 
 def runs(dry_runs: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -604,12 +608,13 @@ def test_only_our_ways_have_our_layers(modules: None) -> None:
 @pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("name", "millions"),
-    list(zip(NETWORKS, (859.521, 49.489, 11.167, 31.194), strict=True)),
+    list(zip(NETWORKS, MILLIONS, strict=True)),
 )
 def test_networks_have_the_sizes_of_those_that_they_are_like(
     modules: None, name: str, millions: float
 ) -> None:
-    """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of nnU-Net."""
+    """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of nnU-Net, of
+    HiFi-GAN V1, and about those of Conv-TasNet and of the encoder of Whisper tiny."""
     from model_steps.cases import MODELS
     from model_steps.networks import NETWORKS as KNOWN
 
@@ -625,6 +630,9 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(
             "sd_vae_decoder": [(1, 3, 512, 512)],
             "detector": [(1, 144, 80, 80), (1, 144, 40, 40), (1, 144, 20, 20)],
             "unet3d": [(1, 3, 128, 128, 128)],
+            "hifigan": [(1, 1, 32768)],
+            "conv_tasnet": [(1, 2, 64000)],
+            "whisper_encoder": [(1, 1500, 384)],
         }[name]
     )
 
@@ -633,12 +641,12 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_take_all_their_steps(modules: None, name: str) -> None:
     """A tiny one of each, of another batch than its inputs have."""
-    from model_steps.cases import MODELS, Case
+    from model_steps.cases import MODELS, cases
     from model_steps.cases import WAYS as KNOWN
     from model_steps.subject import Subject, errors
 
     for step in ("infer", "train"):
-        case = Case(name, step, "channels_last")
+        (case,) = cases([name], [step], ["channels_last"])
         if not case.batches(None):
             continue
         subject = Subject(case, 2, "cpu")

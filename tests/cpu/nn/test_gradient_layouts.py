@@ -88,7 +88,7 @@ def test_the_layout_of_a_convolution_is_atens() -> None:
         if w.dim() == 3:
             image = x.contiguous().unsqueeze(2), w.unsqueeze(2)
             expected = torch._C._conv_determine_backend_memory_format(*image, cudnn)
-            found = fake._is_image_of_height_1(x, w, pads=False)
+            found = fake.is_image_of_height_1(x, w, pads=False)
             assert found == (expected == torch.channels_last), case.name
         else:
             expected = torch._C._conv_determine_backend_memory_format(x, w, cudnn)

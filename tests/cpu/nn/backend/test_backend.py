@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,25 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.activation(self.norm(self.first(x)))
         return self.activation(self.norm2(self.second(y)) + self.norm3(self.shortcut(x)))
+
+
+class Chain1d(nn.Module):
+    """1-d convolutions of all kinds, what keeps a layout between them, and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(5, 8, 5, padding=2)
+        self.depthwise = nn.Conv1d(8, 8, 3, padding=2, dilation=2, groups=8)
+        self.pointwise, self.norm = nn.Conv1d(8, 6, 1, bias=False), nn.BatchNorm1d(6)
+        self.up = nn.ConvTranspose1d(6, 4, 4, 2, 1)
+        self.last = nn.Conv1d(4, 4, 3, padding=1)
+        nn.init.normal_(self.norm.running_mean)  # type: ignore[arg-type]
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(F.leaky_relu(self.first(x), 0.1))
+        y = self.up(F.relu(self.norm(self.pointwise(y))))
+        return torch.tanh(self.last(F.leaky_relu(y, 0.1)) + y)
 
 
 TEXTS = ["conv + bias + {}", "conv + bias", "conv + bias + residual + {}"]
@@ -562,11 +582,74 @@ class TestLayout:
         assert last().note == "no cudnn_autotune, contiguous: sizes are dynamic"
 
     def test_a_layer_that_has_no_layout(self) -> None:
-        block = nn.Sequential(nn.Conv1d(12, 12, 3), nn.ReLU()).eval()
+        block = nn.Sequential(nn.Conv1d(12, 12, 3), nn.ReLU()).eval().double()
         with torch.no_grad():
-            compiled(block, **self.options("contiguous"))(torch.randn(2, 12, 9))
+            compiled(block, **self.options("contiguous"))(torch.randn(2, 12, 9).double())
         assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
         assert last().note == ""
+
+    @pytest.mark.basic(1)
+    @pytest.mark.parametrize("freezing", [False, True])
+    def test_a_chain_in_one_dimension(
+        self, freezing: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All its convolutions, transposed ones too, compute in channels_last; weights are laid out
+        by the program, also folded ones of one tap, and outputs are contiguous."""
+        from cudnn_autotune.nn.backend import groups
+
+        problems = []
+
+        def judge(group: Any) -> Any:
+            problems.append(group.problem())
+            return groups.always(group)
+
+        monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        self.win(monkeypatch, "channels_last")
+        block, input = Chain1d().eval(), torch.randn(2, 5, 11)
+        model = compiled(block, **self.options("channels_last"), freezing=freezing)
+        with torch.no_grad():
+            output, codes = run_and_get_code(model, input)
+            expected = copy.deepcopy(block).double()(input.double())
+            assert_close(output, expected, TOLERANCES[torch.float32])
+            assert output.is_contiguous()
+            block.first.weight.mul_(-2)
+            torch.testing.assert_close(model(input), block(input))
+        spatial = [(problem.spatial_dims, problem.memory_format) for problem in problems[:8]]
+        assert spatial[:4] == [(1, torch.contiguous_format)] * 4
+        assert spatial[4:] == [(2, torch.channels_last)] * 4
+        assert problems[4].input_shape == (2, 5, 1, 11)
+        assert (problems[5].dilation, problems[5].padding) == ((1, 2), (0, 2, 0, 2))
+        # Each convolution gives what the next one takes.
+        asserted = r"assert_\w+\(buf\d+, \(2, (\d+), \d+\), \((.*?)\)"
+        layouts = re.findall(asserted, codes[-1])
+        assert len(layouts) == 5
+        assert all(strides.split(", ")[1:] == ["1", channels] for channels, strides in layouts)
+
+    def test_a_chain_in_one_dimension_that_is_in_channels_last(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other program is contiguous then, and both give the strides of the model."""
+        self.win(monkeypatch, "contiguous")
+        block, input = Chain1d().eval(), torch.randn(2, 5, 11)
+        ca.convert(block, memory_format=torch.channels_last)
+        model = compiled(block, **self.options("contiguous"))
+        with torch.no_grad():
+            expected, output = block(input), model(input)
+            torch.testing.assert_close(output, expected)
+            assert output.stride() == expected.stride()
+        assert last().chosen == "cudnn_autotune, contiguous"
+
+    def test_a_computed_weight_of_one_dimension(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As of weight norm, it is laid out behind what computes it."""
+        from torch.nn.utils.parametrizations import weight_norm
+
+        self.win(monkeypatch, "channels_last")
+        block = nn.Sequential(weight_norm(nn.Conv1d(5, 8, 3)), nn.LeakyReLU(), nn.Conv1d(8, 4, 3))
+        input = torch.randn(2, 5, 11)
+        model = compiled(block.eval(), **self.options("channels_last"))
+        with torch.no_grad():
+            torch.testing.assert_close(model(input), block(input))
+        assert last().chosen == "cudnn_autotune, channels_last"
 
     def test_a_training_graph_says_what_to_do(
         self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture

@@ -340,11 +340,178 @@ def test_a_wrong_model_that_draws_is_refused(x: Tensor) -> None:
 
 
 def test_a_model_without_such_weights() -> None:
-    model = nn.Sequential(nn.Conv1d(3, 4, 3))
-    ca.convert(model, memory_format="auto", example_input=torch.randn(2, 3, 8))
+    model = nn.Sequential(nn.Linear(3, 4))
+    with pytest.warns(UserWarning, match="has no convolution"):
+        ca.convert(model, memory_format="auto", example_input=torch.randn(2, 3))
     choice = ca.conversion(model).memory_format
     assert choice is not None
-    assert (choice.times_ms, choice.reason) == ({}, "no weight has 4 or 5 dimensions")
+    assert (choice.times_ms, choice.reason) == ({}, "no weight has a layout to choose")
+
+
+class OneDimensional(nn.Module):
+    """Layers of 1-d convolutions of all kinds, and a weight of 3 dimensions that is none of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv1d(5, 8, 5, padding=2)
+        self.depthwise = nn.Conv1d(8, 8, 3, padding=2, dilation=2, groups=8)
+        self.pointwise = nn.Conv1d(8, 6, 1, bias=False)
+        self.norm = nn.BatchNorm1d(6)
+        self.up = nn.ConvTranspose1d(6, 4, 4, 2, 1)
+        self.table = nn.Parameter(torch.randn(1, 4, 22))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(F.leaky_relu(self.stem(x), 0.1)) + self.depthwise.bias[:, None]
+        y = self.up(self.norm(self.pointwise(y)).relu())
+        return torch.tanh(y) + self.table
+
+
+OF_1D = ("stem", "depthwise", "pointwise", "up")
+
+
+def images_strides(weight: Tensor) -> tuple[int, ...]:
+    _, channels, taps = weight.shape
+    return (channels * taps, 1, channels)
+
+
+def are_1d_weights_last(model: nn.Module) -> list[bool]:
+    weights = [model.get_submodule(name).weight for name in OF_1D]
+    return [weight.stride() == images_strides(weight) for weight in weights]
+
+
+@pytest.mark.basic(1)
+@pytest.mark.parametrize("given", [LAST, LAST_3D])
+def test_weights_of_1d_convolutions(given: torch.memory_format) -> None:
+    """They are laid out as images of height 1, with their gradients; a table is left alone."""
+    model, x = OneDimensional(), torch.randn(2, 5, 11)
+    model(x).sum().backward()
+    before = copy.deepcopy(model)
+    parameters, gradients = list(model.parameters()), [p.grad for p in model.parameters()]
+    ca.convert(model, memory_format=given)
+    assert are_1d_weights_last(model) == [True] * 4
+    assert model.table.is_contiguous()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert parameter.grad is gradient
+        assert gradient is not None
+        assert gradient.stride() == parameter.stride()
+    for (name, expected), found in zip(
+        before.state_dict().items(), model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(found, expected), name
+    torch.testing.assert_close(model.eval()(x), before.eval()(x))
+    ca.convert(model, memory_format=CONTIGUOUS)
+    for (name, expected), found in zip(before.named_parameters(), model.parameters(), strict=True):
+        assert found.stride() == expected.stride(), name
+
+
+def test_the_layout_of_1d_weights_is_kept() -> None:
+    """By copies, casts, state dicts, pickles and optimizers, and by ``revert``."""
+    import io
+
+    model = ca.convert(OneDimensional(), memory_format=LAST)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = copy.deepcopy(model)
+    loaded.load_state_dict(OneDimensional().state_dict())
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(2, 5, 11)
+    model(x).sum().backward()
+    optimizer.step()
+    for name in OF_1D:
+        weight = model.get_submodule(name).weight
+        assert weight.grad.stride() == weight.stride()
+        assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+    others = [
+        *(copy.deepcopy(model), copy.deepcopy(model).half(), copy.deepcopy(model).to("meta")),
+        *(torch.load(file, weights_only=False), loaded, ca.revert(model)),
+    ]
+    for other in others:
+        assert are_1d_weights_last(other) == [True] * 4
+    assert type(model.stem) is nn.Conv1d
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_the_layout_of_a_1d_model_is_measured(clock: list[str]) -> None:
+    model = OneDimensional()
+    ca.convert(model, memory_format="auto", example_input=torch.randn(2, 5, 11))
+    assert clock == ["contiguous", "channels_last"]
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert (choice.chosen, choice.times_ms) == (LAST, {CONTIGUOUS: 1.0, LAST: 0.5})
+    assert are_1d_weights_last(model) == [True] * 4
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_1d_model_computes_in_channels_last(training: bool) -> None:
+    """Where it is served: between its first input and its output all is dense in that layout, and
+    numbers and gradients are those of float64."""
+    from served_on_cpu import served_on_cpu
+
+    model, x = OneDimensional().train(training), torch.randn(2, 5, 11)
+    wide, x64 = copy.deepcopy(model).double(), x.double().requires_grad_()
+    expected = wide(x64)
+    expected.square().sum().backward()
+    ca.convert(model, memory_format=LAST)
+    x.requires_grad_()
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in OF_1D:
+        model.get_submodule(name).register_forward_hook(
+            lambda _, inputs, output, name=name: seen.update({name: (inputs[0], output)})
+        )
+    with served_on_cpu():
+        output = model(x)
+        output.square().sum().backward()
+    for name, (given, made) in seen.items():
+        # Batch norms make what they get contiguous.
+        assert name in ("stem", "up") or given.stride() == images_strides(given), name
+        assert made.stride() == images_strides(made), name
+    torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(x.grad.double(), x64.grad, rtol=1e-3, atol=1e-3)
+    for (name, one), other in zip(model.named_parameters(), wide.parameters(), strict=True):
+        assert one.grad.stride() == one.stride(), name
+        torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_a_compiled_step_of_a_1d_model() -> None:
+    """Forward and backward compute in channels_last, and give float64's numbers."""
+    from served_on_cpu import served_on_cpu
+    from torch._inductor.utils import run_fw_bw_and_get_code
+
+    model, x = OneDimensional(), torch.randn(2, 5, 11)
+    wide = copy.deepcopy(model).double()
+    wide(x.double()).square().sum().backward()
+    ca.convert(model, memory_format=LAST)
+    torch._dynamo.reset()
+    with served_on_cpu():
+        compiled = torch.compile(model)
+        _, codes = run_fw_bw_and_get_code(lambda: compiled(x).square().sum())
+    for (name, one), other in zip(model.named_parameters(), wide.parameters(), strict=True):
+        assert one.grad.stride() == one.stride(), name
+        if name != "depthwise.bias":  # a batch norm follows, so that its gradient is nothing
+            torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-3)
+    made = re.findall(r"(buf\d+) = torch\.ops\.cudnn_autotune\.conv_(\w+)\.", "".join(codes))
+    assert sorted(kind for _, kind in made) == [
+        *["dgrad"] * 2,
+        *["fprop"] * 4,
+        "transpose",
+        *["wgrad"] * 4,
+    ]
+    asserted = re.findall(
+        r"assert_\w+\(buf\d+, \(\d+, (\d+), \d+\), \(\d+, 1, (\d+)\)", "".join(codes)
+    )
+    assert len(asserted) == len(made)
+    assert all(channels == stride for channels, stride in asserted)
+
+
+def test_a_parametrized_1d_weight_is_left() -> None:
+    """It is computed at each call, contiguous whatever it is computed of."""
+    from torch.nn.utils.parametrizations import weight_norm
+
+    model = nn.Sequential(weight_norm(nn.Conv1d(3, 4, 3)), nn.Conv1d(4, 4, 3))
+    ca.convert(model, memory_format=LAST)
+    assert model[1].weight.stride() == images_strides(model[1].weight)
+    assert all(p.is_contiguous() for p in model[0].parameters())
 
 
 def test_an_error_in_the_backward_restores_the_layout(x: Tensor) -> None:
