@@ -79,6 +79,7 @@ void bind_norms(py::module_& m) {
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
   m.def("set_norm_form", &set_norm_form, py::arg("form"));
+  m.def("set_norm_form_of_thread", &set_norm_form_of_thread, py::arg("form"), py::arg("adopts"));
 }
 
 }  // namespace cudnn_autotune

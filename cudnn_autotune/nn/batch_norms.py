@@ -1,16 +1,18 @@
 """PyTorch's batch norms, as drop-ins that train by this package's operators.
 
-``convert(model, norms=True)`` gives them to a model. A norm and the activation that its class, or a
-``torch.nn.Sequential``, calls next are one operator. Whatever the operators do not do is left to
-the class that the module had: evaluation, ``momentum=None``, float64, transforms, tensor
-subclasses, tracing, and a device that is not CUDA. A compiler traces PyTorch's functions.
+``convert(model)`` gives them to a model. A norm and the activation that its class, or a
+``torch.nn.Sequential``, calls next are one operator where that is the fastest (``norm_choices``).
+Whatever the operators do not do is left to the class that the module had: evaluation,
+``momentum=None``, float64, transforms, tensor subclasses, tracing, and a device that is not CUDA. A
+compiler traces PyTorch's functions.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import _StopRecomputationError
+
+from cudnn_autotune.nn.norm_choices import choice_for
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PLAIN = (Tensor, nn.Parameter)
@@ -34,6 +38,7 @@ _ACTIVATIONS = {
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Tail = Callable[[Any], Sequence[nn.Module]]
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
 
 _tails: dict[type, Tail] = {}
 """The classes that were registered, and what each calls after its norm."""
@@ -41,9 +46,15 @@ _tails: dict[type, Tail] = {}
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act
 
 
+def _with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Forward]:
+    """Gives a forward the signature of PyTorch's, which differs between versions."""
+    return cast("Callable[[_Forward], _Forward]", functools.wraps(original))
+
+
 class ServedNorm(_BatchNorm):
     """The forward of BatchNorm1d to BatchNorm3d."""
 
+    @_with_signature_of(_BatchNorm.forward)
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, Proxy):  # a tracer takes PyTorch's class for one call
             tracer: Any = input.tracer
@@ -77,12 +88,18 @@ class ServedNormAct(_BatchNorm):
     """The forward of a class that holds a norm and what follows it: a base, with that class, of the
     one that is made for it."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
-            return super().forward(input)
-        activation = _activation_of(tail_of(type(self), self))
-        found = None if activation is None else _served(self, input, activation)
-        return super().forward(input) if found is None else found
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        found = None
+        if (
+            not torch.compiler.is_compiling()
+            and len(args) == 1
+            and not kwargs
+            and isinstance(args[0], Tensor)
+            and not _has_any_global_hook()
+        ):
+            activation = _activation_of(tail_of(type(self), self))
+            found = None if activation is None else _served(self, args[0], activation)
+        return super().forward(*args, **kwargs) if found is None else found
 
     def _get_name(self) -> str:
         return f"cudnn_autotune.{super()._get_name()}"
@@ -92,6 +109,7 @@ class Sequential(nn.Sequential):
     """``torch.nn.Sequential`` that computes a batch norm and the activation behind it at once, if
     no hook sees what is between them."""
 
+    @_with_signature_of(nn.Sequential.forward)
     def forward(self, input: Any) -> Any:
         if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
             return super().forward(input)
@@ -105,7 +123,7 @@ class Sequential(nn.Sequential):
 
 
 def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
-    """Lets ``convert(model, norms=True)`` serve a class that holds a batch norm and an activation.
+    """Lets ``convert(model)`` serve a class that holds a batch norm and an activation.
 
     The class derives from ``torch.nn.BatchNorm1d``, ``BatchNorm2d`` or ``BatchNorm3d``. Its forward
     takes one tensor, and returns what the modules of ``tail(module)`` make in turn of that norm's
@@ -191,13 +209,19 @@ def _served_pair(modules: Sequence[nn.Module], input: Any) -> Tensor | None:
 
 def _served(norm: _BatchNorm, input: Tensor, activation: str) -> Tensor | None:
     """Returns what the operators make of a norm with an activation, or None if they do not."""
-    if torch.compiler.is_compiling() or not _is_served(norm, input):
+    if torch.compiler.is_compiling():
         return None
-    is_tracking = norm.training and norm.track_running_stats
-    if is_tracking and norm.num_batches_tracked is not None:
+    vectors = _vectors(norm, input)
+    if vectors is None:
+        return None
+    weight, bias, mean, var = vectors
+    choice = choice_for(norm, input, weight, bias, activation, mean is not None)
+    if choice is None or not choice.is_served:
+        return None
+    if mean is not None and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
     found: Any = None
-    operands = (input, norm.weight, norm.bias, None, activation, norm.eps)
+    operands = (input, weight, bias, None, activation, norm.eps)
     try:
         found = _batch_norm_act(*operands)
     except _StopRecomputationError:
@@ -206,40 +230,52 @@ def _served(norm: _BatchNorm, input: Tensor, activation: str) -> Tensor | None:
             found = _batch_norm_act(*operands)
         raise
     finally:
-        if is_tracking and found is not None:
-            running: Any = [norm.running_mean, norm.running_var]
+        if mean is not None and found is not None:
+            running: Any = [mean, var]
             momentum: Any = norm.momentum
             torch._foreach_lerp_(running, [found[1], found[3]], momentum)
     output: Tensor = found[0]
     return output
 
 
-def _is_served(norm: _BatchNorm, input: Tensor) -> bool:
-    """Returns whether the operators compute what the module does with an input."""
+def _vectors(
+    norm: _BatchNorm, input: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] | None:
+    """Returns weight, bias, and the running mean and variance that a call updates; None if the
+    operators do not compute what the module does with an input."""
+    mean, var = norm.running_mean, norm.running_var
+    if not norm.training and (mean is not None or var is not None):
+        return None
     if not _is_plain(input) or not _is_on_gpu(input) or norm.eps <= 0 or _is_watched():
-        return False
+        return None
     try:
         norm._check_input_dim(input)
     except ValueError:
-        return False
-    parameters = [one for one in (norm.weight, norm.bias) if one is not None]
-    statistics: list[Tensor] = []
-    has_statistics = norm.running_mean is not None or norm.running_var is not None
+        return None
     if norm.training and norm.track_running_stats:
-        if norm.momentum is None or norm.running_mean is None or norm.running_var is None:
-            return False
-        statistics = [norm.running_mean, norm.running_var]
-    return (
-        (norm.training or not has_statistics)
-        and input.dtype in _DTYPES
-        and input.numel() > 0
-        and all(
-            _is_plain(one) and one.device == input.device and one.shape == input.shape[1:2]
-            for one in (*parameters, *statistics)
-        )
-        and all(one.dtype == torch.float32 for one in statistics)
-        and {one.dtype for one in parameters} in (set(), {input.dtype}, {torch.float32})
-    )
+        if norm.momentum is None or mean is None or var is None:
+            return None
+        if mean.dtype != torch.float32 or var.dtype != torch.float32:
+            return None
+    else:
+        mean = var = None
+    dtype, device, channels = input.dtype, input.device, input.shape[1:2]
+    if dtype not in _DTYPES or input.numel() == 0:
+        return None
+    vectors = weight, bias, *_ = (norm.weight, norm.bias, mean, var)
+    for one in vectors:
+        if one is None:
+            continue
+        if not _is_plain(one) or one.device != device or one.shape != channels:
+            return None
+    parameters = dtype
+    if weight is not None:
+        parameters = weight.dtype
+    elif bias is not None:
+        parameters = bias.dtype
+    if parameters not in (dtype, torch.float32) or (bias is not None and bias.dtype != parameters):
+        return None
+    return vectors
 
 
 def _is_plain(tensor: Tensor) -> bool:
