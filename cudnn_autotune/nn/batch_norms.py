@@ -21,7 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import _StopRecomputationError
 
-from cudnn_autotune.nn.norm_choices import choice_for
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.nn import norm_choices
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PLAIN = (Tensor, nn.Parameter)
@@ -42,8 +43,6 @@ _Forward = TypeVar("_Forward", bound=Callable[..., Any])
 
 _tails: dict[type, Tail] = {}
 """The classes that were registered, and what each calls after its norm."""
-
-_batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act
 
 
 def _with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Forward]:
@@ -209,73 +208,67 @@ def _served_pair(modules: Sequence[nn.Module], input: Any) -> Tensor | None:
 
 def _served(norm: _BatchNorm, input: Tensor, activation: str) -> Tensor | None:
     """Returns what the operators make of a norm with an activation, or None if they do not."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(input) not in _PLAIN or not _is_on_gpu(input):
         return None
-    vectors = _vectors(norm, input)
-    if vectors is None:
+    # By these names, without the lookup of a module's attributes. A parametrized norm has others.
+    parameters, buffers = norm._parameters, norm._buffers
+    try:
+        weight, bias = parameters["weight"], parameters["bias"]
+        mean, var = buffers["running_mean"], buffers["running_var"]
+    except KeyError:
         return None
-    weight, bias, mean, var = vectors
-    choice = choice_for(norm, input, weight, bias, activation, mean is not None)
+    steps = None
+    if norm.training and norm.track_running_stats:
+        if mean is None or var is None or norm.momentum is None:
+            return None
+        steps = buffers.get("num_batches_tracked")
+    elif norm.training or (mean is None and var is None):
+        mean = var = None
+    else:
+        return None
+    vectors = (weight, bias, mean, var)
+    if norm.eps <= 0 or _is_watched() or not all(one is None or _is_plain(one) for one in vectors):
+        return None
+    signature = norm_choices.signature_of(input, weight, bias, activation, mean is not None)
+    choice = norm_choices.known(norm, signature)
+    if choice is None:
+        if not _is_computed(norm, input, vectors):
+            return None
+        choice = norm_choices.first_choice(norm, input, signature)
     if choice is None or not choice.is_served:
         return None
-    if mean is not None and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-    found: Any = None
-    operands = (input, weight, bias, None, activation, norm.eps)
+    momentum = norm.momentum or 0.0
+    rest = (momentum, activation, norm.eps)
     try:
-        found = _batch_norm_act(*operands)
+        return _C.train_norm(input, weight, bias, mean, var, steps, *rest)
     except _StopRecomputationError:
         # A checkpoint has what it waits for. PyTorch's function would have updated statistics.
         with torch.no_grad():
-            found = _batch_norm_act(*operands)
+            _C.train_norm(input, weight, bias, mean, var, None, *rest)
         raise
-    finally:
-        if mean is not None and found is not None:
-            running: Any = [mean, var]
-            momentum: Any = norm.momentum
-            torch._foreach_lerp_(running, [found[1], found[3]], momentum)
-    output: Tensor = found[0]
-    return output
 
 
-def _vectors(
-    norm: _BatchNorm, input: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] | None:
-    """Returns weight, bias, and the running mean and variance that a call updates; None if the
-    operators do not compute what the module does with an input."""
-    mean, var = norm.running_mean, norm.running_var
-    if not norm.training and (mean is not None or var is not None):
-        return None
-    if not _is_plain(input) or not _is_on_gpu(input) or norm.eps <= 0 or _is_watched():
-        return None
+def _is_computed(norm: _BatchNorm, input: Tensor, vectors: Sequence[Tensor | None]) -> bool:
+    """Returns whether the operators compute what a module does with an input.
+
+    Args:
+        vectors: weight, bias, and the running mean and variance that the call updates.
+    """
     try:
         norm._check_input_dim(input)
     except ValueError:
-        return None
-    if norm.training and norm.track_running_stats:
-        if norm.momentum is None or mean is None or var is None:
-            return None
-        if mean.dtype != torch.float32 or var.dtype != torch.float32:
-            return None
-    else:
-        mean = var = None
+        return False
     dtype, device, channels = input.dtype, input.device, input.shape[1:2]
     if dtype not in _DTYPES or input.numel() == 0:
-        return None
-    vectors = weight, bias, *_ = (norm.weight, norm.bias, mean, var)
-    for one in vectors:
-        if one is None:
-            continue
-        if not _is_plain(one) or one.device != device or one.shape != channels:
-            return None
-    parameters = dtype
-    if weight is not None:
-        parameters = weight.dtype
-    elif bias is not None:
-        parameters = bias.dtype
-    if parameters not in (dtype, torch.float32) or (bias is not None and bias.dtype != parameters):
-        return None
-    return vectors
+        return False
+    weight, bias, *statistics = vectors
+    if any(one is not None and one.dtype != torch.float32 for one in statistics):
+        return False
+    given = [one for one in vectors if one is not None]
+    if any(one.device != device or one.shape != channels for one in given):
+        return False
+    kinds = {one.dtype for one in (weight, bias) if one is not None}
+    return len(kinds) < 2 and kinds <= {dtype, torch.float32}
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -123,26 +123,17 @@ _of_modules: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKey
 _measuring = threading.Lock()
 
 
-def choice_for(
-    norm: Any,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    activation: str,
-    tracks: bool,
-) -> NormChoice | None:
-    """Returns how a call of a norm that the operators can compute is computed.
+def signature_of(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str, tracks: bool
+) -> Signature:
+    """Returns the signature of a call.
 
     Args:
-        norm: the module.
         input: (N, C, *spatial).
         weight: the module's, (C,), or None.
         bias: the module's, (C,), or None.
         activation: what follows the norm, a key of ``NORM_ACTIVATIONS``.
         tracks: whether the call updates the module's running statistics.
-
-    Returns:
-        None if that cannot be measured now, and is left to PyTorch until a later call.
     """
     needs = None
     if torch.is_grad_enabled():
@@ -151,7 +142,7 @@ def choice_for(
             weight is not None and weight.requires_grad,
             bias is not None and bias.requires_grad,
         )
-    signature = (
+    return (
         input.shape,
         input.stride(),
         input.dtype,
@@ -162,9 +153,12 @@ def choice_for(
         activation,
         tracks,
     )
-    known = _of_modules.get(norm)
-    found = None if known is None else known.get(signature)
-    return _first_choice(norm, input, signature) if found is None else found
+
+
+def known(norm: nn.Module, signature: Signature) -> NormChoice | None:
+    """Returns how calls of a norm are computed that it has had before; None if it has not."""
+    found = _of_modules.get(norm)
+    return None if found is None else found.get(signature)
 
 
 def choices_of(norm: nn.Module) -> tuple[NormChoice, ...]:
@@ -181,8 +175,10 @@ def forget() -> None:
 remembering.forget_with(forget)
 
 
-def _first_choice(norm: Any, input: Tensor, signature: Signature) -> NormChoice | None:
-    """Returns the choice for a signature that a module has not met before."""
+def first_choice(norm: Any, input: Tensor, signature: Signature) -> NormChoice | None:
+    """Returns how a call is computed that a norm has not had before, and that the operators can
+    compute. Returns None if that cannot be measured now, and is left to PyTorch until a later
+    call."""
     times = sampling.traits(getattr(norm, "sampling", None) or settings.get_sampling()).times
     found = _choices.get((times, signature))
     if found is None:

@@ -228,7 +228,8 @@ def test_right_results_are_not_rejected(dtype: torch.dtype, activation: str, tim
         dims = max(1, len(shape) - 2)
         norm = getattr(nn, f"BatchNorm{dims}d")(shape[1], affine=affine, track_running_stats=tracks)
         x = (torch.randn(shape) * 3 + 5).to(dtype).requires_grad_(needs)
-        choice = norm_choices.choice_for(norm, x, norm.weight, norm.bias, activation, tracks)
+        of_call = (x, norm.weight, norm.bias, activation, tracks)
+        choice = norm_choices.first_choice(norm, x, norm_choices.signature_of(*of_call))
         assert choice is not None
         assert choice.chosen == "half kept", choice
         assert not choice.rejected
