@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_lerp.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/hardswish_backward.h>
@@ -152,6 +153,30 @@ const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op() {
                              .findSchemaOrThrow("cudnn_autotune::batch_norm_act_backward", "")
                              .typed<NormBackwardSignature>();
   return op;
+}
+
+std::optional<at::Tensor> train_norm(const at::Tensor& input, const OptionalTensor& weight,
+                                     const OptionalTensor& bias, const OptionalTensor& running_mean,
+                                     const OptionalTensor& running_var, const OptionalTensor& steps,
+                                     double momentum, std::string_view activation, double eps) {
+  const auto fits = [&](const OptionalTensor& values) {
+    return !is_given(values) || (values->dim() == 1 && values->size(0) == input.size(1) &&
+                                 values->device() == input.device());
+  };
+  const auto is_statistic = [&](const OptionalTensor& values) {
+    return fits(values) && (!is_given(values) || values->scalar_type() == at::kFloat);
+  };
+  if (input.dim() < 2 || !fits(weight) || !fits(bias) || !is_statistic(running_mean) ||
+      !is_statistic(running_var)) {
+    return std::nullopt;
+  }
+  if (is_given(steps)) steps->add_(1);
+  const auto [output, mean, inv_std, unbiased_var, mask] =
+      norm_op().call(input, weight, bias, std::nullopt, activation, eps);
+  if (is_given(running_mean)) {
+    at::_foreach_lerp_({*running_mean, *running_var}, {mean, unbiased_var}, momentum);
+  }
+  return output;
 }
 
 bool is_derived_by_output(std::string_view activation) {

@@ -20,6 +20,7 @@
 namespace cudnn_autotune {
 namespace {
 
+constexpr int kFirstForm = 1;      // of FORMS of plan.py, which is expected to be the fastest
 constexpr int64_t kAligned = 256;  // where each part of the workspace begins, in bytes
 
 int64_t rounded(int64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
@@ -37,7 +38,8 @@ struct KeyHash {
   }
 };
 
-// The plans that are known. Never destroyed, because calls may come while the process exits.
+// The plans that are known. Those of a form are kept as long as the process lives; those without
+// one are among them. Never destroyed, because calls may come while the process exits.
 struct KnownPlans {
   std::mutex mutex;
   std::unordered_map<NormKey, std::shared_ptr<NormPlan>, KeyHash> known;
@@ -54,6 +56,8 @@ NormPlanner& planner() {
 }
 
 std::atomic<int> form_of_plans{0};
+thread_local int form_of_thread = 0;
+thread_local bool adopts_form_of_thread = false;
 
 constexpr size_t kChunk = 8192;  // counters that are allocated together
 
@@ -154,20 +158,42 @@ void set_norm_planner(NormPlanner chooses) { planner() = std::move(chooses); }
 
 std::shared_ptr<NormPlan> norm_plan(const NormKey& key) {
   KnownPlans& plans = KnownPlans::instance();
+  NormKey any_form = key;
+  any_form.form = 0;
+  const bool adopts = key.form != 0 && adopts_form_of_thread;
   {
     const std::lock_guard lock(plans.mutex);
     const auto found = plans.known.find(key);
-    if (found != plans.known.end()) return found->second;
+    if (found != plans.known.end()) {
+      if (adopts) plans.known.insert_or_assign(any_form, found->second);
+      return found->second;
+    }
   }
   if (!planner()) return nullptr;
-  // Without the lock: Python takes the GIL, which another thread may hold that waits for the lock.
-  const OnDevice guard(key.device);
-  auto plan = planner()(key);
+  std::shared_ptr<NormPlan> plan;
+  if (key.form == 0) {
+    NormKey first = key;
+    first.form = kFirstForm;
+    plan = norm_plan(first);
+  } else {
+    // Without the lock: Python takes the GIL, which another thread may hold that waits for the
+    // lock.
+    const OnDevice guard(key.device);
+    plan = planner()(key);
+  }
   const std::lock_guard lock(plans.mutex);
-  return plans.known.try_emplace(key, std::move(plan)).first->second;
+  plan = plans.known.try_emplace(key, std::move(plan)).first->second;
+  if (adopts) plans.known.insert_or_assign(any_form, plan);
+  return plan;
 }
 
-int norm_form() { return form_of_plans.load(std::memory_order_relaxed); }
+int norm_form() {
+  return form_of_thread != 0 ? form_of_thread : form_of_plans.load(std::memory_order_relaxed);
+}
 void set_norm_form(int form) { form_of_plans.store(form, std::memory_order_relaxed); }
+void set_norm_form_of_thread(int form, bool adopts) {
+  form_of_thread = form;
+  adopts_form_of_thread = adopts;
+}
 
 }  // namespace cudnn_autotune

@@ -107,9 +107,12 @@ void set_norm_planner(NormPlanner planner);
 // graph may have captured it. Null if PyTorch computes the problem. The key's device is current.
 std::shared_ptr<NormPlan> norm_plan(const NormKey& key);
 
-// A form that all plans made from now on have, by its place in FORMS of plan.py, from 1 on; 0 lets
-// the planner choose.
+// The form of the plans of a call, by its place in FORMS of plan.py, from 1 on: the one that is set
+// for its thread, else the one that is set for all threads. 0 stands for the form that was adopted
+// for the key, else for the first one.
 int norm_form();
 void set_norm_form(int form);
+// With `adopts` the plans of this thread's calls become those of all later calls without a form.
+void set_norm_form_of_thread(int form, bool adopts);
 
 }  // namespace cudnn_autotune

@@ -256,9 +256,28 @@ def set_norm_fallback(
     forward: Callable[..., Sequence[Tensor | None]],
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> None: ...
+def train_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    steps: Tensor | None,
+    momentum: float,
+    activation: str,
+    eps: float,
+) -> Tensor | None:
+    """Computes a batch norm of batch statistics with an activation, and updates the running ones.
+    ``steps`` counts calls. Returns None if a vector does not fit the input; nothing is changed
+    then."""
+
 def set_norm_form(form: int) -> None:
-    """Sets the form of norms' plans: its place in FORMS of engines/norms/plan.py, from 1 on, or 0
-    for the best guess."""
+    """Sets the form of norms' plans in all threads: its place in FORMS of engines/norms/plan.py,
+    from 1 on, or 0 for the one that was adopted, else the first one."""
+
+def set_norm_form_of_thread(form: int, adopts: bool) -> None:
+    """Sets the form likewise for the calls of this thread. With ``adopts`` their plans become those
+    of all later calls without a form."""
 
 def nvrtc_version() -> tuple[int, int]: ...
 def compile_kernel(source: str, function: str, options: Sequence[str]) -> bytes:

@@ -71,7 +71,7 @@ class Subject:
                 "channels_last": {"memory_format": torch.channels_last},
             }
             with self.autocast():
-                given = formats[way.memory_format] | ({"norms": True} if way.norms else {})
+                given = formats[way.memory_format] | {"norms": way.norms}
                 ca.convert(model, sampling=way.sampling or None, **given)
             layout = str(ca.conversion(model).memory_format or "")
         if way.compile is not None:

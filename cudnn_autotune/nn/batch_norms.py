@@ -1,16 +1,18 @@
 """PyTorch's batch norms, as drop-ins that train by this package's operators.
 
-``convert(model, norms=True)`` gives them to a model. A norm and the activation that its class, or a
-``torch.nn.Sequential``, calls next are one operator. Whatever the operators do not do is left to
-the class that the module had: evaluation, ``momentum=None``, float64, transforms, tensor
-subclasses, tracing, and a device that is not CUDA. A compiler traces PyTorch's functions.
+``convert(model)`` gives them to a model. A norm and the activation that its class, or a
+``torch.nn.Sequential``, calls next are one operator where that is the fastest (``norm_choices``).
+Whatever the operators do not do is left to the class that the module had: evaluation,
+``momentum=None``, float64, transforms, tensor subclasses, tracing, and a device that is not CUDA. A
+compiler traces PyTorch's functions.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,9 @@ from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import _StopRecomputationError
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.nn import norm_choices
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PLAIN = (Tensor, nn.Parameter)
@@ -34,16 +39,21 @@ _ACTIVATIONS = {
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Tail = Callable[[Any], Sequence[nn.Module]]
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
 
 _tails: dict[type, Tail] = {}
 """The classes that were registered, and what each calls after its norm."""
 
-_batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act
+
+def _with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Forward]:
+    """Gives a forward the signature of PyTorch's, which differs between versions."""
+    return cast("Callable[[_Forward], _Forward]", functools.wraps(original))
 
 
 class ServedNorm(_BatchNorm):
     """The forward of BatchNorm1d to BatchNorm3d."""
 
+    @_with_signature_of(_BatchNorm.forward)
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, Proxy):  # a tracer takes PyTorch's class for one call
             tracer: Any = input.tracer
@@ -77,12 +87,18 @@ class ServedNormAct(_BatchNorm):
     """The forward of a class that holds a norm and what follows it: a base, with that class, of the
     one that is made for it."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
-            return super().forward(input)
-        activation = _activation_of(tail_of(type(self), self))
-        found = None if activation is None else _served(self, input, activation)
-        return super().forward(input) if found is None else found
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        found = None
+        if (
+            not torch.compiler.is_compiling()
+            and len(args) == 1
+            and not kwargs
+            and isinstance(args[0], Tensor)
+            and not _has_any_global_hook()
+        ):
+            activation = _activation_of(tail_of(type(self), self))
+            found = None if activation is None else _served(self, args[0], activation)
+        return super().forward(*args, **kwargs) if found is None else found
 
     def _get_name(self) -> str:
         return f"cudnn_autotune.{super()._get_name()}"
@@ -92,6 +108,7 @@ class Sequential(nn.Sequential):
     """``torch.nn.Sequential`` that computes a batch norm and the activation behind it at once, if
     no hook sees what is between them."""
 
+    @_with_signature_of(nn.Sequential.forward)
     def forward(self, input: Any) -> Any:
         if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
             return super().forward(input)
@@ -105,7 +122,7 @@ class Sequential(nn.Sequential):
 
 
 def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
-    """Lets ``convert(model, norms=True)`` serve a class that holds a batch norm and an activation.
+    """Lets ``convert(model)`` serve a class that holds a batch norm and an activation.
 
     The class derives from ``torch.nn.BatchNorm1d``, ``BatchNorm2d`` or ``BatchNorm3d``. Its forward
     takes one tensor, and returns what the modules of ``tail(module)`` make in turn of that norm's
@@ -191,55 +208,67 @@ def _served_pair(modules: Sequence[nn.Module], input: Any) -> Tensor | None:
 
 def _served(norm: _BatchNorm, input: Tensor, activation: str) -> Tensor | None:
     """Returns what the operators make of a norm with an activation, or None if they do not."""
-    if torch.compiler.is_compiling() or not _is_served(norm, input):
+    if torch.compiler.is_compiling() or type(input) not in _PLAIN or not _is_on_gpu(input):
         return None
-    is_tracking = norm.training and norm.track_running_stats
-    if is_tracking and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-    found: Any = None
-    operands = (input, norm.weight, norm.bias, None, activation, norm.eps)
+    # By these names, without the lookup of a module's attributes. A parametrized norm has others.
+    parameters, buffers = norm._parameters, norm._buffers
     try:
-        found = _batch_norm_act(*operands)
+        weight, bias = parameters["weight"], parameters["bias"]
+        mean, var = buffers["running_mean"], buffers["running_var"]
+    except KeyError:
+        return None
+    steps = None
+    if norm.training and norm.track_running_stats:
+        if mean is None or var is None or norm.momentum is None:
+            return None
+        steps = buffers.get("num_batches_tracked")
+    elif norm.training or (mean is None and var is None):
+        mean = var = None
+    else:
+        return None
+    vectors = (weight, bias, mean, var)
+    if norm.eps <= 0 or _is_watched() or not all(one is None or _is_plain(one) for one in vectors):
+        return None
+    signature = norm_choices.signature_of(input, weight, bias, activation, mean is not None)
+    choice = norm_choices.known(norm, signature)
+    if choice is None:
+        if not _is_computed(norm, input, vectors):
+            return None
+        choice = norm_choices.first_choice(norm, input, signature)
+    if choice is None or not choice.is_served:
+        return None
+    momentum = norm.momentum or 0.0
+    rest = (momentum, activation, norm.eps)
+    try:
+        return _C.train_norm(input, weight, bias, mean, var, steps, *rest)
     except _StopRecomputationError:
         # A checkpoint has what it waits for. PyTorch's function would have updated statistics.
         with torch.no_grad():
-            found = _batch_norm_act(*operands)
+            _C.train_norm(input, weight, bias, mean, var, None, *rest)
         raise
-    finally:
-        if is_tracking and found is not None:
-            running: Any = [norm.running_mean, norm.running_var]
-            momentum: Any = norm.momentum
-            torch._foreach_lerp_(running, [found[1], found[3]], momentum)
-    output: Tensor = found[0]
-    return output
 
 
-def _is_served(norm: _BatchNorm, input: Tensor) -> bool:
-    """Returns whether the operators compute what the module does with an input."""
-    if not _is_plain(input) or not _is_on_gpu(input) or norm.eps <= 0 or _is_watched():
-        return False
+def _is_computed(norm: _BatchNorm, input: Tensor, vectors: Sequence[Tensor | None]) -> bool:
+    """Returns whether the operators compute what a module does with an input.
+
+    Args:
+        vectors: weight, bias, and the running mean and variance that the call updates.
+    """
     try:
         norm._check_input_dim(input)
     except ValueError:
         return False
-    parameters = [one for one in (norm.weight, norm.bias) if one is not None]
-    statistics: list[Tensor] = []
-    has_statistics = norm.running_mean is not None or norm.running_var is not None
-    if norm.training and norm.track_running_stats:
-        if norm.momentum is None or norm.running_mean is None or norm.running_var is None:
-            return False
-        statistics = [norm.running_mean, norm.running_var]
-    return (
-        (norm.training or not has_statistics)
-        and input.dtype in _DTYPES
-        and input.numel() > 0
-        and all(
-            _is_plain(one) and one.device == input.device and one.shape == input.shape[1:2]
-            for one in (*parameters, *statistics)
-        )
-        and all(one.dtype == torch.float32 for one in statistics)
-        and {one.dtype for one in parameters} in (set(), {input.dtype}, {torch.float32})
-    )
+    dtype, device, channels = input.dtype, input.device, input.shape[1:2]
+    if dtype not in _DTYPES or input.numel() == 0:
+        return False
+    weight, bias, *statistics = vectors
+    if any(one is not None and one.dtype != torch.float32 for one in statistics):
+        return False
+    given = [one for one in vectors if one is not None]
+    if any(one.device != device or one.shape != channels for one in given):
+        return False
+    kinds = {one.dtype for one in (weight, bias) if one is not None}
+    return len(kinds) < 2 and kinds <= {dtype, torch.float32}
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ only writer of new choices: it records them in the log, stores them and announce
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _lock = ForkSafeLock()
 _agreed: dict[tuple[int, str], Decision] = {}
 _retuned: set[ConvProblem] = set()
+_forgotten_with: list[Callable[[], None]] = []
 
 
 def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
@@ -149,6 +150,13 @@ def forget() -> None:
         _agreed.clear()
     prefetching.clear()
     choice_log.forget()
+    for forget_more in _forgotten_with:
+        forget_more()
+
+
+def forget_with(forget_more: Callable[[], None]) -> None:
+    """Lets :func:`forget` call a function of a room above, which clears its own choices."""
+    _forgotten_with.append(forget_more)
 
 
 @contextmanager

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from cudnn_autotune.core.background import spare_threads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.norms.plan import (
     FORMS,
+    Form,
     NormProblem,
+    distinct_plans,
     plan_norm,
     unsupported_by_kernels,
 )
@@ -18,6 +23,32 @@ from cudnn_autotune.engines.offers import gpu_of
 
 _POINTERS = {False: 11, True: 15}
 """The number of addresses that a forward's and a backward's kernel takes, with the workspace's."""
+_MOST_THREADS = 4
+"""Threads that compile kernels side by side."""
+
+
+def compiled_forms(problems: Sequence[NormProblem], device: int) -> list[Form]:
+    """Returns the forms that compute problems by different kernels on a GPU, the one that is
+    expected to be the fastest first, and compiles them. Returns none if no kernel computes one of
+    the problems.
+
+    Args:
+        problems: a forward, and its backward if there is one.
+        device: the index of the GPU.
+
+    Raises:
+        PlanError: a kernel does not compile.
+    """
+    if any(unsupported_by_kernels(problem) for problem in problems):
+        return []
+    capability = torch.cuda.get_device_capability(device)
+    forms = distinct_plans(problems, gpu_of(device))
+    kernels = {
+        launch.kernel for plans in forms.values() for plan in plans for launch in plan.launches
+    }
+    with ThreadPoolExecutor(spare_threads(_MOST_THREADS)) as threads:
+        list(threads.map(lambda kernel: cubin(kernel, capability), kernels))
+    return list(forms)
 
 
 def load_plan(device: int, form: int, *fields: Any) -> _C.NormPlan | None:
@@ -25,7 +56,7 @@ def load_plan(device: int, form: int, *fields: Any) -> _C.NormPlan | None:
 
     Args:
         device: the index of the GPU, which is the current device.
-        form: the place in ``FORMS`` of the form to use, from 1 on; 0 for the best guess.
+        form: the place in ``FORMS`` of the form to use, from 1 on.
         fields: those of :class:`~cudnn_autotune.engines.norms.plan.NormProblem`, in their order.
     """
     problem = NormProblem(*fields)
@@ -35,7 +66,7 @@ def load_plan(device: int, form: int, *fields: Any) -> _C.NormPlan | None:
         return None
     capability = torch.cuda.get_device_capability(device)
     try:
-        plan = plan_norm(problem, gpu_of(device), FORMS[form - 1] if form > 0 else None)
+        plan = plan_norm(problem, gpu_of(device), FORMS[form - 1])
         launches = [
             (
                 cubin(one.kernel, capability),

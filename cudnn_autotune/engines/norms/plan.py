@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,25 +133,31 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
     return None
 
 
-def plan_norm(problem: NormProblem, gpu: Gpu, form: Form | None = None) -> NormPlan:
+def plan_norm(problem: NormProblem, gpu: Gpu, form: Form = "kept") -> NormPlan:
     """Returns what computes a problem on a GPU.
 
     Args:
-        form: the form to use; None for the one that is expected to be faster.
-
-    Raises:
-        ValueError: the form is not possible.
+        form: the most that is kept in shared memory; less is kept where it does not fit. The
+            default is the form that is expected to be the fastest.
     """
-    if form != "two passes":
-        whole, half = (2, 1) if problem.is_backward else (1, 1)
-        for kept in {None: (whole, half), "kept": (whole,), "half kept": (half,)}[form]:
-            division = _kept_division(problem, gpu, kept)
-            if division is not None:
-                return _plan(problem, division, (0,), kept)
-        if form is not None:
-            raise ValueError("form: a block's part of the tensor does not fit in shared memory")
+    whole = (2, 1) if problem.is_backward else (1,)
+    for kept in {"kept": whole, "half kept": (1,), "two passes": ()}[form]:
+        division = _kept_division(problem, gpu, kept)
+        if division is not None:
+            return _plan(problem, division, (0,), kept)
     passes = (1, 2) if problem.grad_input else (1,)
     return _plan(problem, _pass_division(problem, gpu), passes, 0)
+
+
+def distinct_plans(problems: Sequence[NormProblem], gpu: Gpu) -> dict[Form, list[NormPlan]]:
+    """Returns the plans of problems in each form, without the forms in which they are those of a
+    form that keeps less. The form that is expected to be the fastest comes first."""
+    found: dict[Form, list[NormPlan]] = {}
+    for form in reversed(FORMS):
+        plans = [plan_norm(problem, gpu, form) for problem in problems]
+        if plans not in found.values():
+            found[form] = plans
+    return dict(reversed(found.items()))
 
 
 def _widest(problem: NormProblem) -> int:

@@ -263,6 +263,8 @@ def time_in_turns(
     *,
     with_host: bool = True,
     batch_ms: float = _BATCH_MS,
+    rounds: int = _ROUNDS,
+    warmup_calls: int = _WARMUP_CALLS,
 ) -> dict[str, float]:
     """Returns the time of a call of each program, in milliseconds, after some calls of each.
 
@@ -273,18 +275,20 @@ def time_in_turns(
         with_host: whether what the host takes counts where the GPU waits for it. Else the GPU gets
             most of a call's work before it begins with it.
         batch_ms: about so long a program runs in its turn, in one call at least.
+        rounds: how many turns each program has.
+        warmup_calls: how many calls of each come before; none where all of them have just run.
     """
     calls, ahead_s = {}, dict.fromkeys(programs, 0.0)
     samples: dict[str, list[float]] = {name: [] for name in programs}
     with own_steps():
         for name, program in programs.items():
-            for _ in range(_WARMUP_CALLS):
+            for _ in range(warmup_calls):
                 _batch_ms(program, inputs, 1, on_gpu)
             once = max(_batch_ms(program, inputs, 1, on_gpu), 1e-3)
             calls[name] = max(1, min(math.ceil(batch_ms / once), _MOST_CALLS))
             if on_gpu and not with_host:
                 ahead_s[name] = min(1e-3 * once * calls[name], _MOST_AHEAD_S)
-        for round in range(_ROUNDS):
+        for round in range(rounds):
             names = list(programs)
             for name in names if round % 2 else reversed(names):
                 batch = _batch_ms(programs[name], inputs, calls[name], on_gpu, ahead_s[name])

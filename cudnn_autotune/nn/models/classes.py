@@ -96,11 +96,18 @@ def is_ours(module: nn.Module) -> bool:
     return isinstance(module, (WithPolicy, *_WITH_NORMS))
 
 
+def serves_norms(module: nn.Module) -> bool:
+    """Whether this package may serve the module's batch norm."""
+    return isinstance(module, _WITH_NORMS)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether the module is a batch norm of PyTorch's, whichever kind of it."""
+    return isinstance(module, _BatchNorm)
+
+
 def has_convolution(module: nn.Module) -> bool:
-    """Whether one of our modules is a convolution or a batch norm, or its forward can be seen to
-    call a convolution."""
-    if isinstance(module, _WITH_NORMS):
-        return isinstance(module, _BatchNorm)
+    """Whether one of our modules is a convolution, or its forward can be seen to call one."""
     original = original_class(type(module))
     return is_convolution(module) or original is None or calls_convolutions(original)
 
@@ -221,11 +228,18 @@ def _made_for_norms(cls: Class) -> Class:
 
 def _make_for_norms(cls: Class) -> Class:
     is_sequential = issubclass(cls, nn.Sequential)
-    served = batch_norms.Sequential if is_sequential else batch_norms.ServedNormAct
+    served: Any = batch_norms.Sequential if is_sequential else batch_norms.ServedNormAct
     names = ("__module__", "__qualname__", "__doc__", "__init__")
     namespace = {name: getattr(cls, name) for name in names} | {"converted_from": cls}
     if is_sequential:
         namespace["_get_name"] = cls._get_name
+    else:
+
+        @functools.wraps(cls.forward)  # it keeps the signature
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return served.forward(self, *args, **kwargs)
+
+        namespace["forward"] = forward
     make: Any = type(cls)  # a metaclass, where the user has one
     return make(cls.__name__, (Made, served, cls), namespace)
 

@@ -1,4 +1,5 @@
-"""``convert`` and ``revert``: a model's convolutions become this package's, and PyTorch's again."""
+"""``convert`` and ``revert``: a model's convolutions and batch norms become this package's, and
+PyTorch's again."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from cudnn_autotune.nn.models import classes
 from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.models.memory_format import MemoryFormatChoice
 from cudnn_autotune.nn.modules import WithPolicy, check_model
+from cudnn_autotune.nn.norm_choices import NormChoice, choices_of
 from cudnn_autotune.tuning.settings import check_policy
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -28,18 +30,32 @@ _measured: WeakKeyDictionary[nn.Module, MemoryFormatChoice] = WeakKeyDictionary(
 
 @dataclass(frozen=True)
 class Conversion:
-    """The convolutions of a model that this package serves, and those that it leaves."""
+    """The convolutions of a model that this package serves, those that it leaves, and how it
+    computes the batch norms."""
 
     served: dict[str, str]
-    """The class of each module that this package serves, by the module's name in the model."""
+    """The class of each convolution, and of each module that calls one, that this package serves,
+    by the module's name in the model."""
     left: dict[str, str]
     """Why PyTorch serves a convolution, by the module's name in the model."""
     memory_format: MemoryFormatChoice | None
     """Times that ``memory_format="auto"`` measured; None if it was not asked for, or for a copy."""
+    norms: dict[str, tuple[NormChoice, ...]] = field(default_factory=dict)
+    """The choices for each batch norm that this package may serve, by the module's name in the
+    model: one for each signature that the norm was called with in training on a GPU. There is none
+    before its first such call, and for a copy."""
 
     @property
     def _summary(self) -> str:
         return f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"
+
+    def _norms(self) -> list[tuple[str, str]]:
+        """The choices for batch norms, each with the norm's name."""
+        return [
+            (name or "the model", str(choice))
+            for name, choices in self.norms.items()
+            for choice in choices
+        ]
 
     def __repr__(self) -> str:
         chosen = "" if self.memory_format is None else f"; {self.memory_format}"
@@ -49,13 +65,14 @@ class Conversion:
         left = [(name or "the model", f"by PyTorch: {why}") for name, why in self.left.items()]
         served = [(name or "the model", kind) for name, kind in self.served.items()]
         chosen = [] if self.memory_format is None else [("memory format", self.memory_format)]
-        return html_table(self._summary, [*chosen, *left, *served])
+        return html_table(self._summary, [*chosen, *left, *served, *self._norms()])
 
     def __str__(self) -> str:
         lines = [self._summary]
         lines += [f"{name or 'the model'}: {reason}" for name, reason in self.left.items()]
         if self.memory_format is not None:
             lines.append(str(self.memory_format))
+        lines += [f"{name}: {choice}" for name, choice in self._norms()]
         return "\n".join(lines)
 
 
@@ -66,9 +83,10 @@ def convert(
     *,
     memory_format: torch.memory_format | Literal["auto"] | None = None,
     example_input: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
-    norms: bool = False,
+    norms: bool = True,
 ) -> Model:
-    """Makes every convolution of a model run the engine that a search chose for its shape.
+    """Makes every convolution of a model run the engine that a search chose for its shape, and
+    every batch norm train by the fastest of PyTorch's functions and this package's operators.
 
     It works in place, by giving modules another class. Parameters, buffers, hooks, names, the state
     dict, and what an optimizer or a wrapper refers to stay what they are. A subclass with a forward
@@ -80,7 +98,9 @@ def convert(
 
     Args:
         model: any module, a single convolution too.
-        sampling: the mode of the converted modules, as of ``cudnn_autotune.Conv2d``.
+        sampling: the mode of the converted modules, as of ``cudnn_autotune.Conv2d``. In a mode that
+            times nothing, norms are computed by the operators in the form that is expected to be
+            the fastest.
         workspace_limit: the most bytes of workspace of their engines, as there.
         memory_format: None leaves the model's layout. ``torch.channels_last`` and
             ``torch.contiguous_format`` change it as ``model.to(memory_format=...)`` does, and
@@ -89,8 +109,9 @@ def convert(
             the faster, and keeps it contiguous if its outputs differ: see docs/models.md.
         example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
             or a dict of keyword arguments, in the layout in which the model will get them.
-        norms: whether batch norms train by this package's operators on a GPU, with the activation
-            of their class or ``torch.nn.Sequential``: see docs/norms.md.
+        norms: whether batch norms in training on a GPU are measured, with the activation of their
+            class or ``torch.nn.Sequential``, and computed by this package's operators where those
+            are faster: see docs/norms.md. False leaves those that are not converted to PyTorch.
 
     Returns:
         The same model. If it has nothing to convert, a UserWarning says so.
@@ -113,7 +134,7 @@ def convert(
     with _undone_on_error(model):
         _swap(model, sampling, workspace_limit)
         if norms:
-            _swap_norms(model)
+            _swap_norms(model, sampling)
         if memory_format == "auto":
             _measured[model] = layouts.choose(model, *arguments)
         elif memory_format is not None:
@@ -122,7 +143,7 @@ def convert(
     _log.info("%s: %s", type(model).__name__, done)
     if kept:
         warnings.warn(kept, stacklevel=2)
-    if not done.served:
+    if not done.served and not done.norms:
         reasons = "".join(f"; {name or 'it'}: {reason}" for name, reason in done.left.items())
         may_call = any(classes.is_ours(module) for module in model.modules())
         known = "that can be seen beforehand" if may_call else "that cudnn_autotune can serve"
@@ -159,8 +180,12 @@ def conversion(model: nn.Module) -> Conversion:
         TypeError: ``model`` is not a module.
     """
     check_model(model)
-    served, left = {}, {}
+    served, left, norms = {}, {}, {}
     for name, module in model.named_modules():
+        if classes.serves_norms(module):
+            if classes.is_norm(module):
+                norms[name] = choices_of(module)
+            continue
         try:
             if classes.is_replaced(module):
                 left[name] = "its forward is set on the module, and does not call its class's"
@@ -171,7 +196,7 @@ def conversion(model: nn.Module) -> Conversion:
                 left[name] = "it is not converted"
         except classes.NotConverted as reason:
             left[name] = str(reason)
-    return Conversion(served, left, _measured.get(model))
+    return Conversion(served, left, _measured.get(model), norms)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -221,10 +246,13 @@ def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None) -
             _set_class(module, made, policy)
 
 
-def _swap_norms(model: nn.Module) -> None:
+def _swap_norms(model: nn.Module, sampling: str | None) -> None:
+    policy = {} if sampling is None else {"sampling": sampling}
     for module in model.modules():
+        if classes.serves_norms(module):  # it keeps its settings
+            continue
         if (made := classes.class_for_norms(module)) is not None:
-            _set_class(module, made, {})
+            _set_class(module, made, policy if classes.is_norm(module) else {})
 
 
 def _set_class(module: nn.Module, cls: type[nn.Module], policy: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from cudnn_autotune.engines.norms.plan import (
     Form,
     NormPlan,
     NormProblem,
+    distinct_plans,
     plan_norm,
     unsupported_by_kernels,
 )
@@ -260,6 +261,26 @@ def test_the_note_s_tensors_take_one_launch_on_an_h100() -> None:
             assert dict(launch.kernel.defines)["KEEPS_X"] == (spatial < 3136)
 
 
+def test_a_form_keeps_less_where_the_tensors_do_not_fit() -> None:
+    """The note's largest two do not fit on an H100 forward and backward."""
+    gpu = gpu_of("h100")
+    found = []
+    for batch, channels, spatial in NOTE:
+        forward = NormProblem(
+            False, torch.bfloat16, torch.float32, batch, channels, spatial, False, 16, "relu"
+        )
+        problems = [forward, replace(forward, is_backward=True)]
+        plans = distinct_plans(problems, gpu)
+        found.append(list(plans))
+        for form, of_form in plans.items():
+            assert of_form == [plan_norm(problem, gpu, form) for problem in problems]
+        assert next(iter(plans.values())) == [plan_norm(problem, gpu) for problem in problems]
+    assert found == [["half kept", "two passes"]] * 2 + [["kept", "half kept", "two passes"]] * 4
+    huge = replace(forward, spatial=2**18)
+    assert list(distinct_plans([huge], gpu)) == ["two passes"]
+    assert plan_norm(huge, gpu, "kept") == plan_norm(huge, gpu, "two passes")
+
+
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
 def test_they_compile(capability: tuple[int, int]) -> None:
     gpu = replace(gpu_of("h100" if capability > (7, 5) else "t4"), compute_capability=capability)
@@ -269,8 +290,8 @@ def test_they_compile(capability: tuple[int, int]) -> None:
                 is_backward, torch.bfloat16, torch.float32, 8, 64, 196, planes, 16, "silu",
                 residual=residual, grad_residual=is_backward and residual,
             )  # fmt: skip
-            for form in (None, "two passes"):
-                for launch in plan_norm(problem, gpu, form).launches:  # type: ignore[arg-type]
+            for (plan,) in distinct_plans([problem], gpu).values():
+                for launch in plan.launches:
                     assert cubin(launch.kernel, capability)
 
 
@@ -284,8 +305,6 @@ def test_what_the_kernels_do_not_take() -> None:
     for change in ({"planes": True}, {"channels": 60}, {"alignment": 8}):
         reason = unsupported_by_kernels(replace(masked, **change))  # type: ignore[arg-type]
         assert reason == "a mask is for rows that are read in whole vectors"
-    with pytest.raises(ValueError, match="form: a block's part of the tensor does not fit"):
-        plan_norm(replace(large, spatial=2**20), SMALL, "kept")
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

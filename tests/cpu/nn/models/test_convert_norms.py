@@ -1,13 +1,16 @@
-"""``convert(model, norms=True)``: batch norms that train by this package's operators.
+"""``convert(model)``: batch norms that train by this package's operators.
 
-On a CPU they do so only where a test asks for it.
+On a CPU they do so only where a test asks for it, and without being measured.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn import batch_norms
+from cudnn_autotune.nn import batch_norms, norm_choices
 
 
 class Calls(TorchDispatchMode):
@@ -36,33 +39,36 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.fixture
-def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Norms on a CPU take the way of those on a GPU. Returns a list with how many batches did."""
+def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Norms on a CPU take the way of those on a GPU. Yields a list with how many batches did."""
     served = [0]
-    operator = batch_norms._batch_norm_act
+    train_norm = batch_norms._C.train_norm
 
     def counted(*arguments: Any) -> Any:
-        served[0] += 1
-        return operator(*arguments)
+        output = train_norm(*arguments)
+        served[0] += output is not None
+        return output
 
     monkeypatch.setattr(batch_norms, "_is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(batch_norms, "_batch_norm_act", counted)
-    return served
+    monkeypatch.setattr(batch_norms, "_C", SimpleNamespace(train_norm=counted))
+    with ca.flags(sampling="heuristic"):  # nothing is timed
+        yield served
+    norm_choices.forget()
 
 
 def converted(model: nn.Module) -> nn.Module:
-    return ca.convert(model, norms=True)
+    return ca.convert(model)
 
 
 def test_classes_are_swapped_and_given_back() -> None:
     model = Residual()
     before, state = [type(module) for module in model.modules()], copy.deepcopy(model.state_dict())
-    assert type(ca.convert(model).norm) is nn.BatchNorm2d
+    assert type(ca.convert(model, norms=False).norm) is nn.BatchNorm2d
     converted(model)
     assert type(model.norm) is batch_norms.BatchNorm2d
     assert isinstance(model.norm, nn.BatchNorm2d)
     assert repr(model.norm).startswith("cudnn_autotune.BatchNorm2d(8, eps=1e-05")
-    assert ca.conversion(model).served["norm"] == "BatchNorm2d"
+    assert ca.conversion(model).norms == {"norm": (), "norm2": ()}
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
     assert type(pickle.loads(pickle.dumps(model)).norm) is batch_norms.BatchNorm2d
     assert type(copy.deepcopy(model).norm) is batch_norms.BatchNorm2d
@@ -72,7 +78,7 @@ def test_classes_are_swapped_and_given_back() -> None:
 
 def test_a_model_that_has_nothing_but_norms() -> None:
     model = converted(nn.Sequential(nn.BatchNorm1d(4), nn.SyncBatchNorm(4)))
-    assert ca.conversion(model).served == {"0": "BatchNorm1d"}
+    assert ca.conversion(model).norms == {"0": ()}
     assert type(model[1]) is nn.SyncBatchNorm  # type: ignore[index]
 
 
@@ -239,13 +245,14 @@ def test_what_pytorch_refuses_is_refused() -> None:
 def activations(like_a_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Norms take the way of those on a GPU. Returns a list of what each was computed with."""
     names: list[str] = []
-    counted = batch_norms._batch_norm_act
+    counted = batch_norms._C.train_norm
 
     def named(*arguments: Any) -> Any:
-        names.append(arguments[4])
-        return counted(*arguments)
+        output = counted(*arguments)
+        names.extend([arguments[7]] * (output is not None))
+        return output
 
-    monkeypatch.setattr(batch_norms, "_batch_norm_act", named)
+    monkeypatch.setattr(batch_norms, "_C", SimpleNamespace(train_norm=named))
     return names
 
 
@@ -328,7 +335,8 @@ def test_classes_with_activations_are_swapped_and_given_back() -> None:
         assert type(pickle.loads(pickle.dumps(model))[1]) is type(model[1])
         assert type(pickle.loads(pickle.dumps(model))[0]) is batch_norms.Sequential
         assert len(model[0][1:]) == 2
-        assert set(ca.conversion(model).served) == {"0.0", "0.1", "1"}
+        assert set(ca.conversion(model).served) == {"0.0"}
+        assert set(ca.conversion(model).norms) == {"0.1", "1"}
         assert "(1): cudnn_autotune.NormAct(" in repr(model)
     ca.revert(model)
     assert [type(module) for module in model.modules()] == before
@@ -426,6 +434,29 @@ def test_a_tail_that_the_operators_do_not_compute(activations: list[str]) -> Non
     model[3].act.register_forward_hook(lambda module, args, output: None)
     check_steps(model, data(4, 8, 6, 5))
     assert activations == []
+
+
+class OtherNames(NormAct):
+    """Its forward's parameters have names of their own."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x) * scale
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_forward_with_other_parameters(activations: list[str]) -> None:
+    ca.register_norm_act(OtherNames, tail=lambda module: (module.drop, module.act))
+    model = OtherNames(8, nn.ReLU())
+    theirs = copy.deepcopy(model)
+    converted(model)
+    assert inspect.signature(model.forward) == inspect.signature(theirs.forward)
+    (x,) = data(4, 8, 6, 5, count=1)
+    for arguments in ({"x": x}, {"x": x, "scale": 2.0}):
+        torch.testing.assert_close(model(**arguments), theirs(**arguments))
+    torch.testing.assert_close(model(x, 3.0), theirs(x, 3.0))
+    assert activations == []
+    torch.testing.assert_close(model(x), theirs(x), rtol=1e-4, atol=1e-5)
+    assert activations == ["relu"]
 
 
 @pytest.mark.usefixtures("registered")
