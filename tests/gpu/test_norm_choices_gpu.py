@@ -59,6 +59,14 @@ def inputs(
     return values
 
 
+def choice_for(norm: Any, x: Tensor, activation: str = "relu", tracks: bool = True) -> NormChoice:
+    """The choice for a first call of a norm."""
+    signature = norm_choices.signature_of(x, norm.weight, norm.bias, activation, tracks)
+    choice = norm_choices.first_choice(norm, x, signature)
+    assert choice is not None
+    return choice
+
+
 def is_ours(output: Tensor) -> bool:
     """Whether this package's operators have computed a tensor."""
     assert output.grad_fn is not None
@@ -109,8 +117,7 @@ def test_right_results_are_not_rejected(dtype: torch.dtype, channels_last: bool)
         dims = max(1, len(shape) - 2)
         norm = getattr(nn, f"BatchNorm{dims}d")(shape[1]).cuda()
         x = inputs(shape, dtype, channels_last).requires_grad_()
-        choice = norm_choices.choice_for(norm, x, norm.weight, norm.bias, "relu", True)
-        assert choice is not None
+        choice = choice_for(norm, x)
         assert not choice.rejected, choice
         assert not choice.note, choice
 
@@ -121,8 +128,7 @@ def test_activations_and_parts_of_the_gradients(activation: str) -> None:
     for affine, tracks, needs in flags:
         norm = nn.BatchNorm2d(64, affine=affine, track_running_stats=tracks).cuda()
         x = inputs((16, 64, 14, 14), torch.bfloat16).requires_grad_(needs)
-        choice = norm_choices.choice_for(norm, x, norm.weight, norm.bias, activation, tracks)
-        assert choice is not None
+        choice = choice_for(norm, x, activation, tracks)
         assert not choice.rejected, choice
         assert not choice.note, choice
 
@@ -136,8 +142,7 @@ def test_large_tensors_and_large_means_are_not_rejected(dtype: torch.dtype) -> N
     ):
         norm = nn.BatchNorm2d(shape[1]).cuda()
         x = inputs(shape, dtype, offset=offset).requires_grad_()
-        choice = norm_choices.choice_for(norm, x, norm.weight, norm.bias, "relu", True)
-        assert choice is not None
+        choice = choice_for(norm, x)
         assert not choice.rejected, choice
         assert not choice.note, choice
 
