@@ -219,6 +219,10 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
             choice = _measured(text, _operands(norm, input, activation, needs, tracks))
     except torch.OutOfMemoryError:
         choice = NormChoice(text, PYTORCH, note="there was not enough memory to measure it")
+    except Exception as failure:  # the module's own class runs, with its errors
+        why = f"{type(failure).__name__}: {failure}".partition("\n")[0]
+        choice = NormChoice(text, PYTORCH, note=f"it could not be measured: {why}")
+        _log.warning("batch norm %s", choice)
     return replace(choice, tuning_ms=1e3 * (time.perf_counter() - start_s))
 
 

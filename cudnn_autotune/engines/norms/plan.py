@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -133,6 +134,7 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=256)
 def plan_norm(problem: NormProblem, gpu: Gpu, form: Form = "kept") -> NormPlan:
     """Returns what computes a problem on a GPU.
 
@@ -197,16 +199,16 @@ def _kept_division(problem: NormProblem, gpu: Gpu, kept: int) -> _Division | Non
         return None
     units, lanes = _units(problem), _widest(problem)
     slabs, step_units = _slabs(problem, lanes), _KEPT_THREADS // lanes
+    room = gpu.shared_bytes - _shared_bytes(problem, _KEPT_THREADS, lanes, 0, kept)
+    most_steps = room // (kept * _KEPT_THREADS * vector_bytes)
     best: tuple[int, _Division] | None = None
     for parts in range(1, gpu.multiprocessors + 1):
         tile = -(-units // parts)
-        if -(-units // tile) < parts:
-            continue
-        if _shared_bytes(problem, _KEPT_THREADS, lanes, tile, kept) > gpu.shared_bytes:
+        steps = -(-tile // step_units)
+        if steps > most_steps or -(-units // tile) < parts:
             continue
         together = min(slabs, gpu.multiprocessors // parts)
         rounds = -(-slabs // together)
-        steps = -(-tile // step_units)
         waits = _ROUND_BYTES if parts > 1 else _ROUND_BYTES // 4
         cost = rounds * (steps * _KEPT_THREADS * vector_bytes + waits)
         if best is None or cost < best[0]:
@@ -246,6 +248,11 @@ def _plan(
     )
 
 
+@functools.cache
+def _code(file: str) -> str:
+    return source() + text("tile.cuh", __package__) + text(file, __package__)
+
+
 def _launch(
     problem: NormProblem, division: _Division, threads: int, which: int, kept: int
 ) -> NormLaunch:
@@ -274,7 +281,7 @@ def _launch(
     else:
         file, function = "forward.cu", "norm_forward"
         defines["RESIDUAL"] = int(problem.residual)
-    code = source() + text("tile.cuh", __package__) + text(file, __package__)
+    code = _code(file)
     blocks = division.together * division.parts
     shared = _shared_bytes(problem, threads, division.lanes, division.tile, kept)
     return NormLaunch(Kernel(code, function, tuple(defines.items())), blocks, threads, shared)

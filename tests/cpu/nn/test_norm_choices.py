@@ -378,6 +378,20 @@ def test_kernels_that_cannot_be_planned(timed: Any, monkeypatch: pytest.MonkeyPa
     assert of(model[0]).note == "no form of this package's kernels computes it"
 
 
+def test_what_fails_is_no_error(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(OURS)
+
+    def fails(given: Any) -> Any:
+        raise ca.PlanError("NVRTC is not there")
+
+    monkeypatch.setattr(norm_choices, "_forms", fails)
+    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
+    assert not is_ours(model(torch.randn(4, 8, 6, 5)))
+    assert of(model[0]).note == "it could not be measured: PlanError: NVRTC is not there"
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        model(torch.randn(1, 8, 1, 1))
+
+
 def test_another_threads_call_does_not_wait(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     timed(OURS)
     in_turns: Any = norm_choices.time_in_turns

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import converted_model
 import distributed_cases as cases
+import norm_ranks
 import pytest
 from gloo_ranks import Ranks
 
@@ -63,3 +64,19 @@ def test_a_rank_that_fails_leaves_all_layouts_as_they_were(two: Ranks) -> None:
 def test_a_layout_that_is_none() -> None:
     with pytest.raises(ValueError, match="memory_format must be None or 'auto', got 'fastest'"):
         cases.tune(cases.Asking(1), memory_format="fastest")
+
+
+@pytest.mark.parametrize("fastest", [["kept", "kept"], ["pytorch", "kept"]], ids="-".join)
+@pytest.mark.parametrize("wrapping", ["ddp", "fsdp2"])
+def test_norms_of_ranks_train_as_pytorchs(two: Ranks, wrapping: str, fastest: list[str]) -> None:
+    """Ranks measure each for itself, and may choose differently."""
+    for rank, (errors, chosen) in enumerate(two.values(norm_ranks.trained, wrapping, fastest)):
+        assert all(error < 1e-4 for error in errors.values()), errors
+        count = 1 if fastest[rank] == "kept" else 2
+        assert chosen == [[fastest[rank]] * count, [fastest[rank]]]
+
+
+def test_synchronised_norms_of_ranks_are_pytorchs(two: Ranks) -> None:
+    for ours, theirs, is_pytorchs in two.values(norm_ranks.synchronised):
+        assert is_pytorchs
+        assert ours == theirs != []

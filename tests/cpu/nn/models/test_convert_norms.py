@@ -6,6 +6,7 @@ On a CPU they do so only where a test asks for it, and without being measured.
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
 from collections.abc import Iterator
@@ -525,6 +526,91 @@ def test_norms_become_synchronised_ones_later() -> None:
     x = torch.randn(4, 8, 6, 5)
     theirs = ca.revert(copy.deepcopy(synchronised))
     torch.testing.assert_close(synchronised.eval()(x), theirs.eval()(x))
+
+
+def fused_by_fx(model: nn.Module) -> nn.Module:
+    optimization = importlib.import_module("torch.fx.experimental.optimization")
+    fused: nn.Module = optimization.fuse(model)
+    return fused
+
+
+def fused_by_quantization(model: nn.Module) -> nn.Module:
+    fused: nn.Module = torch.ao.quantization.fuse_modules(model, [["0", "1"]])
+    return fused
+
+
+def fused_by_hand(model: Any) -> nn.Module:
+    return nn.Sequential(torch.nn.utils.fuse_conv_bn_eval(model[0], model[1]), *model[2:])
+
+
+FUSIONS = [fused_by_fx, fused_by_quantization, fused_by_hand]
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize("fuse", FUSIONS)
+@pytest.mark.parametrize("reverts", [False, True])
+def test_tools_that_fuse_norms_in_evaluation(reverts: bool, fuse: Any) -> None:
+    """They give PyTorch's numbers, or an error. If they look at exact types, they fuse nothing."""
+    model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
+    nn.init.normal_(model[1].running_mean)
+    theirs, (x,) = copy.deepcopy(model).eval(), data(4, 8, 6, 5, count=1)
+    converted(model).eval()
+    if reverts:
+        ca.revert(model)
+    elif fuse is fused_by_quantization:
+        with pytest.raises(Exception, match=r"(?i)fuse"):  # of a class that differs by version
+            fuse(model)
+        return
+    fused = fuse(model)
+    torch.testing.assert_close(fused(x), theirs(x), rtol=1e-4, atol=1e-4)
+    is_fused = not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+    assert is_fused == (reverts or fuse is fused_by_hand)
+
+
+def test_averaged_models_and_their_statistics(activations: list[str]) -> None:
+    swa = torch.optim.swa_utils
+    model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
+    theirs, inputs = copy.deepcopy(model), data(4, 8, 6, 5)
+    averages = []
+    for one in (converted(model), theirs):
+        average = swa.AveragedModel(one)
+        train(one, inputs)
+        average.update_parameters(one)
+        swa.update_bn(inputs, average)
+        averages.append(average)
+    assert activations == ["relu"] * 3  # the averages' momentum is None meanwhile
+    assert type(averages[0].module[1]) is batch_norms.BatchNorm2d
+    ours, expected = (average.state_dict() for average in averages)
+    torch.testing.assert_close(dict(ours), dict(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_a_norm_with_a_parametrization(like_a_gpu: list[int]) -> None:
+    class Positive(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return nn.functional.softplus(weight)
+
+    plain, (x,) = nn.Sequential(nn.BatchNorm2d(8)), data(4, 8, 6, 5, count=1)
+    first, later = copy.deepcopy(plain), copy.deepcopy(plain)
+    torch.nn.utils.parametrize.register_parametrization(plain[0], "weight", Positive())
+    torch.nn.utils.parametrize.register_parametrization(first[0], "weight", Positive())
+    converted(first)
+    converted(later)
+    torch.nn.utils.parametrize.register_parametrization(later[0], "weight", Positive())
+    expected = plain(x)
+    for one in (first, later):
+        torch.testing.assert_close(one(x), expected, rtol=1e-4, atol=1e-5)
+    torch.nn.utils.parametrize.remove_parametrizations(later[0], "weight")
+    assert type(later[0]) is batch_norms.BatchNorm2d
+    assert type(ca.revert(later)[0]) is nn.BatchNorm2d
+
+
+def test_an_exported_step_is_pytorchs(like_a_gpu: list[int]) -> None:
+    model = converted(nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU()))
+    exported = torch.export.export(model, (torch.randn(4, 8, 6, 5),))
+    targets = [str(node.target) for node in exported.graph.nodes]
+    assert any("aten.batch_norm" in target for target in targets)
+    assert not any("cudnn_autotune" in target and "norm" in target for target in targets)
+    assert like_a_gpu == [0]
 
 
 @pytest.mark.parametrize("inplace", [False, True])
