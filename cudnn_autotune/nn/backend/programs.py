@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
@@ -40,12 +39,7 @@ from cudnn_autotune.tuning.settings import check_policy
 OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
-# Functions of 1-d convolutions, PyTorch's and this package's.
-_CONVOLUTIONS_1D = {
-    function
-    for name in ("conv1d", "conv_transpose1d")
-    for function in (getattr(F, name), COUNTERPARTS[getattr(F, name)])
-}
+_CONVOLUTIONS = {*COUNTERPARTS, *COUNTERPARTS.values()}
 
 _version = operator.attrgetter("_version")
 
@@ -437,8 +431,8 @@ def with_constants(
 
 
 def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
-    """Returns a copy of a graph whose inputs and weights of 4 and 5 dimensions, and weights of 1-d
-    convolutions, are copied into a layout first. Its outputs have the strides that those of the
+    """Returns a copy of a graph whose weights of convolutions, and inputs of as many dimensions if
+    these are 4 or 5, are copied into a layout first. Its outputs have the strides that those of the
     given graph have.
 
     Args:
@@ -460,8 +454,10 @@ def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
     )
     if len(set(memory)) < len(memory) or not set(memory).isdisjoint(others):
         raise ValueError("an output shares memory with an input or another output")
+    weights = _weights_of_convolutions(graph.graph)
+    dims = {weight.meta["example_value"].dim() for weight in weights}
     for node, value in inputs.items():
-        if value.dim() not in _LAST:
+        if value.dim() not in dims or value.dim() not in _LAST:
             continue
         readers = list(node.users)
         with graph.graph.inserting_after(node):
@@ -469,7 +465,7 @@ def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
         laid_out.meta = dict(node.meta)
         for reader in readers:
             reader.replace_input_with(node, laid_out)
-    _lay_out_1d(graph.graph, memory_format)
+    _lay_out_weights(graph.graph, memory_format)
     for node, value in outputs.items():
         with graph.graph.inserting_before(output):
             restored = graph.graph.call_function(_in_strides, (node, value.stride()))
@@ -479,24 +475,43 @@ def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
     return graph
 
 
-def _lay_out_1d(graph: Graph, memory_format: str) -> None:
-    """Puts the weights of 1-d convolutions into a layout, which the convolutions compute in. Those
-    that are inputs of the graph are copied together."""
-    readers: dict[Node, list[Node]] = {}
+def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
+    """Returns the weights of convolutions in a graph of Dynamo, each with its convolutions."""
+    found: dict[Node, list[Node]] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in _CONVOLUTIONS_1D:
+        if node.op == "call_function" and node.target in _CONVOLUTIONS:
             weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
-            if isinstance(weight, Node) and weight.meta["example_value"].dim() == 3:
-                readers.setdefault(weight, []).append(node)
+            if isinstance(weight, Node) and "example_value" in weight.meta:
+                found.setdefault(weight, []).append(node)
+    return found
+
+
+def _lay_out_weights(graph: Graph, memory_format: str) -> None:
+    """Puts weights of convolutions into a layout, which the convolutions compute in.
+
+    These are all of 1-d convolutions, of which the inputs of the graph are copied together, and
+    those of others that are no inputs.
+    """
+    readers = {
+        weight: convolutions
+        for weight, convolutions in _weights_of_convolutions(graph).items()
+        if weight.target is not _laid_out
+    }
     given = [weight for weight in readers if weight.op == "placeholder"]
-    behind = next((node for node in graph.nodes if node.op != "placeholder"), None)
-    sources = [(given, behind)] if given else []
-    sources += [([weight], weight.next) for weight in readers if weight not in set(given)]
+    sources = [([weight], weight.next) for weight in readers if weight not in set(given)]
+    if given:
+        first = next(node for node in graph.nodes if node.op != "placeholder")
+        sources.insert(0, (given, first))
     for weights, before in sources:
+        is_1d = weights[0].meta["example_value"].dim() == 3
         with graph.inserting_before(before):
-            together = graph.call_function(_laid_out_1d, (weights, memory_format))
+            if is_1d:
+                together = graph.call_function(_laid_out_1d, (weights, memory_format))
             for i, weight in enumerate(weights):
-                laid_out = graph.call_function(operator.getitem, (together, i))
+                if is_1d:
+                    laid_out = graph.call_function(operator.getitem, (together, i))
+                else:
+                    laid_out = graph.call_function(_laid_out, (weight, memory_format))
                 laid_out.meta = dict(weight.meta)
                 for reader in readers[weight]:
                     reader.replace_input_with(weight, laid_out)

@@ -639,6 +639,43 @@ class TestLayout:
             assert output.stride() == expected.stride()
         assert last().chosen == "cudnn_autotune, contiguous"
 
+    @pytest.mark.parametrize("other", ["channels_last", "contiguous"])
+    def test_a_computed_weight(self, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A convolution of it computes in the layout: here one group for each image, with weights
+        that are modulated for it, as in StyleGAN2."""
+
+        class Modulated(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(1, 8, 4, 3, 3))
+                self.up = nn.Parameter(torch.randn(8, 6, 3, 3))
+
+            def forward(self, x: Tensor, style: Tensor) -> Tensor:
+                n, c, h, w = x.shape
+                weight = self.weight * style[:, None, :, None, None]
+                weight = weight * weight.square().sum((2, 3, 4), keepdim=True).rsqrt()
+                weight = weight.view(n * 8, 4, 3, 3)
+                y = F.conv2d(x.reshape(1, n * c, h, w), weight, padding=1, groups=n)
+                y = F.leaky_relu(y, 0.2)
+                up = self.up.expand(n, *self.up.shape).flatten(0, 1)
+                y = F.conv_transpose2d(y, up, stride=2, groups=n)
+                return y.reshape(n, -1, *y.shape[2:])
+
+        self.win(monkeypatch, other)
+        block, x, style = Modulated().eval(), torch.randn(2, 4, 7, 5), torch.rand(2, 4) + 0.5
+        if other == "contiguous":
+            x = x.to(memory_format=torch.channels_last)
+        model = compiled(block, **self.options(other))
+        with torch.no_grad():
+            output, codes = run_and_get_code(model, x, style)
+            expected = block(x, style)
+            torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+            assert output.stride() == expected.stride()
+        assert last().chosen == f"cudnn_autotune, {other}", last().note
+        made = re.findall(r"assert_\w+\(buf\d+, \(1, \d+, \d+, \d+\), \((.*?)\)", codes[-1])
+        innermost = 1 if other == "channels_last" else 3
+        assert [text.split(", ")[innermost] for text in made] == ["1", "1"]
+
     def test_a_computed_weight_of_one_dimension(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As of weight norm, it is laid out behind what computes it."""
         from torch.nn.utils.parametrizations import weight_norm
