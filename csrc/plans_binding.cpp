@@ -81,8 +81,26 @@ std::optional<Address> optional_address(const py::handle& named) {
   return address(named.cast<NamedAddress>());
 }
 
+TensorMap tensor_map(const py::tuple& map) {
+  const auto element = map[2].cast<std::string>();
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if (element == "bfloat16") {
+    type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  } else if (element == "float32") {
+    type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  } else if (element != "float16") {
+    throw std::invalid_argument("element: '" + element +
+                                "' is no element of a tensor map; allowed are float16, bfloat16 "
+                                "and float32");
+  }
+  return {address(map[1].cast<NamedAddress>()), type,
+          map[3].cast<std::vector<uint64_t>>(), map[4].cast<std::vector<uint64_t>>(),
+          map[5].cast<std::vector<uint32_t>>(), map[6].cast<int>()};
+}
+
 KernelLaunch::Argument kernel_argument(const py::tuple& argument) {
   const auto type = argument[0].cast<std::string>();
+  if (type == "tensor_map") return tensor_map(argument);
   if (type == "int32") return argument[1].cast<int32_t>();
   if (type == "int64") return argument[1].cast<int64_t>();
   if (type == "float") return argument[1].cast<float>();
@@ -91,10 +109,14 @@ KernelLaunch::Argument kernel_argument(const py::tuple& argument) {
 
 KernelLaunch kernel_launch(const py::tuple& launch) {
   using Dim3 = std::array<uint32_t, 3>;
-  KernelLaunch kernel{launch[1].cast<std::string>(), launch[2].cast<std::string>(),
-                      launch[3].cast<Dim3>(),        launch[4].cast<Dim3>(),
-                      launch[5].cast<int>(),         {}};
-  for (const auto& argument : launch[6]) {
+  KernelLaunch kernel{launch[1].cast<std::string>(),
+                      launch[2].cast<std::string>(),
+                      launch[3].cast<Dim3>(),
+                      launch[4].cast<Dim3>(),
+                      launch[5].cast<Dim3>(),
+                      launch[6].cast<int>(),
+                      {}};
+  for (const auto& argument : launch[7]) {
     kernel.arguments.push_back(kernel_argument(py::reinterpret_borrow<py::tuple>(argument)));
   }
   return kernel;

@@ -140,6 +140,28 @@ def test_it_is_compiled_once_and_other_defines_and_gpus_anew(compiled: list[obje
     ]
 
 
+def test_a_suffix_asks_for_the_instructions_of_one_architecture(
+    compiled: list[tuple[str, ...]],
+) -> None:
+    source = """
+extern "C" __global__ void fence(float* y) {
+  asm volatile("wgmma.fence.sync.aligned;");
+  y[0] = 1;
+}
+"""
+    kernel = Kernel(source, "fence")
+    with pytest.raises(_C.PlanError, match=r"(?s)compiling fence.*wgmma"):
+        cubin(kernel, HOPPER)
+    code = cubin(replace(kernel, arch_suffix="a"), HOPPER)
+    assert b".text.fence\0" in code
+    assert [options[0] for options in compiled] == [
+        "--gpu-architecture=sm_90",
+        "--gpu-architecture=sm_90a",
+    ]
+    with pytest.raises(_C.PlanError, match=r"(?s)compiling fence.*--gpu-architecture"):
+        cubin(replace(kernel, arch_suffix="x"), HOPPER)  # type: ignore[arg-type]
+
+
 def test_threads_that_want_the_same_kernel_wait_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, codes = [], []
 
