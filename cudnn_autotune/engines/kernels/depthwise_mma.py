@@ -16,7 +16,8 @@ from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, 
 
 _SOURCES = ("depthwise_mma_tile.cuh", "depthwise_mma_rows.cuh", "depthwise_mma.cu")
 _POSITIONS = 16  # rows of an mma's first matrix
-_PIECE = 16  # bytes of eight elements
+_VECTOR_BYTES = 16  # bytes of eight elements
+_OUT_OCTET = 138  # vectors of the outputs of eight channels
 _STAGES = 4
 _MOST_STEPS = 17
 _STATE_REGISTERS = 70  # per channel of a warp: the filter's matrices and incomplete sums
@@ -55,35 +56,35 @@ class _Shape:
 
     @property
     def steps(self) -> int:
-        """Pieces of eight columns that eight outputs depend on."""
+        """Vectors of eight columns that eight outputs depend on."""
         return _ceil_div(self.kernel[1] + 7, 8)
 
     @functools.cached_property
     def column_blocks(self) -> int:
-        """Blocks of eight columns in a strip: as few idle ones as possible, and little overlap."""
+        """Blocks of eight columns in a tile: as few idle ones as possible, and little overlap."""
         if self.is_signal:
             return _POSITIONS
         blocks = _ceil_div(self.out_size[1], 8)
 
         def cost(width: int) -> float:
-            strips = self.images * _ceil_div(blocks, width)
+            tiles = self.images * _ceil_div(blocks, width)
             overlap = (width + self.steps - 1) / width
-            return _ceil_div(strips, _POSITIONS // width) * (1 + 0.5 * overlap)
+            return _ceil_div(tiles, _POSITIONS // width) * (1 + 0.5 * overlap)
 
         return min((16, 8, 4, 2, 1), key=cost)
 
     @property
     def pitch(self) -> int:
-        """Pieces from a strip to the next one."""
-        pieces = self.column_blocks + self.steps - 1
+        """Vectors from a tile to the next one."""
+        vectors = self.column_blocks + self.steps - 1
         if self.column_blocks == 4:
-            return pieces + (2 - pieces) % 4
-        return pieces | 1 if self.column_blocks < 4 else pieces
+            return vectors + (2 - vectors) % 4
+        return vectors | 1 if self.column_blocks < 4 else vectors
 
     @property
     def copy_bytes(self) -> int:
         """The greatest copies of which every row of the input has a whole number."""
-        size = _PIECE
+        size = _VECTOR_BYTES
         while not self.is_channels_last and (2 * self.in_size[1] % size or self.alignment % size):
             size //= 2
         return size
@@ -142,7 +143,7 @@ class _Tiling:
         return f"CHANNELS={self.channels},WARP_CHANNELS={self.warp_channels},ROWS={self.rows}"
 
     @property
-    def strips_across(self) -> int:
+    def tiles_across(self) -> int:
         if self.shape.is_signal:
             return 1
         return _ceil_div(self.shape.out_size[1], 8 * self.shape.column_blocks)
@@ -162,30 +163,38 @@ class _Tiling:
 
     @property
     def blocks(self) -> int:
-        strips = self.shape.images * self.strips_across * self.shape.column_blocks
+        tiles = self.shape.images * self.tiles_across * self.shape.column_blocks
         return (
             _ceil_div(self.shape.channels, self.channels)
-            * _ceil_div(strips, _POSITIONS)
+            * _ceil_div(tiles, _POSITIONS)
             * _ceil_div(self.out_rows, self.rows)
         )
 
-    @property
-    def raw_bytes(self) -> int:
-        """A row as it is in memory."""
-        s, strips = self.shape, _POSITIONS // self.shape.column_blocks
-        if s.is_channels_last:
-            return _ceil_div(strips * s.pitch, 4) * 32 * _ceil_div(self.channels, 8) * _PIECE
-        return self.channels * strips * (s.pitch + 1) * _PIECE
-
     @functools.cached_property
+    def layout(self) -> dict[str, int]:
+        """The division of shared memory, by the names that depthwise_mma_tile.cuh uses."""
+        s, tiles = self.shape, _POSITIONS // self.shape.column_blocks
+        groups, octets = _ceil_div(tiles * s.pitch, 4), _ceil_div(self.channels, 8)
+        plane = 4 * groups + (0 if groups % 2 else 4)
+        if s.is_channels_last:
+            stage, out = groups * 32 * octets * _VECTOR_BYTES, octets * _OUT_OCTET * _VECTOR_BYTES
+        else:
+            stage, out = self.channels * tiles * (s.pitch + 1) * _VECTOR_BYTES, 0
+        partial = (s.chained - 1) * self.channels * 32 * 16
+        half = self.channels * plane * _VECTOR_BYTES + out + partial
+        return {
+            "PITCH": s.pitch,
+            "PLANE": plane,
+            "OUT_OCTET": _OUT_OCTET,
+            "STAGE_BYTES": stage,
+            "OUT_BYTES": out,
+            "PARTIAL_BYTES": partial,
+            "SHARED_BYTES": _STAGES * stage + 2 * half + 16,
+        }
+
+    @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory, divided as in depthwise_mma.cu."""
-        s = self.shape
-        groups = _ceil_div(_POSITIONS // s.column_blocks * s.pitch, 4)
-        planes = self.channels * (4 * groups + (0 if groups % 2 else 4)) * _PIECE
-        out = _ceil_div(self.channels, 8) * 138 * _PIECE if s.is_channels_last else 0
-        links = (s.chained - 1) * self.channels * 32 * 16
-        return _STAGES * self.raw_bytes + 2 * (planes + out + links) + 16
+        return self.layout["SHARED_BYTES"]
 
     def resident(self, gpu: Gpu) -> int:
         """Blocks that a multiprocessor holds at a time."""
@@ -224,7 +233,7 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
             fits = 4 <= whole.warps <= 32 and whole.shared_bytes <= gpu.shared_bytes
             if not fits or not whole.resident(gpu) or whole.warps % _ceil_div(channels, 8):
                 continue
-            if whole.raw_bytes // shape.copy_bytes > _MOST_COPIES * 32 * whole.warps:
+            if whole.layout["STAGE_BYTES"] // shape.copy_bytes > _MOST_COPIES * 32 * whole.warps:
                 continue
             rows = {min(_ceil_div(whole.out_rows, bands), _MOST_ROWS) for bands in (1, 2, 4, 8)}
             choices = [_Tiling(shape, channels, warp_channels, r) for r in rows]
@@ -249,7 +258,7 @@ def _is_computed(problem: ConvProblem) -> bool:
         and shape.channels % 8 == 0
         and max(*shape.in_size, *shape.out_size) < 1 << 30
         and max(map(abs, shape.padding)) < 1 << 29
-        and shape.alignment >= (_PIECE if shape.is_channels_last else 2)
+        and shape.alignment >= (_VECTOR_BYTES if shape.is_channels_last else 2)
     )
 
 
@@ -301,6 +310,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
         ("ACTIVATION", sources.ACTIVATION_NUMBERS[problem.activation]),
         ("HAS_BIAS", int(problem.bias)),
         ("HAS_RESIDUAL", int(problem.residual)),
+        *tiling.layout.items(),
     )
     read, written = ("y", "x") if problem.op == "dgrad" else ("x", "y")
     return KernelLaunch(
@@ -318,7 +328,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
             *shape.in_size,
             *shape.out_size,
             *shape.padding,
-            tiling.strips_across,
+            tiling.tiles_across,
             tiling.rows,
         ),
         shared_bytes=tiling.shared_bytes,

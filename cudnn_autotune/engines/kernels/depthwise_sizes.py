@@ -29,7 +29,7 @@ class Dimension:
     padding: int
     dilation: int
 
-    def strip_length(self, op: str) -> int:
+    def residue_length(self, op: str) -> int:
         """Returns how many y pixels, or groups of ``stride`` x pixels, share inputs: those at a
         distance of the dilation."""
         if op == "fprop":
@@ -74,7 +74,7 @@ def is_depthwise(problem: ConvProblem) -> bool:
         and problem.weight_shape[1] == 1
         and problem.groups > 1
         and (problem.op == "fprop" or problem.weight_shape[0] == problem.groups)
-        # If they have a common divisor, some x pixels reach no y pixel, and no strip has them.
+        # If they have a common divisor, some x pixels reach no y pixel, and no tile has them.
         and (
             problem.op == "fprop"
             or all(math.gcd(d.stride, d.dilation) == 1 for d in dimensions(problem)[1:])

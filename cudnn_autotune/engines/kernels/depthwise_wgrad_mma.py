@@ -21,7 +21,7 @@ from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_PIECE = 16  # bytes of eight elements
+_VECTOR_BYTES = 16  # bytes of eight elements
 _MOST_COLUMN_BLOCKS = 8  # iterations of an unrolled loop
 _OTHER_REGISTERS = 44  # per thread, besides sums and blocks of dy
 _MOST_REGISTERS = 240
@@ -124,7 +124,7 @@ class _Tiling:
         return _ceil_div(self.shape.images * self.tiles_down * self.tiles_across, self.tiles)
 
     @property
-    def vector(self) -> int:
+    def load_channels(self) -> int:
         """Channels that a thread reads at once."""
         if not self.shape.is_channels_last:
             return 1
@@ -145,21 +145,32 @@ class _Tiling:
         sums = self.warp_channels * self.warp_pairs * self.shape.products * 4
         return _ceil_div(sums + 2 * self.shape.blocks + _OTHER_REGISTERS, 8) * 8
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of shared memory, divided as in depthwise_wgrad_mma.cu."""
+    @functools.cached_property
+    def layout(self) -> dict[str, int]:
+        """The division of shared memory, by the names that depthwise_wgrad_mma.cu uses."""
         s, rows = self.shape, 8 * self.row_blocks
         stored_rows = rows + 2 * self.warp_groups * self.warp_pairs - 1
-        if s.is_signal:
-            tile = stored_rows + s.blocks - 1 + rows
-        else:
-            x_pitch = (self.column_blocks + s.blocks - 1) | 1
-            tile = stored_rows * x_pitch + rows * (self.column_blocks | 1)
-        units, pieces = self.channels // self.vector, self.tiles * tile
+        pitch_x = pitch_y = 1
+        if not s.is_signal:
+            pitch_x, pitch_y = (self.column_blocks + s.blocks - 1) | 1, self.column_blocks | 1
+        tile_x = stored_rows * pitch_x + (s.blocks - 1) * s.is_signal
+        tile_y = rows * pitch_y
+        units, vectors = self.channels // self.load_channels, self.tiles * (tile_x + tile_y)
         apart = 1 if units >= 8 else 8 // units
-        plane = pieces + (apart - pieces) % 8
+        plane = vectors + (apart - vectors) % 8
         sums = self.warps * 8 * (s.products + s.products * s.is_signal) * 9 * 4
-        return max(self.channels * plane * _PIECE + self.tiles * 16, sums)
+        return {
+            "PITCH_X": pitch_x,
+            "PITCH_Y": pitch_y,
+            "TILE_X": tile_x,
+            "TILE_Y": tile_y,
+            "PLANE": plane,
+            "SHARED_BYTES": max(self.channels * plane * _VECTOR_BYTES + self.tiles * 16, sums),
+        }
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.layout["SHARED_BYTES"]
 
     def resident(self, gpu: Gpu) -> int:
         """Blocks that a multiprocessor holds at a time."""
@@ -185,16 +196,16 @@ class _Tiling:
             + 2 * self.column_blocks * self.warp_groups
         )
         if s.is_signal:
-            pieces = 2 * rows + s.blocks - 1
+            vectors = 2 * rows + s.blocks - 1
         else:
             read_rows = min(rows + s.kernel[0] - 1, s.in_size[0])
-            pieces = read_rows * (self.column_blocks + s.blocks - 1) + rows * self.column_blocks
-        pieces *= self.tiles
+            vectors = read_rows * (self.column_blocks + s.blocks - 1) + rows * self.column_blocks
+        vectors *= self.tiles
         mma = self.channels * products * _MMA_CLOCKS
-        # A piece is written once; how many accesses read it from the L1 cache is a guess.
-        accesses = self.channels * (matrices + pieces * 4 / 8)
+        # A vector is written once; how many accesses read it from the L1 cache is a guess.
+        accesses = self.channels * (matrices + vectors * 4 / 8)
         sector = max(self.channels * 2, _SECTOR) if s.is_channels_last else self.channels * 2
-        memory = pieces * 8 * sector / _BYTES_A_CLOCK
+        memory = vectors * 8 * sector / _BYTES_A_CLOCK
         resident = self.resident(gpu)
         groups = _ceil_div(s.channels, self.channels)
         together = _ceil_div(groups * self.splits(gpu), gpu.multiprocessors)
@@ -295,12 +306,13 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
             ("SIGNAL", int(shape.is_signal)),
             ("CHANNELS", tiling.channels),
             ("WARP_CHANNELS", tiling.warp_channels),
-            ("VECTOR", tiling.vector),
+            ("LOAD_CHANNELS", tiling.load_channels),
             ("WARP_PAIRS", tiling.warp_pairs),
             ("ROW_BLOCKS", tiling.row_blocks),
             ("COLUMN_BLOCKS", tiling.column_blocks),
             ("TILES", tiling.tiles),
             ("MIN_BLOCKS", tiling.resident(gpu)),
+            *tiling.layout.items(),
         ),
     )
     return KernelLaunch(
