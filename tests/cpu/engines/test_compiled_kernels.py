@@ -16,6 +16,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import compiled_kernels
 from cudnn_autotune.engines.compiled_kernels import cubin
+from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Kernel
 
 pytestmark = pytest.mark.search
@@ -87,6 +88,18 @@ def test_an_error_tells_what_the_compiler_says() -> None:
         _C.compile_kernel(source, "broken", ["--gpu-architecture=sm_90"])
     with pytest.raises(_C.PlanError, match=r"(?s)compiling add.*--gpu-architecture"):
         _C.compile_kernel(SOURCE, "add", ["-DADDED=1", "--gpu-architecture=sm_12345"])
+
+
+def test_an_error_in_a_kernel_of_the_package_names_its_file_and_line() -> None:
+    code = sources.source("sum_parts.cu")
+    lines = sources.text("sum_parts.cu").splitlines()
+    line = next(n for n, text in enumerate(lines) if "DYNAMIC_SHARED(shared);" in text)
+    wrong = "undeclared();".join(code.rsplit("DYNAMIC_SHARED(shared);", 1))
+    defines = ["-DNUMBERS=1", "-DPARTS=1", "-DCOLUMNS=1", "-DELEMENT=float"]
+    with pytest.raises(_C.PlanError, match=rf"sum_parts\.cu\({line}\): error.*undeclared"):
+        _C.compile_kernel(wrong, "sum_parts", ["--gpu-architecture=sm_90", *defines])
+    assert sources.files_of(code) == ["device.cuh", "sum_parts.cu"]
+    assert sources.files_of(SOURCE) == []
 
 
 @pytest.mark.parametrize(
