@@ -10,6 +10,7 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources
+from cudnn_autotune.engines.kernels.depthwise_sizes import PlanarLayer
 from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
@@ -35,24 +36,8 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The problem as a forward convolution in two dimensions, whatever it is."""
-
-    images: int
-    channels: int
-    in_size: tuple[int, int]
-    out_size: tuple[int, int]
-    kernel: tuple[int, int]
-    padding: tuple[int, int]
-    """Before the first row and column. Negative where a gradient has more columns than needed."""
-    is_channels_last: bool
-    alignment: int
-
-    @property
-    def is_signal(self) -> bool:
-        """Whether it has one row, which is divided into segments that are computed as rows."""
-        return self.in_size[0] == self.out_size[0] == self.kernel[0] == 1 and not self.padding[0]
+class _Shape(PlanarLayer):
+    """The sizes that a layer determines for every tiling."""
 
     @property
     def steps(self) -> int:
@@ -106,27 +91,6 @@ class _Shape:
     @property
     def state_registers(self) -> int:
         return self.filter_rows * self.steps + 4 * (self.filter_rows - 1)
-
-
-def _shape(problem: ConvProblem) -> _Shape:
-    n = problem.spatial_dims
-    before, kernel = problem.padding[:n], problem.weight_shape[2:]
-    in_size, out_size = problem.input_shape[2:], problem.output_shape[2:]
-    read, written = problem.alignment[0], problem.alignment[2]
-    if problem.op == "dgrad":
-        in_size, out_size = out_size, in_size
-        before = tuple(k - 1 - p for k, p in zip(kernel, before, strict=True))
-    flat = (1,) * (2 - n)
-    return _Shape(
-        images=problem.input_shape[0],
-        channels=problem.groups,
-        in_size=(*flat, *in_size),  # type: ignore[arg-type]
-        out_size=(*flat, *out_size),  # type: ignore[arg-type]
-        kernel=(*flat, *kernel),  # type: ignore[arg-type]
-        padding=(*(0 for _ in flat), *before),  # type: ignore[arg-type]
-        is_channels_last=problem.memory_format == torch.channels_last,
-        alignment=min(read, written),
-    )
 
 
 @dataclass(frozen=True)
@@ -249,7 +213,7 @@ def _is_computed(problem: ConvProblem) -> bool:
         or any(s != 1 for s in (*problem.stride, *problem.dilation))
     ):
         return False
-    shape = _shape(problem)
+    shape = _Shape.of(problem)
     return (
         # cuDNN serves 3x3 well, and a filter with few taps wastes most of an mma.
         shape.kernel[0] * shape.kernel[1] > 9
@@ -266,7 +230,7 @@ def _is_computed(problem: ConvProblem) -> bool:
 def _offered(problem: ConvProblem, gpu: Gpu) -> tuple[_Tiling, ...]:
     if not _is_computed(problem):
         return ()
-    tilings = sorted(_tilings(_shape(problem), gpu), key=lambda tiling: tiling.cost(gpu))
+    tilings = sorted(_tilings(_Shape.of(problem), gpu), key=lambda tiling: tiling.cost(gpu))
     return tuple(tilings[:_MOST_OFFERS])
 
 
@@ -279,7 +243,9 @@ class DepthwiseMma(KernelFamily[_Tiling]):
     """
 
     name = "depthwise_mma"
-    version = sources.version_of("device.cuh", *_SOURCES, "depthwise_mma.py", "family.py")
+    version = sources.version_of(
+        "device.cuh", *_SOURCES, "depthwise_mma.py", "depthwise_sizes.py", "family.py"
+    )
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         return _offered(problem, gpu)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.depthwise_sizes import PlanarLayer
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
     is_depthwise_wgrad,
     partial_bytes,
     sum_launch,
-    two_dimensions,
 )
 from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
@@ -37,23 +37,9 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The problem in two dimensions."""
-
-    images: int
-    channels: int
-    in_size: tuple[int, int]
-    out_size: tuple[int, int]
-    kernel: tuple[int, int]
-    padding: tuple[int, int]
-    is_channels_last: bool
-    alignment: int
-
-    @property
-    def is_signal(self) -> bool:
-        """Whether it has one row, which is cut into rows of eight columns."""
-        return self.in_size[0] == self.out_size[0] == self.kernel[0] == 1 and not self.padding[0]
+class _Shape(PlanarLayer):
+    """The sizes that a layer determines for every tiling. A signal is cut into rows of eight
+    columns."""
 
     @property
     def blocks(self) -> int:
@@ -71,19 +57,6 @@ class _Shape:
         if self.is_signal:
             return _ceil_div(self.out_size[1], 64), 1
         return _ceil_div(self.out_size[0], 8), _ceil_div(self.out_size[1], 8)
-
-
-def _shape(problem: ConvProblem) -> _Shape:
-    return _Shape(
-        images=problem.input_shape[0],
-        channels=problem.groups,
-        in_size=two_dimensions(problem.input_shape[2:], 1),
-        out_size=two_dimensions(problem.output_shape[2:], 1),
-        kernel=two_dimensions(problem.weight_shape[2:], 1),
-        padding=two_dimensions(problem.padding[: problem.spatial_dims], 0),
-        is_channels_last=problem.memory_format == torch.channels_last,
-        alignment=min(problem.alignment[0], problem.alignment[2]),
-    )
 
 
 @dataclass(frozen=True)
@@ -278,7 +251,7 @@ class DepthwiseWgradMma(KernelFamily[_Tiling]):
             or any(value != 1 for value in (*problem.stride, *problem.dilation))
         ):
             return []
-        shape = _shape(problem)
+        shape = _Shape.of(problem)
         if shape.is_channels_last and max(shape.kernel) <= 3:
             return []  # bound by DRAM: tensor cores gain nothing
         if shape.kernel == (1, 1) or (

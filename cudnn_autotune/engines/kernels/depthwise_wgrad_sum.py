@@ -14,11 +14,6 @@ _MOST_WARPS = 32
 _SPLITS_OF_A_WARP = 8  # loads that are under way together
 
 
-def two_dimensions(values: tuple[int, ...], missing: int) -> tuple[int, int]:
-    """Returns one or two spatial dimensions as (height, width)."""
-    return (missing, *values)[-2:]  # type: ignore[return-value]
-
-
 def partial_bytes(problem: ConvProblem, splits: int) -> int:
     """The partial sums: float32, (splits, weights)."""
     return 4 * splits * torch.Size(problem.weight_shape).numel()
