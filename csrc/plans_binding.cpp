@@ -14,6 +14,7 @@
 #include "build_plan.h"
 #include "core/check.h"
 #include "core/cuda_driver.h"
+#include "core/names.h"
 #include "core/nvrtc.h"
 #include "plan.h"
 #include "python_calls.h"
@@ -62,19 +63,11 @@ void set_python_builder(const py::function& function) {
 
 // Launches of a recipe, as cudnn_autotune/_C.pyi describes them.
 
-Buffer buffer_by_name(const std::string& name) {
-  if (name == "x") return Buffer::x;
-  if (name == "w") return Buffer::w;
-  if (name == "y") return Buffer::y;
-  if (name == "bias") return Buffer::bias;
-  if (name == "residual") return Buffer::residual;
-  if (name == "workspace") return Buffer::workspace;
-  throw std::invalid_argument("launches: there is no buffer '" + name + "'");
-}
-
 using NamedAddress = std::pair<std::string, int64_t>;
 
-Address address(const NamedAddress& named) { return {buffer_by_name(named.first), named.second}; }
+Address address(const NamedAddress& named) {
+  return {by_name<Buffer>("launches: buffer", named.first, kBufferNames), named.second};
+}
 
 std::optional<Address> optional_address(const py::handle& named) {
   if (named.is_none()) return std::nullopt;
@@ -82,20 +75,12 @@ std::optional<Address> optional_address(const py::handle& named) {
 }
 
 TensorMap tensor_map(const py::tuple& map) {
-  const auto element = map[2].cast<std::string>();
-  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  if (element == "bfloat16") {
-    type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  } else if (element == "float32") {
-    type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  } else if (element != "float16") {
-    throw std::invalid_argument("element: '" + element +
-                                "' is no element of a tensor map; allowed are float16, bfloat16 "
-                                "and float32");
-  }
-  return {address(map[1].cast<NamedAddress>()), type,
-          map[3].cast<std::vector<uint64_t>>(), map[4].cast<std::vector<uint64_t>>(),
-          map[5].cast<std::vector<uint32_t>>(), map[6].cast<int>()};
+  return {address(map[1].cast<NamedAddress>()),
+          by_name<DataType>("element", map[2].cast<std::string>(), kDataTypeNames),
+          map[3].cast<std::vector<uint64_t>>(),
+          map[4].cast<std::vector<uint64_t>>(),
+          map[5].cast<std::vector<uint32_t>>(),
+          map[6].cast<int>()};
 }
 
 KernelLaunch::Argument kernel_argument(const py::tuple& argument) {

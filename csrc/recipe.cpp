@@ -8,10 +8,7 @@ namespace {
 
 constexpr uint64_t kMostClusterBlocks = 8;  // what every GPU that has clusters allows
 
-const char* name(Buffer buffer) {
-  constexpr std::array names{"x", "w", "y", "bias", "residual", "workspace"};
-  return names.at(static_cast<size_t>(buffer));
-}
+const char* name(Buffer buffer) { return kBufferNames.at(static_cast<size_t>(buffer)); }
 
 // What the address is a multiple of, as far as the problem says: a power of two, in bytes.
 int64_t alignment_of(const Address& address, const ConvProblem& problem) {
@@ -114,10 +111,12 @@ class LaunchCheck {
     require(map.swizzle_bytes == 0 || map.swizzle_bytes == 32 || map.swizzle_bytes == 64 ||
                 map.swizzle_bytes == 128,
             "swizzle_bytes must be 0, 32, 64 or 128");
-    int64_t bytes = map.element_bytes();
+    constexpr std::array<int64_t, 4> kElementBytes{2, 2, 4, 8};  // by DataType
+    const int64_t element = kElementBytes.at(static_cast<size_t>(map.element));
+    int64_t bytes = element;
     for (size_t i = 0; i < dims; ++i) {
       constexpr uint64_t kMostShape = uint64_t{1} << 32, kMostStride = uint64_t{1} << 40;
-      const uint64_t stride = i == 0 ? map.element_bytes() : map.strides[i - 1];
+      const uint64_t stride = i == 0 ? element : map.strides[i - 1];
       require(map.shape[i] >= 1 && map.shape[i] <= kMostShape, "shape must be 1 to 2**32");
       require(map.box[i] >= 1 && map.box[i] <= 256, "box must be 1 to 256");
       require(i == 0 || (stride % 16 == 0 && stride < kMostStride),
@@ -127,7 +126,7 @@ class LaunchCheck {
               "the tensor must lie in its buffer");
       bytes += static_cast<int64_t>((map.shape[i] - 1) * stride);
     }
-    const int64_t row = map.box[0] * map.element_bytes();
+    const int64_t row = map.box[0] * element;
     require(row % 16 == 0, "box must have rows of a multiple of 16 bytes");
     require(map.swizzle_bytes == 0 || row <= map.swizzle_bytes,
             "box must have rows of at most swizzle_bytes");

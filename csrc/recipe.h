@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <cuda.h>
 
 #include <array>
 #include <cstdint>
@@ -19,6 +18,7 @@ namespace cudnn_autotune {
 // What a recipe is made of, as in cudnn_autotune/engines/recipe.py.
 
 enum class Buffer : uint8_t { x, w, y, bias, residual, workspace };
+constexpr std::array kBufferNames{"x", "w", "y", "bias", "residual", "workspace"};
 
 struct Address {
   Buffer buffer;
@@ -28,13 +28,11 @@ struct Address {
 // A descriptor by which TMA copies boxes of a tensor; dimensions come innermost first.
 struct TensorMap {
   Address address;
-  CUtensorMapDataType type;
+  DataType element;
   std::vector<uint64_t> shape;    // in elements
   std::vector<uint64_t> strides;  // in bytes, of all dimensions but the innermost
   std::vector<uint32_t> box;      // in elements
   int swizzle_bytes = 0;          // 0, 32, 64 or 128
-
-  int64_t element_bytes() const { return type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2; }
 };
 
 struct KernelLaunch {

@@ -35,10 +35,14 @@ void encode_tensor_map(CUtensorMap* encoded, const TensorMap& map, void* address
   if (map.swizzle_bytes == 64) swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
   if (map.swizzle_bytes == 128) swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
   constexpr std::array<uint32_t, 5> kEveryElement{1, 1, 1, 1, 1};
+  constexpr std::array kTypes{CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                              CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                              CU_TENSOR_MAP_DATA_TYPE_FLOAT64};  // by DataType
   const CUresult status = cuda_driver().encode_tensor_map(
-      encoded, map.type, map.shape.size(), address, map.shape.data(), map.strides.data(),
-      map.box.data(), kEveryElement.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encoded, kTypes.at(static_cast<size_t>(map.element)), map.shape.size(), address,
+      map.shape.data(), map.strides.data(), map.box.data(), kEveryElement.data(),
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) check_driver(status, "encoding a tensor map");
 }
 

@@ -49,7 +49,7 @@ class TensorMap:
 
     address: Address
     """The tensor's first element, at a multiple of 16 bytes."""
-    element: Literal["float16", "bfloat16", "float32"]
+    element: Literal["float16", "bfloat16", "float32", "float64"]
     shape: tuple[int, ...]
     """Elements in each dimension."""
     strides: tuple[int, ...]
