@@ -7,8 +7,11 @@
 #include <array>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
+
+#include "core/names.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -169,7 +172,7 @@ at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
 
 Activation activation_of_call(std::string_view name) {
   try {
-    return activation_by_name(name);
+    return by_name<Activation>("activation", name, kActivationNames);
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_VALUE(false, error.what());
   }

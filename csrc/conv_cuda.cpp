@@ -141,78 +141,30 @@ std::vector<int64_t> with_height_1(at::IntArrayRef size) { return {size[0], size
 // The kernels. Each reads the call's mode and limits once. Where ATen computes a call, the
 // result is brought into the layout that the fake kernels promise, which it mostly has already.
 
-at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
-                           const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                           std::string_view sampling, int64_t workspace_limit) {
-  if (takes_height(input, weight, stride, padding, dilation)) {
-    const OfHeight1<int64_t> images(stride, padding, dilation);
-    return conv_fprop_cuda(as_images(input), weight.unsqueeze(2), bias, images.stride,
-                           images.padding, images.dilation, groups, sampling, workspace_limit)
-        .squeeze(2);
-  }
-  const CallPolicy policy = resolve(sampling, workspace_limit);
-  const ConvGeometry geometry{input.sizes(), weight.sizes(), stride, padding, dilation, groups};
-  const auto aten = [&] {
-    return with_strides_of(
-        conv_memory_format(input, weight),
-        aten_fprop(input, weight, bias, c10::fromIntArrayRefSlow(stride),
-                   c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups));
-  };
-  const bool has_bias = bias && bias->defined();
-  const char* reason = why_not_cudnn(input, weight, geometry);
-  if (reason == nullptr && has_bias && !bias_fits(*bias, input, weight.size(0))) {
-    reason = "arguments that PyTorch refuses, or takes in a way of its own";
-  }
-  if (reason != nullptr) {
-    count_fallback(reason);
-    return aten();
-  }
-  const c10::cuda::CUDAGuard device(input.device());
-  const auto format = conv_memory_format(input, weight);
-  const auto output_size = geometry.output_size();
-  Call call{ConvOp::fprop, {&input}, {&weight}, {nullptr, output_size}, format};
-  if (has_bias) call.bias = &*bias;
-  // Engines that add a bias want aligned addresses (compute()). To copy the tensors in each call
-  // would mostly take longer than a kernel that adds the bias.
-  const bool adds_bias = has_bias && !call.is_aligned();
-  if (adds_bias) call.bias = nullptr;
-  const auto y = compute(call, geometry, policy);
-  if (!y.defined()) return aten();
-  if (adds_bias) add_bias(y, *bias);
-  return y;
-}
-
-at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
-                           const std::optional<at::Tensor>& bias,
-                           const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
-                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                           std::string_view activation, std::string_view sampling,
-                           int64_t workspace_limit) {
-  if (takes_height(input, weight, stride, padding, dilation)) {
-    const OfHeight1<int64_t> images(stride, padding, dilation);
-    const bool adds = residual && residual->defined() && residual->dim() == 3;
-    const auto images_to_add = adds ? std::optional(residual->unsqueeze(2)) : residual;
-    return conv_fused_cuda(as_images(input), weight.unsqueeze(2), bias, images_to_add,
-                           images.stride, images.padding, images.dilation, groups, activation,
-                           sampling, workspace_limit)
-        .squeeze(2);
-  }
-  const CallPolicy policy = resolve(sampling, workspace_limit);
-  const Activation kind = activation_of_call(activation);
+// activation(x * w + bias + residual).
+at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
+                   const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& residual,
+                   at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                   int64_t groups, Activation activation, std::string_view sampling,
+                   int64_t workspace_limit) {
   const bool has_bias = bias && bias->defined();
   const bool has_residual = residual && residual->defined();
-  if (!has_residual && kind == Activation::none) {
-    return conv_fprop_cuda(input, weight, bias, stride, padding, dilation, groups, sampling,
-                           workspace_limit);
+  if (takes_height(input, weight, stride, padding, dilation)) {
+    const OfHeight1<int64_t> images(stride, padding, dilation);
+    const bool adds = has_residual && residual->dim() == 3;
+    return forward(as_images(input), weight.unsqueeze(2), bias,
+                   adds ? std::optional(residual->unsqueeze(2)) : residual, images.stride,
+                   images.padding, images.dilation, groups, activation, sampling, workspace_limit)
+        .squeeze(2);
   }
+  const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input.sizes(), weight.sizes(), stride, padding, dilation, groups};
   const auto aten = [&] {
     return with_strides_of(
         conv_memory_format(input, weight),
         aten_fused(input, weight, bias, residual, c10::fromIntArrayRefSlow(stride),
                    c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups,
-                   kind));
+                   activation));
   };
   const char* reason = why_not_cudnn(input, weight, geometry);
   std::vector<int64_t> output_size;
@@ -221,26 +173,67 @@ at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
     const bool fits = !has_residual || (residual->sizes() == at::IntArrayRef(output_size) &&
                                         residual->scalar_type() == input.scalar_type() &&
                                         residual->device() == input.device());
-    if (!fits || (has_bias && !bias_fits(*bias, input, weight.size(0)))) {
-      reason = "arguments that PyTorch refuses, or takes in a way of its own";
-    }
+    if (!fits || (has_bias && !bias_fits(*bias, input, weight.size(0)))) reason = kNotTaken;
   }
   if (reason != nullptr) {
     count_fallback(reason);
     return aten();
   }
   const c10::cuda::CUDAGuard device(input.device());
-  const auto format = conv_memory_format(input, weight);
-  const auto y = compute({ConvOp::fprop,
-                          {&input},
-                          {&weight},
-                          {nullptr, output_size},
-                          format,
-                          has_bias ? &*bias : nullptr,
-                          has_residual ? &*residual : nullptr,
-                          kind},
-                         geometry, policy);
-  return y.defined() ? y : aten();
+  Call call{ConvOp::fprop,
+            {&input},
+            {&weight},
+            {nullptr, output_size},
+            conv_memory_format(input, weight),
+            has_bias ? &*bias : nullptr,
+            has_residual ? &*residual : nullptr,
+            activation};
+  // Engines that add a bias want aligned addresses (compute()). To copy the tensors in each call
+  // would mostly take longer than a kernel that adds the bias.
+  const bool has_only_bias = has_bias && !has_residual && activation == Activation::none;
+  const bool adds_bias = has_only_bias && !call.is_aligned();
+  if (adds_bias) call.bias = nullptr;
+  const auto y = compute(call, geometry, policy);
+  if (!y.defined()) return aten();
+  if (adds_bias) add_bias(y, *bias);
+  return y;
+}
+
+at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                           std::string_view sampling, int64_t workspace_limit) {
+  return forward(input, weight, bias, std::nullopt, stride, padding, dilation, groups,
+                 Activation::none, sampling, workspace_limit);
+}
+
+at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias,
+                           const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
+                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                           std::string_view activation, std::string_view sampling,
+                           int64_t workspace_limit) {
+  return forward(input, weight, bias, residual, stride, padding, dilation, groups,
+                 activation_of_call(activation), sampling, workspace_limit);
+}
+
+// The gradient that is the undefined one of `x` and `w`. `other` is the forward's operand.
+template <typename Aten>
+at::Tensor gradient(ConvOp op, const at::Tensor& grad_output, const at::Tensor& other, Part x,
+                    Part w, const ConvGeometry& geometry, const CallPolicy& policy,
+                    const Aten& aten) {
+  if (const char* reason = why_not_cudnn(grad_output, other, geometry)) {
+    count_fallback(reason);
+  } else {
+    const c10::cuda::CUDAGuard device(grad_output.device());
+    const auto format = conv_memory_format(grad_output, other);
+    const auto found = compute({op, x, w, {&grad_output}, format}, geometry, policy);
+    if (found.defined()) return found;
+  }
+  return with_strides_of(
+      conv_memory_format(grad_output, other),
+      aten(c10::fromIntArrayRefSlow(geometry.stride), c10::fromIntArrayRefSlow(geometry.padding),
+           c10::fromIntArrayRefSlow(geometry.dilation)));
 }
 
 at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weight,
@@ -258,22 +251,11 @@ at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weig
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input_size, weight.sizes(), stride, padding, dilation, groups};
   check_gradient("conv_dgrad", grad_output, geometry);
-  const auto aten = [&] {
-    return with_strides_of(
-        conv_memory_format(grad_output, weight),
-        aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
-                   c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-                   c10::fromIntArrayRefSlow(dilation), groups));
-  };
-  if (const char* reason = why_not_cudnn(grad_output, weight, geometry)) {
-    count_fallback(reason);
-    return aten();
-  }
-  const c10::cuda::CUDAGuard device(grad_output.device());
-  const auto format = conv_memory_format(grad_output, weight);
-  const auto x = compute({ConvOp::dgrad, {nullptr, input_size}, {&weight}, {&grad_output}, format},
-                         geometry, policy);
-  return x.defined() ? x : aten();
+  return gradient(ConvOp::dgrad, grad_output, weight, {nullptr, input_size}, {&weight}, geometry,
+                  policy, [&](const auto&... lists) {
+                    return aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
+                                      lists..., groups);
+                  });
 }
 
 at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& input,
@@ -291,22 +273,11 @@ at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& inpu
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input.sizes(), weight_size, stride, padding, dilation, groups};
   check_gradient("conv_wgrad", grad_output, geometry);
-  const auto aten = [&] {
-    return with_strides_of(
-        conv_memory_format(grad_output, input),
-        aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
-                   c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-                   c10::fromIntArrayRefSlow(dilation), groups));
-  };
-  if (const char* reason = why_not_cudnn(grad_output, input, geometry)) {
-    count_fallback(reason);
-    return aten();
-  }
-  const c10::cuda::CUDAGuard device(grad_output.device());
-  const auto format = conv_memory_format(grad_output, input);
-  const auto w = compute({ConvOp::wgrad, {&input}, {nullptr, weight_size}, {&grad_output}, format},
-                         geometry, policy);
-  return w.defined() ? w : aten();
+  return gradient(ConvOp::wgrad, grad_output, input, {&input}, {nullptr, weight_size}, geometry,
+                  policy, [&](const auto&... lists) {
+                    return aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
+                                      lists..., groups);
+                  });
 }
 
 at::Tensor conv_transpose_cuda(const at::Tensor& input, const at::Tensor& weight,
@@ -327,7 +298,7 @@ at::Tensor conv_transpose_cuda(const at::Tensor& input, const at::Tensor& weight
   if (!size || input.scalar_type() != weight.scalar_type() || input.device() != weight.device() ||
       (has_bias && !bias_fits(*bias, input, size->at(1)))) {
     resolve(sampling, workspace_limit);  // checks them
-    count_fallback("arguments that PyTorch refuses, or takes in a way of its own");
+    count_fallback(kNotTaken);
     return with_strides_of(
         conv_memory_format(input, weight),
         aten_transpose(input, weight, bias, c10::fromIntArrayRefSlow(stride),

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,7 @@
 
 #include "aten_conv.h"
 #include "core/frontend_find.h"
+#include "core/names.h"
 #include "engine_plan.h"
 #include "plan_timer.h"
 #include "sampled_reference.h"
@@ -30,12 +32,7 @@ namespace {
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
 using Tensors = std::vector<at::Tensor>;  // Operands::list()
 
-FindTechnique technique(const std::string& name) {
-  if (name == "sample_once") return FindTechnique::sample_once;
-  if (name == "median_of_three") return FindTechnique::median_of_three;
-  if (name == "till_stable") return FindTechnique::till_stable;
-  throw std::invalid_argument("technique: unknown value '" + name + "'");
-}
+constexpr std::array kTechniqueNames{"sample_once", "median_of_three", "till_stable"};
 
 std::vector<std::shared_ptr<ConvPlan>> engines_of(const std::vector<std::shared_ptr<Plan>>& plans) {
   std::vector<std::shared_ptr<ConvPlan>> engines;
@@ -70,7 +67,8 @@ void bind_frontend_find(py::module_& m) {
         const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
         const c10::cuda::CUDAGuard guard(operands.x.device());
         const std::lock_guard measuring(measuring_mutex(operands.x.device().index()));
-        return frontend_find(technique(name), current_handle(), engines, operands.pointers(),
+        return frontend_find(by_name<FindTechnique>("technique", name, kTechniqueNames),
+                             current_handle(), engines, operands.pointers(),
                              workspace ? workspace->data_ptr() : nullptr, benchmark_limit,
                              [&] { add_bias(operands.y, operands.bias); });
       },

@@ -14,6 +14,7 @@
 #include "build_plan.h"
 #include "core/check.h"
 #include "core/cuda_driver.h"
+#include "core/names.h"
 #include "core/nvrtc.h"
 #include "plan.h"
 #include "python_calls.h"
@@ -62,27 +63,29 @@ void set_python_builder(const py::function& function) {
 
 // Launches of a recipe, as cudnn_autotune/_C.pyi describes them.
 
-Buffer buffer_by_name(const std::string& name) {
-  if (name == "x") return Buffer::x;
-  if (name == "w") return Buffer::w;
-  if (name == "y") return Buffer::y;
-  if (name == "bias") return Buffer::bias;
-  if (name == "residual") return Buffer::residual;
-  if (name == "workspace") return Buffer::workspace;
-  throw std::invalid_argument("launches: there is no buffer '" + name + "'");
-}
-
 using NamedAddress = std::pair<std::string, int64_t>;
 
-Address address(const NamedAddress& named) { return {buffer_by_name(named.first), named.second}; }
+Address address(const NamedAddress& named) {
+  return {by_name<Buffer>("launches: buffer", named.first, kBufferNames), named.second};
+}
 
 std::optional<Address> optional_address(const py::handle& named) {
   if (named.is_none()) return std::nullopt;
   return address(named.cast<NamedAddress>());
 }
 
+TensorMap tensor_map(const py::tuple& map) {
+  return {address(map[1].cast<NamedAddress>()),
+          by_name<DataType>("element", map[2].cast<std::string>(), kDataTypeNames),
+          map[3].cast<std::vector<uint64_t>>(),
+          map[4].cast<std::vector<uint64_t>>(),
+          map[5].cast<std::vector<uint32_t>>(),
+          map[6].cast<int>()};
+}
+
 KernelLaunch::Argument kernel_argument(const py::tuple& argument) {
   const auto type = argument[0].cast<std::string>();
+  if (type == "tensor_map") return tensor_map(argument);
   if (type == "int32") return argument[1].cast<int32_t>();
   if (type == "int64") return argument[1].cast<int64_t>();
   if (type == "float") return argument[1].cast<float>();
@@ -91,10 +94,14 @@ KernelLaunch::Argument kernel_argument(const py::tuple& argument) {
 
 KernelLaunch kernel_launch(const py::tuple& launch) {
   using Dim3 = std::array<uint32_t, 3>;
-  KernelLaunch kernel{launch[1].cast<std::string>(), launch[2].cast<std::string>(),
-                      launch[3].cast<Dim3>(),        launch[4].cast<Dim3>(),
-                      launch[5].cast<int>(),         {}};
-  for (const auto& argument : launch[6]) {
+  KernelLaunch kernel{launch[1].cast<std::string>(),
+                      launch[2].cast<std::string>(),
+                      launch[3].cast<Dim3>(),
+                      launch[4].cast<Dim3>(),
+                      launch[5].cast<Dim3>(),
+                      launch[6].cast<int>(),
+                      {}};
+  for (const auto& argument : launch[7]) {
     kernel.arguments.push_back(kernel_argument(py::reinterpret_borrow<py::tuple>(argument)));
   }
   return kernel;

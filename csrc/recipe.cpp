@@ -6,10 +6,9 @@
 namespace cudnn_autotune {
 namespace {
 
-const char* name(Buffer buffer) {
-  constexpr std::array names{"x", "w", "y", "bias", "residual", "workspace"};
-  return names.at(static_cast<size_t>(buffer));
-}
+constexpr uint64_t kMostClusterBlocks = 8;  // what every GPU that has clusters allows
+
+const char* name(Buffer buffer) { return kBufferNames.at(static_cast<size_t>(buffer)); }
 
 // What the address is a multiple of, as far as the problem says: a power of two, in bytes.
 int64_t alignment_of(const Address& address, const ConvProblem& problem) {
@@ -28,8 +27,18 @@ class LaunchCheck {
       : problem_(problem), workspace_bytes_(workspace_bytes) {}
 
   void operator()(const KernelLaunch& kernel) const {
+    uint64_t blocks = 1;
+    for (size_t i = 0; i < 3; ++i) {
+      blocks *= kernel.cluster[i];
+      if (blocks == 0 || blocks > kMostClusterBlocks || kernel.grid[i] % kernel.cluster[i] != 0) {
+        throw PlanError(kernel.function + ": cluster must have 1 to " +
+                        std::to_string(kMostClusterBlocks) +
+                        " blocks and divide grid in each dimension");
+      }
+    }
     for (const auto& argument : kernel.arguments) {
       if (const auto* address = std::get_if<Address>(&argument)) check(*address);
+      if (const auto* map = std::get_if<TensorMap>(&argument)) check(*map, kernel.function);
     }
   }
 
@@ -88,6 +97,40 @@ class LaunchCheck {
     throw PlanError("offset " + std::to_string(address.offset) + " in " + name(address.buffer) +
                     " is not known to be a multiple of the " + std::to_string(alignment) +
                     " bytes that " + engine + " asks for");
+  }
+
+  // The limits of cuTensorMapEncodeTiled, and that the tensor is in its buffer.
+  void check(const TensorMap& map, const std::string& kernel) const {
+    const auto require = [&kernel](bool is_met, const char* what) {
+      if (!is_met) throw PlanError(kernel + ": of a tensor map, " + what);
+    };
+    const size_t dims = map.shape.size();
+    require(dims >= 1 && dims <= 5, "shape must have 1 to 5 dimensions");
+    require(map.strides.size() == dims - 1, "strides must have a dimension less than shape");
+    require(map.box.size() == dims, "box must have as many dimensions as shape");
+    require(map.swizzle_bytes == 0 || map.swizzle_bytes == 32 || map.swizzle_bytes == 64 ||
+                map.swizzle_bytes == 128,
+            "swizzle_bytes must be 0, 32, 64 or 128");
+    constexpr std::array<int64_t, 4> kElementBytes{2, 2, 4, 8};  // by DataType
+    const int64_t element = kElementBytes.at(static_cast<size_t>(map.element));
+    int64_t bytes = element;
+    for (size_t i = 0; i < dims; ++i) {
+      constexpr uint64_t kMostShape = uint64_t{1} << 32, kMostStride = uint64_t{1} << 40;
+      const uint64_t stride = i == 0 ? element : map.strides[i - 1];
+      require(map.shape[i] >= 1 && map.shape[i] <= kMostShape, "shape must be 1 to 2**32");
+      require(map.box[i] >= 1 && map.box[i] <= 256, "box must be 1 to 256");
+      require(i == 0 || (stride % 16 == 0 && stride < kMostStride),
+              "strides must be multiples of 16 bytes below 2**40");
+      const int64_t room = bytes_of(map.address.buffer) - map.address.offset - bytes;
+      require(room >= 0 && (stride == 0 || (map.shape[i] - 1) <= room / stride),
+              "the tensor must lie in its buffer");
+      bytes += static_cast<int64_t>((map.shape[i] - 1) * stride);
+    }
+    const int64_t row = map.box[0] * element;
+    require(row % 16 == 0, "box must have rows of a multiple of 16 bytes");
+    require(map.swizzle_bytes == 0 || row <= map.swizzle_bytes,
+            "box must have rows of at most swizzle_bytes");
+    check(map.address, 16, kernel);
   }
 
   const ConvProblem& problem_;

@@ -18,20 +18,32 @@ namespace cudnn_autotune {
 // What a recipe is made of, as in cudnn_autotune/engines/recipe.py.
 
 enum class Buffer : uint8_t { x, w, y, bias, residual, workspace };
+constexpr std::array kBufferNames{"x", "w", "y", "bias", "residual", "workspace"};
 
 struct Address {
   Buffer buffer;
   int64_t offset = 0;  // in bytes, from the buffer's first element
 };
 
+// A descriptor by which TMA copies boxes of a tensor; dimensions come innermost first.
+struct TensorMap {
+  Address address;
+  DataType element;
+  std::vector<uint64_t> shape;    // in elements
+  std::vector<uint64_t> strides;  // in bytes, of all dimensions but the innermost
+  std::vector<uint32_t> box;      // in elements
+  int swizzle_bytes = 0;          // 0, 32, 64 or 128
+};
+
 struct KernelLaunch {
-  using Argument = std::variant<Address, int32_t, int64_t, float>;
+  using Argument = std::variant<Address, int32_t, int64_t, float, TensorMap>;
 
   std::string cubin;
   std::string function;
   std::array<uint32_t, 3> grid;
   std::array<uint32_t, 3> block;
-  int shared_bytes = 0;  // dynamic
+  std::array<uint32_t, 3> cluster;  // in blocks
+  int shared_bytes = 0;             // dynamic
   std::vector<Argument> arguments;
 };
 
@@ -54,7 +66,8 @@ using Launch = std::variant<KernelLaunch, EngineLaunch, FunctionLaunch>;
 constexpr int64_t kWorkspaceAligned = 256;
 
 // Checks what can be known of a recipe before anything is built. Throws PlanError if an address is
-// not in its buffer, or less aligned than its engine asks for, or if an engine lacks a bias.
+// not in its buffer, or less aligned than its engine asks for, if an engine lacks a bias, if a
+// cluster does not divide its grid, or if TMA takes no such tensor map.
 void check_launches(const std::vector<Launch>& launches, const ConvProblem& problem,
                     int64_t workspace_bytes);
 

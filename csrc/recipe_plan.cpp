@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <tuple>
 #include <utility>
 
 #include "aten_conv.h"
@@ -22,6 +24,26 @@ namespace {
 
 int64_t rounded_up(int64_t bytes) {
   return (bytes + kWorkspaceAligned - 1) / kWorkspaceAligned * kWorkspaceAligned;
+}
+
+void encode_tensor_map(CUtensorMap* encoded, const TensorMap& map, void* address) {
+  if (cuda_driver().encode_tensor_map == nullptr) {
+    throw PlanError("the driver has no tensor maps");
+  }
+  CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
+  if (map.swizzle_bytes == 32) swizzle = CU_TENSOR_MAP_SWIZZLE_32B;
+  if (map.swizzle_bytes == 64) swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
+  if (map.swizzle_bytes == 128) swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
+  constexpr std::array<uint32_t, 5> kEveryElement{1, 1, 1, 1, 1};
+  constexpr std::array kTypes{CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                              CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                              CU_TENSOR_MAP_DATA_TYPE_FLOAT64};  // by DataType
+  const CUresult status = cuda_driver().encode_tensor_map(
+      encoded, kTypes.at(static_cast<size_t>(map.element)), map.shape.size(), address,
+      map.shape.data(), map.strides.data(), map.box.data(), kEveryElement.data(),
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) check_driver(status, "encoding a tensor map");
 }
 
 }  // namespace
@@ -47,47 +69,68 @@ class RecipePlan::Step {
 class RecipePlan::KernelStep final : public Step {
  public:
   explicit KernelStep(const KernelLaunch& launch)
-      : name_(launch.function),
-        grid_(launch.grid),
-        block_(launch.block),
-        shared_bytes_(launch.shared_bytes),
-        values_(launch.arguments.size()) {
+      : name_(launch.function), values_(launch.arguments.size()) {
     std::vector<size_t> sizes;
     for (size_t i = 0; i < values_.size(); ++i) {
+      pointers_.push_back(&values_[i]);
       std::visit(
           [&](const auto& value) {
             using Value = std::decay_t<decltype(value)>;
             if constexpr (std::is_same_v<Value, Address>) {
               addresses_.emplace_back(i, value);
               sizes.push_back(sizeof(void*));
+            } else if constexpr (std::is_same_v<Value, TensorMap>) {
+              maps_.emplace_back(value);
+              pointers_.back() = &maps_.back().encoded;
+              sizes.push_back(sizeof(CUtensorMap));
             } else {
               std::memcpy(&values_[i], &value, sizeof(value));
               sizes.push_back(sizeof(value));
             }
           },
           launch.arguments[i]);
-      pointers_.push_back(&values_[i]);
     }
-    kernel_ = load_kernel(launch.cubin, name_, shared_bytes_, sizes);
+    kernel_ = load_kernel(launch.cubin, name_, launch.shared_bytes, sizes);
+    const auto& [x, y, z] = launch.cluster;
+    std::tie(config_.gridDimX, config_.gridDimY, config_.gridDimZ) = std::tuple_cat(launch.grid);
+    std::tie(config_.blockDimX, config_.blockDimY, config_.blockDimZ) =
+        std::tuple_cat(launch.block);
+    config_.sharedMemBytes = launch.shared_bytes;
+    if (x * y * z == 1) return;  // older GPUs have no clusters
+    cluster_.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    cluster_.value.clusterDim = {x, y, z};
+    config_.attrs = &cluster_;
+    config_.numAttrs = 1;
   }
 
   void run(const Memory& memory) override {
     for (const auto& [i, address] : addresses_) {
       values_[i] = reinterpret_cast<uint64_t>(memory.at(address));
     }
-    const CUresult status = cuda_driver().launch(
-        kernel_.function, grid_[0], grid_[1], grid_[2], block_[0], block_[1], block_[2],
-        shared_bytes_, c10::cuda::getCurrentCUDAStream().stream(), pointers_.data(), nullptr);
+    for (EncodedMap& map : maps_) {
+      encode_tensor_map(&map.encoded, map.described, memory.at(map.described.address));
+    }
+    config_.hStream = c10::cuda::getCurrentCUDAStream().stream();
+    const CUresult status =
+        cuda_driver().launch_ex(&config_, kernel_.function, pointers_.data(), nullptr);
     if (status != CUDA_SUCCESS) check_driver(status, "launching " + name_);
   }
 
  private:
+  struct EncodedMap {
+    explicit EncodedMap(const TensorMap& map) : described(map) {}
+
+    CUtensorMap encoded{};
+    TensorMap described;
+  };
+
   std::string name_;
   LoadedKernel kernel_;
-  std::array<uint32_t, 3> grid_, block_;
-  int shared_bytes_;
+  CUlaunchConfig config_{};
+  CUlaunchAttribute cluster_{};   // what config_ points at, if there is a cluster
   std::vector<uint64_t> values_;  // each argument in its first bytes
-  std::vector<void*> pointers_;   // to the values
+  std::deque<EncodedMap> maps_;   // they stay where they are
+  std::vector<void*> pointers_;   // to the values and maps
   std::vector<std::pair<size_t, Address>> addresses_;
 };
 

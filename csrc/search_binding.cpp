@@ -19,6 +19,7 @@
 #include "core/cudnn_library.h"
 #include "core/engine_search.h"
 #include "core/errata.h"
+#include "core/names.h"
 #include "core/worker_threads.h"
 #include "engine_plan.h"
 #include "torch_bridge.h"
@@ -27,14 +28,6 @@ namespace py = pybind11;
 
 namespace cudnn_autotune {
 namespace {
-
-template <typename Enum, typename... Values>
-Enum by_name(const char* argument, const std::string& text, Values... values) {
-  for (const Enum value : {values...}) {
-    if (text == name(value)) return value;
-  }
-  throw std::invalid_argument(std::string(argument) + ": unknown value '" + text + "'");
-}
 
 // Makes a problem from the fields of Python's ConvProblem, which has checked them in more detail.
 // Throws std::invalid_argument (Python's ValueError).
@@ -67,11 +60,9 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   std::copy(dilation.begin(), dilation.end(), problem.dilation.begin());
   problem.groups = groups;
   problem.spatial_dims = static_cast<uint8_t>(n);
-  problem.op = by_name<ConvOp>("op", op, ConvOp::fprop, ConvOp::dgrad, ConvOp::wgrad);
-  problem.dtype = by_name<DataType>("dtype", dtype, DataType::float16, DataType::bfloat16,
-                                    DataType::float32, DataType::float64);
-  problem.layout =
-      by_name<Layout>("memory_format", layout, Layout::channels_first, Layout::channels_last);
+  problem.op = by_name<ConvOp>("op", op, kOpNames);
+  problem.dtype = by_name<DataType>("dtype", dtype, kDataTypeNames);
+  problem.layout = by_name<Layout>("memory_format", layout, kLayoutNames);
   problem.deterministic = deterministic;
   problem.allow_tf32 = allow_tf32;
   problem.allow_reduced_precision = allow_reduced_precision;
@@ -79,7 +70,7 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   problem.w_alignment = static_cast<uint8_t>(std::get<1>(alignment));
   problem.y_alignment = static_cast<uint8_t>(std::get<2>(alignment));
   problem.addends = (bias ? ConvProblem::kBias : 0) | (residual ? ConvProblem::kResidual : 0);
-  problem.activation = activation_by_name(activation);
+  problem.activation = by_name<Activation>("activation", activation, kActivationNames);
   if (problem.has_epilogue() && problem.op != ConvOp::fprop) {
     throw std::invalid_argument("ConvProblem: only fprop has a bias, a residual or an activation");
   }

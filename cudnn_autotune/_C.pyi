@@ -200,11 +200,16 @@ def set_plan_builder(builder: PlanBuilder) -> None: ...
 Address = tuple[str, int]
 """A place in a buffer ("x", "w", "y", "bias", "residual" or "workspace"), and its offset in
 bytes."""
-KernelArgument = Address | tuple[str, int | float]
-"""An address, or ("int32", value), ("int64", value) or ("float", value)."""
+Sizes = tuple[int, ...]
+TensorMap = tuple[Literal["tensor_map"], Address, str, Sizes, Sizes, Sizes, int]
+"""("tensor_map", address, element, shape, strides, box, swizzle bytes)"""
+KernelArgument = Address | TensorMap | tuple[str, int | float]
+"""An address, a tensor map, or ("int32", value), ("int64", value) or ("float", value)."""
 Dim3 = tuple[int, int, int]
-KernelLaunch = tuple[Literal["kernel"], bytes, str, Dim3, Dim3, int, tuple[KernelArgument, ...]]
-"""("kernel", cubin, function, grid, block, dynamic shared bytes of a block, arguments)"""
+KernelLaunch = tuple[
+    Literal["kernel"], bytes, str, Dim3, Dim3, Dim3, int, tuple[KernelArgument, ...]
+]
+"""("kernel", cubin, function, grid, block, cluster, dynamic shared bytes of a block, arguments)"""
 EngineLaunch = tuple[
     Literal["engine"], ConvProblem, str, Address, Address, Address, Address | None, Address | None
 ]

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
-#include <stdexcept>
 
 namespace cudnn_autotune {
 namespace {
@@ -19,67 +18,6 @@ std::string join(const Values& values, int count, char separator) {
 }
 
 }  // namespace
-
-const char* name(ConvOp op) {
-  switch (op) {
-    case ConvOp::fprop:
-      return "fprop";
-    case ConvOp::dgrad:
-      return "dgrad";
-    case ConvOp::wgrad:
-      return "wgrad";
-  }
-  return "?";
-}
-
-const char* name(DataType dtype) {
-  switch (dtype) {
-    case DataType::float16:
-      return "float16";
-    case DataType::bfloat16:
-      return "bfloat16";
-    case DataType::float32:
-      return "float32";
-    case DataType::float64:
-      return "float64";
-  }
-  return "?";
-}
-
-const char* name(Layout layout) {
-  return layout == Layout::channels_last ? "channels_last" : "contiguous";
-}
-
-const char* name(Activation activation) {
-  switch (activation) {
-    case Activation::none:
-      return "";
-    case Activation::relu:
-      return "relu";
-    case Activation::silu:
-      return "silu";
-    case Activation::gelu:
-      return "gelu";
-    case Activation::gelu_tanh:
-      return "gelu_tanh";
-    case Activation::sigmoid:
-      return "sigmoid";
-    case Activation::hardswish:
-      return "hardswish";
-  }
-  return "?";
-}
-
-Activation activation_by_name(std::string_view text) {
-  for (const Activation activation :
-       {Activation::none, Activation::relu, Activation::silu, Activation::gelu,
-        Activation::gelu_tanh, Activation::sigmoid, Activation::hardswish}) {
-    if (text == name(activation)) return activation;
-  }
-  throw std::invalid_argument(
-      "activation must be relu, silu, gelu, gelu_tanh, sigmoid, hardswish or empty, got '" +
-      std::string(text) + "'");
-}
 
 int64_t ConvProblem::output_size(int d) const {
   const int64_t padded = x[2 + d] + pre_padding[d] + post_padding[d];

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -17,12 +16,19 @@ enum class DataType : uint8_t { float16, bfloat16, float32, float64 };
 enum class Layout : uint8_t { channels_first, channels_last };
 enum class Activation : uint8_t { none, relu, silu, gelu, gelu_tanh, sigmoid, hardswish };
 
-const char* name(ConvOp op);
-const char* name(DataType dtype);
-const char* name(Layout layout);
-const char* name(Activation activation);
-// Throws std::invalid_argument for a name that no activation has.
-Activation activation_by_name(std::string_view name);
+// The names, in the order of the enumerators.
+constexpr std::array kOpNames{"fprop", "dgrad", "wgrad"};
+constexpr std::array kDataTypeNames{"float16", "bfloat16", "float32", "float64"};
+constexpr std::array kLayoutNames{"contiguous", "channels_last"};
+constexpr std::array kActivationNames{"",          "relu",    "silu",     "gelu",
+                                      "gelu_tanh", "sigmoid", "hardswish"};
+
+inline const char* name(ConvOp op) { return kOpNames.at(static_cast<size_t>(op)); }
+inline const char* name(DataType dtype) { return kDataTypeNames.at(static_cast<size_t>(dtype)); }
+inline const char* name(Layout layout) { return kLayoutNames.at(static_cast<size_t>(layout)); }
+inline const char* name(Activation activation) {
+  return kActivationNames.at(static_cast<size_t>(activation));
+}
 
 // A convolution problem: everything that decides which engines are valid and which is fastest, and
 // nothing else. The shapes are those of the forward convolution, also for dgrad and wgrad:

@@ -27,6 +27,8 @@ struct CudaDriver {
   CUresult (*parameter_info)(CUfunction, size_t, size_t*,
                              size_t*) = nullptr;  // CUDA 12.4 and later
   decltype(&cuLaunchKernel) launch = nullptr;
+  decltype(&cuLaunchKernelEx) launch_ex = nullptr;
+  decltype(&cuTensorMapEncodeTiled) encode_tensor_map = nullptr;
   decltype(&cuLaunchCooperativeKernel) launch_cooperative = nullptr;
   decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
   decltype(&cuGetErrorName) error_name = nullptr;

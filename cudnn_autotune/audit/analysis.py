@@ -66,7 +66,7 @@ def _error(truth: Truth, text: str, best: str) -> float:
     return max(own, truth.errors.get(best, 0.0)) if best != truth.best else own
 
 
-def raw_regret(truth: Truth | None, text: str | None) -> float | None:
+def measured_regret(truth: Truth | None, text: str | None) -> float | None:
     """Returns a pick's time over the best as measured; None if the truth lacks the candidate."""
     if truth is None or text not in truth.times_ms:
         return None
@@ -80,22 +80,24 @@ def tied(regret: float, error: float) -> float:
 
 def regret(truth: Truth | None, text: str | None) -> float | None:
     """Returns a pick's time over the best, with ties as 1.0; None if the truth lacks it."""
-    raw = raw_regret(truth, text)
-    if raw is None or truth is None or text is None:
+    measured = measured_regret(truth, text)
+    if measured is None or truth is None or text is None:
         return None
-    return tied(raw, truth.errors.get(text, 0.0))
+    return tied(measured, truth.errors.get(text, 0.0))
 
 
 def pytorch_regret(oracle: Oracle, row: PytorchRow, name: str) -> tuple[float, float] | None:
     """Returns PyTorch's regret as measured, and its relative standard error."""
     truth = truth_of(oracle, name)
-    raw = raw_regret(truth, row.reference)
+    measured = measured_regret(truth, row.reference)
     if name == STEADY:
         name = SUSTAINED if SUSTAINED in oracle.truths else BURST
     ratio = ratio_of(row, name)
-    if truth is None or raw is None or ratio is None:
+    if truth is None or measured is None or ratio is None:
         return None
-    return ratio.median * raw, math.hypot(ratio.error, truth.errors.get(str(row.reference), 0.0))
+    return ratio.median * measured, math.hypot(
+        ratio.error, truth.errors.get(str(row.reference), 0.0)
+    )
 
 
 def missed(truth: Truth | None, text: str | None) -> list[str]:

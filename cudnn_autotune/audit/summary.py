@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from cudnn_autotune.audit.analysis import (
     WITHIN,
+    measured_regret,
     pytorch_regret,
     ratio_of,
-    raw_regret,
     regret,
     shared_cases,
     tied,
@@ -202,12 +202,12 @@ def _coverage(record: Record, picked: dict[str, list[Pick]]) -> Coverage | None:
     for case, picks in picked.items():
         for pick in picks:
             truth = truth_of(record.oracle[case], pick.bound_truth)
-            raw = raw_regret(truth, pick.text)
-            if pick.regret_bound is None or raw is None or truth is None:
+            measured = measured_regret(truth, pick.text)
+            if pick.regret_bound is None or measured is None or truth is None:
                 continue
             # The oracle itself may be off by two standard errors.
             error = 2 * truth.errors.get(str(pick.text), 0.0)
-            within.append(raw - 1 <= pick.regret_bound + error)
+            within.append(measured - 1 <= pick.regret_bound + error)
     return Coverage(float(np.mean(within)), len(within)) if within else None
 
 

@@ -102,8 +102,9 @@ def _digest(kernel: Kernel, options: list[str]) -> str:
 
 def _options(kernel: Kernel, compute_capability: tuple[int, int]) -> list[str]:
     major, minor = compute_capability
+    architecture = f"--gpu-architecture=sm_{major}{minor}{kernel.arch_suffix}"
     defines = [f"-D{name}={value}" for name, value in kernel.defines]
-    return [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *defines]
+    return [architecture, "--std=c++17", *defines]
 
 
 def _found_or_compiled(kernel: Kernel, options: list[str], digest: str) -> bytes:

@@ -39,8 +39,30 @@ class Int64:
     value: int
 
 
-Argument = Address | int | Int64 | float
-"""An argument of a kernel: a pointer, an ``int`` of 32 bits, a ``long long`` or a ``float``."""
+@dataclass(frozen=True)
+class TensorMap:
+    """A descriptor by which TMA copies boxes of a tensor, on GPUs of compute capability 9.0 and
+    later; in the kernel ``const __grid_constant__ CUtensorMap``.
+
+    Dimensions, 1 to 5, come innermost first. What a box has outside of the tensor is zero.
+    """
+
+    address: Address
+    """The tensor's first element, at a multiple of 16 bytes."""
+    element: Literal["float16", "bfloat16", "float32", "float64"]
+    shape: tuple[int, ...]
+    """Elements in each dimension."""
+    strides: tuple[int, ...]
+    """Bytes from an index to the next, in each dimension but the innermost: multiples of 16."""
+    box: tuple[int, ...]
+    """Elements of a box in each dimension, 1 to 256. Its rows have a multiple of 16 bytes."""
+    swizzle_bytes: Literal[0, 32, 64, 128] = 0
+    """Width in bytes of the swizzle of a box in shared memory; 0 for none."""
+
+
+Argument = Address | int | Int64 | float | TensorMap
+"""An argument of a kernel: a pointer, an ``int`` of 32 bits, a ``long long``, a ``float`` or a
+``CUtensorMap``."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +74,9 @@ class Kernel:
     function: str
     defines: tuple[tuple[str, str | int], ...] = ()
     """Macros and their values, which are part of what is compiled."""
+    arch_suffix: Literal["", "a", "f"] = ""
+    """Suffix of the architecture, such as ``a`` of ``sm_90a``, whose instructions (wgmma) only GPUs
+    of this architecture have; ``f`` for its family."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +98,9 @@ class KernelLaunch:
     arguments: tuple[Argument, ...]
     shared_bytes: int = 0
     """Bytes of dynamic shared memory of a block."""
+    cluster: Dim3 = (1, 1, 1)
+    """Blocks of a cluster, 8 at most, which divides the grid; more than one needs a GPU of compute
+    capability 9.0 or later."""
 
 
 @dataclass(frozen=True)

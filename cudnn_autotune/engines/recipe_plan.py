@@ -16,6 +16,7 @@ from cudnn_autotune.engines.recipe import (
     KernelLaunch,
     PythonLaunch,
     Recipe,
+    TensorMap,
 )
 
 
@@ -59,7 +60,7 @@ def _native(
     else:
         code = cubin(kernel, torch.cuda.get_device_capability(device))
     arguments = tuple(map(_argument, launch.arguments))
-    size = (launch.grid, launch.block, launch.shared_bytes)
+    size = (launch.grid, launch.block, launch.cluster, launch.shared_bytes)
     return ("kernel", code, kernel.function, *size, arguments)
 
 
@@ -72,10 +73,19 @@ def _argument(argument: Argument) -> _C.KernelArgument:
         return _address(argument)
     if isinstance(argument, Int64):
         return "int64", argument.value
+    if isinstance(argument, TensorMap):
+        sizes = (argument.shape, argument.strides, argument.box)
+        return (
+            "tensor_map",
+            _address(argument.address),
+            argument.element,
+            *sizes,
+            argument.swizzle_bytes,
+        )
     if isinstance(argument, float):
         return "float", argument
     if isinstance(argument, int) and not isinstance(argument, bool):
         if not -(2**31) <= argument < 2**31:
             raise ValueError(f"arguments: {argument} does not fit an int; Int64 is for larger ones")
         return "int32", argument
-    raise TypeError(f"arguments: {argument!r} is no Address, int, Int64 or float")
+    raise TypeError(f"arguments: {argument!r} is no Address, int, Int64, float or TensorMap")

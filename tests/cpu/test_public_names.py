@@ -83,7 +83,7 @@ OFFERED = {
     },
     "expert.recipe": {
         *("Address", "CompiledKernel", "EngineLaunch", "Int64", "Kernel", "KernelLaunch"),
-        *("PythonLaunch", "Recipe", "workspace_room"),
+        *("PythonLaunch", "Recipe", "TensorMap", "workspace_room"),
     },
     "functional": {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)},
     "sampling": set(ca.sampling.__all__),

@@ -23,6 +23,7 @@ from cudnn_autotune.engines.recipe import (
     KernelLaunch,
     PythonLaunch,
     Recipe,
+    TensorMap,
 )
 from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.timers.measuring import operands
@@ -62,6 +63,53 @@ extern "C" __global__ void through_shared(unsigned short* y, int words) {
   if (threadIdx.x == 0) y[0] = (unsigned short)(memory[words - 1] & 0xffff);
 }
 """
+
+
+HOPPER_SOURCE = """
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+extern "C" __global__ void copy_box(const __grid_constant__ CUtensorMap map, unsigned short* y,
+                                    int column, int row, int count) {
+  extern __shared__ __align__(128) unsigned short box[];
+  __shared__ __align__(8) unsigned long long barrier;
+  const unsigned to = (unsigned)__cvta_generic_to_shared(box);
+  const unsigned arrived = (unsigned)__cvta_generic_to_shared(&barrier);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrived) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrived),
+                 "r"(2 * count)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(arrived)
+        : "memory");
+  }
+  __syncthreads();
+  for (unsigned done = 0; !done;) {
+    asm volatile(
+        "{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], 0;"
+        " selp.u32 %0, 1, 0, done; }"
+        : "=r"(done)
+        : "r"(arrived)
+        : "memory");
+  }
+  for (int i = threadIdx.x; i < count; i += blockDim.x) y[i] = box[i];
+}
+extern "C" __global__ void cluster_rank(unsigned short* y) {
+  unsigned rank, size;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  if (threadIdx.x == 0) y[blockIdx.x] = (unsigned short)(100 * size + rank);
+}
+"""
+hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="clusters and TMA need a GPU of compute capability 9.0",
+)
 
 
 def kernel(
@@ -193,9 +241,48 @@ def test_a_launch_that_fails_names_the_candidate(
 
 
 def test_code_that_is_no_cubin_is_refused() -> None:
-    launch = ("kernel", b"no cubin", "negate", (1, 1, 1), (1, 1, 1), 0, ())
+    launch = ("kernel", b"no cubin", "negate", *[(1, 1, 1)] * 3, 0, ())
     with pytest.raises(_C.PlanError, match=rf"{TEXT}: .*negate: CUDA_ERROR_INVALID_IMAGE"):
         _C.recipe_plan(PROBLEM.native(), TEXT, [launch], 0, 0)  # type: ignore[list-item]
+
+
+def in_memory(tensor: Tensor) -> Tensor:
+    """The elements of a channels_last tensor in the order of memory."""
+    return tensor.permute(0, 2, 3, 1).reshape(-1)
+
+
+@hopper
+@pytest.mark.parametrize("suffix", ["", "a"])
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_a_grid_is_launched_in_clusters(size: int, suffix: Any) -> None:
+    x, w, y = data_of()
+    code = Kernel(HOPPER_SOURCE, "cluster_rank", arch_suffix=suffix)
+    _C.execute(
+        plan(KernelLaunch(code, (16, 1, 1), (32, 1, 1), (Y,), cluster=(size, 1, 1))), x, w, y
+    )
+    found = in_memory(y)[:16].view(torch.int16).tolist()
+    assert found == [100 * size + block % size for block in range(16)]
+
+
+@hopper
+def test_tma_copies_boxes_of_each_calls_tensor() -> None:
+    """A box of 16 channels of 8 pixels, the last two of which lie behind the tensor."""
+    pixels = TensorMap(X, "float16", (32, 576), (64,), (16, 8))
+    code = Kernel(HOPPER_SOURCE, "copy_box", arch_suffix="a")
+    one = plan(KernelLaunch(code, (1, 1, 1), (128, 1, 1), (pixels, Y, 16, 570, 128), 256))
+    graph = torch.cuda.CUDAGraph()
+    for seed in range(3):
+        x, w, y = data_of(seed=seed)
+        expected_box = torch.zeros(8, 16, dtype=torch.float16, device="cuda")
+        expected_box[:6] = in_memory(x).view(576, 32)[570:, 16:]
+        _C.execute(one, x, w, y)
+        assert torch.equal(in_memory(y)[:128].view(8, 16), expected_box)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        _C.execute(one, x, w, y)
+    y.zero_()
+    graph.replay()
+    assert torch.equal(in_memory(y)[:128].view(8, 16), expected_box)
 
 
 # Engines of other problems

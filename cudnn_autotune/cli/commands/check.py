@@ -17,6 +17,7 @@ from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.configs import Candidate, build_plan, cuda_index
+from cudnn_autotune.engines.kernels.sources import files_of
 from cudnn_autotune.engines.listing import candidates, named
 from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
@@ -144,7 +145,9 @@ def _parts(recipe: Recipe, device: str) -> Iterator[str]:
             kernel = launch.kernel
             if isinstance(kernel, Kernel):
                 code = cubin(kernel, gpu_of(device).compute_capability)
-                yield f"{kernel.function} compiles to {size(len(code))}"
+                files = ", ".join(files_of(kernel.source))
+                of_files = f" ({files})" if files else ""
+                yield f"{kernel.function}{of_files} compiles to {size(len(code))}"
             else:
                 yield f"{kernel.function} was compiled before"
         elif isinstance(launch, EngineLaunch):

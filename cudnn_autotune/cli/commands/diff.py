@@ -108,12 +108,12 @@ class Difference(NamedTuple):
         return decision.key + (" deterministic" if decision.problem.deterministic else "")
 
     def __str__(self) -> str:
-        told = " -> ".join(_told(one) for one in (self.a, self.b) if one is not None)
+        text = " -> ".join(_described(one) for one in (self.a, self.b) if one is not None)
         if self.times is not None and self.a is not None:
             before, after = self.times
             change = f"{milliseconds(before)} -> {milliseconds(after)} ms"
-            told = f"{_engine(self.a)} {change} ({100 * (after / before - 1):+.1f} %)"
-        return f"{self.mark} {self.key}: {told}"
+            text = f"{_engine(self.a)} {change} ({100 * (after / before - 1):+.1f} %)"
+        return f"{self.mark} {self.key}: {text}"
 
     def to_json(self) -> dict[str, Any]:
         sides = {
@@ -146,7 +146,7 @@ def _engine(decision: Decision) -> str:
     return decision.chosen.candidate.text if decision.chosen else ATEN.text
 
 
-def _told(decision: Decision) -> str:
+def _described(decision: Decision) -> str:
     chosen = decision.chosen
     ms = None if chosen is None else chosen.reported_ms
     return _engine(decision) + ("" if ms is None else f" ({milliseconds(ms)} ms)")

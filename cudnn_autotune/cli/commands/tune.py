@@ -146,8 +146,8 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
                 calls = by_layout[CANDIDATES.index(faster.chosen)]
             elif is_auto:
                 calls = by_layout[0]
-            told = Tuned(made.decisions, calls, name, took_s)
-            _show(told, made, store, layout, given["as_json"])
+            tuned = Tuned(made.decisions, calls, name, took_s)
+            _show(tuned, made, store, layout, given["as_json"])
 
 
 def _mode(given: str | None) -> str:
@@ -251,7 +251,7 @@ def _known(problem: ConvProblem, store: Store, mode: str) -> Decision | None:
 
 
 def _show(
-    told: Tuned, made: tune_run.Tuned, store: Store, layout: str | None, as_json: bool
+    tuned: Tuned, made: tune_run.Tuned, store: Store, layout: str | None, as_json: bool
 ) -> None:
     """Shows what was decided and what it gains; raises what the command ends with."""
     peaks = gpu_peaks.known(store.path.parent, store.environment)
@@ -259,18 +259,18 @@ def _show(
         head = {
             "path": str(store.path),
             "environment": store.environment.to_json(),
-            "gain": told.gain.to_json(),
+            "gain": tuned.gain.to_json(),
             "memory_format": layout,
         }
         decision_table.print_json(
-            head, told, peaks, lambda decision: {"calls": told.calls.get(decision.problem, 0)}
+            head, tuned, peaks, lambda decision: {"calls": tuned.calls.get(decision.problem, 0)}
         )
-    elif told:
-        timed = sum(decision.selection.total_samples > 0 for decision in told)
+    elif tuned:
+        timed = sum(decision.selection.total_samples > 0 for decision in tuned)
         how = f"{made.known} of them known already" if made.known else f"{timed} of them timed"
-        title = f"{count(len(told), 'problem')}, {how}"
-        decision_table.show(decision_table.console(), told, title, str(store.path), peaks)
-        for line in filter(None, (layout, str(told))):
+        title = f"{count(len(tuned), 'problem')}, {how}"
+        decision_table.show(decision_table.console(), tuned, title, str(store.path), peaks)
+        for line in filter(None, (layout, str(tuned))):
             say(line)
     if not store.is_writable:
         raise refuse("--store", f"{store.path} cannot be written to any more: not all is kept")
@@ -279,6 +279,6 @@ def _show(
         raise KeyboardInterrupt
     if made.failed:
         raise click.ClickException(
-            f"{len(made.failed)} of {count(len(told) + len(made.failed), 'problem')} could not be "
+            f"{len(made.failed)} of {count(len(tuned) + len(made.failed), 'problem')} could not be "
             "tuned; PyTorch serves them"
         )

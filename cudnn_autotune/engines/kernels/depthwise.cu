@@ -1,9 +1,9 @@
 // Depthwise convolutions and their gradient of the input (DGRAD) in channels_last, on CUDA cores.
 //
-// A thread computes a strip: CHANNELS adjacent channels (one load of a pixel), a few columns, and
-// many rows, which it walks down. Its filters stay in registers, and so do the sums of all rows
+// A thread computes a thread tile: CHANNELS adjacent channels (one load of a pixel), a few columns,
+// and many rows, which it walks down. Its filters stay in registers, and so do the sums of all rows
 // that are not complete yet. So each pixel is loaded and converted once a thread, and only the
-// columns where strips overlap and the rows where strips begin are loaded twice, mostly from L1.
+// columns where tiles overlap and the rows where tiles begin are loaded twice, mostly from L1.
 // The lanes of a warp are adjacent channels, then adjacent columns: accesses are coalesced.
 //
 // Both operations pair a y pixel with x pixels. Along a dimension with stride S, dilation D and
@@ -26,7 +26,7 @@ __device__ __forceinline__ int first_index(int residue, int stride, int padding,
 }
 
 // Tensors are (image, depth, height, width, channel); `read` and `written` are x and y, or y and x.
-// A strip has `rows` rows of y, or groups of rows of x. The block is (channels / CHANNELS, strips).
+// A tile has `rows` rows of y, or groups of rows of x. The block is (channels / CHANNELS, tiles).
 // With `multiplier` > 1, output channel k reads channel k / multiplier of the input.
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_channels_last(const T* __restrict__ read, const T* __restrict__ weight,
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256)
                             int width_read, int depth_written, int height_written,
                             int width_written, int stride_d, int padding_d, int padding_h,
                             int padding_w, int dilation_d, int dilation_h, int dilation_w,
-                            int row_strips, int column_strips, int strips, int rows) {
+                            int tiles_down, int tiles_across, int tiles, int rows) {
   constexpr int kTaps = KT * KH * KW;
   DYNAMIC_SHARED(shared);
   T* const filters = reinterpret_cast<T*>(shared);
@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   __syncthreads();
   const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * CHANNELS;
-  int strip = blockIdx.x * blockDim.y + threadIdx.y;
-  if (channel >= channels || strip >= strips) return;
+  int tile = blockIdx.x * blockDim.y + threadIdx.y;
+  if (channel >= channels || tile >= tiles) return;
 
   float filter[KT][KH][KW][CHANNELS];
 #pragma unroll
@@ -67,14 +67,14 @@ extern "C" __global__ void __launch_bounds__(256)
     }
   }
 
-  const int depth = strip % depth_written;
-  strip /= depth_written;
-  const int column_residue = strip % column_strips % dilation_w;
-  int column_index = strip % column_strips / dilation_w * COLUMNS;
-  strip /= column_strips;
-  const int row_residue = strip % row_strips % dilation_h;
-  int row_index = strip % row_strips / dilation_h * rows;
-  const int image = strip / row_strips;
+  const int depth = tile % depth_written;
+  tile /= depth_written;
+  const int column_residue = tile % tiles_across % dilation_w;
+  int column_index = tile % tiles_across / dilation_w * COLUMNS;
+  tile /= tiles_across;
+  const int row_residue = tile % tiles_down % dilation_h;
+  int row_index = tile % tiles_down / dilation_h * rows;
+  const int image = tile / tiles_down;
 
 #if DGRAD
   column_index += first_index(column_residue, STRIDE_W, padding_w, dilation_w);

@@ -27,7 +27,7 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 _MOST_TAPS = 49  # so that a thread's registers hold one filter for each of its channels
 _LEAST_CHANNELS = 8  # below, accesses are too narrow
 _LEAST_ROWS = 4
-_MOST_STRIPS_BESIDE_BLOCKS = 2
+_MOST_THREAD_TILES = 2
 _MOST_COLUMNS = 8
 _MOST_FILTER_REGISTERS = 64
 _REGISTERS = (128, 184)  # limits per thread, in the order of the offers
@@ -62,7 +62,7 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
 
     name = "depthwise"
     version = version_of(
-        *("device.cuh", "depthwise_strip.cuh", "depthwise.cu", "depthwise_tile.cu"),
+        *("device.cuh", "depthwise_thread.cuh", "depthwise.cu", "depthwise_tile.cu"),
         *("depthwise.py", "depthwise_sizes.py", "depthwise_tile.py", "family.py"),
     )
 
@@ -78,13 +78,13 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
         if not is_depthwise(problem):
             return []
         of_blocks = block_tiles(problem, gpu)
-        strips = self._strip_tiles(problem, gpu)
+        tiles = self._thread_tiles(problem, gpu)
         if of_blocks:
             is_plain_half = problem.dtype != torch.float32 and max(problem.stride) == 1
-            strips = [] if is_plain_half else strips[:_MOST_STRIPS_BESIDE_BLOCKS]
-        return [*of_blocks, *strips]
+            tiles = [] if is_plain_half else tiles[:_MOST_THREAD_TILES]
+        return [*of_blocks, *tiles]
 
-    def _strip_tiles(self, problem: ConvProblem, gpu: Gpu) -> list[Tile]:
+    def _thread_tiles(self, problem: ConvProblem, gpu: Gpu) -> list[Tile]:
         if (
             problem.memory_format == torch.contiguous_format
             or problem.groups < _LEAST_CHANNELS
@@ -98,18 +98,18 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
         if is_for_tensor_cores(problem, gpu) or _is_faster_on_tensor_cores(problem, gpu):
             return []
         tiles: list[Tile] = []
-        longest = height.strip_length(problem.op)
+        longest = height.residue_length(problem.op)
         for channels, columns in _shapes(problem):
-            # Two waves of threads or more, but the beginnings of strips, where products and loads
+            # Two waves of threads or more, but the beginnings of tiles, where products and loads
             # are repeated, must stay few.
             wanted = 2 * gpu.multiprocessors * _THREADS_AT_ONCE
-            pieces = -(-wanted // _strips(problem, channels, columns))
+            parts = -(-wanted // _tiles(problem, channels, columns))
             repeated = -(-height.taps // height.stride) - 1
-            other = 2 * pieces if longest >= 8 * pieces * repeated else -(-pieces // 2)
-            for count in (pieces,) if tiles else (pieces, other):
+            other = 2 * parts if longest >= 8 * parts * repeated else -(-parts // 2)
+            for count in (parts,) if tiles else (parts, other):
                 rows = max(min(_LEAST_ROWS, longest), -(-longest // count))
                 tile = Tile(channels, columns, rows)
-                if tile not in tiles and _strip_counts(problem, tile)[2] <= INT32_MAX:
+                if tile not in tiles and _tile_counts(problem, tile)[2] <= INT32_MAX:
                     tiles.append(tile)
         return tiles
 
@@ -188,33 +188,33 @@ def _estimate(problem: ConvProblem, channels: int, columns: int) -> tuple[float,
         + columns * taps * channels
         + rows_written * written * (4 + channels)
     )
-    length = width.strip_length(problem.op)
-    useful = length / -(-length // columns)  # columns of a strip
+    length = width.residue_length(problem.op)
+    useful = length / -(-length // columns)  # columns of a tile
     return instructions / (useful * channels), registers
 
 
-def _strips(problem: ConvProblem, channels: int, columns: int) -> int:
+def _tiles(problem: ConvProblem, channels: int, columns: int) -> int:
     """Returns the number of threads if each thread computes all rows."""
     depth, height, width = dimensions(problem)
-    in_a_row = width.dilation * -(-width.strip_length(problem.op) // columns)
+    in_a_row = width.dilation * -(-width.residue_length(problem.op) // columns)
     planes = problem.input_shape[0] * (depth.output if problem.op == "fprop" else depth.size)
     return planes * in_a_row * height.dilation * (problem.weight_shape[0] // channels)
 
 
-def _strip_counts(problem: ConvProblem, tile: Tile) -> tuple[int, int, int]:
-    """Returns the strips along rows, along columns, and those of a channel in all images."""
+def _tile_counts(problem: ConvProblem, tile: Tile) -> tuple[int, int, int]:
+    """Returns the tiles along rows, along columns, and those of a channel in all images."""
     depth, height, width = dimensions(problem)
-    row_strips = height.dilation * -(-height.strip_length(problem.op) // tile.rows)
-    column_strips = width.dilation * -(-width.strip_length(problem.op) // tile.columns)
+    tiles_down = height.dilation * -(-height.residue_length(problem.op) // tile.rows)
+    tiles_across = width.dilation * -(-width.residue_length(problem.op) // tile.columns)
     planes = problem.input_shape[0] * (depth.output if problem.op == "fprop" else depth.size)
-    return row_strips, column_strips, planes * row_strips * column_strips
+    return tiles_down, tiles_across, planes * tiles_down * tiles_across
 
 
 def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
     depth, height, width = dimensions(problem)
     is_dgrad = problem.op == "dgrad"
     output_channels = problem.weight_shape[0]
-    row_strips, column_strips, strips = _strip_counts(problem, tile)
+    tiles_down, tiles_across, tiles = _tile_counts(problem, tile)
     x_sizes = (depth.size, height.size, width.size)
     y_sizes = (depth.output, height.output, width.output)
     read, written = (y_sizes, x_sizes) if is_dgrad else (x_sizes, y_sizes)
@@ -222,11 +222,11 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
     groups = output_channels // tile.channels
     chunks = -(-groups // _MOST_GROUPS)
     block_x = min(groups, -(-groups // (8 * chunks)) * 8)  # 8 lanes fill whole sectors
-    block_y = max(1, min(_BLOCK_THREADS // block_x, strips))
+    block_y = max(1, min(_BLOCK_THREADS // block_x, tiles))
     taps = depth.taps * height.taps * width.taps
     extra_defines, extra_arguments = epilogue(problem)
     kernel = Kernel(
-        source("depthwise_strip.cuh", "depthwise.cu"),
+        source("depthwise_thread.cuh", "depthwise.cu"),
         "depthwise_channels_last",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),
@@ -243,7 +243,7 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
     )
     launch = KernelLaunch(
         kernel,
-        grid=(-(-strips // block_y), -(-groups // block_x), 1),
+        grid=(-(-tiles // block_y), -(-groups // block_x), 1),
         block=(block_x, block_y, 1),
         arguments=(
             Address("y" if is_dgrad else "x"),
@@ -261,9 +261,9 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
             depth.dilation,
             height.dilation,
             width.dilation,
-            row_strips,
-            column_strips,
-            strips,
+            tiles_down,
+            tiles_across,
+            tiles,
             tile.rows,
         ),
         shared_bytes=block_x * tile.channels * taps * problem.dtype.itemsize,

@@ -7,8 +7,8 @@
 // Efficiency is KERNEL_W / (8 kSteps), 7/16 for 7 wide and 31/40 for 31 wide, of a rate 15 times
 // that of FMAs.
 //
-// A block computes CHANNELS channels of `rows` rows of kStrips strips; a strip is 8 COLUMN_BLOCKS
-// columns of an image, and the positions are those of all strips. It walks down the input's rows.
+// A block computes CHANNELS channels of `rows` rows of kTiles tiles; a tile is 8 COLUMN_BLOCKS
+// columns of an image, and the positions are those of all tiles. It walks down the input's rows.
 // A warp holds T of kFilterRows filter rows of its channels in registers, and the sums of the
 // kFilterRows - 1 output rows that are not complete. So a row is loaded from shared memory once and
 // multiplied by all filter rows; the mma that adds to a sum also moves it to its next place. A
@@ -20,8 +20,8 @@
 //
 // A step does three things to different rows, between two barriers:
 // - Row i + STAGES is copied to shared memory, asynchronously and as it is in memory.
-// - Row i + 1 is arranged as planes, one a channel: the 16-byte piece s kPitch + j of a plane has
-//   columns 8j to 8j + 7 of strip s, from the leftmost that the strip's outputs depend on.
+// - Row i + 1 is arranged as planes, one a channel: the 16-byte vector s PITCH + j of a plane has
+//   columns 8j to 8j + 7 of tile s, from the leftmost that the tile's outputs depend on.
 // - Row i is multiplied. What it completes is transposed back to channels_last in the next step.
 //
 // Zeros of T multiply inputs that an output does not depend on. If one of these is infinite or NaN
@@ -45,17 +45,17 @@ __device__ __forceinline__ float finish(float sum, const ELEMENT* bias, const EL
 
 // Computes outputs of the block that are NaN again, without products of zeros.
 __device__ void repair(const ELEMENT* x, const ELEMENT* w, ELEMENT* y, const ELEMENT* bias,
-                       const ELEMENT* residual, const Shape& s, int first_strip, int first_channel,
+                       const ELEMENT* residual, const Shape& s, int first_tile, int first_channel,
                        int first_out, int end_out) {
-  const int count = kStrips * (end_out - first_out) * kStripColumns * CHANNELS;
+  const int count = kTiles * (end_out - first_out) * kTileColumns * CHANNELS;
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const int channel = first_channel + i % CHANNELS;
-    const int strip = first_strip + i / (CHANNELS * kStripColumns) % kStrips;
-    const int image = strip / s.strips_across;
-    int column = strip % s.strips_across * kStripColumns + i / CHANNELS % kStripColumns;
-    int row = first_out + i / (CHANNELS * kStripColumns * kStrips);
-    if (SIGNAL) column += row * kStripColumns, row = 0;
+    const int tile = first_tile + i / (CHANNELS * kTileColumns) % kTiles;
+    const int image = tile / s.tiles_across;
+    int column = tile % s.tiles_across * kTileColumns + i / CHANNELS % kTileColumns;
+    int row = first_out + i / (CHANNELS * kTileColumns * kTiles);
+    if (SIGNAL) column += row * kTileColumns, row = 0;
     if (channel >= s.channels || image >= s.images || column >= s.out_w) continue;
     const long long at = offset(s, image, channel, row, column, s.out_h, s.out_w);
     const float old = to_float(y[at]);
@@ -82,18 +82,19 @@ __device__ void repair(const ELEMENT* x, const ELEMENT* w, ELEMENT* y, const ELE
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     depthwise_mma(const ELEMENT* x, const ELEMENT* w, ELEMENT* y, const ELEMENT* bias,
                   const ELEMENT* residual, int images, int channels, int in_h, int in_w, int out_h,
-                  int out_w, int pad_h, int pad_w, int strips_across, int rows) {
+                  int out_w, int pad_h, int pad_w, int tiles_across, int rows) {
   DYNAMIC_SHARED(shared);
-  const Shape s{images, channels, in_h, in_w, out_h, out_w, pad_h, pad_w, strips_across};
+  const Shape s{images, channels, in_h, in_w, out_h, out_w, pad_h, pad_w, tiles_across};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int link = warp / kChannelGroups, warp_channel = warp % kChannelGroups * WARP_CHANNELS;
+  const int rank = warp / kChannelGroups;  // in the chain of warps that divide a filter
+  const int warp_channel = warp % kChannelGroups * WARP_CHANNELS;
 
   const int channel_blocks = ceil_div(channels, CHANNELS);
-  const int strip_groups = ceil_div(images * strips_across, kStrips);
+  const int tile_groups = ceil_div(images * tiles_across, kTiles);
   const int first_channel = blockIdx.x % channel_blocks * CHANNELS;
-  const int first_strip = blockIdx.x / channel_blocks % strip_groups * kStrips;
-  const int first_out = blockIdx.x / channel_blocks / strip_groups * rows;
-  const int end_out = min(first_out + rows, SIGNAL ? ceil_div(out_w, kStripColumns) : out_h);
+  const int first_tile = blockIdx.x / channel_blocks % tile_groups * kTiles;
+  const int first_out = blockIdx.x / channel_blocks / tile_groups * rows;
+  const int end_out = min(first_out + rows, SIGNAL ? ceil_div(out_w, kTileColumns) : out_h);
   // Rows above the image add nothing, but an output is written when its last row has been seen.
   const int last_of_first = first_out - pad_h + KERNEL_H - 1;
   const int first_row = min(max(first_out - pad_h, 0), last_of_first);
@@ -101,11 +102,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const int end_row = min(first_row + steps, SIGNAL ? 1 << 30 : in_h);
 
   unsigned char* const halves = shared + kHalvesAt;
-  Fetcher fetcher(shared, s, first_strip, first_channel, first_row);
+  Fetcher fetcher(shared, s, first_tile, first_channel, first_row);
 #pragma unroll
   for (int i = 0; i < STAGES; ++i) {
     const int row = first_row + i;
-    fetcher.fetch(x, i * kRawBytes, s, row >= 0 && row < end_row);
+    fetcher.fetch(x, i * STAGE_BYTES, s, row >= 0 && row < end_row);
     commit_copies();
   }
 
@@ -118,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     const ELEMENT* filter = w + static_cast<long long>(channel) * KERNEL_H * KERNEL_W;
 #pragma unroll
     for (int r = 0; r < kFilterRows; ++r) {
-      const int row = channel < channels ? link * kFilterRows + r - kMissing : -1;
+      const int row = channel < channels ? rank * kFilterRows + r - kMissing : -1;
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         const int column = 8 * k + 2 * t - g;
@@ -128,26 +129,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       for (int i = 0; i < 4; ++i) sums[c][r][i] = 0.0f;
     }
   }
-  for (int i = threadIdx.x; i < kLinkBytes / 4; i += kThreads) {
-    reinterpret_cast<float*>(halves + kHalfBytes + kLinksAt)[i] = 0.0f;
+  for (int i = threadIdx.x; i < PARTIAL_BYTES / 4; i += kThreads) {
+    reinterpret_cast<float*>(halves + kHalfBytes + kPartialsAt)[i] = 0.0f;
   }
   if (threadIdx.x == 0) *reinterpret_cast<int*>(shared + kFlagAt) = 0;
 
   Arranger arranger(shared, halves, first_channel);
-  Writer writer(halves + kOutAt, s, first_strip, first_channel, warp_channel, first_out);
+  Writer writer(halves + kOutAt, s, first_tile, first_channel, warp_channel, first_out);
   const int position = lane % 16;
-  const int piece = strip_of(position) * kPitch + column_block_of(position);
+  const int vector = tile_of(position) * PITCH + column_block_of(position);
   const unsigned char* const matrices =
-      kept(halves + (warp_channel * kPlane + piece + lane / 16) * kPiece);
+      kept(halves + (warp_channel * PLANE + vector + lane / 16) * kVectorBytes);
   const unsigned char* const last_matrices =
-      kept(halves + (warp_channel * kPlane + piece + kSteps - 1) * kPiece);
+      kept(halves + (warp_channel * PLANE + vector + kSteps - 1) * kVectorBytes);
   unsigned char* const packed =
       kept(halves + kOutAt +
-           ((warp_channel / 8 * kOutOctet + warp_channel % 8 * kOutChannel + g) * 4 + t) * 4);
-  unsigned char* const links =
-      kept(halves + kLinksAt + ((link * CHANNELS + warp_channel) * 32 + lane) * 16);
+           ((warp_channel / 8 * OUT_OCTET + warp_channel % 8 * kOutChannel + g) * 4 + t) * 4);
+  unsigned char* const partials =
+      kept(halves + kPartialsAt + ((rank * CHANNELS + warp_channel) * 32 + lane) * 16);
   // Input rows that this warp's filter rows multiply for one of the block's outputs.
-  const int first_filter_row = link * kFilterRows - kMissing;
+  const int first_filter_row = rank * kFilterRows - kMissing;
   const int begin_products = max(first_out - pad_h + first_filter_row, 0);
   const int end_products = min(end_out - pad_h + first_filter_row + kFilterRows - 1, end_row);
   float poison = 0.0f;  // NaN if a result was
@@ -164,25 +165,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     const int row = first_row + i, other = kHalfBytes - now;
     fetcher.fetch(x, stage, s, row + STAGES >= 0 && row + STAGES < end_row);
     commit_copies();
-    stage = stage == (STAGES - 1) * kRawBytes ? 0 : stage + kRawBytes;
+    stage = stage == (STAGES - 1) * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
     arranger.arrange(stage, other, first_channel);
     const bool is_complete = row >= last_of_first;
 
 #pragma unroll
     for (int c = 0; c < WARP_CHANNELS; ++c) {
       float next[4] = {0.0f, 0.0f, 0.0f, 0.0f}, result[4];
-      constexpr int kLink = CHANNELS * 32 * 16;
-      if (CHAINED > 1 && link > 0) {
-        const float4 before = *reinterpret_cast<const float4*>(links + other - kLink + c * 32 * 16);
+      if (CHAINED > 1 && rank > 0) {
+        const float4 before =
+            *reinterpret_cast<const float4*>(partials + other - kRankBytes + c * 32 * 16);
         next[0] = before.x, next[1] = before.y, next[2] = before.z, next[3] = before.w;
       }
       unsigned a[kSteps / 2 + 1][4], last[2];
       if (has_products) {
 #pragma unroll
         for (int k = 0; k < kSteps / 2; ++k) {
-          load_matrices(a[k], matrices + now + (c * kPlane + 2 * k) * kPiece);
+          load_matrices(a[k], matrices + now + (c * PLANE + 2 * k) * kVectorBytes);
         }
-        if (kSteps % 2) load_matrices(last, last_matrices + now + c * kPlane * kPiece);
+        if (kSteps % 2) load_matrices(last, last_matrices + now + c * PLANE * kVectorBytes);
       }
 #pragma unroll
       for (int r = kFilterRows - 1; r >= 0; --r) {
@@ -210,8 +211,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         }
       }
 
-      if (link < CHAINED - 1) {
-        *reinterpret_cast<float4*>(links + now + c * 32 * 16) =
+      if (rank < CHAINED - 1) {
+        *reinterpret_cast<float4*>(partials + now + c * 32 * 16) =
             make_float4(result[0], result[1], result[2], result[3]);
       } else if (is_complete && i < steps) {
         const int channel = first_channel + warp_channel + c;
@@ -219,14 +220,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         for (int k = 0; k < 2; ++k) {
           // Columns 2t and 2t + 1 of position g + 8k.
           if (HAS_BIAS || HAS_RESIDUAL || ACTIVATION) {
-            const int strip = first_strip + strip_of(g + 8 * k), image = strip / strips_across;
+            const int tile = first_tile + tile_of(g + 8 * k), image = tile / tiles_across;
             const int out_row = row - last_of_first + first_out;
             const int column =
-                (strip % strips_across * COLUMN_BLOCKS + column_block_of(g + 8 * k)) * 8 + 2 * t;
+                (tile % tiles_across * COLUMN_BLOCKS + column_block_of(g + 8 * k)) * 8 + 2 * t;
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               const long long at = offset(s, image, channel, out_row, column + j, out_h, out_w);
-              const int in_row = column + j + (SIGNAL ? out_row * kStripColumns : 0);
+              const int in_row = column + j + (SIGNAL ? out_row * kTileColumns : 0);
               if (image < images && channel < channels && in_row < out_w) {
                 result[2 * k + j] = finish(result[2 * k + j], bias, residual, channel, at);
               }
@@ -234,7 +235,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
           }
           const unsigned two = pack<ELEMENT>(result[2 * k], result[2 * k + 1]);
           if (CHANNELS_LAST) {
-            *reinterpret_cast<unsigned*>(packed + now + (c * kOutChannel + 8 * k) * kPiece) = two;
+            *reinterpret_cast<unsigned*>(packed + now + (c * kOutChannel + 8 * k) * kVectorBytes) =
+                two;
           } else if (channel < channels) {
             writer.write_two(y, k, c, two, s);
           }
@@ -272,6 +274,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   if (poison != 0.0f) *reinterpret_cast<int*>(shared + kFlagAt) = 1;
   __syncthreads();
   if (*reinterpret_cast<int*>(shared + kFlagAt)) {
-    repair(x, w, y, bias, residual, s, first_strip, first_channel, first_out, end_out);
+    repair(x, w, y, bias, residual, s, first_tile, first_channel, first_out, end_out);
   }
 }

@@ -10,13 +10,15 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources
+from cudnn_autotune.engines.kernels.depthwise_sizes import PlanarLayer
 from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("depthwise_mma_tile.cuh", "depthwise_mma_rows.cuh", "depthwise_mma.cu")
 _POSITIONS = 16  # rows of an mma's first matrix
-_PIECE = 16  # bytes of eight elements
+_VECTOR_BYTES = 16  # bytes of eight elements
+_OUT_OCTET = 138  # vectors of the outputs of eight channels
 _STAGES = 4
 _MOST_STEPS = 17
 _STATE_REGISTERS = 70  # per channel of a warp: the filter's matrices and incomplete sums
@@ -34,56 +36,40 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The problem as a forward convolution in two dimensions, whatever it is."""
-
-    images: int
-    channels: int
-    in_size: tuple[int, int]
-    out_size: tuple[int, int]
-    kernel: tuple[int, int]
-    padding: tuple[int, int]
-    """Before the first row and column. Negative where a gradient has more columns than needed."""
-    is_channels_last: bool
-    alignment: int
-
-    @property
-    def is_signal(self) -> bool:
-        """Whether it has one row, which is divided into segments that are computed as rows."""
-        return self.in_size[0] == self.out_size[0] == self.kernel[0] == 1 and not self.padding[0]
+class _Shape(PlanarLayer):
+    """The sizes that a layer determines for every tiling."""
 
     @property
     def steps(self) -> int:
-        """Pieces of eight columns that eight outputs depend on."""
+        """Vectors of eight columns that eight outputs depend on."""
         return _ceil_div(self.kernel[1] + 7, 8)
 
     @functools.cached_property
     def column_blocks(self) -> int:
-        """Blocks of eight columns in a strip: as few idle ones as possible, and little overlap."""
+        """Blocks of eight columns in a tile: as few idle ones as possible, and little overlap."""
         if self.is_signal:
             return _POSITIONS
         blocks = _ceil_div(self.out_size[1], 8)
 
         def cost(width: int) -> float:
-            strips = self.images * _ceil_div(blocks, width)
+            tiles = self.images * _ceil_div(blocks, width)
             overlap = (width + self.steps - 1) / width
-            return _ceil_div(strips, _POSITIONS // width) * (1 + 0.5 * overlap)
+            return _ceil_div(tiles, _POSITIONS // width) * (1 + 0.5 * overlap)
 
         return min((16, 8, 4, 2, 1), key=cost)
 
     @property
     def pitch(self) -> int:
-        """Pieces from a strip to the next one."""
-        pieces = self.column_blocks + self.steps - 1
+        """Vectors from a tile to the next one."""
+        vectors = self.column_blocks + self.steps - 1
         if self.column_blocks == 4:
-            return pieces + (2 - pieces) % 4
-        return pieces | 1 if self.column_blocks < 4 else pieces
+            return vectors + (2 - vectors) % 4
+        return vectors | 1 if self.column_blocks < 4 else vectors
 
     @property
     def copy_bytes(self) -> int:
         """The greatest copies of which every row of the input has a whole number."""
-        size = _PIECE
+        size = _VECTOR_BYTES
         while not self.is_channels_last and (2 * self.in_size[1] % size or self.alignment % size):
             size //= 2
         return size
@@ -107,27 +93,6 @@ class _Shape:
         return self.filter_rows * self.steps + 4 * (self.filter_rows - 1)
 
 
-def _shape(problem: ConvProblem) -> _Shape:
-    n = problem.spatial_dims
-    before, kernel = problem.padding[:n], problem.weight_shape[2:]
-    in_size, out_size = problem.input_shape[2:], problem.output_shape[2:]
-    read, written = problem.alignment[0], problem.alignment[2]
-    if problem.op == "dgrad":
-        in_size, out_size = out_size, in_size
-        before = tuple(k - 1 - p for k, p in zip(kernel, before, strict=True))
-    flat = (1,) * (2 - n)
-    return _Shape(
-        images=problem.input_shape[0],
-        channels=problem.groups,
-        in_size=(*flat, *in_size),  # type: ignore[arg-type]
-        out_size=(*flat, *out_size),  # type: ignore[arg-type]
-        kernel=(*flat, *kernel),  # type: ignore[arg-type]
-        padding=(*(0 for _ in flat), *before),  # type: ignore[arg-type]
-        is_channels_last=problem.memory_format == torch.channels_last,
-        alignment=min(read, written),
-    )
-
-
 @dataclass(frozen=True)
 class _Tiling:
     """The outputs of one block."""
@@ -142,7 +107,7 @@ class _Tiling:
         return f"CHANNELS={self.channels},WARP_CHANNELS={self.warp_channels},ROWS={self.rows}"
 
     @property
-    def strips_across(self) -> int:
+    def tiles_across(self) -> int:
         if self.shape.is_signal:
             return 1
         return _ceil_div(self.shape.out_size[1], 8 * self.shape.column_blocks)
@@ -162,30 +127,38 @@ class _Tiling:
 
     @property
     def blocks(self) -> int:
-        strips = self.shape.images * self.strips_across * self.shape.column_blocks
+        tiles = self.shape.images * self.tiles_across * self.shape.column_blocks
         return (
             _ceil_div(self.shape.channels, self.channels)
-            * _ceil_div(strips, _POSITIONS)
+            * _ceil_div(tiles, _POSITIONS)
             * _ceil_div(self.out_rows, self.rows)
         )
 
-    @property
-    def raw_bytes(self) -> int:
-        """A row as it is in memory."""
-        s, strips = self.shape, _POSITIONS // self.shape.column_blocks
-        if s.is_channels_last:
-            return _ceil_div(strips * s.pitch, 4) * 32 * _ceil_div(self.channels, 8) * _PIECE
-        return self.channels * strips * (s.pitch + 1) * _PIECE
-
     @functools.cached_property
+    def layout(self) -> dict[str, int]:
+        """The division of shared memory, by the names that depthwise_mma_tile.cuh uses."""
+        s, tiles = self.shape, _POSITIONS // self.shape.column_blocks
+        groups, octets = _ceil_div(tiles * s.pitch, 4), _ceil_div(self.channels, 8)
+        plane = 4 * groups + (0 if groups % 2 else 4)
+        if s.is_channels_last:
+            stage, out = groups * 32 * octets * _VECTOR_BYTES, octets * _OUT_OCTET * _VECTOR_BYTES
+        else:
+            stage, out = self.channels * tiles * (s.pitch + 1) * _VECTOR_BYTES, 0
+        partial = (s.chained - 1) * self.channels * 32 * 16
+        half = self.channels * plane * _VECTOR_BYTES + out + partial
+        return {
+            "PITCH": s.pitch,
+            "PLANE": plane,
+            "OUT_OCTET": _OUT_OCTET,
+            "STAGE_BYTES": stage,
+            "OUT_BYTES": out,
+            "PARTIAL_BYTES": partial,
+            "SHARED_BYTES": _STAGES * stage + 2 * half + 16,
+        }
+
+    @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory, divided as in depthwise_mma.cu."""
-        s = self.shape
-        groups = _ceil_div(_POSITIONS // s.column_blocks * s.pitch, 4)
-        planes = self.channels * (4 * groups + (0 if groups % 2 else 4)) * _PIECE
-        out = _ceil_div(self.channels, 8) * 138 * _PIECE if s.is_channels_last else 0
-        links = (s.chained - 1) * self.channels * 32 * 16
-        return _STAGES * self.raw_bytes + 2 * (planes + out + links) + 16
+        return self.layout["SHARED_BYTES"]
 
     def resident(self, gpu: Gpu) -> int:
         """Blocks that a multiprocessor holds at a time."""
@@ -224,7 +197,7 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
             fits = 4 <= whole.warps <= 32 and whole.shared_bytes <= gpu.shared_bytes
             if not fits or not whole.resident(gpu) or whole.warps % _ceil_div(channels, 8):
                 continue
-            if whole.raw_bytes // shape.copy_bytes > _MOST_COPIES * 32 * whole.warps:
+            if whole.layout["STAGE_BYTES"] // shape.copy_bytes > _MOST_COPIES * 32 * whole.warps:
                 continue
             rows = {min(_ceil_div(whole.out_rows, bands), _MOST_ROWS) for bands in (1, 2, 4, 8)}
             choices = [_Tiling(shape, channels, warp_channels, r) for r in rows]
@@ -240,7 +213,7 @@ def _is_computed(problem: ConvProblem) -> bool:
         or any(s != 1 for s in (*problem.stride, *problem.dilation))
     ):
         return False
-    shape = _shape(problem)
+    shape = _Shape.of(problem)
     return (
         # cuDNN serves 3x3 well, and a filter with few taps wastes most of an mma.
         shape.kernel[0] * shape.kernel[1] > 9
@@ -249,7 +222,7 @@ def _is_computed(problem: ConvProblem) -> bool:
         and shape.channels % 8 == 0
         and max(*shape.in_size, *shape.out_size) < 1 << 30
         and max(map(abs, shape.padding)) < 1 << 29
-        and shape.alignment >= (_PIECE if shape.is_channels_last else 2)
+        and shape.alignment >= (_VECTOR_BYTES if shape.is_channels_last else 2)
     )
 
 
@@ -257,7 +230,7 @@ def _is_computed(problem: ConvProblem) -> bool:
 def _offered(problem: ConvProblem, gpu: Gpu) -> tuple[_Tiling, ...]:
     if not _is_computed(problem):
         return ()
-    tilings = sorted(_tilings(_shape(problem), gpu), key=lambda tiling: tiling.cost(gpu))
+    tilings = sorted(_tilings(_Shape.of(problem), gpu), key=lambda tiling: tiling.cost(gpu))
     return tuple(tilings[:_MOST_OFFERS])
 
 
@@ -270,7 +243,9 @@ class DepthwiseMma(KernelFamily[_Tiling]):
     """
 
     name = "depthwise_mma"
-    version = sources.version_of("device.cuh", *_SOURCES, "depthwise_mma.py", "family.py")
+    version = sources.version_of(
+        "device.cuh", *_SOURCES, "depthwise_mma.py", "depthwise_sizes.py", "family.py"
+    )
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         return _offered(problem, gpu)
@@ -301,6 +276,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
         ("ACTIVATION", sources.ACTIVATION_NUMBERS[problem.activation]),
         ("HAS_BIAS", int(problem.bias)),
         ("HAS_RESIDUAL", int(problem.residual)),
+        *tiling.layout.items(),
     )
     read, written = ("y", "x") if problem.op == "dgrad" else ("x", "y")
     return KernelLaunch(
@@ -318,7 +294,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
             *shape.in_size,
             *shape.out_size,
             *shape.padding,
-            tiling.strips_across,
+            tiling.tiles_across,
             tiling.rows,
         ),
         shared_bytes=tiling.shared_bytes,

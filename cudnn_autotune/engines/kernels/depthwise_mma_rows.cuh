@@ -5,20 +5,20 @@
 // Pixels are 8 q + 2 i + j within 32; matrix i has its 8 pixels of all q and j, so that a lane
 // receives 8 neighbours in four registers and writes them at once. The slot of a pixel puts j and
 // q ^ i into the lowest bits, so those of a matrix, and also neighbours, lie in different banks.
-// Planes are 4 pieces apart modulo 8, so 4 pieces of two channels fill the banks. Positions of one
-// matrix lie in different banks by the order of strips among the positions, and by kPitch.
+// Planes are 4 vectors apart modulo 8, so 4 vectors of two channels fill the banks. Positions of
+// one matrix lie in different banks by the order of tiles among the positions, and by PITCH.
 
-// The place of a pixel among 32 in a raw row, see above.
+// The place of a pixel among 32 in a staged row, see above.
 __device__ __forceinline__ int slot_of(int pixel) {
   const int j = pixel % 2, i = pixel / 2 % 4, q = pixel / 8 % 4;
   return pixel / 32 * 32 + (j | (q ^ i) << 1 | i << 3);
 }
-__device__ __forceinline__ int raw_piece(int slot, int octet) {
+__device__ __forceinline__ int stage_vector(int slot, int octet) {
   return slot * kOctets + (octet ^ (slot * kOctets / 8 % kOctets));
 }
 
 // Copies rows of the input to shared memory. A thread's copies have the same places in each row.
-constexpr int kCopies = CHANNELS_LAST ? kStrips * kPitch * 8 * kOctets : kRawBytes / COPY_BYTES;
+constexpr int kCopies = CHANNELS_LAST ? kTiles * PITCH * 8 * kOctets : STAGE_BYTES / COPY_BYTES;
 constexpr int kThreadCopies = ceil_div(kCopies, kThreads);
 static_assert(!CHANNELS_LAST || kWarps % kOctets == 0, "a thread's copies are of one octet");
 
@@ -27,33 +27,34 @@ struct Fetcher {
   int columns[kThreadCopies];       // in that row; negative if there is nothing to read
   unsigned char* target;            // in stage 0
 
-  __device__ __forceinline__ Fetcher(unsigned char* raw, const Shape& s, int first_strip,
+  __device__ __forceinline__ Fetcher(unsigned char* stages, const Shape& s, int first_tile,
                                      int first_channel, int first_row) {
 #pragma unroll
     for (int k = 0; k < kThreadCopies; ++k) {
       const int copy = threadIdx.x + k * kThreads;
-      int strip, column, channel;
+      int tile, column, channel;
       if (CHANNELS_LAST) {
         const int pixel = copy / kOctets;
-        strip = pixel / (8 * kPitch);
-        column = pixel % (8 * kPitch);
+        tile = pixel / (8 * PITCH);
+        column = pixel % (8 * PITCH);
         channel = first_channel / 8 * 8 + copy % kOctets * 8;
-        if (k == 0) target = kept(raw + raw_piece(slot_of(pixel), copy % kOctets) * kPiece);
+        if (k == 0)
+          target = kept(stages + stage_vector(slot_of(pixel), copy % kOctets) * kVectorBytes);
       } else {
-        const int byte = copy * COPY_BYTES % kRawStrip;
-        strip = copy * COPY_BYTES / kRawStrip % kStrips;
-        channel = first_channel + copy * COPY_BYTES / (kRawStrip * kStrips);
+        const int byte = copy * COPY_BYTES % kStageTile;
+        tile = copy * COPY_BYTES / kStageTile % kTiles;
+        channel = first_channel + copy * COPY_BYTES / (kStageTile * kTiles);
         column = byte / 2 - SHIFT;
-        if (k == 0) target = kept(raw + copy * COPY_BYTES);
+        if (k == 0) target = kept(stages + copy * COPY_BYTES);
       }
-      const bool is_needed = copy < kCopies && column < 8 * kPieces;
-      const int image = (first_strip + strip) / s.strips_across;
-      column += (first_strip + strip) % s.strips_across * kStripColumns - s.pad_w;
+      const bool is_needed = copy < kCopies && column < 8 * kTileVectors;
+      const int image = (first_tile + tile) / s.tiles_across;
+      column += (first_tile + tile) % s.tiles_across * kTileColumns - s.pad_w;
       const bool is_there = is_needed && image < s.images && channel < s.channels;
       // A tensor has less than 2**32 bytes. What is not read may lie anywhere.
       const long long at = offset(s, image, channel, first_row, column, s.in_h, s.in_w);
       sources[k] = static_cast<unsigned>(2 * at);
-      if (SIGNAL) column += first_row * kStripColumns;
+      if (SIGNAL) column += first_row * kTileColumns;
       columns[k] = is_there ? column : -(1 << 30);
     }
   }
@@ -79,7 +80,7 @@ struct Fetcher {
         }
       }
       sources[k] += row_bytes(s, s.in_w);
-      if (SIGNAL) columns[k] += kStripColumns;
+      if (SIGNAL) columns[k] += kTileColumns;
     }
   }
 };
@@ -87,31 +88,31 @@ struct Fetcher {
 // Arranges rows as planes.
 struct Arranger {
   static constexpr int kItems =
-      ceil_div(CHANNELS_LAST ? kGroups * kOctets : CHANNELS * kStrips * kPieces,
+      ceil_div(CHANNELS_LAST ? kGroups * kOctets : CHANNELS * kTiles * kTileVectors,
                CHANNELS_LAST ? kWarps : kThreads);
   unsigned char* sources[CHANNELS_LAST ? 1 : kItems];
   unsigned char* targets[CHANNELS_LAST ? 1 : kItems];
 
-  __device__ __forceinline__ Arranger(unsigned char* raw, unsigned char* planes,
+  __device__ __forceinline__ Arranger(unsigned char* stages, unsigned char* planes,
                                       int first_channel) {
     if (CHANNELS_LAST) {
-      // An item is four pieces of eight channels, which a warp transposes.
+      // An item is four vectors of eight channels, which a warp transposes.
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
       const int group = warp / kOctets, octet = warp % kOctets, matrix = lane / 8;
       const int slot = slot_of(lane % 8 / 2 * 8 + matrix * 2 + lane % 2);
-      sources[0] = kept(raw + (group * 32 * kOctets + raw_piece(slot, octet)) * kPiece);
+      sources[0] = kept(stages + (group * 32 * kOctets + stage_vector(slot, octet)) * kVectorBytes);
       int channel = octet * 8 + lane / 4;
       if (CHANNELS == 4) channel = max(0, channel - first_channel % 8);
-      targets[0] = kept(planes + (channel * kPlane + group * 4 + lane % 4) * kPiece);
+      targets[0] = kept(planes + (channel * PLANE + group * 4 + lane % 4) * kVectorBytes);
     } else {
-      // An item is a piece.
+      // An item is a vector.
 #pragma unroll
       for (int k = 0; k < kItems; ++k) {
         const int item = threadIdx.x + k * kThreads;
-        const int piece = item % kPieces, strip = item / kPieces % kStrips;
-        const int channel = item / (kPieces * kStrips);
-        sources[k] = kept(raw + (channel * kStrips + strip) * kRawStrip + piece * kPiece);
-        targets[k] = kept(planes + (channel * kPlane + strip * kPitch + piece) * kPiece);
+        const int vector = item % kTileVectors, tile = item / kTileVectors % kTiles;
+        const int channel = item / (kTileVectors * kTiles);
+        sources[k] = kept(stages + (channel * kTiles + tile) * kStageTile + vector * kVectorBytes);
+        targets[k] = kept(planes + (channel * PLANE + tile * PITCH + vector) * kVectorBytes);
       }
     }
   }
@@ -124,15 +125,16 @@ struct Arranger {
       if (CHANNELS_LAST) {
         constexpr int kGroupsOn = kWarps / kOctets;
         if (k == kItems - 1 && threadIdx.x / 32 + k * kWarps >= kGroups * kOctets) break;
-        load_transposed(eight, sources[0] + stage_bytes + k * kGroupsOn * 32 * kOctets * kPiece);
-        to = targets[0] + half_bytes + k * kGroupsOn * 4 * kPiece;
+        load_transposed(eight,
+                        sources[0] + stage_bytes + k * kGroupsOn * 32 * kOctets * kVectorBytes);
+        to = targets[0] + half_bytes + k * kGroupsOn * 4 * kVectorBytes;
         // Four of the eight channels that are loaded may be another block's.
         if (CHANNELS == 4 && threadIdx.x % 32 / 16 != first_channel / 4 % 2) continue;
       } else {
-        if (threadIdx.x + k * kThreads >= CHANNELS * kStrips * kPieces) break;
+        if (threadIdx.x + k * kThreads >= CHANNELS * kTiles * kTileVectors) break;
         const unsigned char* const from = sources[CHANNELS_LAST ? 0 : k] + stage_bytes;
         const uint4 low = *reinterpret_cast<const uint4*>(from);
-        const uint4 high = *reinterpret_cast<const uint4*>(from + kPiece);
+        const uint4 high = *reinterpret_cast<const uint4*>(from + kVectorBytes);
         const unsigned words[9] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w, 0};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -148,14 +150,14 @@ struct Arranger {
 
 // Writes outputs. Those of contiguous tensors come from the lane that has them: columns 2t and
 // 2t + 1 of positions g and g + 8, of the warp's first channel. Those of channels_last are
-// transposed by warps: an item is four pieces of eight channels.
+// transposed by warps: an item is four vectors of eight channels.
 struct Writer {
   static constexpr int kItems = CHANNELS_LAST ? ceil_div(4 * kOctets, kWarps) : 2;
   unsigned char* sources[kItems];
   unsigned targets[kItems];  // bytes from y, in the next row
   int columns[kItems];       // in that row; out_w and more if there is nothing to write
 
-  __device__ __forceinline__ Writer(unsigned char* out, const Shape& s, int first_strip,
+  __device__ __forceinline__ Writer(unsigned char* out, const Shape& s, int first_tile,
                                     int first_channel, int warp_channel, int first_out) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -172,15 +174,15 @@ struct Writer {
         // This lane gives ldmatrix a row of another lane's outputs.
         const int matrix = lane / 8, q = lane % 8 / 2;
         const int row = (CHANNELS == 4 ? matrix % 2 : matrix) * 2 + lane % 2;
-        sources[k] = kept(out + (q % kOctets * kOutOctet + row * kOutChannel + first +
+        sources[k] = kept(out + (q % kOctets * OUT_OCTET + row * kOutChannel + first +
                                  q / kOctets * 2 * kOctets) *
-                                    kPiece);
+                                    kVectorBytes);
       }
-      const int strip = first_strip + strip_of(position), image = strip / s.strips_across;
-      column += (strip % s.strips_across * COLUMN_BLOCKS + column_block_of(position)) * 8;
+      const int tile = first_tile + tile_of(position), image = tile / s.tiles_across;
+      column += (tile % s.tiles_across * COLUMN_BLOCKS + column_block_of(position)) * 8;
       const long long at = offset(s, image, channel, first_out, column, s.out_h, s.out_w);
       targets[k] = static_cast<unsigned>(2 * at);
-      if (SIGNAL) column += first_out * kStripColumns;
+      if (SIGNAL) column += first_out * kTileColumns;
       columns[k] = is_there && image < s.images && channel < s.channels ? column : 1 << 30;
     }
   }
@@ -189,7 +191,7 @@ struct Writer {
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
       targets[k] += row_bytes(s, s.out_w);
-      if (SIGNAL) columns[k] += kStripColumns;
+      if (SIGNAL) columns[k] += kTileColumns;
     }
   }
 

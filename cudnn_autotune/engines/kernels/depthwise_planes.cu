@@ -20,7 +20,7 @@ constexpr int kTapGroups = (KW + STRIDE_W - 1) / STRIDE_W;
 #if DGRAD
 constexpr int kRowsRead = 1, kRowsWritten = STRIDE_H, kRowStep = 1, kPhases = 1;
 constexpr int kWindow = COLUMNS + (kTapGroups - 1) * DILATION_W, kWritten = COLUMNS * STRIDE_W;
-static_assert(STRIDE_W == 1 || DILATION_W == 1, "some x columns would have no strip");
+static_assert(STRIDE_W == 1 || DILATION_W == 1, "some x columns would have no row_thread");
 #else
 constexpr int kRowsRead = STRIDE_H < KH ? STRIDE_H : KH, kRowsWritten = 1;
 constexpr int kRowStep = STRIDE_H, kPhases = STRIDE_W;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void add_products(float (&sums)[kSlots][kRowsWritten]
                                              int step, int rows) {
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
-    // Many slots are worth a branch: strips waste kSlots - 1 rows of products without it.
+    // Many slots are worth a branch: tiles waste kSlots - 1 rows of products without it.
     const int index = step + slot - (kSlots - 1);
     if (kSlots > 3 && (index < 0 || index >= rows)) continue;
 #pragma unroll
@@ -261,8 +261,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int rows_out = tile_rows * kRowsWritten;
   // Results begin where vectors are aligned, `before` columns before the tile's.
   const int before = column_written - floor_divide(column_written, VECTOR_OUT) * VECTOR_OUT;
-  const int strips = tile_columns / COLUMNS;
-  const int strip = threadIdx.x % strips, plane_of_tile = threadIdx.x / strips;
+  const int row_threads = tile_columns / COLUMNS;
+  const int row_thread = threadIdx.x % row_threads, plane_of_tile = threadIdx.x / row_threads;
   if (plane_of_tile < tile_planes && first_plane + plane_of_tile < planes_written) {
     const int plane = first_plane + plane_of_tile;
     float filter[KT][KH][KW];
@@ -285,9 +285,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const bool is_read = true;
       const int from = plane_of_tile * STRIDE_D + kt * dilation_d;
 #endif
-      lines[kt] = is_read ? tile + from * rows_in * kPhases * pitch + strip * COLUMNS : nullptr;
+      lines[kt] =
+          is_read ? tile + from * rows_in * kPhases * pitch + row_thread * COLUMNS : nullptr;
     }
-    float* result = results + plane_of_tile * rows_out * pitch_out + before + strip * kWritten;
+    float* result = results + plane_of_tile * rows_out * pitch_out + before + row_thread * kWritten;
 
     float sums[kSlots][kRowsWritten][kWritten] = {};
 #pragma unroll 1

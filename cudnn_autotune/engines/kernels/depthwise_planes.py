@@ -28,7 +28,7 @@ _MOST_VALUES = 160  # a thread's filter, sums and pixels, in registers
 _MOST_THREADS = 256
 _THREADS = 192  # wanted
 _BLOCKS_AT_ONCE = 4  # per multiprocessor, so that some load while others compute
-_LONGEST_STRIPS = 128  # threads side by side in a row of a tile
+_MOST_ROW_THREADS = 128  # threads side by side in a row of a tile
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tile:
 
     columns: int
     """Columns of y, or groups of ``stride`` columns of x, per thread."""
-    strips: int
+    row_threads: int
     """Threads side by side in a row."""
     rows: int
     """Rows of y, or groups of ``stride`` rows of x."""
@@ -45,7 +45,10 @@ class Tile:
 
     @property
     def settings(self) -> str:
-        return f"COLUMNS={self.columns},STRIPS={self.strips},ROWS={self.rows},PLANES={self.planes}"
+        return (
+            f"COLUMNS={self.columns},ROW_THREADS={self.row_threads},"
+            f"ROWS={self.rows},PLANES={self.planes}"
+        )
 
 
 class DepthwisePlanes(KernelFamily[Tile]):
@@ -90,20 +93,22 @@ def _tiles(problem: ConvProblem, gpu: Gpu) -> list[Tile]:
     tiles: list[Tile] = []
     for columns, most_rows in _shapes(problem, height, width):
         length = _columns(problem.op, width)
-        strips = -(-length // columns)
-        if strips > _LONGEST_STRIPS:
-            pieces = -(-strips // _LONGEST_STRIPS)
-            strips = -(-strips // (8 * pieces)) * 8  # tiles begin where vectors are aligned
-        rows = _even(height.strip_length(problem.op), most_rows)
-        planes = min(max(1, _THREADS // strips), _planes(problem))
+        row_threads = -(-length // columns)
+        if row_threads > _MOST_ROW_THREADS:
+            parts = -(-row_threads // _MOST_ROW_THREADS)
+            row_threads = (
+                -(-row_threads // (8 * parts)) * 8
+            )  # tiles begin where vectors are aligned
+        rows = _even(height.residue_length(problem.op), most_rows)
+        planes = min(max(1, _THREADS // row_threads), _planes(problem))
         room = gpu.shared_bytes // _BLOCKS_AT_ONCE
-        tile = Tile(columns, strips, rows, planes)
+        tile = Tile(columns, row_threads, rows, planes)
         while _Geometry(problem, tile).shared_bytes > room and planes > 1:
             planes = -(-planes // 2)
-            tile = Tile(columns, strips, rows, planes)
+            tile = Tile(columns, row_threads, rows, planes)
         while _Geometry(problem, tile).shared_bytes > room and rows > 1:
             rows = -(-rows // 2)
-            tile = Tile(columns, strips, rows, planes)
+            tile = Tile(columns, row_threads, rows, planes)
         geometry = _Geometry(problem, tile)
         if (
             tile not in tiles
@@ -134,7 +139,7 @@ def _shapes(problem: ConvProblem, height: Dimension, width: Dimension) -> Iterat
 
 
 def _even(length: int, most: int) -> int:
-    """Returns the size of pieces of at most ``most``, about as large as each other."""
+    """Returns the size of parts of at most ``most``, about as large as each other."""
     return -(-length // -(-length // most))
 
 
@@ -159,7 +164,7 @@ class _Geometry:
         self.problem, self.tile = problem, tile
         self.is_dgrad = problem.op == "dgrad"
         depth, height, width = self.dimensions = dimensions(problem)
-        self.tile_columns = tile.columns * tile.strips
+        self.tile_columns = tile.columns * tile.row_threads
         slots = -(-height.taps // height.stride)
         reach = (depth.taps - 1) * depth.dilation
         width_read, width_written = width.size, width.output
@@ -189,13 +194,13 @@ class _Geometry:
         self.vectors_in = -(-(columns_in + self.shift) // self.vector_in)
         self.pitch = -(-self.vectors_in * self.vector_in // (4 * phases)) * 4
         self.pitch_out = -(-(columns_out + self.vector_out - 1) // 4) * 4
-        # More threads than strips, if registers allow, so that more loads are under way.
+        # More threads than the tile has, if registers allow, so that more loads are under way.
         sums = slots * tile.columns * (height.stride * width.stride if self.is_dgrad else 1)
         taps = depth.taps * height.taps * width.taps
         window = (tile.columns - 1) * width.stride + (width.taps - 1) * width.dilation + 1
         self.values = taps + sums + min(window, tile.columns * width.taps)
         wanted = _MOST_THREADS if sums + taps <= 48 else _MOST_THREADS // 2
-        self.threads = max(wanted, -(-tile.planes * tile.strips // 32) * 32)
+        self.threads = max(wanted, -(-tile.planes * tile.row_threads // 32) * 32)
         self.shared_bytes = 4 * (
             self.planes_in * self.rows_in * phases * self.pitch
             + tile.planes * rows_out * self.pitch_out
@@ -213,7 +218,7 @@ class _Geometry:
         tile, (_, height, width) = self.tile, self.dimensions
         return (
             -(-_planes(self.problem) // tile.planes),
-            height.dilation * -(-height.strip_length(self.problem.op) // tile.rows),
+            height.dilation * -(-height.residue_length(self.problem.op) // tile.rows),
             -(-_columns(self.problem.op, width) // self.tile_columns),
         )
 

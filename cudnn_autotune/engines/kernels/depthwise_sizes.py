@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -29,7 +30,7 @@ class Dimension:
     padding: int
     dilation: int
 
-    def strip_length(self, op: str) -> int:
+    def residue_length(self, op: str) -> int:
         """Returns how many y pixels, or groups of ``stride`` x pixels, share inputs: those at a
         distance of the dilation."""
         if op == "fprop":
@@ -57,6 +58,42 @@ def dimensions(problem: ConvProblem) -> tuple[Dimension, Dimension, Dimension]:
     return depth, height, width
 
 
+@dataclass(frozen=True)
+class PlanarLayer:
+    """A depthwise problem of one or two dimensions and of stride 1, with height and width; a dgrad
+    as the forward convolution of dy that it is."""
+
+    images: int
+    channels: int
+    in_size: tuple[int, int]
+    out_size: tuple[int, int]
+    kernel: tuple[int, int]
+    padding: tuple[int, int]
+    """Before the first row and column. Negative where a gradient has more columns than needed."""
+    is_channels_last: bool
+    alignment: int
+    """Bytes that x and y begin at a multiple of."""
+
+    @classmethod
+    def of(cls, problem: ConvProblem) -> Self:
+        _, height, width = dimensions(problem)
+        in_size, out_size = (height.size, width.size), (height.output, width.output)
+        kernel, padding = (height.taps, width.taps), (height.padding, width.padding)
+        if problem.op == "dgrad":
+            in_size, out_size = out_size, in_size
+            padding = (kernel[0] - 1 - padding[0], kernel[1] - 1 - padding[1])
+        return cls(
+            *(problem.input_shape[0], problem.groups, in_size, out_size, kernel, padding),
+            is_channels_last=problem.memory_format == torch.channels_last,
+            alignment=min(problem.alignment[0], problem.alignment[2]),
+        )
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether it has one row, which is divided into segments that are computed as rows."""
+        return self.in_size[0] == self.out_size[0] == self.kernel[0] == 1 and not self.padding[0]
+
+
 def is_dilation_small(problem: ConvProblem) -> bool:
     """Whether most threads of kernels that share pixels by their residue modulo the dilation have
     some; and to go over the residues is quick."""
@@ -74,7 +111,7 @@ def is_depthwise(problem: ConvProblem) -> bool:
         and problem.weight_shape[1] == 1
         and problem.groups > 1
         and (problem.op == "fprop" or problem.weight_shape[0] == problem.groups)
-        # If they have a common divisor, some x pixels reach no y pixel, and no strip has them.
+        # If they have a common divisor, some x pixels reach no y pixel, and no tile has them.
         and (
             problem.op == "fprop"
             or all(math.gcd(d.stride, d.dilation) == 1 for d in dimensions(problem)[1:])

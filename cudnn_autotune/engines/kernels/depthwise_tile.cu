@@ -3,15 +3,15 @@
 //
 // A block copies all pixels that its tile reads to shared memory at once, with zeros outside of the
 // image, and waits for them once. The other blocks of the multiprocessor compute meanwhile: so many
-// more bytes are under way than registers could receive. A thread then walks down its strip as in
-// depthwise.cu, but reads the pixels from shared memory, at addresses known at compile time.
+// more bytes are under way than registers could receive. A thread then walks down its thread tile
+// as in depthwise.cu, but reads the pixels from shared memory, at addresses known at compile time.
 //
-// Macros besides those of depthwise_strip.cuh: GROUPS of CHANNELS, ROWS of a thread, STRIPS_H and
-// STRIPS_W of a block, MIN_BLOCKS, HAS_BIAS, HAS_RESIDUAL, ACTIVATION.
+// Macros besides those of depthwise_thread.cuh: GROUPS of CHANNELS, ROWS of a thread, THREADS_H and
+// THREADS_W of a block, MIN_BLOCKS, SHARED_BYTES, HAS_BIAS, HAS_RESIDUAL, ACTIVATION.
 
-constexpr int kThreads = GROUPS * STRIPS_H * STRIPS_W;
+constexpr int kThreads = GROUPS * THREADS_H * THREADS_W;
 constexpr int kTaps = KH * KW;
-constexpr int kTileRows = ROWS * STRIPS_H, kTileColumns = COLUMNS * STRIPS_W;
+constexpr int kTileRows = ROWS * THREADS_H, kTileColumns = COLUMNS * THREADS_W;
 #if DGRAD
 constexpr int kStepRows = 1, kStepColumns = 1;
 constexpr int kReadRows = kTileRows + kSlots - 1, kReadColumns = kTileColumns + kTapGroups - 1;
@@ -20,11 +20,12 @@ constexpr int kStepRows = STRIDE_H, kStepColumns = STRIDE_W;
 constexpr int kReadRows = (kTileRows - 1) * STRIDE_H + KH;
 constexpr int kReadColumns = (kTileColumns - 1) * STRIDE_W + KW;
 #endif
-constexpr int kPiece = 16 / sizeof(T);  // elements that a thread copies at a time
+constexpr int kVector = 16 / sizeof(T);  // elements that a thread copies at a time
 constexpr int kBlockChannels = GROUPS * CHANNELS;
-constexpr int kPieces = kBlockChannels / kPiece;
+constexpr int kVectors = kBlockChannels / kVector;
 constexpr int kPixelBytes = kBlockChannels * sizeof(T), kRowBytes = kReadColumns * kPixelBytes;
-static_assert(kBlockChannels % kPiece == 0 && kThreads % kPieces == 0, "pieces");
+static_assert(SHARED_BYTES == kReadRows * kRowBytes + kTaps * kPixelBytes, "pixels and filters");
+static_assert(kBlockChannels % kVector == 0 && kThreads % kVectors == 0, "vectors fill");
 
 // The filter's taps of a thread's channels, which lie one channel after the other.
 template <typename E = T>
@@ -74,18 +75,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 #endif
 
   {
-    const int piece = threadIdx.x % kPieces, channel = first_channel + piece * kPiece;
+    const int vector = threadIdx.x % kVectors, channel = first_channel + vector * kVector;
     const T* const from = read + image * height_read * width_read * channels + channel;
-    constexpr int kAtOnce = kThreads / kPieces;  // pixels that the block copies
+    constexpr int kAtOnce = kThreads / kVectors;  // pixels that the block copies
     const unsigned height = height_read, width = channel < channels ? width_read : 0;
-    int row = first_row_read + threadIdx.x / kPieces / kReadColumns;
-    int column = threadIdx.x / kPieces % kReadColumns;
+    int row = first_row_read + threadIdx.x / kVectors / kReadColumns;
+    int column = threadIdx.x / kVectors % kReadColumns;
 #pragma unroll 4
-    for (int i = threadIdx.x / kPieces; i < kReadRows * kReadColumns; i += kAtOnce) {
+    for (int i = threadIdx.x / kVectors; i < kReadRows * kReadColumns; i += kAtOnce) {
       const int from_column = first_column_read + column;
       const bool is_inside =
           static_cast<unsigned>(row) < height && static_cast<unsigned>(from_column) < width;
-      copy_async<16>(shared + i * kPixelBytes + piece * 16,
+      copy_async<16>(shared + i * kPixelBytes + vector * 16,
                      from + static_cast<long long>(row * width_read + from_column) * channels,
                      is_inside);
       row += kAtOnce / kReadColumns;
@@ -93,24 +94,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       if (column >= kReadColumns) column -= kReadColumns, ++row;
     }
     const T* const taps = weight + static_cast<long long>(first_channel) * kTaps;
-    const int count = min(kBlockChannels, channels - first_channel) * kTaps / kPiece;
+    const int count = min(kBlockChannels, channels - first_channel) * kTaps / kVector;
     for (int i = threadIdx.x; i < count; i += kThreads) {
-      copy_async<16>(filters + i * 16, taps + i * kPiece);
+      copy_async<16>(filters + i * 16, taps + i * kVector);
     }
     commit_copies();
   }
 
-  const int group = threadIdx.x % GROUPS, strip = threadIdx.x / GROUPS;
+  const int group = threadIdx.x % GROUPS, thread_tile = threadIdx.x / GROUPS;
   const int channel = first_channel + group * CHANNELS;
-  const int strip_row = strip / STRIPS_W * ROWS, strip_column = strip % STRIPS_W * COLUMNS;
+  const int thread_row = thread_tile / THREADS_W * ROWS,
+            thread_column = thread_tile % THREADS_W * COLUMNS;
 #if DGRAD
   const int column_written =
-      (tile_column + strip_column + padding_w / STRIDE_W) * STRIDE_W - padding_w;
-  int row_written = (tile_row + strip_row + padding_h / STRIDE_H) * STRIDE_H - padding_h;
+      (tile_column + thread_column + padding_w / STRIDE_W) * STRIDE_W - padding_w;
+  int row_written = (tile_row + thread_row + padding_h / STRIDE_H) * STRIDE_H - padding_h;
   const int row_groups = (height_written - row_written + STRIDE_H - 1) / STRIDE_H;
 #else
-  const int column_written = tile_column + strip_column;
-  int row_written = tile_row + strip_row;
+  const int column_written = tile_column + thread_column;
+  int row_written = tile_row + thread_row;
   const int row_groups = height_written - row_written;
 #endif
   const int rows = min(ROWS, row_groups);
@@ -162,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
   };
 
-  const unsigned char* line = shared + strip_row * kStepRows * kRowBytes +
-                              strip_column * kStepColumns * kPixelBytes +
+  const unsigned char* line = shared + thread_row * kStepRows * kRowBytes +
+                              thread_column * kStepColumns * kPixelBytes +
                               group * CHANNELS * sizeof(T);
   float sums[kSlots][kRowsWritten][kWritten][CHANNELS] = {};
 #pragma unroll 1

@@ -23,7 +23,7 @@ from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_PIECE_BYTES = 16
+_VECTOR_BYTES = 16
 _SECTOR = 32
 _BLOCK_BYTES = range(48, 208, 16)  # bytes of the channels of a pixel
 _BLOCK_THREADS = range(64, 257)
@@ -54,9 +54,9 @@ class _Layer:
     gpu: Gpu
 
     @property
-    def piece(self) -> int:
+    def vector(self) -> int:
         """Elements that a thread copies at a time."""
-        return _PIECE_BYTES // self.itemsize
+        return _VECTOR_BYTES // self.itemsize
 
     @property
     def slots(self) -> int:
@@ -74,7 +74,7 @@ _Numbers = Any
 @dataclass(frozen=True)
 class BlockTile:
     """The output pixels of one block, which are the settings of an offer; or many such tiles, whose
-    columns, rows and strips are arrays."""
+    columns, rows and threads are arrays."""
 
     layer: _Layer
     channels: int
@@ -84,23 +84,23 @@ class BlockTile:
     columns: _Numbers
     """Columns of y per thread; dgrad writes ``stride`` times as many of x."""
     rows: _Numbers
-    strips: tuple[_Numbers, _Numbers]
+    tile_threads: tuple[_Numbers, _Numbers]
     """Threads of a block along the rows and along the columns."""
 
     @property
     def settings(self) -> str:
         return (
-            f"TILE={self.rows * self.strips[0]}x{self.columns * self.strips[1]},"
+            f"TILE={self.rows * self.tile_threads[0]}x{self.columns * self.tile_threads[1]},"
             f"GROUPS={self.groups},CHANNELS={self.channels},COLUMNS={self.columns},ROWS={self.rows}"
         )
 
     @property
     def threads(self) -> _Numbers:
-        return self.groups * math.prod(self.strips)
+        return self.groups * math.prod(self.tile_threads)
 
     @property
     def size(self) -> tuple[_Numbers, _Numbers]:
-        return self.rows * self.strips[0], self.columns * self.strips[1]
+        return self.rows * self.tile_threads[0], self.columns * self.tile_threads[1]
 
     @property
     def chunks(self) -> int:
@@ -110,7 +110,7 @@ class BlockTile:
     @property
     def tiles(self) -> tuple[_Numbers, _Numbers]:
         s = self.layer
-        lengths = s.height.strip_length(s.op), s.width.strip_length(s.op)
+        lengths = s.height.residue_length(s.op), s.width.residue_length(s.op)
         return -(-lengths[0] // self.size[0]), -(-lengths[1] // self.size[1])
 
     @property
@@ -174,7 +174,7 @@ class BlockTile:
             + s.taps * self.columns * self.channels
             + self._written * (4 + self.channels)
         )
-        copies = self.pixels_read * self.groups * self.channels // s.piece
+        copies = self.pixels_read * self.groups * self.channels // s.vector
         of_thread = (
             (self.rows + s.slots - 1) * step
             + 2 * s.taps * self.channels
@@ -188,7 +188,7 @@ class BlockTile:
         blocks = -(-self.blocks // self.layer.gpu.multiprocessors)
         warps = self.residents * self.threads / 32
         issue = blocks * self._instructions / 4 / np.minimum(1.0, warps / _BUSY_WARPS)
-        written = self._written * self.rows * math.prod(self.strips)
+        written = self._written * self.rows * math.prod(self.tile_threads)
         moved = self.layer.itemsize * self.groups * self.channels * (self.pixels_read + written)
         memory = blocks * moved / _BYTES_A_CLOCK
         waves = -(-blocks // self.residents)
@@ -207,8 +207,8 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
         problem.spatial_dims != 2
         or problem.memory_format == torch.contiguous_format
         or problem.groups != problem.weight_shape[0]
-        or problem.groups * problem.dtype.itemsize % _PIECE_BYTES
-        or min(problem.alignment) < _PIECE_BYTES
+        or problem.groups * problem.dtype.itemsize % _VECTOR_BYTES
+        or min(problem.alignment) < _VECTOR_BYTES
         or gpu.compute_capability < MMA_CAPABILITY
         or any(d != 1 for d in problem.dilation)
         or math.prod(problem.weight_shape[2:]) == 1
@@ -247,14 +247,14 @@ def _best_tiles(layer: _Layer) -> Iterator[tuple[float, BlockTile]]:
     whole_sectors = [n for n in dividing if n * layer.itemsize % _SECTOR == 0]
     block_channels = whole_sectors or dividing or counts[1:2]
     widths = (2, 4) if layer.itemsize == 2 else (1, 2)
-    lengths = layer.height.strip_length(layer.op), layer.width.strip_length(layer.op)
+    lengths = layer.height.residue_length(layer.op), layer.width.residue_length(layer.op)
     row_counts = sorted({-(-lengths[0] // k) for k in range(1, 17)})
     column_counts = range(1, min(lengths[1], _MOST_COLUMNS) + 1)
-    strips = ((1, 2, 3, 4), (1, 2, 3, 4, 7, 8))
+    tile_threads = ((1, 2, 3, 4), (1, 2, 3, 4, 7, 8))
     # Arrays of shape (columns, others).
     columns, rows, below, beside = (
         axis.reshape(len(column_counts), -1)
-        for axis in np.meshgrid(column_counts, row_counts, *strips, indexing="ij")
+        for axis in np.meshgrid(column_counts, row_counts, *tile_threads, indexing="ij")
     )
     for channels, of_block in itertools.product(widths, block_channels):
         if channels * layer.taps > _MOST_FILTER_REGISTERS:
@@ -276,7 +276,7 @@ def _best_tiles(layer: _Layer) -> Iterator[tuple[float, BlockTile]]:
                 c, r, *s = (int(axis[at, best]) for axis in (columns, rows, below, beside))
                 yield (
                     float(clocks[at, best]),
-                    replace(tiles, columns=c, rows=r, strips=(s[0], s[1])),
+                    replace(tiles, columns=c, rows=r, tile_threads=(s[0], s[1])),
                 )
 
 
@@ -287,7 +287,7 @@ def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
     read, written = (y_size, x_size) if is_dgrad else (x_size, y_size)
     extra_defines, extra_arguments = epilogue(problem)
     kernel = Kernel(
-        source("depthwise_strip.cuh", "depthwise_tile.cu"),
+        source("depthwise_thread.cuh", "depthwise_tile.cu"),
         "depthwise_tile",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),
@@ -295,9 +295,10 @@ def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
             ("COLUMNS", tile.columns),
             ("ROWS", tile.rows),
             ("GROUPS", tile.groups),
-            ("STRIPS_H", tile.strips[0]),
-            ("STRIPS_W", tile.strips[1]),
+            ("THREADS_H", tile.tile_threads[0]),
+            ("THREADS_W", tile.tile_threads[1]),
             ("MIN_BLOCKS", int(tile.residents)),
+            ("SHARED_BYTES", int(tile.shared_bytes)),
             ("DGRAD", int(is_dgrad)),
             ("KH", height.taps),
             ("KW", width.taps),

@@ -1,22 +1,22 @@
 // The weight gradient of a depthwise convolution in channels_last, on CUDA cores.
 //
 // A thread has CHANNELS adjacent channels (one load of a pixel) and keeps their sums, one a tap, in
-// registers. It walks down strips: a few columns and many rows of dy, and the x pixels that they
-// meet. Each pixel is loaded and converted once a strip; columns of x where strips overlap mostly
+// registers. It walks down tiles: a few columns and many rows of dy, and the x pixels that they
+// meet. Each pixel is loaded and converted once a tile; columns of x where tiles overlap mostly
 // come from the L1 cache. The lanes of a warp are adjacent channels: accesses are coalesced.
 //
 // With stride S, dilation D and padding P, the dy pixels r + D c of a residue r < D meet the x
 // pixels S r - P + D j only: tap k pairs index c with j = S c + k. A step reads the S rows S i + p
 // of x and row i of dy. Phase p pairs them with the rows i - m of dy, which are kept, by tap
-// p + S m. So with any stride each product is needed, but for those of zeros at a strip's ends.
+// p + S m. So with any stride each product is needed, but for those of zeros at a tile's ends.
 //
-// In three dimensions a strip lies in one depth of dy, and a step reads those rows of x in each of
+// In three dimensions a tile lies in one depth of dy, and a step reads those rows of x in each of
 // the depths that it meets by the DEPTHS depths of taps that the block has: one, or all.
 //
 // What follows is loaded one step ahead. What bounds stride 2 is DRAM: 3x3 takes some 150
 // instructions to read 80 bytes a thread. 5x5 of stride 1 is bound by the products.
 //
-// At the end the block adds the sums of its strips in a fixed order and writes partial sums, which
+// At the end the block adds the sums of its tiles in a fixed order and writes partial sums, which
 // depthwise_wgrad_sum.cu adds. That also says what becomes of NaN and infinities.
 //
 // Macros: ELEMENT, CHANNELS, COLUMNS, DEPTHS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, THREADS,
@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_products(float (&sums)[KERNEL_H][KERNEL_W][C
   for (int m = 0; m < kSlots; ++m) {
     const int kh = phase + STRIDE_H * m;
     if (kh >= KERNEL_H) continue;
-    // Many slots are worth a branch where their row is none of the strip.
+    // Many slots are worth a branch where their row is none of the tile.
     if (kSlots > 3 && (step < m || step - m >= row_count)) continue;
 #pragma unroll
     for (int kw = 0; kw < KERNEL_W; ++kw) {
@@ -111,20 +111,20 @@ __device__ __forceinline__ void add_products(float (&sums)[KERNEL_H][KERNEL_W][C
 }
 
 // partial is (splits, channels, taps). The grid is (splits, groups of channels, groups of depths of
-// taps), the block (channels / CHANNELS, strips at a time). A strip has `rows` rows of dy.
+// taps), the block (channels / CHANNELS, tiles at a time). A tile has `rows` rows of dy.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     depthwise_wgrad(const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ dy,
                     float* __restrict__ partial, int channels, int in_d, int in_h, int in_w,
                     int out_d, int out_h, int out_w, int stride_d, int pad_d, int pad_h, int pad_w,
-                    int dilation_d, int dilation_h, int dilation_w, int row_strips,
-                    int column_strips, int strips, int rows) {
+                    int dilation_d, int dilation_h, int dilation_w, int tiles_down,
+                    int tiles_across, int tiles, int rows) {
   const int lane = threadIdx.x, lanes = blockDim.x, thread = threadIdx.y * lanes + lane;
   const int threads = lanes * blockDim.y;
   const int first_channel = blockIdx.y * lanes * CHANNELS,
             channel = first_channel + lane * CHANNELS;
   const long long bytes = sizeof(ELEMENT) * static_cast<long long>(channels);  // per pixel
 
-  const unsigned pixel_bytes = sizeof(ELEMENT) * channels * dilation_w;  // to the next of a strip
+  const unsigned pixel_bytes = sizeof(ELEMENT) * channels * dilation_w;  // to the next of a tile
   const long long x_line_bytes = dilation_h * (in_w * bytes),
                   y_line_bytes = dilation_h * (out_w * bytes);
   const long long x_depth_bytes = dilation_d * (in_h * (in_w * bytes));
@@ -132,12 +132,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   float sums[DEPTHS][KERNEL_H][KERNEL_W][CHANNELS] = {};
 
   const int first_depth = blockIdx.z * DEPTHS;  // the first depth of the taps
-  const int begin = channel < channels ? blockIdx.x * blockDim.y + threadIdx.y : strips;
+  const int begin = channel < channels ? blockIdx.x * blockDim.y + threadIdx.y : tiles;
 #pragma unroll 1
-  for (long long strip = begin; strip < strips; strip += gridDim.x * blockDim.y) {
-    const int across = static_cast<int>(strip) % column_strips;
-    const int down = static_cast<int>(strip) / column_strips % row_strips;
-    const int plane = static_cast<int>(strip) / column_strips / row_strips;  // a plane of dy
+  for (long long tile = begin; tile < tiles; tile += gridDim.x * blockDim.y) {
+    const int across = static_cast<int>(tile) % tiles_across;
+    const int down = static_cast<int>(tile) / tiles_across % tiles_down;
+    const int plane = static_cast<int>(tile) / tiles_across / tiles_down;  // a plane of dy
     const int image = plane / out_d;
     const int x_depth = plane % out_d * stride_d - pad_d + first_depth * dilation_d;
     const int y_column = across % dilation_w + across / dilation_w * COLUMNS * dilation_w;
@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     }
   }
 
-  // Adds the sums of the block's strips, a row of taps at a time.
+  // Adds the sums of the block's tiles, a row of taps at a time.
   DYNAMIC_SHARED(shared);
   float* const row_sums = reinterpret_cast<float*>(shared);        // (columns, channels, threads)
   float* const totals = row_sums + KERNEL_W * CHANNELS * threads;  // (channels, taps)

@@ -53,7 +53,7 @@ class _Shape:
     @property
     def longest(self) -> tuple[int, int]:
         """Rows and columns of dy at a distance of the dilation."""
-        return self.height.strip_length("fprop"), self.width.strip_length("fprop")
+        return self.height.residue_length("fprop"), self.width.residue_length("fprop")
 
 
 def _shape(problem: ConvProblem) -> _Shape:
@@ -129,12 +129,12 @@ class _Tile:
         return 384 if 128 < self.registers <= 168 else 256
 
     @property
-    def strips_at_a_time(self) -> int:
-        """Strips that a block computes at a time."""
+    def tiles_at_a_time(self) -> int:
+        """Tiles that a block computes at a time."""
         return max(1, self.most_threads // self.lanes)
 
     @property
-    def column_strips(self) -> int:
+    def tiles_across(self) -> int:
         return self.shape.width.dilation * -(-self.shape.longest[1] // self.columns)
 
     @property
@@ -147,7 +147,7 @@ class _Tile:
 
     @property
     def shared_bytes(self) -> int:
-        threads = self.lanes * self.strips_at_a_time
+        threads = self.lanes * self.tiles_at_a_time
         row_sums = self.shape.width.taps * self.channels * threads
         return 4 * (row_sums + self.lanes * self.channels * self.taps)
 
@@ -157,8 +157,8 @@ class _Tile:
         return max(1, min(of_registers, gpu.sm_threads // self.most_threads))
 
     def blocks_at_once(self, gpu: Gpu) -> int:
-        """Returns the blocks that share the strips."""
-        warps = -(-self.lanes * self.strips_at_a_time // 32)
+        """Returns the blocks that share the tiles."""
+        warps = -(-self.lanes * self.tiles_at_a_time // 32)
         resident = min(
             max(1, gpu.sm_registers // (32 * warps * self.registers)),
             gpu.sm_threads // (32 * warps),
@@ -166,24 +166,24 @@ class _Tile:
         )
         return max(1, gpu.multiprocessors * resident // (self.channel_chunks * self.depth_groups))
 
-    def row_strips(self, rows: int) -> int:
+    def tiles_down(self, rows: int) -> int:
         return self.shape.height.dilation * -(-self.shape.longest[0] // rows)
 
-    def strips(self, rows: int) -> int:
+    def tile_count(self, rows: int) -> int:
         planes = self.shape.images * self.shape.depth.output
-        return planes * self.column_strips * self.row_strips(rows)
+        return planes * self.tiles_across * self.tiles_down(rows)
 
     def splits(self, rows: int, gpu: Gpu) -> int:
-        needed = -(-self.strips(rows) // self.strips_at_a_time)
+        needed = -(-self.tile_count(rows) // self.tiles_at_a_time)
         return min(needed, self.blocks_at_once(gpu))
 
     def best_rows(self, gpu: Gpu) -> int:
-        """The rows of a strip with which the busiest thread has the fewest steps."""
+        """The rows of a tile with which the busiest thread has the fewest steps."""
 
         def steps(rows: int) -> int:
-            a_time = self.splits(rows, gpu) * self.strips_at_a_time
-            # The beginning of a strip costs about as much as two steps.
-            return -(-self.strips(rows) // a_time) * (rows + self.shape.slots + 1)
+            a_time = self.splits(rows, gpu) * self.tiles_at_a_time
+            # The beginning of a tile costs about as much as two steps.
+            return -(-self.tile_count(rows) // a_time) * (rows + self.shape.slots + 1)
 
         longest = self.shape.longest[0]
         return min({-(-longest // pieces) for pieces in range(1, 33)}, key=steps)
@@ -225,7 +225,7 @@ def _tiles_of(shape: _Shape, widths: list[int]) -> Iterator[_Tile]:
 class _Tiling:
     tile: _Tile
     rows: int
-    """Rows of dy in a strip."""
+    """Rows of dy in a tile."""
 
     @property
     def settings(self) -> str:
@@ -285,7 +285,7 @@ class DepthwiseWgrad(KernelFamily[_Tiling]):
             return []  # bound by the products, of which tensor cores compute more
         tiles = [tile for tile in _tiles(shape) if tile.channel_chunks < 1 << 16]
         found = [(tile, tile.best_rows(gpu)) for tile in tiles]
-        return [_Tiling(tile, rows) for tile, rows in found if tile.strips(rows) <= INT32_MAX]
+        return [_Tiling(tile, rows) for tile, rows in found if tile.tile_count(rows) <= INT32_MAX]
 
 
 def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLaunch:
@@ -310,7 +310,7 @@ def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLau
     return KernelLaunch(
         kernel,
         grid=(tile.splits(rows, gpu), tile.channel_chunks, tile.depth_groups),
-        block=(tile.lanes, tile.strips_at_a_time, 1),
+        block=(tile.lanes, tile.tiles_at_a_time, 1),
         arguments=(
             Address("x"),
             Address("y"),
@@ -321,9 +321,9 @@ def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLau
             depth.stride,
             *(d.padding for d in (depth, height, width)),
             *(d.dilation for d in (depth, height, width)),
-            tile.row_strips(rows),
-            tile.column_strips,
-            tile.strips(rows),
+            tile.tiles_down(rows),
+            tile.tiles_across,
+            tile.tile_count(rows),
             rows,
         ),
         shared_bytes=tile.shared_bytes,

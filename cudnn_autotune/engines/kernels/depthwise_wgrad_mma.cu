@@ -10,8 +10,8 @@
 // ones. This is more than enough: FMAs have a 15th of the rate.
 //
 // Both fragments come from planes in shared memory, one a channel, by transposing ldmatrix: a
-// matrix is 8 rows of 8 adjacent columns, a piece of 16 bytes each. kh moves the rows, so all
-// pieces are aligned. One ldmatrix loads what is multiplied by all blocks of dy that it meets,
+// matrix is 8 rows of 8 adjacent columns, a vector of 16 bytes each. kh moves the rows, so all
+// vectors are aligned. One ldmatrix loads what is multiplied by all blocks of dy that it meets,
 // which stay in registers.
 //
 // A block computes CHANNELS channels of a range of items. An item is TILES tiles, each 8 ROW_BLOCKS
@@ -21,25 +21,29 @@
 // filter, with all their sums in registers.
 //
 // A signal of one row is cut into rows of 8 columns. Row r of x begins at 8r and reaches over the
-// following ones, so pieces of adjacent rows lie side by side, and nothing is stored twice. The
+// following ones, so vectors of adjacent rows lie side by side, and nothing is stored twice. The
 // second row of a pair is then the next block of x, so that every other block suffices.
 //
-// In channels_last a thread reads VECTOR channels of 8 pixels and transposes them in registers.
+// In channels_last a thread reads LOAD_CHANNELS channels of 8 pixels and transposes them in
+// registers.
 //
-// Bank conflicts: an odd number of pieces between rows makes ldmatrix free of them. Planes are such
-// a number of pieces apart that 8 lanes that write pieces of adjacent channels use all banks.
+// Bank conflicts: an odd number of vectors between rows makes ldmatrix free of them. Planes are
+// such a number of vectors apart that 8 lanes that write vectors of adjacent channels use all
+// banks.
 //
 // What bounds it: for 7x7, memory; an mma needs 2.5 accesses of 128 bytes to shared memory, which
 // take a little longer than the tensor cores. For 31x31 it needs 0.8, and tensor cores are the
 // bound.
 //
 // Macros: ELEMENT, KERNEL_H, KERNEL_W, CHANNELS_LAST, SIGNAL, CHANNELS, WARP_CHANNELS, WARP_PAIRS,
-// ROW_BLOCKS, COLUMN_BLOCKS, TILES, MIN_BLOCKS; VECTOR, 1 of contiguous tensors, and of these PAIRS
-// (whether rows can be read by two columns) and ODD (whether the padding is odd).
+// ROW_BLOCKS, COLUMN_BLOCKS, TILES, MIN_BLOCKS; LOAD_CHANNELS, 1 of contiguous tensors, and of
+// these PAIRS (whether rows can be read by two columns) and ODD (whether the padding is odd); and
+// the layout of shared memory, which depthwise_wgrad_mma.py computes, in vectors: PITCH_X and
+// PITCH_Y (from a row to the next), TILE_X, TILE_Y, PLANE (of a channel); SHARED_BYTES.
 
 __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-constexpr int kPiece = 16;                          // bytes
+constexpr int kVectorBytes = 16;                    // bytes
 constexpr int kBlocks = ceil_div(KERNEL_W + 7, 8);  // blocks of dy that a block of x meets
 constexpr int kStep = SIGNAL ? 2 : 1;               // from a block of x that is loaded to the next
 constexpr int kSumBlocks = ceil_div(kBlocks, kStep) * kStep;              // per row of the filter
@@ -52,20 +56,19 @@ static_assert(!SIGNAL || (KERNEL_H == 1 && COLUMN_BLOCKS == 1), "a signal has on
 
 // The rows of x that are loaded, and those that there is room for.
 constexpr int kLoadedRows = kRows + (SIGNAL ? kBlocks : KERNEL_H) - 1;
-constexpr int kLoadedPieces = SIGNAL ? 1 : COLUMN_BLOCKS + kBlocks - 1;
+constexpr int kLoadedVectors = SIGNAL ? 1 : COLUMN_BLOCKS + kBlocks - 1;
 constexpr int kStoredRows = kRows + 2 * kWarpGroups * WARP_PAIRS - 1;
-constexpr int kPitchX = SIGNAL ? 1 : kLoadedPieces | 1;
-constexpr int kPitchY = SIGNAL ? 1 : COLUMN_BLOCKS | 1;
-constexpr int kTileX = kStoredRows * kPitchX + (SIGNAL ? kBlocks - 1 : 0);
-constexpr int kTileY = kRows * kPitchY;
-constexpr int kUnits = CHANNELS / VECTOR;
-__device__ constexpr int plane_pieces() {
-  const int apart = kUnits >= 8 ? 1 : 8 / kUnits, pieces = TILES * (kTileX + kTileY);
-  return pieces + (apart + 8 - pieces % 8) % 8;
-}
-constexpr int kPlane = plane_pieces();
-constexpr int kTilesAt = CHANNELS * kPlane * kPiece;
+constexpr int kUnits = CHANNELS / LOAD_CHANNELS;
+constexpr int kTilesAt = CHANNELS * PLANE * kVectorBytes;
+static_assert(SIGNAL || (PITCH_X >= kLoadedVectors && PITCH_X % 2 && PITCH_Y >= COLUMN_BLOCKS &&
+                         PITCH_Y % 2),
+              "rows fit, and begin in other banks");
+static_assert(TILE_X >= kStoredRows * PITCH_X + (SIGNAL ? kBlocks - 1 : 0) &&
+                  TILE_Y >= kRows * PITCH_Y && PLANE >= TILES * (TILE_X + TILE_Y),
+              "tiles fit");
+static_assert(PLANE % 8 == (kUnits >= 8 ? 1 : 8 / kUnits % 8), "planes begin in other banks");
 constexpr int kPitchD = 9;  // floats between rows of D, so that diagonals are free of conflicts
+static_assert(SHARED_BYTES >= kWarps * 8 * kSumBlocks * kPitchD * sizeof(float), "sums fit");
 
 struct Sizes {
   int images, channels;
@@ -78,6 +81,7 @@ struct Tile {
   int image, row, column;  // a place in dy; no image is negative
   int unused;
 };
+static_assert(SHARED_BYTES >= kTilesAt + TILES * sizeof(Tile), "planes and tiles fit");
 
 __device__ __forceinline__ void find_tile(Tile& tile, const Sizes& s, int index) {
   const int in_image = s.tiles_down * s.tiles_across;
@@ -88,59 +92,59 @@ __device__ __forceinline__ void find_tile(Tile& tile, const Sizes& s, int index)
 
 // The first channels of all vectors come first, so that those of adjacent lanes are neighbours.
 __device__ __forceinline__ int plane_of(int channel) {
-  return (channel / VECTOR + channel % VECTOR * kUnits) * kPlane;
+  return (channel / LOAD_CHANNELS + channel % LOAD_CHANNELS * kUnits) * PLANE;
 }
 
 __device__ __forceinline__ bool is_inside(int column, int width) {
   return static_cast<unsigned>(column) < static_cast<unsigned>(width);
 }
 
-// Reads `rows` rows of `pieces` pieces of each tile, beginning `up` rows above and `left` columns
+// Reads `rows` rows of `vectors` vectors of each tile, beginning `up` rows above and `left` columns
 // to the left of it, into planes at `target`. What is outside of the image is zero.
-template <int rows, int pieces, int tile_pieces, int pitch, bool odd>
+template <int rows, int vectors, int tile_vectors, int pitch, bool odd>
 __device__ __forceinline__ void arrange(uint4* target, const ELEMENT* tensor, const Tile* tiles,
                                         const Sizes& s, int first_channel, int up, int left,
                                         int height, int width) {
-  constexpr unsigned kCount = TILES * rows * pieces * kUnits;
-  constexpr int kUnroll = VECTOR == 4 ? 1 : 2;  // for about as many loads on their way
+  constexpr unsigned kCount = TILES * rows * vectors * kUnits;
+  constexpr int kUnroll = LOAD_CHANNELS == 4 ? 1 : 2;  // for about as many loads on their way
 #pragma unroll kUnroll
   for (unsigned i = threadIdx.x; i < kCount; i += kThreads) {
     // Lanes are adjacent in memory: first channels or first columns.
-    const unsigned unit = CHANNELS_LAST ? i % kUnits : i / (pieces * rows * TILES);
-    const unsigned j = CHANNELS_LAST ? i / kUnits : i % (pieces * rows * TILES);
-    const unsigned piece = j % pieces, row = j / pieces % rows, index = j / (pieces * rows);
+    const unsigned unit = CHANNELS_LAST ? i % kUnits : i / (vectors * rows * TILES);
+    const unsigned j = CHANNELS_LAST ? i / kUnits : i % (vectors * rows * TILES);
+    const unsigned vector = j % vectors, row = j / vectors % rows, index = j / (vectors * rows);
     const Tile tile = tiles[index];
-    const int channel = first_channel + VECTOR * unit;
+    const int channel = first_channel + LOAD_CHANNELS * unit;
     const int from_row = SIGNAL ? 0 : tile.row - up + row;
-    const int column = tile.column - left + 8 * (SIGNAL ? row : piece);
+    const int column = tile.column - left + 8 * (SIGNAL ? row : vector);
     const bool is_row =
         tile.image >= 0 && from_row >= 0 && from_row < height && channel < s.channels;
-    uint4* const to = target + index * tile_pieces + row * pitch + piece;
+    uint4* const to = target + index * tile_vectors + row * pitch + vector;
     // No tensor has 2^31 elements, so what is read has an index of 32 bits.
     const unsigned image = tile.image;
     if (CHANNELS_LAST) {
       unsigned from = ((image * height + from_row) * width + column) * s.channels + channel;
-      unsigned pixels[8][(VECTOR + 1) / 2];
+      unsigned pixels[8][(LOAD_CHANNELS + 1) / 2];
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += s.channels) {
         const bool is_read = is_row && is_inside(column + k, width);
-        if (VECTOR == 4) {
+        if (LOAD_CHANNELS == 4) {
           uint2 four = make_uint2(0, 0);
           if (is_read) four = *reinterpret_cast<const uint2*>(tensor + from);
-          pixels[k][0] = four.x, pixels[k][VECTOR / 4] = four.y;
+          pixels[k][0] = four.x, pixels[k][LOAD_CHANNELS / 4] = four.y;
         } else {
           pixels[k][0] = is_read ? *reinterpret_cast<const unsigned*>(tensor + from) : 0;
         }
       }
 #pragma unroll
-      for (int c = 0; c < VECTOR; ++c) {
+      for (int c = 0; c < LOAD_CHANNELS; ++c) {
         unsigned words[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           words[k] =
               __byte_perm(pixels[2 * k][c / 2], pixels[2 * k + 1][c / 2], c % 2 ? 0x7632 : 0x5410);
         }
-        to[(unit + c * kUnits) * kPlane] = make_uint4(words[0], words[1], words[2], words[3]);
+        to[(unit + c * kUnits) * PLANE] = make_uint4(words[0], words[1], words[2], words[3]);
       }
     } else {
       const unsigned from = ((image * s.channels + channel) * height + from_row) * width + column;
@@ -207,9 +211,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 #pragma unroll 1
   for (; item < end; ++item) {
     __syncthreads();
-    arrange<kLoadedRows, kLoadedPieces, kTileX, kPitchX, ODD>(planes, x, tiles, s, first_channel,
-                                                              pad_h, pad_w, in_h, in_w);
-    arrange<kRows, COLUMN_BLOCKS, kTileY, kPitchY, false>(planes + TILES * kTileX, dy, tiles, s,
+    arrange<kLoadedRows, kLoadedVectors, TILE_X, PITCH_X, ODD>(planes, x, tiles, s, first_channel,
+                                                               pad_h, pad_w, in_h, in_w);
+    arrange<kRows, COLUMN_BLOCKS, TILE_Y, PITCH_Y, false>(planes + TILES * TILE_X, dy, tiles, s,
                                                           first_channel, 0, 0, out_h, out_w);
     __syncthreads();
     for (int i = threadIdx.x; i < TILES; i += kThreads) {
@@ -222,8 +226,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       const int matrix = lane / 8, x_block = two + matrix / 2;
       const int x_row = x_block % ROW_BLOCKS * 8 + lane % 8 + first_row + matrix % 2;
       const int y_row = (two + matrix % 2) * 8 + lane % 8;
-      const uint4* const x_lane = planes + x_block / ROW_BLOCKS * kTileX + x_row * kPitchX;
-      const uint4* const y_lane = planes + TILES * kTileX + y_row * kPitchY;
+      const uint4* const x_lane = planes + x_block / ROW_BLOCKS * TILE_X + x_row * PITCH_X;
+      const uint4* const y_lane = planes + TILES * TILE_X + y_row * PITCH_Y;
 #pragma unroll
       for (int c = 0; c < WARP_CHANNELS; ++c) {
         const int plane = plane_of(warp_channel + c);
@@ -234,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 #pragma unroll
           for (int p = 0; p < WARP_PAIRS; ++p) {
             unsigned left[4];
-            load_transposed(left, x_lane + plane + 2 * p * kPitchX + b);
+            load_transposed(left, x_lane + plane + 2 * p * PITCH_X + b);
 #pragma unroll
             for (int m = 0; m < kBlocks; ++m) {
               const int y = b - m;

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.depthwise_sizes import PlanarLayer
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
     is_depthwise_wgrad,
     partial_bytes,
     sum_launch,
-    two_dimensions,
 )
 from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_PIECE = 16  # bytes of eight elements
+_VECTOR_BYTES = 16  # bytes of eight elements
 _MOST_COLUMN_BLOCKS = 8  # iterations of an unrolled loop
 _OTHER_REGISTERS = 44  # per thread, besides sums and blocks of dy
 _MOST_REGISTERS = 240
@@ -37,23 +37,9 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The problem in two dimensions."""
-
-    images: int
-    channels: int
-    in_size: tuple[int, int]
-    out_size: tuple[int, int]
-    kernel: tuple[int, int]
-    padding: tuple[int, int]
-    is_channels_last: bool
-    alignment: int
-
-    @property
-    def is_signal(self) -> bool:
-        """Whether it has one row, which is cut into rows of eight columns."""
-        return self.in_size[0] == self.out_size[0] == self.kernel[0] == 1 and not self.padding[0]
+class _Shape(PlanarLayer):
+    """The sizes that a layer determines for every tiling. A signal is cut into rows of eight
+    columns."""
 
     @property
     def blocks(self) -> int:
@@ -71,19 +57,6 @@ class _Shape:
         if self.is_signal:
             return _ceil_div(self.out_size[1], 64), 1
         return _ceil_div(self.out_size[0], 8), _ceil_div(self.out_size[1], 8)
-
-
-def _shape(problem: ConvProblem) -> _Shape:
-    return _Shape(
-        images=problem.input_shape[0],
-        channels=problem.groups,
-        in_size=two_dimensions(problem.input_shape[2:], 1),
-        out_size=two_dimensions(problem.output_shape[2:], 1),
-        kernel=two_dimensions(problem.weight_shape[2:], 1),
-        padding=two_dimensions(problem.padding[: problem.spatial_dims], 0),
-        is_channels_last=problem.memory_format == torch.channels_last,
-        alignment=min(problem.alignment[0], problem.alignment[2]),
-    )
 
 
 @dataclass(frozen=True)
@@ -124,7 +97,7 @@ class _Tiling:
         return _ceil_div(self.shape.images * self.tiles_down * self.tiles_across, self.tiles)
 
     @property
-    def vector(self) -> int:
+    def load_channels(self) -> int:
         """Channels that a thread reads at once."""
         if not self.shape.is_channels_last:
             return 1
@@ -145,21 +118,32 @@ class _Tiling:
         sums = self.warp_channels * self.warp_pairs * self.shape.products * 4
         return _ceil_div(sums + 2 * self.shape.blocks + _OTHER_REGISTERS, 8) * 8
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of shared memory, divided as in depthwise_wgrad_mma.cu."""
+    @functools.cached_property
+    def layout(self) -> dict[str, int]:
+        """The division of shared memory, by the names that depthwise_wgrad_mma.cu uses."""
         s, rows = self.shape, 8 * self.row_blocks
         stored_rows = rows + 2 * self.warp_groups * self.warp_pairs - 1
-        if s.is_signal:
-            tile = stored_rows + s.blocks - 1 + rows
-        else:
-            x_pitch = (self.column_blocks + s.blocks - 1) | 1
-            tile = stored_rows * x_pitch + rows * (self.column_blocks | 1)
-        units, pieces = self.channels // self.vector, self.tiles * tile
+        pitch_x = pitch_y = 1
+        if not s.is_signal:
+            pitch_x, pitch_y = (self.column_blocks + s.blocks - 1) | 1, self.column_blocks | 1
+        tile_x = stored_rows * pitch_x + (s.blocks - 1) * s.is_signal
+        tile_y = rows * pitch_y
+        units, vectors = self.channels // self.load_channels, self.tiles * (tile_x + tile_y)
         apart = 1 if units >= 8 else 8 // units
-        plane = pieces + (apart - pieces) % 8
+        plane = vectors + (apart - vectors) % 8
         sums = self.warps * 8 * (s.products + s.products * s.is_signal) * 9 * 4
-        return max(self.channels * plane * _PIECE + self.tiles * 16, sums)
+        return {
+            "PITCH_X": pitch_x,
+            "PITCH_Y": pitch_y,
+            "TILE_X": tile_x,
+            "TILE_Y": tile_y,
+            "PLANE": plane,
+            "SHARED_BYTES": max(self.channels * plane * _VECTOR_BYTES + self.tiles * 16, sums),
+        }
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.layout["SHARED_BYTES"]
 
     def resident(self, gpu: Gpu) -> int:
         """Blocks that a multiprocessor holds at a time."""
@@ -185,16 +169,16 @@ class _Tiling:
             + 2 * self.column_blocks * self.warp_groups
         )
         if s.is_signal:
-            pieces = 2 * rows + s.blocks - 1
+            vectors = 2 * rows + s.blocks - 1
         else:
             read_rows = min(rows + s.kernel[0] - 1, s.in_size[0])
-            pieces = read_rows * (self.column_blocks + s.blocks - 1) + rows * self.column_blocks
-        pieces *= self.tiles
+            vectors = read_rows * (self.column_blocks + s.blocks - 1) + rows * self.column_blocks
+        vectors *= self.tiles
         mma = self.channels * products * _MMA_CLOCKS
-        # A piece is written once; how many accesses read it from the L1 cache is a guess.
-        accesses = self.channels * (matrices + pieces * 4 / 8)
+        # A vector is written once; how many accesses read it from the L1 cache is a guess.
+        accesses = self.channels * (matrices + vectors * 4 / 8)
         sector = max(self.channels * 2, _SECTOR) if s.is_channels_last else self.channels * 2
-        memory = pieces * 8 * sector / _BYTES_A_CLOCK
+        memory = vectors * 8 * sector / _BYTES_A_CLOCK
         resident = self.resident(gpu)
         groups = _ceil_div(s.channels, self.channels)
         together = _ceil_div(groups * self.splits(gpu), gpu.multiprocessors)
@@ -267,7 +251,7 @@ class DepthwiseWgradMma(KernelFamily[_Tiling]):
             or any(value != 1 for value in (*problem.stride, *problem.dilation))
         ):
             return []
-        shape = _shape(problem)
+        shape = _Shape.of(problem)
         if shape.is_channels_last and max(shape.kernel) <= 3:
             return []  # bound by DRAM: tensor cores gain nothing
         if shape.kernel == (1, 1) or (
@@ -295,12 +279,13 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
             ("SIGNAL", int(shape.is_signal)),
             ("CHANNELS", tiling.channels),
             ("WARP_CHANNELS", tiling.warp_channels),
-            ("VECTOR", tiling.vector),
+            ("LOAD_CHANNELS", tiling.load_channels),
             ("WARP_PAIRS", tiling.warp_pairs),
             ("ROW_BLOCKS", tiling.row_blocks),
             ("COLUMN_BLOCKS", tiling.column_blocks),
             ("TILES", tiling.tiles),
             ("MIN_BLOCKS", tiling.resident(gpu)),
+            *tiling.layout.items(),
         ),
     )
     return KernelLaunch(

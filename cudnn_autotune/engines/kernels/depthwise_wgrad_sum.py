@@ -14,11 +14,6 @@ _MOST_WARPS = 32
 _SPLITS_OF_A_WARP = 8  # loads that are under way together
 
 
-def two_dimensions(values: tuple[int, ...], missing: int) -> tuple[int, int]:
-    """Returns one or two spatial dimensions as (height, width)."""
-    return (missing, *values)[-2:]  # type: ignore[return-value]
-
-
 def partial_bytes(problem: ConvProblem, splits: int) -> int:
     """The partial sums: float32, (splits, weights)."""
     return 4 * splits * torch.Size(problem.weight_shape).numel()
@@ -28,12 +23,12 @@ def is_depthwise_wgrad(problem: ConvProblem) -> bool:
     """Whether it is a depthwise wgrad with a multiplier of 1, whose sizes are such that the kernels
     count rows and columns in 32 bits."""
     taps = [d * k for d, k in zip(problem.dilation, problem.weight_shape[2:], strict=True)]
-    strips = [64 * d * s for d, s in zip(problem.dilation, problem.stride, strict=True)]
+    tiles = [64 * d * s for d, s in zip(problem.dilation, problem.stride, strict=True)]
     return (
         problem.op == "wgrad"
         and problem.dtype in ELEMENTS
         and 1 < problem.groups == problem.input_shape[1] == problem.weight_shape[0]
-        and max(*problem.input_shape[2:], *problem.padding, *taps, *strips) < 1 << 29
+        and max(*problem.input_shape[2:], *problem.padding, *taps, *tiles) < 1 << 29
     )
 
 

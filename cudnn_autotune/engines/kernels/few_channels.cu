@@ -2,10 +2,10 @@
 // output pixels times window elements, times one of window elements times output channels.
 //
 // The block copies the rows of the image that a tile of TILE_P x TILE_Q pixels needs to shared
-// memory. A window is KERNEL_H pieces of ROW elements that lie together. A register of the
-// left fragment is a pair of neighbouring elements, one access of 4 bytes. A piece begins at an odd
+// memory. A window is KERNEL_H rows of ROW elements that lie together. A register of the
+// left fragment is a pair of neighbouring elements, one access of 4 bytes. A row begins at an odd
 // element if LEFT is odd: its pairs then begin one element earlier (`lead`). The pairs of all
-// pieces are numbered one after the other, so only the last register may have some to spare: 77
+// rows are numbered one after the other, so only the last register may have some to spare: 77
 // pairs are 80 for 7x7x3. What belongs to no window is removed from a pair by a mask. So no product
 // is computed that the convolution does not have, and infinities stay where they belong.
 //
@@ -17,9 +17,9 @@
 // lane ends with neighbouring channels of a pixel (8, if N_TILES is a multiple of 4), next to those
 // of the next lane, and stores them at once.
 //
-// Banks: lane (g, t) reads word g * PIXELS_APART / 2 + t of a piece. These are 32 different words
+// Banks: lane (g, t) reads word g * PIXELS_APART / 2 + t of a row. These are 32 different words
 // in a row, or the same ones, if pixels are up to 4 words apart; only where the four pairs belong
-// to two pieces may words meet. A block goes from tile to tile; while it computes one, the next one
+// to two rows may words meet. A block goes from tile to tile; while it computes one, the next one
 // is copied.
 
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
@@ -39,6 +39,9 @@ constexpr int WARPS_OF_PHASE = WARPS_M / PHASES;
 
 static_assert(PITCH % 8 == 0 && TILE_Q % (16 * PHASES) == 0 && WARPS_M % PHASES == 0, "");
 static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + 2 * ROW_PAIRS, "a row of the tile fits");
+static_assert(SHARED_BYTES ==
+                  2 * TILE_BYTES + 4 * BLOCK_CHANNELS * (PHASES * WEIGHT_PITCH + HAS_BIAS),
+              "two tiles, weights and biases");
 
 #if N_TILES % 4 == 0
 using Vector = uint4;

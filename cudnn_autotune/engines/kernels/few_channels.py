@@ -125,6 +125,7 @@ class FewChannels(KernelFamily[_Settings]):
             "WARPS_M": warps_m,
             "WARPS_N": warps_n,
             "BLOCKS": tiling.blocks,
+            "SHARED_BYTES": geometry.shared_bytes(tiling),
             "HAS_BIAS": int(problem.bias),
             "HAS_RESIDUAL": int(problem.residual),
             "ACTIVATION": ACTIVATION_NUMBERS[problem.activation],

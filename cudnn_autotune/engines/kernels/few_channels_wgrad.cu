@@ -23,6 +23,7 @@ constexpr int GRADIENT_BYTES = 2 * TILE_Q * GRADIENT_PITCH;
 constexpr int COPIED_BYTES = GRADIENT_BYTES + IMAGE_BYTES;
 
 static_assert(TILE_P == 2, "");
+static_assert(SHARED_BYTES >= 2 * COPIED_BYTES + KERNEL_H * PITCH * 4, "copies and pairs");
 
 // Begins to copy the gradients of a tile's pixels, (p, q) and (p + 1, q) one after the other; zeros
 // outside of the output and behind the last channel.

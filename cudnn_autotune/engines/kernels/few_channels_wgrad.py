@@ -81,6 +81,7 @@ class FewChannelsWgrad(KernelFamily[_Settings]):
             "WARPS_N": tiling.warps_n,
             "WARPS_K": _WARPS // tiling.warps_n,
             "BLOCKS": tiling.blocks,
+            "SHARED_BYTES": _shared_bytes(problem, tiling),
             "IS_RAGGED": int(q % 8 != 0),
         }
         add = KernelLaunch(

@@ -10,6 +10,7 @@ constexpr int BLOCK_COLUMNS = WARPS_N * N_TILES * 8;
 
 static_assert(TILE_Q % 8 == 0 && PITCH % 8 == 0 && BLOCK_COLUMNS >= COLUMNS, "");
 static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + ROW, "a row of the tile fits");
+static_assert(SHARED_BYTES >= BLOCK_CHANNELS * BLOCK_COLUMNS * 4, "sums");
 
 // The sums of a thread: it is lane (g, t) of the warp that has part warp_n of the elements, and
 // turn warp_k of the pixels.

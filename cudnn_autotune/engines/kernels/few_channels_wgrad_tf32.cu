@@ -15,6 +15,7 @@ constexpr int GRADIENT_BYTES = TILE_Q * GRADIENT_PITCH * 4;
 constexpr int COPIED_BYTES = GRADIENT_BYTES + IMAGE_BYTES;
 
 static_assert(TILE_P == 1, "");
+static_assert(SHARED_BYTES >= 2 * COPIED_BYTES, "copies");
 
 // Begins to copy the gradients of a tile's pixels; zeros outside of the output and behind the last
 // channel.

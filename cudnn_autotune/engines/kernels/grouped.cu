@@ -3,11 +3,12 @@
 // the filters transposed and turned round. "in" is what is read (x, or dy), "out" what is written
 // (y, or dx).
 //
-// A block computes a tile of output pixels (of one image, or of several small ones) for a slab of
-// groups. It copies the tile's input, halo and all, and the slab's filters into shared memory. The
-// 16 pixels of an mma are 8 neighbours each of two strips. A warp computes ROWS rows of two strips,
-// in GROUPS groups one after the other, N_TILES x 8 output channels of each. With p a pixel, o an
-// output channel and i a pair of a filter tap and 8 input channels (a chunk),
+// A block computes a tile of output pixels (of one image, or of several small ones) for
+// BLOCK_GROUPS groups. It copies the tile's input, halo and all, and the groups' filters into
+// shared memory. The 16 pixels of an mma are 8 neighbours each of two segments. A warp computes
+// ROWS rows of two segments, in GROUPS groups one after the other, N_TILES x 8 output channels of
+// each. With p a pixel, o an output channel and i a pair of a filter tap and 8 input channels (a
+// chunk),
 //   out[p][o] = sum over i of in[p + tap(i)][channels(i)] * filter[o][tap(i)][channels(i)]
 // Rows of 16 bytes are taken by ldmatrix from where they lie: no im2col is written. A warp loads
 // each row of the input once for each column tap, and multiplies it for all row taps that read it:
@@ -32,11 +33,11 @@
 // computed again from its own group alone.
 //
 // What bounds it. L2 takes a request of up to 128 bytes from a multiprocessor each 2.4 clocks, so
-// slabs of 64 channels are best, and GROUPS lets a warp store 32 bytes or more of a pixel at once.
+// blocks of 64 channels are best, and GROUPS lets a warp store 32 bytes or more of a pixel at once.
 // Then 64 pixels of an 8-wide group take 12 loads of matrices and 24 mma, beside as many
 // instructions to round and store the sums, and a third of that to copy the input.
 
-// One sum without the zeros between merged groups, of an output channel of the slab.
+// One sum without the zeros between merged groups, of an output channel of the block.
 template <typename P>
 __device__ __noinline__ float exact_sum(const unsigned char* pixel, const unsigned char* filters,
                                         int o) {
@@ -62,26 +63,26 @@ template <int phase_y, int phase_x>
 __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES][4],
                                       unsigned char* scratch, ELEMENT* out, const ELEMENT* bias,
                                       const ELEMENT* residual, const Extents& to,
-                                      const Place& place, int first_strip, int channel) {
+                                      const Place& place, int first_segment, int channel) {
   const int lane = threadIdx.x % 32;
   // Each lane stores 16 bytes of a pixel, where it holds 2 channels of each n tile.
   long long places[kStores];
   int rows[kStores];
-  unsigned char* pieces[kStores];
+  unsigned char* vectors[kStores];
 #pragma unroll
   for (int i = 0; i < kStores; ++i) {
-    const int piece = i * 32 + lane, pixel = piece / kPieces, n = piece % kPieces;
-    const int strip = first_strip + pixel / 8 % 2;
-    const Place from = strip_place(strip);
+    const int vector = i * 32 + lane, pixel = vector / kVectors, n = vector % kVectors;
+    const int segment = first_segment + pixel / 8 % 2;
+    const Place from = segment_place(segment);
     const int image = place.image + from.image;
     const int y = (place.y + from.y + pixel / 16) * Y::kOutStep + phase_y;
     const int x = (place.x + from.x + pixel % 8) * X::kOutStep + phase_x;
     const bool exists =
-        pixel < 16 * kStoredRows && strip < kStrips && image < to.images && x < to.x;
+        pixel < 16 * kStoredRows && segment < kSegments && image < to.images && x < to.x;
     const int index = (image * to.y + y) * to.x + x;
     places[i] = static_cast<long long>(index) * to.channels + channel + n * (16 / kElementBytes);
     rows[i] = exists ? y : to.y;
-    pieces[i] = scratch + pixel * kScratchPitch + n * 16;
+    vectors[i] = scratch + pixel * kScratchPitch + n * 16;
   }
   using Pair = Two<ELEMENT>;
   unsigned char* const mine = scratch + lane / 4 * kScratchPitch + lane % 4 * sizeof(Pair);
@@ -95,10 +96,10 @@ __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES]
     bool exists[kStores];
 #pragma unroll
     for (int i = 0; i < kStores; ++i) {
-      const int row = first + (i * 32 + lane) / kPieces / 16;
+      const int row = first + (i * 32 + lane) / kVectors / 16;
       exists[i] = rows[i] < to.y - first * Y::kOutStep && (ROWS % kStoredRows == 0 || row < ROWS);
       if (HAS_RESIDUAL && exists[i]) {
-        *reinterpret_cast<uint4*>(pieces[i]) =
+        *reinterpret_cast<uint4*>(vectors[i]) =
             *reinterpret_cast<const uint4*>(residual + places[i]);
       }
     }
@@ -131,7 +132,7 @@ __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES]
 #pragma unroll
     for (int i = 0; i < kStores; ++i) {
       if (exists[i]) {
-        *reinterpret_cast<uint4*>(out + places[i]) = *reinterpret_cast<const uint4*>(pieces[i]);
+        *reinterpret_cast<uint4*>(out + places[i]) = *reinterpret_cast<const uint4*>(vectors[i]);
       }
       places[i] += static_cast<long long>(kStoredRows * Y::kOutStep * to.x) * to.channels;
     }
@@ -143,7 +144,7 @@ __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES]
 template <typename P>
 __device__ __forceinline__ void correct(float (&sums)[GROUPS][ROWS][N_TILES][4],
                                         const unsigned char* tile, const unsigned char* filters,
-                                        int first_strip, int first_channel) {
+                                        int first_segment, int first_channel) {
   constexpr int kSums = GROUPS * ROWS * N_TILES;
   float totals[4] = {};  // NaN if any sum is
 #pragma unroll
@@ -160,7 +161,7 @@ __device__ __forceinline__ void correct(float (&sums)[GROUPS][ROWS][N_TILES][4],
     for (int r = 0; r < 4; ++r) {
       float& sum = sums[group][y][n][r];
       if (sum == sum) continue;
-      const int pixel = pixel_place(first_strip + r / 2, lane / 4) + Input::place(0, y, 0);
+      const int pixel = pixel_place(first_segment + r / 2, lane / 4) + Input::place(0, y, 0);
       sum = exact_sum<P>(tile + pixel, filters,
                          first_channel + (group * N_TILES + n) * 8 + lane % 4 * 2 + r % 2);
     }
@@ -175,20 +176,20 @@ __device__ __forceinline__ void compute(const unsigned char* tile, const unsigne
   using P = Phase<phase_y, phase_x>;
   const int lane = threadIdx.x % 32;
   for (int item = threadIdx.x / 32; item < kItems; item += WARPS) {
-    const int part = item % kParts, first_group = item / kParts % (SLAB / GROUPS) * GROUPS;
-    const int first_strip = item / (kParts * (SLAB / GROUPS)) * 2;
-    const int first_channel = first_group * kOutWidth + part * N_TILES * 8;  // in the slab
+    const int part = item % kParts, first_group = item / kParts % (BLOCK_GROUPS / GROUPS) * GROUPS;
+    const int first_segment = item / (kParts * (BLOCK_GROUPS / GROUPS)) * 2;
+    const int first_channel = first_group * kOutWidth + part * N_TILES * 8;  // in the block
     float sums[GROUPS][ROWS][N_TILES][4] = {};
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
       const int group = first_group + g;
       multiply<P>(sums[g], tile + group * kInChunks * kChunkBytes,
                   filters + group * kRows * kFilterPitch + part * N_TILES * kNextFilters,
-                  first_strip, lane);
+                  first_segment, lane);
     }
-    if constexpr (MERGE > 1) correct<P>(sums, tile, filters, first_strip, first_channel);
-    store<phase_y, phase_x>(sums, scratch, out, bias, residual, to, place, first_strip,
-                            blockIdx.x * SLAB * kOutWidth + first_channel);
+    if constexpr (MERGE > 1) correct<P>(sums, tile, filters, first_segment, first_channel);
+    store<phase_y, phase_x>(sums, scratch, out, bias, residual, to, place, first_segment,
+                            blockIdx.x * BLOCK_GROUPS * kOutWidth + first_channel);
   }
 }
 
@@ -211,13 +212,14 @@ __device__ __forceinline__ T rounded(T value) {
   return value;
 }
 
-// Copies the slab's filters, rounded if it is TF32, with zeros between merged groups.
+// Copies the filters of the block's groups, rounded if it is TF32, with zeros between merged
+// groups.
 __device__ __forceinline__ void stage_filters(unsigned char* filters, const ELEMENT* w) {
   constexpr int kRowElements = kTaps * kGroupColumns, kTogether = 16 / kElementBytes;
   constexpr int kCopies = kRowElements / kTogether;
-  w += static_cast<long long>(blockIdx.x) * (SLAB * kRows) * kRowElements;
+  w += static_cast<long long>(blockIdx.x) * (BLOCK_GROUPS * kRows) * kRowElements;
   if constexpr (MERGE > 1) {
-    for (int i = threadIdx.x; i < SLAB * kRows * kTaps * kColumns; i += kThreads) {
+    for (int i = threadIdx.x; i < BLOCK_GROUPS * kRows * kTaps * kColumns; i += kThreads) {
       const int row = i / (kTaps * kColumns), column = i % kColumns;
       const int tap = i / kColumns % kTaps;
       ELEMENT value{0};
@@ -229,30 +231,31 @@ __device__ __forceinline__ void stage_filters(unsigned char* filters, const ELEM
     }
   } else if constexpr (kIsTf32) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < SLAB * kRows * kCopies; i += kThreads) {
+    for (int i = threadIdx.x; i < BLOCK_GROUPS * kRows * kCopies; i += kThreads) {
       const float4 four = reinterpret_cast<const float4*>(w)[i];
       *reinterpret_cast<uint4*>(filters + i / kCopies * kFilterPitch + i % kCopies * 16) =
           make_uint4(to_tf32(four.x), to_tf32(four.y), to_tf32(four.z), to_tf32(four.w));
     }
   } else {
-    for (int i = threadIdx.x; i < SLAB * kRows * kCopies; i += kThreads) {
+    for (int i = threadIdx.x; i < BLOCK_GROUPS * kRows * kCopies; i += kThreads) {
       copy_async<16>(filters + i / kCopies * kFilterPitch + i % kCopies * 16, w + i * kTogether);
     }
   }
 }
 
-// Block (s, b) computes slab s of tiles b, b + gridDim.y, ... of images x tiles_y x tiles_x.
+// Block (s, b) computes the s-th BLOCK_GROUPS groups of tiles b, b + gridDim.y, ... of images x
+// tiles_y x tiles_x.
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     grouped(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
             const ELEMENT* residual, int images, int in_y, int in_x, int in_channels, int out_y,
             int out_x, int out_channels, int tiles, int tiles_y, int tiles_x) {
   DYNAMIC_SHARED(shared);
   unsigned char* const stages = shared + kFilterBytes;
-  unsigned char* const scratch =
-      stages + STAGES * Input::kBytes + threadIdx.x / 32 * (16 * kStoredRows * kScratchPitch);
+  unsigned char* const scratch = stages + STAGES * Input::kBytes + threadIdx.x / 32 * kScratchBytes;
   const Extents from{images, in_y, in_x, in_channels}, to{images, out_y, out_x, out_channels};
   const auto stage_tile = [&](const Place& place, int stage) {
-    Input::stage(stages + stage * Input::kBytes, in + blockIdx.x * (SLAB * kInWidth), from, place);
+    Input::stage(stages + stage * Input::kBytes, in + blockIdx.x * (BLOCK_GROUPS * kInWidth), from,
+                 place);
   };
 
   stage_filters(shared, w);

@@ -14,10 +14,10 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
     Plan,
     Work,
     best,
+    block_groups_of,
     divisors,
     n_tiles_of,
     planned,
-    slabs_of,
 )
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
@@ -41,12 +41,12 @@ class _Item:
     n_tiles: int
 
 
-def _items_of(layer: Layer, tile: Tile, slab: int) -> list[_Item]:
+def _items_of(layer: Layer, tile: Tile, block_groups: int) -> list[_Item]:
     return [
         _Item(rows, groups, n)
         for n in n_tiles_of(layer.out_chunks)
         for rows in divisors(tile.rows)
-        for groups in (divisors(slab) if n == layer.out_chunks else [1])
+        for groups in (divisors(block_groups) if n == layer.out_chunks else [1])
         if rows <= _MOST_ROWS and rows * groups * n <= max(_MOST_SUMS, n)
     ]
 
@@ -86,10 +86,12 @@ def _work_of(layer: Layer, item: _Item) -> tuple[float, float, float]:
     return mma, matrices, instructions
 
 
-def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gpu) -> Plan | None:
+def _plan(
+    layer: Layer, tile: Tile, block_groups: int, stages: int, item: _Item, gpu: Gpu
+) -> Plan | None:
     n = item.n_tiles
-    strips = tile.pixels // (8 * item.rows)
-    items = -(-strips // 2) * (slab // item.groups) * (layer.out_chunks // n)
+    segments = tile.pixels // (8 * item.rows)
+    items = -(-segments // 2) * (block_groups // item.groups) * (layer.out_chunks // n)
     warps = min(range(4, 13), key=lambda warps: (-(-items // warps) * warps, -warps))
 
     filter_rows, filter_chunks = layer.merge * layer.group_out, layer.in_chunks
@@ -97,8 +99,8 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
         filter_rows, filter_chunks = layer.merge * layer.group_in, layer.out_chunks
     step = 32 if layer.is_tf32 and not layer.y.is_dgrad else 16
     filter_bytes = layer.y.kernel * layer.x.kernel * filter_chunks * layer.chunk_bytes
-    filters = slab * filter_rows * (filter_bytes // step | 1) * step
-    tile_bytes = tile.in_pixels(layer) * (slab * layer.in_chunks | 1) * layer.chunk_bytes
+    filters = block_groups * filter_rows * (filter_bytes // step | 1) * step
+    tile_bytes = tile.in_pixels(layer) * (block_groups * layer.in_chunks | 1) * layer.chunk_bytes
     stored = item.groups * n  # tiles, of a pixel
     stored_rows = 2 if stored % 2 == 1 and item.rows > 1 and not layer.is_tf32 else 1
     scratch = warps * stored_rows * 16 * (stored | 1) * layer.chunk_bytes
@@ -110,7 +112,7 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
         mma=items * mma,
         matrices=items * matrices,
         instructions=items * instructions + 200 * warps,
-        copies=tile.in_pixels(layer) * slab * layer.in_chunks * layer.chunk_bytes // 16,
+        copies=tile.in_pixels(layer) * block_groups * layer.in_chunks * layer.chunk_bytes // 16,
         in_pixels=tile.read_pixels(layer),
         out_pixels=tile.pixels * layer.y.phases * layer.x.phases,
         out_bytes=layer.chunk_bytes * stored,
@@ -119,16 +121,16 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
     )
     registers = 56 + 4 * item.rows * stored + 2 * layer.y.kernel * n
     warp = {"ROWS": item.rows, "GROUPS": item.groups, "N_TILES": n}
-    return planned(layer, tile, slab, warp, stages, warps, registers, shared, work, gpu)
+    return planned(layer, tile, block_groups, warp, stages, warps, registers, shared, work, gpu)
 
 
 @functools.lru_cache(maxsize=256)
 def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
     found = [
-        _plan(layer, tile, slab, stages, item, gpu)
+        _plan(layer, tile, block_groups, stages, item, gpu)
         for tile in tiles_of(layer)
-        for slab in slabs_of(layer)
-        for item in _items_of(layer, tile, slab)
+        for block_groups in block_groups_of(layer)
+        for item in _items_of(layer, tile, block_groups)
         for stages in (1, 2)
     ]
     return best(plan for plan in found if plan is not None)
@@ -154,11 +156,12 @@ class Grouped(KernelFamily[Plan]):
             "ELEMENT": sources.ELEMENTS[problem.dtype],
             "DGRAD": int(layer.y.is_dgrad),
             **grouped_layer.defines(layer, tiling.tile),
-            "SLAB": tiling.slab,
+            "BLOCK_GROUPS": tiling.block_groups,
             **dict(tiling.warp),
             "WARPS": tiling.warps,
             "STAGES": tiling.stages,
             "MIN_BLOCKS": tiling.resident,
+            "SHARED_BYTES": tiling.shared_bytes,
             "HAS_BIAS": int(problem.bias),
             "HAS_RESIDUAL": int(problem.residual),
             "ACTIVATION": sources.ACTIVATION_NUMBERS[problem.activation],
@@ -166,7 +169,7 @@ class Grouped(KernelFamily[Plan]):
         x, y = Address("x"), Address("y")
         launch = KernelLaunch(
             Kernel(sources.source(*_SOURCES), "grouped", tuple(defines.items())),
-            grid=(layer.merged_groups // tiling.slab, tiling.runs, 1),
+            grid=(layer.merged_groups // tiling.block_groups, tiling.runs, 1),
             block=(32 * tiling.warps, 1, 1),
             arguments=(
                 y if layer.y.is_dgrad else x,

@@ -181,7 +181,7 @@ def tiles_of(layer: Layer) -> list[Tile]:
 
 
 def defines(layer: Layer, tile: Tile) -> dict[str, str | int]:
-    """Returns the macros of grouped_tile.cuh but ELEMENT, SLAB and WARPS."""
+    """Returns the macros of grouped_tile.cuh but ELEMENT, BLOCK_GROUPS and WARPS."""
     return {
         "GROUP_IN": layer.group_in,
         "GROUP_OUT": layer.group_out,

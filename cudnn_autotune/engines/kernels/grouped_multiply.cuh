@@ -2,7 +2,7 @@
 
 using Y = Axis<DGRAD, KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
 using X = Axis<DGRAD, KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
-using Input = Tile<Y, X, TILE_IMAGES, SLAB * kInChunks>;
+using Input = Tile<Y, X, TILE_IMAGES, BLOCK_GROUPS * kInChunks>;
 constexpr int kTaps = KERNEL_Y * KERNEL_X;
 
 // The filters as memory has them: a row for each output channel of the forward convolution.
@@ -13,31 +13,37 @@ constexpr int kRows = MERGE * kGroupRows, kColumns = MERGE * kGroupColumns;
 // of 4 filters, which takes an odd multiple of 32 bytes, or one each of every other of 8.
 constexpr int kFilterStep = kIsTf32 && !DGRAD ? 32 : 16;
 constexpr int kFilterPitch = (kTaps * kColumns * kElementBytes / kFilterStep | 1) * kFilterStep;
-constexpr int kFilterBytes = SLAB * kRows * kFilterPitch;
+constexpr int kFilterBytes = BLOCK_GROUPS * kRows * kFilterPitch;
 
-// The work of a block. An item of a warp is ROWS rows of two strips of 8 pixels, in GROUPS groups.
-constexpr int kStripsAcross = TILE_X / 8;
-constexpr int kStripsDown = TILE_Y / ROWS;
-constexpr int kStrips = TILE_IMAGES * kStripsDown * kStripsAcross;
+// The work of a block. An item of a warp is ROWS rows of two segments of 8 pixels, in GROUPS
+// groups.
+constexpr int kSegmentsAcross = TILE_X / 8;
+constexpr int kSegmentsDown = TILE_Y / ROWS;
+constexpr int kSegments = TILE_IMAGES * kSegmentsDown * kSegmentsAcross;
 constexpr int kParts = kOutWidth / (8 * N_TILES);
-constexpr int kItems = (kStrips + 1) / 2 * (SLAB / GROUPS) * kParts;
-static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0 && SLAB % GROUPS == 0, "items fill a tile");
+constexpr int kItems = (kSegments + 1) / 2 * (BLOCK_GROUPS / GROUPS) * kParts;
+static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0 && BLOCK_GROUPS % GROUPS == 0,
+              "items fill a tile");
 static_assert(GROUPS == 1 || kParts == 1, "what a warp stores of a pixel lies together");
-// The stores of a warp at a time, through its part of shared memory: pieces of 16 bytes for 32
+// The stores of a warp at a time, through its part of shared memory: vectors of 16 bytes for 32
 // lanes.
 constexpr int kStoredTiles = GROUPS * N_TILES;
-constexpr int kPieces = kStoredTiles * (kChunkBytes / 16);  // per pixel
-constexpr int kStoredRows = kPieces % 2 == 1 && ROWS > 1 ? 2 : 1;
-constexpr int kStores = (16 * kStoredRows * kPieces + 31) / 32;
+constexpr int kVectors = kStoredTiles * (kChunkBytes / 16);  // per pixel
+constexpr int kStoredRows = kVectors % 2 == 1 && ROWS > 1 ? 2 : 1;
+constexpr int kStores = (16 * kStoredRows * kVectors + 31) / 32;
 constexpr int kScratchPitch = (kStoredTiles | 1) * kChunkBytes;
+constexpr int kScratchBytes = 16 * kStoredRows * kScratchPitch;  // of a warp
+static_assert(SHARED_BYTES == kFilterBytes + STAGES * Input::kBytes + WARPS * kScratchBytes,
+              "filters, tiles and stores");
 
-// The first output of a strip in the tile.
-__device__ __forceinline__ Place strip_place(int strip) {
-  return Place{strip / (kStripsDown * kStripsAcross), strip / kStripsAcross % kStripsDown * ROWS,
-               strip % kStripsAcross * 8};
+// The first output of a segment in the tile.
+__device__ __forceinline__ Place segment_place(int segment) {
+  return Place{segment / (kSegmentsDown * kSegmentsAcross),
+               segment / kSegmentsAcross % kSegmentsDown * ROWS, segment % kSegmentsAcross * 8};
 }
-__device__ __forceinline__ int pixel_place(int strip, int pixel) {
-  const Place place = strip_place(min(strip, kStrips - 1));  // any will do where there is none
+__device__ __forceinline__ int pixel_place(int segment, int pixel) {
+  const Place place =
+      segment_place(min(segment, kSegments - 1));  // any will do where there is none
   return Input::place(place.image, place.y, place.x + pixel);
 }
 
@@ -165,7 +171,7 @@ __device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
 
 // Adds what a chunk gives in TF32, with filters that are rounded. Columns k and k + 4 of an mma are
 // channels 2 k and 2 k + 1, which a lane loads together: `pixels` are those of its pixel in both
-// strips, `filters` those of its filter or, of a gradient, of its first channel in two filters.
+// segments, `filters` those of its filter or, of a gradient, of its first channel in two filters.
 template <typename P>
 __device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
                                               const unsigned char* const (&pixels)[2],
@@ -186,9 +192,9 @@ __device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
     if (row % Y::kInStep >= P::kRowTaps) continue;  // no output reads it
     unsigned a[4];
 #pragma unroll
-    for (int strip = 0; strip < 2; ++strip) {
-      const float2 two = load_two_numbers(pixels[strip] + P::pixel_offset(row, column_tap));
-      a[strip] = to_tf32(two.x), a[strip + 2] = to_tf32(two.y);
+    for (int segment = 0; segment < 2; ++segment) {
+      const float2 two = load_two_numbers(pixels[segment] + P::pixel_offset(row, column_tap));
+      a[segment] = to_tf32(two.x), a[segment + 2] = to_tf32(two.y);
     }
 #pragma unroll
     for (int i = 0; i < P::kRowTaps; ++i) {
@@ -202,16 +208,17 @@ __device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
 
 constexpr int kMostUnrolled = 256;  // mma, so that instructions are at hand
 
-// Adds what a group gives to two strips. `tile` and `filters` are the group's.
+// Adds what a group gives to two segments. `tile` and `filters` are the group's.
 template <typename P>
 __device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4], const unsigned char* tile,
-                                         const unsigned char* filters, int first_strip, int lane) {
+                                         const unsigned char* filters, int first_segment,
+                                         int lane) {
   if constexpr (P::kAllTaps == 0) {
     return;
   } else if constexpr (kIsTf32) {
     const unsigned char* const pixels[2] = {
-        tile + pixel_place(first_strip, lane / 4) + lane % 4 * 8,
-        tile + pixel_place(first_strip + 1, lane / 4) + lane % 4 * 8};
+        tile + pixel_place(first_segment, lane / 4) + lane % 4 * 8,
+        tile + pixel_place(first_segment + 1, lane / 4) + lane % 4 * 8};
     filters +=
         DGRAD ? lane % 4 * 2 * kFilterPitch + lane / 4 * 4 : lane / 4 * kFilterPitch + lane % 4 * 8;
     constexpr int kProducts = kTaps * kInChunks * GROUPS * ROWS * N_TILES;  // in all phases
@@ -226,7 +233,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4], const 
       }
     }
   } else {
-    const unsigned char* const pixels = tile + pixel_place(first_strip + lane / 8 % 2, lane % 8);
+    const unsigned char* const pixels = tile + pixel_place(first_segment + lane / 8 % 2, lane % 8);
     const int second = lane / 8 % 2, fourth = lane / 16;
     filters += lane % 8 * kFilterPitch;
 #pragma unroll

@@ -13,7 +13,7 @@ from cudnn_autotune.engines.kernels.family import occupancy
 from cudnn_autotune.engines.kernels.grouped_layer import Layer, Tile
 
 _MOST_OFFERS = 4
-_MOST_SLAB_CHANNELS = 128
+_MOST_BLOCK_CHANNELS = 128
 _L2_BYTES_A_CLOCK = 24
 """To and from a multiprocessor, about, while all read and write."""
 _L2_REQUEST_CLOCKS = 2.4
@@ -31,7 +31,7 @@ _COPY_INSTRUCTIONS = 8
 @dataclass(frozen=True)
 class Plan:
     tile: Tile
-    slab: int
+    block_groups: int
     """Merged groups of a block."""
     warp: tuple[tuple[str, int], ...]
     """Macros that say what a warp computes at a time."""
@@ -39,9 +39,9 @@ class Plan:
     warps: int
     shared_bytes: int
     runs: int
-    """Blocks that the tiles of a slab are divided among."""
+    """Blocks that the tiles of the same groups are divided among."""
     blocks: int
-    """Blocks that share the work of a tile and a slab."""
+    """Blocks that share the work of a tile and its groups."""
     resident: int
     """Blocks that a multiprocessor holds at a time."""
     score: float
@@ -51,7 +51,7 @@ class Plan:
     def settings(self) -> str:
         tile = f"{self.tile.images}x{self.tile.rows}x{self.tile.columns}"
         warp = ",".join(f"{name}={value}" for name, value in self.warp)
-        return f"TILE={tile},SLAB={self.slab},{warp},STAGES={self.stages}"
+        return f"TILE={tile},BLOCK_GROUPS={self.block_groups},{warp},STAGES={self.stages}"
 
 
 def divisors(number: int) -> list[int]:
@@ -65,10 +65,10 @@ def n_tiles_of(chunks: int) -> list[int]:
     return [most, 2] if most == 4 else [most]
 
 
-def slabs_of(layer: Layer) -> list[int]:
+def block_groups_of(layer: Layer) -> list[int]:
     """Returns how many merged groups a block may take."""
     width = 8 * max(layer.in_chunks, layer.out_chunks)
-    return [d for d in divisors(layer.merged_groups) if d == 1 or d * width <= _MOST_SLAB_CHANNELS]
+    return [d for d in divisors(layer.merged_groups) if d == 1 or d * width <= _MOST_BLOCK_CHANNELS]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Work:
 def planned(
     layer: Layer,
     tile: Tile,
-    slab: int,
+    block_groups: int,
     warp: dict[str, int],
     stages: int,
     warps: int,
@@ -113,7 +113,7 @@ def planned(
         return None
     tiles = math.prod(tile.counts(layer))
     slots = resident * gpu.multiprocessors
-    abreast = layer.merged_groups // slab * blocks  # blocks that do not share tiles
+    abreast = layer.merged_groups // block_groups * blocks  # blocks that do not share tiles
     rounds = -(-tiles * abreast // slots)
     if abreast <= slots:  # all blocks at once
         rounds = -(-tiles // (slots // abreast))
@@ -122,8 +122,8 @@ def planned(
     # Clocks of a tile: tensor cores multiply 1024 pairs a clock (512 in TF32), shared among warps
     # in four parts; shared memory moves 128 bytes.
     balance = -(-resident * warps // 4) * 4 / (resident * warps)
-    in_bytes = slab * layer.in_chunks * layer.chunk_bytes
-    out_bytes = slab * layer.out_chunks * layer.chunk_bytes
+    in_bytes = block_groups * layer.in_chunks * layer.chunk_bytes
+    out_bytes = block_groups * layer.out_chunks * layer.chunk_bytes
     shared_traffic = work.in_pixels * in_bytes + work.out_loads * work.out_pixels * out_bytes
     resident_warps = resident * warps
     issued = _MOST_ISSUED_A_CLOCK * resident_warps / (resident_warps + _WARPS_OF_HALF)
@@ -144,7 +144,7 @@ def planned(
     once = resident * work.once_bytes / _L2_BYTES_A_CLOCK
     score = rounds * max(resident * clocks * (1 + pause), alone) + once
     return Plan(
-        *(tile, slab, tuple(warp.items()), stages, warps, shared_bytes),
+        *(tile, block_groups, tuple(warp.items()), stages, warps, shared_bytes),
         *(runs, blocks, resident, score),
     )
 
@@ -158,12 +158,13 @@ def _requests(together: int, most: int) -> float:
 
 
 def best(plans: Iterable[Plan]) -> tuple[Plan, ...]:
-    """Returns the best, and others that differ in two of what no estimate decides: the slab, the
+    """Returns the best, and others that differ in two of what no estimate decides: the groups, the
     tile, the stages."""
     chosen: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: plan.score):
         if len(chosen) < _MOST_OFFERS and all(
-            sum((plan.tile != p.tile, plan.slab != p.slab, plan.stages != p.stages)) > 1
+            sum((plan.tile != p.tile, plan.block_groups != p.block_groups, plan.stages != p.stages))
+            > 1
             for p in chosen
         ):
             chosen.append(plan)

@@ -77,8 +77,8 @@ struct Tile {
 
   // The threads that copy are kDown rows of kAcross; each copies kTurns rows of the same columns.
   // kAcross is such that the warps execute the fewest instructions, about.
-  static constexpr int kPieces = chunks * (kChunkBytes / 16);  // 16 bytes each, per pixel
-  static constexpr int kCopies = X::kExtent * kPieces, kRows = images * Y::kExtent;
+  static constexpr int kVectors = chunks * (kChunkBytes / 16);  // 16 bytes each, per pixel
+  static constexpr int kCopies = X::kExtent * kVectors, kRows = images * Y::kExtent;
   __device__ static constexpr int turns(int across) {
     return (kRows + kThreads / across - 1) / (kThreads / across);
   }
@@ -109,12 +109,12 @@ struct Tile {
     tensor += place.image * row_elements * extents.y;
 #pragma unroll 1
     for (int i = threadIdx.x % kAcross; i < kCopies; i += kAcross) {
-      const int column = i / kPieces, piece = i % kPieces, x = first_x + column;
+      const int column = i / kVectors, vector = i % kVectors, x = first_x + column;
       const bool is_inside = static_cast<unsigned>(x) < static_cast<unsigned>(extents.x);
-      const ELEMENT* from = tensor + (x * extents.channels + piece * (16 / kElementBytes));
+      const ELEMENT* from = tensor + (x * extents.channels + vector * (16 / kElementBytes));
       if (images == 1) from += (first_y + first_row) * row_elements;
       unsigned char* const to =
-          tile + offset(0, column) + first_row * (kRowPixels * kPitch) + piece * 16;
+          tile + offset(0, column) + first_row * (kRowPixels * kPitch) + vector * 16;
 #pragma unroll kUnrolled
       for (int turn = 0; turn < kTurns; ++turn) {
         const int row = first_row + turn * kDown;

@@ -14,10 +14,10 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
     Plan,
     Work,
     best,
+    block_groups_of,
     divisors,
     n_tiles_of,
     planned,
-    slabs_of,
 )
 from cudnn_autotune.engines.kernels.sum_parts import sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
@@ -66,23 +66,25 @@ def _rows_of(tile: Tile, products: int) -> int:
     return max(d for d in divisors(tile.rows) if d == 1 or d * products <= _MOST_PRODUCTS)
 
 
-def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gpu) -> Plan | None:
+def _plan(
+    layer: Layer, tile: Tile, block_groups: int, stages: int, item: _Item, gpu: Gpu
+) -> Plan | None:
     taps, pairs, n = layer.y.kernel, item.pairs, item.n_tiles
     parts = -(-_pairs(layer) // pairs)
     n_parts = layer.out_chunks // n
-    blocks = -(-slab * parts * n_parts // _MOST_WARPS)
-    warps = slab * -(-parts // blocks) * n_parts
+    blocks = -(-block_groups * parts * n_parts // _MOST_WARPS)
+    warps = block_groups * -(-parts // blocks) * n_parts
     if warps > _MOST_WARPS:
         return None
-    stage_chunks = tile.in_pixels(layer) * (slab * layer.in_chunks | 1)
-    stage_chunks += tile.pixels * (slab * layer.out_chunks | 1)
+    stage_chunks = tile.in_pixels(layer) * (block_groups * layer.in_chunks | 1)
+    stage_chunks += tile.pixels * (block_groups * layer.out_chunks | 1)
     shared = 256 + stages * stage_chunks * layer.chunk_bytes
 
     products = taps * pairs * n
     rows = _rows_of(tile, products)
     in_rows = (rows - 1) * layer.y.stride + taps
-    strips = 1 if layer.is_tf32 else 2  # per mma
-    steps = -(-tile.images * tile.columns // (8 * strips)) * (tile.rows // rows) * warps
+    segments = 1 if layer.is_tf32 else 2  # per mma
+    steps = -(-tile.images * tile.columns // (8 * segments)) * (tile.rows // rows) * warps
     loads = 2 * pairs * in_rows + (n + 1) // 2 * rows
     if layer.is_tf32:  # each register by itself, two to round it, and one where columns may end
         ends = layer.x.out_size % tile.columns > 0
@@ -92,18 +94,18 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
         mma=steps * rows * products,
         matrices=steps * (4 * pairs * in_rows + 2 * n * rows),
         instructions=steps * (rows * products + loads + 60) + 200 * warps,
-        copies=slab * copied * layer.chunk_bytes // 16,
+        copies=block_groups * copied * layer.chunk_bytes // 16,
         in_pixels=tile.read_pixels(layer),
         out_pixels=tile.pixels,
-        out_bytes=layer.chunk_bytes * slab * layer.out_chunks,
+        out_bytes=layer.chunk_bytes * block_groups * layer.out_chunks,
         out_loads=1,
-        once_bytes=2 * 4 * slab * _weights(layer) / layer.merged_groups / blocks,
+        once_bytes=2 * 4 * block_groups * _weights(layer) / layer.merged_groups / blocks,
     )
     registers = 48 + 4 * products + 2 * n * min(rows, taps) + 6 * pairs
     if layer.is_tf32:
         registers += 8
     return planned(
-        *(layer, tile, slab, {"PAIRS": pairs, "N_TILES": n}, stages, warps),
+        *(layer, tile, block_groups, {"PAIRS": pairs, "N_TILES": n}, stages, warps),
         *(registers, shared, work, gpu, blocks),
     )
 
@@ -112,9 +114,9 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
 def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
     items = _items_of(layer)
     found = [
-        _plan(layer, tile, slab, stages, item, gpu)
+        _plan(layer, tile, block_groups, stages, item, gpu)
         for tile in tiles_of(layer)
-        for slab in slabs_of(layer)
+        for block_groups in block_groups_of(layer)
         for stages in (1, 2)
         for item in items
     ]
@@ -147,7 +149,7 @@ class GroupedWgrad(KernelFamily[Plan]):
         defines = {
             "ELEMENT": element,
             **grouped_layer.defines(layer, tiling.tile),
-            "SLAB": tiling.slab,
+            "BLOCK_GROUPS": tiling.block_groups,
             **warp,
             "ROWS": _rows_of(tiling.tile, layer.y.kernel * warp["PAIRS"] * warp["N_TILES"]),
             "ROWS_FIT": int(layer.y.out_size % tiling.tile.rows == 0),
@@ -155,11 +157,12 @@ class GroupedWgrad(KernelFamily[Plan]):
             "WARPS": tiling.warps,
             "STAGES": tiling.stages,
             "MIN_BLOCKS": tiling.resident,
+            "SHARED_BYTES": tiling.shared_bytes,
         }
         sums = Address("workspace")
         multiply = KernelLaunch(
             Kernel(sources.source(*_SOURCES), "grouped_wgrad", tuple(defines.items())),
-            grid=(layer.merged_groups // tiling.slab, tiling.runs, tiling.blocks),
+            grid=(layer.merged_groups // tiling.block_groups, tiling.runs, tiling.blocks),
             block=(32 * tiling.warps, 1, 1),
             arguments=(
                 *(Address("x"), Address("y"), sums),

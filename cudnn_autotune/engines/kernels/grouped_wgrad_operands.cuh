@@ -2,29 +2,29 @@
 
 using Y = Axis<false, KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
 using X = Axis<false, KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
-using Input = Tile<Y, X, TILE_IMAGES, SLAB * kInChunks>;
+using Input = Tile<Y, X, TILE_IMAGES, BLOCK_GROUPS * kInChunks>;
 using Gradient = Tile<Axis<false, 1, 1, 0, TILE_Y>, Axis<false, 1, 1, 0, TILE_X>, TILE_IMAGES,
-                      SLAB * kOutWidth / 8>;
+                      BLOCK_GROUPS * kOutWidth / 8>;
 
 constexpr int kTaps = KERNEL_Y * KERNEL_X;
 constexpr int kChunks = KERNEL_X * kInChunks;  // per row tap
 constexpr int kNParts = kOutWidth / (8 * N_TILES);
-constexpr int kMParts = WARPS / (SLAB * kNParts);  // per block
+constexpr int kMParts = WARPS / (BLOCK_GROUPS * kNParts);  // per block
 
-constexpr int kStripsAcross = TILE_X / 8;
-constexpr int kStrips = TILE_IMAGES * kStripsAcross;  // strips that begin in one row
-static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0, "strips fill a tile");
+constexpr int kSegmentsAcross = TILE_X / 8;
+constexpr int kSegments = TILE_IMAGES * kSegmentsAcross;  // segments that begin in one row
+static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0, "segments fill a tile");
 constexpr int kZeroBytes = 256;  // at the beginning of shared memory
 constexpr int kStageBytes = Input::kBytes + Gradient::kBytes;
 
-struct Strip {
+struct Segment {
   int image, x;
 };
-__device__ __forceinline__ Strip strip_of(int strip) {
-  return Strip{strip / kStripsAcross, strip % kStripsAcross * 8};
+__device__ __forceinline__ Segment segment_of(int segment) {
+  return Segment{segment / kSegmentsAcross, segment % kSegmentsAcross * 8};
 }
 
-// The sums of a warp: pairs of chunks from `first_pair`, and N_TILES of the slab from
+// The sums of a warp: pairs of chunks from `first_pair`, and N_TILES of the groups from
 // `first_n_tile`, which are in `group`.
 struct Part {
   int group, first_pair, first_n_tile;
@@ -40,10 +40,10 @@ struct Part {
   }
 };
 
-// The operands of a lane, from ROWS rows of two strips.
+// The operands of a lane, from ROWS rows of two segments.
 template <typename T>
 struct Operands {
-  static constexpr int kStripsTogether = 2;
+  static constexpr int kSegmentsTogether = 2;
 
   // The place of a lane's rows of matrices: `place` bytes from the beginning of shared memory, and
   // further down by `step`. Rows that do not exist are zeros, in the same bank.
@@ -57,8 +57,8 @@ struct Operands {
   int lane, n_offset, chunk_offsets[PAIRS];
   Rows gradient, input[PAIRS];
 
-  // The lane loads rows of chunk lane / 8 % 2 of each pair, and of strip lane / 16. From dy it
-  // loads rows of strip lane / 8 % 2, and of tile lane / 16 of each two n tiles.
+  // The lane loads rows of chunk lane / 8 % 2 of each pair, and of segment lane / 16. From dy it
+  // loads rows of segment lane / 8 % 2, and of tile lane / 16 of each two n tiles.
   __device__ __forceinline__ explicit Operands(const Part& part)
       : lane(threadIdx.x % 32), n_offset((part.first_n_tile + lane / 16) * 16) {
 #pragma unroll
@@ -67,22 +67,23 @@ struct Operands {
     }
   }
 
-  // Goes to the strips, whose `columns` columns from the tile's first are in the output.
-  __device__ __forceinline__ void go_to(int first_strip, int first_y, int stage, int columns) {
-    const int dy_index = first_strip + lane / 8 % 2;
-    const Strip dy_strip = strip_of(dy_index);
+  // Goes to the segments, whose `columns` columns from the tile's first are in the output.
+  __device__ __forceinline__ void go_to(int first_segment, int first_y, int stage, int columns) {
+    const int dy_index = first_segment + lane / 8 % 2;
+    const Segment dy_segment = segment_of(dy_index);
     gradient = rows_at(stage + Input::kBytes + n_offset +
-                           Gradient::place(dy_strip.image, first_y, dy_strip.x + lane % 8),
-                       Gradient::offset(1, 0), kStrips % 2 == 0 || dy_index < kStrips);
+                           Gradient::place(dy_segment.image, first_y, dy_segment.x + lane % 8),
+                       Gradient::offset(1, 0), kSegments % 2 == 0 || dy_index < kSegments);
 
-    const int x_index = first_strip + lane / 16;
-    const Strip x_strip = strip_of(x_index);
-    const bool exists = COLUMNS_FIT || x_strip.x + lane % 8 < columns;
+    const int x_index = first_segment + lane / 16;
+    const Segment x_segment = segment_of(x_index);
+    const bool exists = COLUMNS_FIT || x_segment.x + lane % 8 < columns;
 #pragma unroll
     for (int pair = 0; pair < PAIRS; ++pair) {
-      input[pair] = rows_at(
-          stage + Input::place(x_strip.image, first_y, x_strip.x + lane % 8) + chunk_offsets[pair],
-          Input::offset(1, 0), exists && (kStrips % 2 == 0 || x_index < kStrips));
+      input[pair] =
+          rows_at(stage + Input::place(x_segment.image, first_y, x_segment.x + lane % 8) +
+                      chunk_offsets[pair],
+                  Input::offset(1, 0), exists && (kSegments % 2 == 0 || x_index < kSegments));
     }
   }
 
@@ -110,11 +111,11 @@ struct Operands {
   }
 };
 
-// The operands from one strip in TF32. A lane loads the numbers of pixel lane % 4 and of the fourth
-// after it, in channel lane / 4.
+// The operands from one segment in TF32. A lane loads the numbers of pixel lane % 4 and of the
+// fourth after it, in channel lane / 4.
 template <>
 struct Operands<float> {
-  static constexpr int kStripsTogether = 1;
+  static constexpr int kSegmentsTogether = 1;
 
   int lane, n_offset, chunk_offsets[PAIRS][2];
   int gradient, input;
@@ -128,11 +129,11 @@ struct Operands<float> {
     }
   }
 
-  __device__ __forceinline__ void go_to(int first_strip, int first_y, int stage, int columns) {
-    const Strip strip = strip_of(first_strip);
-    const int x = strip.x + lane % 4;
-    gradient = stage + Input::kBytes + n_offset + Gradient::place(strip.image, first_y, x);
-    input = stage + Input::place(strip.image, first_y, x);
+  __device__ __forceinline__ void go_to(int first_segment, int first_y, int stage, int columns) {
+    const Segment segment = segment_of(first_segment);
+    const int x = segment.x + lane % 4;
+    gradient = stage + Input::kBytes + n_offset + Gradient::place(segment.image, first_y, x);
+    input = stage + Input::place(segment.image, first_y, x);
 #pragma unroll
     for (int i = 0; i < 2; ++i) exists[i] = COLUMNS_FIT || x + 4 * i < columns;
   }

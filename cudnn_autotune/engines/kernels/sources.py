@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from importlib import resources
 
 import torch
@@ -26,7 +27,17 @@ def source(*file_names: str) -> str:
 
 @functools.cache
 def text(file_name: str, package: str = __package__) -> str:
-    """Returns a file of a package's folder."""
+    """Returns a source in a package's folder, with the name by which a compiler's messages call
+    it."""
+    return f'#line 1 "{file_name}"\n{_read(file_name, package)}'
+
+
+def files_of(source: str) -> list[str]:
+    """Returns the names of the files that a kernel's source consists of; none for a user's."""
+    return re.findall(r'^#line 1 "(.+)"$', source, re.MULTILINE)
+
+
+def _read(file_name: str, package: str) -> str:
     return (resources.files(package) / file_name).read_text(encoding="utf-8")
 
 
@@ -36,6 +47,6 @@ def version_of(*file_names: str, package: str = __package__, versions: tuple[str
     all whose change may change its results or what it offers: its sources, its module, and what
     that imports from the folder, but for this module. ``versions`` are those of other
     implementations that it runs."""
-    texts = (text(name, package) for name in sorted(file_names))
+    texts = (_read(name, package) for name in sorted(file_names))
     parts = (*texts, *versions)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_VERSION_DIGITS]

@@ -20,7 +20,7 @@ from cudnn_autotune.engines.recipe import (
     Recipe,
     workspace_room,
 )
-from cudnn_autotune.engines.rewrites.inner_engines import (
+from cudnn_autotune.engines.rewrites.rewrite import (
     MOST_OFFERS,
     best_engines,
     with_compilation,
@@ -55,7 +55,7 @@ class Adjoint:
 
     name = "adjoint"
     version = sources.version_of(
-        *("adjoint.cu", "adjoint.py", "inner_engines.py"),
+        *("adjoint.cu", "adjoint.py", "rewrite.py"),
         package=__package__,
         versions=(sources.version_of("device.cuh"),),
     )

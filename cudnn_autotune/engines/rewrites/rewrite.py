@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from cudnn_autotune.core.extension import require_cuda_build
+from cudnn_autotune.engines.configs import Candidate, Device, open_search, query
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
@@ -21,12 +23,10 @@ from cudnn_autotune.engines.recipe import (
     Recipe,
     workspace_room,
 )
-from cudnn_autotune.engines.rewrites.inner_engines import (
-    MOST_OFFERS,
-    best_engines,
-    with_compilation,
-)
 from cudnn_autotune.engines.rewrites.packing import LEAST_ALIGNED, Copy, Packing, pack, unpack
+
+MOST_OFFERS = 3
+"""Most offers of a rewrite for one problem."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rewrite(ABC):
     """Also that of the module, whose text is part of the version."""
 
     def __init__(self) -> None:
-        shared = ("division.cuh", "division.py", "inner_engines.py", "packing.cu", "packing.py")
+        shared = ("division.cuh", "division.py", "packing.cu", "packing.py")
         files = (*shared, "rewrite.py", "several_tensors.cuh", f"{self.name}.py")
         self.version = sources.version_of(*files, package=__package__)
 
@@ -94,6 +94,33 @@ def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ..
     return tuple(
         with_compilation(engine, _recipe(problem, form, engine.text).workspace_bytes)
         for engine in engines
+    )
+
+
+def best_engines(
+    problem: ConvProblem, device: Device, modes: Sequence[str] = ("A",)
+) -> list[Candidate]:
+    """Returns the first config of each family in these heuristic modes, the best guess first."""
+    try:
+        listed = query(open_search(problem, device), problem, modes)
+    except require_cuda_build().CudnnError:  # cuDNN has no graph for it
+        return []
+    families: dict[tuple[object, ...], Candidate] = {}
+    for candidate in listed:
+        if not candidate.is_unfused:
+            families.setdefault(candidate.config_family, candidate)
+    return list(families.values())
+
+
+def with_compilation(engine: Candidate, own_bytes: int) -> Offer:
+    """Returns the offer of an engine between kernels that are compiled at run time, which take
+    ``own_bytes`` of workspace."""
+    compiled = "RUNTIME_COMPILATION"
+    return Offer(
+        settings=engine.text,
+        workspace_bytes=own_bytes + engine.workspace_bytes,
+        numerical_notes=engine.numerical_notes,
+        behavior_notes=(*(n for n in engine.behavior_notes if n != compiled), compiled),
     )
 
 

@@ -168,6 +168,6 @@ def _tile(t: Transposition, vector: int) -> _Tile:
         # Several rows together are whole vectors.
         rows = min(rows, capacity // t.columns // sectors * sectors)
         return _Tile(t, vector, 1, rows, t.columns)
-    pieces = -(-t.columns // (capacity // rows // sectors * sectors))
-    columns = -(-t.columns // (pieces * sectors)) * sectors
+    parts = -(-t.columns // (capacity // rows // sectors * sectors))
+    columns = -(-t.columns // (parts * sectors)) * sectors
     return _Tile(t, vector, 1, rows, min(columns, t.columns))

@@ -16,6 +16,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import compiled_kernels
 from cudnn_autotune.engines.compiled_kernels import cubin
+from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Kernel
 
 pytestmark = pytest.mark.search
@@ -89,6 +90,18 @@ def test_an_error_tells_what_the_compiler_says() -> None:
         _C.compile_kernel(SOURCE, "add", ["-DADDED=1", "--gpu-architecture=sm_12345"])
 
 
+def test_an_error_in_a_kernel_of_the_package_names_its_file_and_line() -> None:
+    code = sources.source("sum_parts.cu")
+    lines = sources.text("sum_parts.cu").splitlines()
+    line = next(n for n, text in enumerate(lines) if "DYNAMIC_SHARED(shared);" in text)
+    wrong = "undeclared();".join(code.rsplit("DYNAMIC_SHARED(shared);", 1))
+    defines = ["-DNUMBERS=1", "-DPARTS=1", "-DCOLUMNS=1", "-DELEMENT=float"]
+    with pytest.raises(_C.PlanError, match=rf"sum_parts\.cu\({line}\): error.*undeclared"):
+        _C.compile_kernel(wrong, "sum_parts", ["--gpu-architecture=sm_90", *defines])
+    assert sources.files_of(code) == ["device.cuh", "sum_parts.cu"]
+    assert sources.files_of(SOURCE) == []
+
+
 @pytest.mark.parametrize(
     ("source", "options"),
     [
@@ -138,6 +151,28 @@ def test_it_is_compiled_once_and_other_defines_and_gpus_anew(compiled: list[obje
         ("--gpu-architecture=sm_90", "--std=c++17", "-DADDED=2"),
         ("--gpu-architecture=sm_80", "--std=c++17", "-DADDED=1"),
     ]
+
+
+def test_a_suffix_asks_for_the_instructions_of_one_architecture(
+    compiled: list[tuple[str, ...]],
+) -> None:
+    source = """
+extern "C" __global__ void fence(float* y) {
+  asm volatile("wgmma.fence.sync.aligned;");
+  y[0] = 1;
+}
+"""
+    kernel = Kernel(source, "fence")
+    with pytest.raises(_C.PlanError, match=r"(?s)compiling fence.*wgmma"):
+        cubin(kernel, HOPPER)
+    code = cubin(replace(kernel, arch_suffix="a"), HOPPER)
+    assert b".text.fence\0" in code
+    assert [options[0] for options in compiled] == [
+        "--gpu-architecture=sm_90",
+        "--gpu-architecture=sm_90a",
+    ]
+    with pytest.raises(_C.PlanError, match=r"(?s)compiling fence.*--gpu-architecture"):
+        cubin(replace(kernel, arch_suffix="x"), HOPPER)  # type: ignore[arg-type]
 
 
 def test_threads_that_want_the_same_kernel_wait_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

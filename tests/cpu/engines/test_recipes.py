@@ -22,6 +22,7 @@ from cudnn_autotune.engines.recipe import (
     KernelLaunch,
     PythonLaunch,
     Recipe,
+    TensorMap,
 )
 from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.timers.measuring import operands
@@ -37,6 +38,8 @@ FUSED = ca.ConvProblem("fprop", **SIZES, bias=True, residual=True, activation="r
 X, W, Y = (Address(buffer) for buffer in ("x", "w", "y"))  # type: ignore[arg-type]
 KERNEL = KernelLaunch(CompiledKernel(b"code", "add"), (4, 1, 1), (64, 1, 1), (Y, X, 3))
 ENGINE = EngineLaunch(PROBLEM, "eng0", X, W, Y)
+# All pixels of x but the first, in boxes of 8 channels and 4 pixels.
+MAP = TensorMap(Address("x", 32), "float16", (16, 71), (32,), (8, 4))
 
 
 def plan(*launches: Any, problem: ca.ConvProblem = PROBLEM, workspace_bytes: int = 0) -> _C.Plan:
@@ -133,11 +136,12 @@ def test_a_plan_lets_go_of_its_functions_and_holds_no_tensors() -> None:
 
 
 def test_launches_become_plain_tuples() -> None:
-    arguments = (X, Address("workspace", 512), -3, Int64(2**40), 0.5)
-    launch = replace(KERNEL, arguments=arguments, shared_bytes=1024)
+    arguments = (X, Address("workspace", 512), -3, Int64(2**40), 0.5, MAP)
+    launch = replace(KERNEL, arguments=arguments, shared_bytes=1024, cluster=(2, 1, 1))
     assert conversion._native(launch, 0) == (
-        "kernel", b"code", "add", (4, 1, 1), (64, 1, 1), 1024,
-        (("x", 0), ("workspace", 512), ("int32", -3), ("int64", 2**40), ("float", 0.5)),
+        "kernel", b"code", "add", (4, 1, 1), (64, 1, 1), (2, 1, 1), 1024,
+        (("x", 0), ("workspace", 512), ("int32", -3), ("int64", 2**40), ("float", 0.5),
+         ("tensor_map", ("x", 32), "float16", (16, 71), (32,), (8, 4), 0)),
     )  # fmt: skip
     fused = EngineLaunch(FUSED, "eng3", X, W, Y, Address("bias"), Address("y", 64))
     kind, native, *rest = conversion._native(fused, 0)
@@ -177,12 +181,53 @@ def test_other_launches_are_refused() -> None:
         ({"block": (2**32, 1, 1)}, "kind 'kernel'"),
         ({"shared_bytes": 2**40}, "kind 'kernel'"),
         ({"arguments": (Int64(2**63),)}, "kind 'kernel'"),
-        ({"arguments": (Address("z"),)}, "no buffer 'z'"),  # type: ignore[arg-type]
+        ({"arguments": (Address("z"),)}, "buffer must be one of x, w, .* got 'z'"),  # type: ignore[arg-type]
+        ({"cluster": (1, 1)}, "kind 'kernel'"),
+        ({"arguments": (replace(MAP, shape=(-1, 71)),)}, "kind 'kernel'"),
+        (
+            {"arguments": (replace(MAP, element="int8"),)},
+            "element must be one of float16, .*'int8'",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         plan(replace(KERNEL, **changes))
+
+
+@pytest.mark.parametrize("cluster", [(3, 1, 1), (1, 2, 1), (0, 1, 1), (16, 1, 1)])
+def test_a_cluster_divides_the_grid_and_has_8_blocks_at_most(cluster: tuple[int, int, int]) -> None:
+    launch = replace(KERNEL, grid=(32, 1, 1), cluster=cluster)
+    with pytest.raises(_C.PlanError, match="mine@1:A=2: add: cluster must have 1 to 8 blocks"):
+        plan(launch)
+
+
+# Tensor maps
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"shape": (16, 72)}, "the tensor must lie in its buffer"),
+        ({"strides": (48,)}, "the tensor must lie in its buffer"),
+        ({"address": Address("x", -16)}, "offset -16 is outside of x"),
+        ({"address": Address("bias")}, "the tensor must lie in its buffer"),
+        ({"address": Address("x", 8), "shape": (8, 1)}, "offset 8 in x is not known .* the 16"),
+        ({"shape": (16, 0)}, "shape must be 1 to 2\\*\\*32"),
+        ({"shape": (2,) * 6, "strides": (16,) * 5, "box": (8,) * 6}, "shape must have 1 to 5"),
+        ({"shape": (), "strides": (), "box": ()}, "shape must have 1 to 5"),
+        ({"strides": ()}, "strides must have a dimension less than shape"),
+        ({"strides": (24,)}, "strides must be multiples of 16 bytes"),
+        ({"box": (8,)}, "box must have as many dimensions as shape"),
+        ({"box": (8, 257)}, "box must be 1 to 256"),
+        ({"box": (4, 4)}, "box must have rows of a multiple of 16 bytes"),
+        ({"box": (32, 4), "swizzle_bytes": 32}, "box must have rows of at most swizzle_bytes"),
+        ({"swizzle_bytes": 48}, "swizzle_bytes must be 0, 32, 64 or 128"),
+    ],
+)
+def test_a_tensor_map_that_tma_does_not_take_is_refused(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(_C.PlanError, match=f"^mine@1:A=2: .*{what}"):
+        plan(replace(KERNEL, arguments=(replace(MAP, **changes), Y)))
 
 
 # Addresses
@@ -232,6 +277,7 @@ def test_an_engine_that_adds_a_bias_is_given_one() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_kernels_and_engines_are_not_loaded() -> None:
-    for launch in (KERNEL, ENGINE):
+    with_map = replace(KERNEL, arguments=(MAP, Y), cluster=(2, 1, 1))
+    for launch in (KERNEL, ENGINE, with_map):
         with pytest.raises(RuntimeError, match=r"(?i)cuda"):
             plan(launch)

@@ -67,6 +67,7 @@ def test_a_kernel_of_the_package_is_found_by_its_name() -> None:
     assert offered
     assert all(f"{one}: " in text for one in offered)
     assert text.count(" compiles to ") >= len(offered)
+    assert "(device.cuh, depthwise_thread.cuh, depthwise_tile.cu) compiles to" in text
     assert "eng" not in text
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from cuda_emulation.checks import assert_compiles
 from random_problems import TAKES, random_problem
 
-from cudnn_autotune import ConvProblem
+from cudnn_autotune import _C, ConvProblem
 from cudnn_autotune.engines.built_in import BUILT_IN
+from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 FAMILIES = [one for one in BUILT_IN if isinstance(one, KernelFamily)]
 ON_CUDA_CORES = {"depthwise", "depthwise_planes", "depthwise_wgrad"}
+AT_LAUNCH = {"depthwise_planes", "depthwise_wgrad"}
+"""The kernels to which the layout of shared memory comes with the arguments of a launch."""
 MIN_BLOCKS = ("MIN_BLOCKS", "BLOCKS")
 """The macros by which kernels ask for so many blocks on a multiprocessor."""
 
@@ -50,6 +54,27 @@ def test_launches_fit_the_gpu(family: KernelFamily, gpu_name: str) -> None:
             shared = launch.shared_bytes + gpu.reserved_shared_bytes
             assert blocks * shared <= gpu.sm_shared_bytes
     assert bool(launches) == (gpu_name != "t4" or family.name in ON_CUDA_CORES)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
+def test_a_kernel_refuses_less_shared_memory_than_its_layout_needs(family: KernelFamily) -> None:
+    """The planner counts the bytes; the kernel does not compile if they are too few."""
+    gpu = gpu_of("h100")
+    kernels = [
+        launch.kernel
+        for problem in problems(family.name)
+        for offer in family.offers(problem, gpu)
+        for launch in family.recipe(problem, offer.settings, gpu).launches
+        if isinstance(launch, KernelLaunch)
+        and isinstance(launch.kernel, Kernel)
+        and dict(launch.kernel.defines).get("SHARED_BYTES") == launch.shared_bytes
+    ]
+    assert bool(kernels) == (family.name not in AT_LAUNCH)
+    for kernel in random.Random(0).sample(kernels, min(2, len(kernels))):
+        defines = dict(kernel.defines)
+        defines["SHARED_BYTES"] = int(defines["SHARED_BYTES"]) - 16
+        with pytest.raises(_C.PlanError, match=r"(?s)static assert|static_assert"):
+            cubin(replace(kernel, defines=tuple(defines.items())), (9, 0))
 
 
 @pytest.mark.parametrize("name", sorted(ON_CUDA_CORES))

@@ -26,12 +26,11 @@ from cudnn_autotune.engines.listing import candidates
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, EngineLaunch, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.engines.rewrites import inner_engines
+from cudnn_autotune.engines.rewrites import rewrite as rewrites
 from cudnn_autotune.engines.rewrites.division import divisor
-from cudnn_autotune.engines.rewrites.inner_engines import MOST_OFFERS
 from cudnn_autotune.engines.rewrites.packing import Copy, Packing, pack, unpack
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
-from cudnn_autotune.engines.rewrites.rewrite import Rewrite
+from cudnn_autotune.engines.rewrites.rewrite import MOST_OFFERS, Rewrite
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
 from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
 
@@ -433,9 +432,9 @@ def test_what_cudnn_cannot_be_asked_about_is_not_offered() -> None:
 
 def test_an_inner_problem_without_engines_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise inner_engines.require_cuda_build().CudnnError("no graph")
+        raise rewrites.require_cuda_build().CudnnError("no graph")
 
-    monkeypatch.setattr(inner_engines, "query", refuse)
+    monkeypatch.setattr(rewrites, "query", refuse)
     problem = last("fprop", (5, 18, 41, 43), (8, 18, 3, 3))
     assert PAD.form(problem, H200)
     assert not PAD.offers(problem, H200)

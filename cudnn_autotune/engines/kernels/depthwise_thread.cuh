@@ -124,7 +124,7 @@ __device__ __forceinline__ void add_products(
     const float (&filter)[KH][KW][CHANNELS], int phase, bool begins, int step, int rows) {
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
-    // Many slots are worth a branch: strips waste kSlots - 1 rows of products without it.
+    // Many slots are worth a branch: tiles waste kSlots - 1 rows of products without it.
     const int index = step + slot - (kSlots - 1);
     if (kSlots > 3 && (index < 0 || index >= rows)) continue;
 #pragma unroll
