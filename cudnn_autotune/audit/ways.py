@@ -55,7 +55,10 @@ class Way:
 
 
 def _channels_last(model: nn.Module, inputs: Inputs) -> nn.Module:
-    memory_format.apply(model, torch.channels_last)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for parameter in model.parameters():  # Module.to takes one format for both
+        if parameter.dim() in last:
+            parameter.data = parameter.data.contiguous(memory_format=last[parameter.dim()])
     return model
 
 

@@ -38,11 +38,14 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def seems_fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Returns a function that makes one way seem the fastest, if it is among those timed."""
+    """Returns a function that makes one way seem the fastest. A form that is computed as one that
+    keeps less is not timed: the first of those that are stands for it."""
 
     def seems(fastest: str) -> None:
         def in_turns(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
-            return {name: 1.0 + (name != fastest) for name in programs}
+            forms = [name for name in programs if name != "pytorch"]
+            chosen = fastest if fastest in programs else forms[0]
+            return {name: 1.0 + (name != chosen) for name in programs}
 
         monkeypatch.setattr(norm_choices, "time_in_turns", in_turns)
 
@@ -81,7 +84,7 @@ def of(module: nn.Module) -> NormChoice:
 def test_a_network_s_norms_are_measured() -> None:
     torch.manual_seed(0)
     plain = SmallResNet().cuda().to(memory_format=torch.channels_last)
-    model = ca.convert(copy.deepcopy(plain))
+    model, exact = ca.convert(copy.deepcopy(plain)), copy.deepcopy(plain)
     x = inputs((16, 3, 64, 64), torch.float32)
     before = ca.fallbacks()
     with ca.flags(budget_ms=30), torch.autocast("cuda", torch.bfloat16):
@@ -98,9 +101,14 @@ def test_a_network_s_norms_are_measured() -> None:
         assert len(choice.times_ms) >= 2
         assert all(0 < ms < 100 for ms in choice.times_ms.values())
         assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
-    found, expected = ([parameter.grad for parameter in one.parameters()] for one in (model, plain))
-    # Rounding moves values across the zeros of nine ReLUs.
-    assert overall_error(found, expected) < 0.2  # type: ignore[arg-type]
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, fp32_precision=None):
+        exact(x).backward()
+    ours, theirs, expected = (
+        [parameter.grad for parameter in one.parameters()] for one in (model, plain, exact)
+    )
+    # Rounding moves values across the zeros of nine ReLUs, PyTorch's too.
+    error = overall_error(theirs, expected)  # type: ignore[arg-type]
+    assert overall_error(ours, expected) < 1.5 * error  # type: ignore[arg-type]
     buffers, wanted = dict(model.named_buffers()), dict(plain.named_buffers())
     for name, buffer in buffers.items():
         assert overall_error([buffer], [wanted[name]]) < 0.02, name
@@ -205,7 +213,7 @@ def test_a_first_call_inside_a_capture_is_pytorchs(seems_fastest: Callable[[str]
     seems_fastest("kept")
     plain = nn.BatchNorm2d(64).cuda()
     model = ca.convert(nn.Sequential(copy.deepcopy(plain)))
-    x = inputs((16, 64, 14, 14), torch.bfloat16)
+    x = inputs((16, 64, 14, 14), torch.bfloat16).requires_grad_()
     plain(x)  # cuDNN is loaded
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
