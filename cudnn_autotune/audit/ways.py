@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_map
 
 from cudnn_autotune.nn.backend.comparison import begin_step
 from cudnn_autotune.nn.backend.entry import compilations
-from cudnn_autotune.nn.models import memory_format
 from cudnn_autotune.nn.models.convert import conversion, convert, revert
 from cudnn_autotune.nn.untouched import tensors_in
 
