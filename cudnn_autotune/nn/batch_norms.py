@@ -36,7 +36,7 @@ _ACTIVATIONS = {
     nn.Sigmoid: "sigmoid",
 }
 """Modules that the operators compute behind a norm, beside ``torch.nn.GELU``."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NO_HOOKS: tuple[dict[Any, Any], ...] = ({}, {}, {}, {})
 
 Tail = Callable[[Any], Sequence[nn.Module]]
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
@@ -112,11 +112,14 @@ class Sequential(nn.Sequential):
     def forward(self, input: Any) -> Any:
         if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
             return super().forward(input)
-        modules = [*self]
-        place = 0
-        while place < len(modules):
-            found = _served_pair(modules[place : place + 2], input)
-            input = modules[place](input) if found is None else found
+        modules = [*self._modules.values()]
+        place, last = 0, len(modules) - 1
+        while place <= last:
+            module: Any = modules[place]
+            found = None
+            if type(module) in _CLASSES and place < last:
+                found = _served_pair(module, modules[place + 1], input)
+            input = module(input) if found is None else found
             place += 1 if found is None else 2
         return input
 
@@ -192,18 +195,25 @@ def _activation_of(tail: Sequence[nn.Module] | None) -> str | None:
 
 def _is_seen(module: nn.Module) -> bool:
     """Returns whether something sees a call of a module: a hook, or a forward set on it."""
-    return "forward" in vars(module) or any(vars(module).get(name) for name in _HOOKS)
+    own = vars(module)
+    hooks = (
+        own["_forward_hooks"],
+        own["_forward_pre_hooks"],
+        own["_backward_hooks"],
+        own["_backward_pre_hooks"],
+    )
+    return "forward" in own or hooks != _NO_HOOKS
 
 
-def _served_pair(modules: Sequence[nn.Module], input: Any) -> Tensor | None:
-    """Returns what two modules make of an input, if they are a norm and an activation that one
-    operator computes now, else None."""
-    if len(modules) < 2 or type(modules[0]) not in _CLASSES or _is_seen(modules[0]):
+def _served_pair(norm: _BatchNorm, behind: Any, input: Any) -> Tensor | None:
+    """Returns what a norm and the module behind it make of an input, if that is an activation and
+    one operator computes both now, else None."""
+    if not norm.training and norm._buffers.get("running_mean") is not None:  # a frozen one
         return None
-    activation = _activation_of(modules[1:])
-    if activation is None or not isinstance(input, Tensor):
+    if _is_seen(norm) or not isinstance(input, Tensor):
         return None
-    return _served(cast("_BatchNorm", modules[0]), input, activation)
+    activation = _activation_of((behind,))
+    return None if activation is None else _served(norm, input, activation)
 
 
 def _served(norm: _BatchNorm, input: Tensor, activation: str) -> Tensor | None:
@@ -226,9 +236,12 @@ def _served(norm: _BatchNorm, input: Tensor, activation: str) -> Tensor | None:
         mean = var = None
     else:
         return None
-    vectors = (weight, bias, mean, var)
-    if norm.eps <= 0 or _is_watched() or not all(one is None or _is_plain(one) for one in vectors):
+    if norm.eps <= 0 or _is_watched():
         return None
+    vectors = (weight, bias, mean, var)
+    for one in vectors:
+        if one is not None and type(one) not in _PLAIN:
+            return None
     signature = norm_choices.signature_of(input, weight, bias, activation, mean is not None)
     choice = norm_choices.known(norm, signature)
     if choice is None:
@@ -269,10 +282,6 @@ def _is_computed(norm: _BatchNorm, input: Tensor, vectors: Sequence[Tensor | Non
         return False
     kinds = {one.dtype for one in (weight, bias) if one is not None}
     return len(kinds) < 2 and kinds <= {dtype, torch.float32}
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in _PLAIN
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:
