@@ -99,7 +99,7 @@ def test_a_network_s_norms_are_measured() -> None:
         assert not choice.note, choice
         assert set(choice.times_ms) <= {"pytorch", *FORMS}
         assert len(choice.times_ms) >= 2
-        assert all(0 < ms < 100 for ms in choice.times_ms.values())
+        assert all(ms > 0 for ms in choice.times_ms.values())
         assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, fp32_precision=None):
         exact(x).backward()
