@@ -22,6 +22,7 @@ from cudnn_autotune.audit import ways as in_worker
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.core import versions
+from cudnn_autotune.core.bar_console import bar_console
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.core.json_dataclass import encode
@@ -431,15 +432,15 @@ def _untouched() -> Iterator[None]:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Shows a progress bar in a terminal; yields what says the next part's name."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """Shows a progress bar in a terminal or a notebook; yields what says the next part's name."""
+    console = bar_console()
+    if console is None:
         yield lambda text: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
         parts = itertools.count()
         yield lambda text: bar.update(task, description=text, completed=next(parts))

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from cudnn_autotune import sampling
+from cudnn_autotune.core.bar_console import bar_console
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.engines.problem import ConvProblem
@@ -92,9 +93,9 @@ def tune(
 
     This holds for the default mode, ``auto``. If another mode is in force, each problem is tuned in
     that mode, one after the other. A layer whose ``sampling=`` differs from the mode in force still
-    tunes at its first call. In a terminal a progress bar shows what is left, and one line on
-    standard error says at the end what a step gains over PyTorch; elsewhere the log says it at
-    level INFO.
+    tunes at its first call. In a terminal or a notebook a progress bar shows what is left. In a
+    terminal one line on standard error says at the end what a step gains over PyTorch; elsewhere
+    the log says it at level INFO.
 
     Args:
         model: on one CUDA device, with layers of this package, or under ``enable()``.
@@ -233,14 +234,13 @@ def _is_terminal() -> bool:
 
 
 def _bar() -> AbstractContextManager[Callable[[Progress], None]]:
-    """The progress bar in a terminal, else nothing."""
-    if not _is_terminal():
+    """The progress bar in a terminal or a notebook, else nothing."""
+    console = bar_console()
+    if console is None:
         return nullcontext(lambda progress: None)
-    from rich.console import Console  # most programs need neither
-
     from cudnn_autotune.tuning import progress_bar
 
-    return progress_bar.shown(Console(stderr=True))
+    return progress_bar.shown(console)
 
 
 def check_budget(budget_s: object, mode: str) -> None:

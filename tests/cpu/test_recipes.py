@@ -41,7 +41,7 @@ PACKAGES = {
     "DDP": {},
     "FSDP2": {},
 }
-NOTEBOOK = {"nbclient": "nbclient", "ipykernel": "ipykernel"}
+NOTEBOOK = {"nbclient": "nbclient", "ipykernel": "ipykernel", "ipywidgets": "ipywidgets"}
 RANKS = {"DDP": 2, "FSDP2": 2}
 RECIPES = {snippet.heading: snippet for snippet in snippets(PAGE) if snippet.language == "python"}
 
@@ -144,15 +144,17 @@ def test_a_recipe_is_its_program_without_this_package(
 
 @pytest.mark.slow
 def test_the_notebook(provided: Callable[[dict[str, str]], dict[str, str]], tmp_path: Path) -> None:
-    """In a kernel of Jupyter, by which the cell's last line is shown as a table."""
-    source = RECIPES["A notebook"].text
+    """In a kernel of Jupyter: the cell's last line is shown as a table, and bars are drawn."""
+    compared = "cudnn_autotune.compare(model, images, ways=['channels_last'])"
+    sources = [RECIPES["A notebook"].text, f"model = cudnn_autotune.revert(model)\n{compared}"]
     program = (
         "import nbclient, nbformat, sys\n"
-        f"cells = [nbformat.v4.new_code_cell({source!r})]\n"
+        f"cells = [nbformat.v4.new_code_cell(source) for source in {sources!r}]\n"
         "notebook = nbformat.v4.new_notebook(cells=cells)\n"
         "nbclient.NotebookClient(notebook, timeout=200).execute()\n"
-        "(shown,) = [o for o in notebook.cells[0].outputs if o.output_type == 'execute_result']\n"
-        "print(shown.data['text/html'])"
+        "for cell in notebook.cells:\n"
+        "    for output in cell.outputs:\n"
+        "        print(output.output_type, sorted(output.get('data', [])))"
     )
     environment = provided(NOTEBOOK)
     environment |= {"JUPYTER_PATH": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
@@ -162,7 +164,8 @@ def test_the_notebook(provided: Callable[[dict[str, str]], dict[str, str]], tmp_
     (folder / "kernel.json").write_text(json.dumps({**kernel, "display_name": "", "language": ""}))
     done = python("-c", program, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "<table" in done.stdout
+    assert done.stdout.count("execute_result ['text/html', 'text/plain']") == 2
+    assert "display_data ['application/vnd.jupyter.widget-view+json'" in done.stdout
 
 
 def test_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

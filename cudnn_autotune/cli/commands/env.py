@@ -17,6 +17,8 @@ from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.stores import files_of, nothing, read, store_option
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core import versions
+from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.engines.unlisted import KERNEL_CFGS, kernel_cfgs
 from cudnn_autotune.store import Environment, disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.environment import FOLDER_VARIABLE, default_folder, file_in
@@ -24,6 +26,8 @@ from cudnn_autotune.store.plan_files import folder_beside
 from cudnn_autotune.tuning import settings
 
 _PREFIX = "CUDNN_AUTOTUNE_"
+# The versions of README.md's figures and their records, and of the errata.
+FIGURES_TORCH, FIGURES_CUDNN, ERRATA_CUDNN = (2, 11), (9, 19), (9, 19)
 _CHECKS = {
     **settings.VARIABLES,
     store_settings.MODE_VARIABLE: store_settings.check_store_mode,
@@ -49,6 +53,7 @@ def env(store_path: Path | None, measure: bool, as_json: bool) -> None:
         "compiled plans": _compiled_plans(store_path),
         "peaks": _peaks(store_path),
         "versions": versions.environment(),
+        "known": _known(),
         "settings": _settings(),
         "variables": variables,
         "not understood": _not_understood(variables),
@@ -115,6 +120,33 @@ def _peaks(store_path: Path | None) -> dict[str, Any]:
     rates = {"memory, GB/s": peaks.bytes_per_ms / 1e6, **rates, "launch, us": peaks.launch_ms * 1e3}
     found |= {name: float(f"{rate:.4g}") for name, rate in rates.items()}
     return found | {"measured": measured.provenance.time}
+
+
+def _known() -> dict[str, str]:
+    """Says with which versions knowledge was measured, and whether it is in force here."""
+    if not extension_available():
+        return {}
+    number = _C.cudnn_runtime_version()
+    here = number // 10000, number // 100 % 100
+
+    def found_with(known: tuple[int, int], is_in_force: bool) -> str:
+        text = f"found with cuDNN {_dotted(known)}, {'' if is_in_force else 'not '}in force"
+        return (
+            text if here == known else f"{text} in {_dotted(here)}, with which they were not tried"
+        )
+
+    figures = (
+        f"of torch {_dotted(FIGURES_TORCH)} and cuDNN {_dotted(FIGURES_CUDNN)}, on H100 and H200"
+    )
+    return {
+        "figures of the documents": figures,
+        "wrong engines": found_with(ERRATA_CUDNN, here >= ERRATA_CUDNN),
+        "engines that auto prefers": found_with(max(KERNEL_CFGS), bool(kernel_cfgs(number))),
+    }
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:

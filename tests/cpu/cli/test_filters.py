@@ -157,7 +157,8 @@ def test_an_erratum_is_of_the_problems_that_it_was_seen_with(
 
 
 def test_a_mode_that_ends_the_process_is_not_asked() -> None:
-    """cuDNN 9.19 ends it where padding after as before would leave no output; 9.24 does not."""
+    """cuDNN 9.19 ends it where padding after as before would leave no output; 9.24 does not. From
+    9.26 on mode B has no engine for such a layer."""
     shapes = {"input_shape": (1, 28, 1, 47), "weight_shape": (28, 4, 3, 3), "groups": 7}
 
     def asked(padding: tuple[int, ...]) -> set[str]:
@@ -165,9 +166,10 @@ def test_a_mode_that_ends_the_process_is_not_asked() -> None:
         return {c.heuristic_mode for c in unfiltered(problem, "h200")}
 
     is_seen = SEEN_WITH <= _C.cudnn_runtime_version() < 92400
-    assert asked((1, 2, 1, 2)) >= {"A", "B"}
+    assert "A" in asked((1, 2, 1, 2))
+    assert ("B" in asked((1, 2, 1, 2))) is (_C.cudnn_runtime_version() < 92600)
     assert "A" in asked((0, 2, 3, 2))
-    assert ("B" in asked((0, 2, 3, 2))) is not is_seen
+    assert not (is_seen and "B" in asked((0, 2, 3, 2)))
 
 
 @pytest.mark.parametrize(
