@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,10 +28,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
-from cudnn_autotune.engines.norms.plan import FORMS, Form, NormProblem
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn.backend.comparison import Run, time_in_turns
 from cudnn_autotune.tuning import remembering, settings
+
+if TYPE_CHECKING:
+    from cudnn_autotune.engines.norms.plan import Form
 
 PYTORCH = "pytorch"
 
@@ -213,6 +215,8 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
         )
     )
     if not times:
+        from cudnn_autotune.engines.norms.plan import FORMS
+
         return NormChoice(text, FORMS[0], note="the sampling mode times nothing")
     try:
         with torch.no_grad(), saved_tensors_hooks(_same, _same):
@@ -310,13 +314,15 @@ def _measured(text: str, given: _Operands) -> NormChoice:
     )
     chosen = min(times_ms, key=times_ms.__getitem__)
     if chosen != PYTORCH:
-        _by_operators(given, cast(Form, chosen), adopts=True)
+        _by_operators(given, cast("Form", chosen), adopts=True)
     return NormChoice(text, chosen, times_ms, rejected)
 
 
 def _forms(given: _Operands) -> list[Form]:
     """Returns the forms of this package's kernels that compute a step differently."""
-    from cudnn_autotune.engines.norms.loading import compiled_forms  # it needs the kernels
+    # They need the kernels, which nobody who tunes nothing has to import.
+    from cudnn_autotune.engines.norms.loading import compiled_forms
+    from cudnn_autotune.engines.norms.plan import NormProblem
 
     input = given.input
     spatial = math.prod(input.shape[2:])
@@ -342,6 +348,8 @@ def _forms(given: _Operands) -> list[Form]:
 @contextmanager
 def _planned(form: Form, adopts: bool) -> Iterator[None]:
     """Within the context the operators' calls of this thread have a form."""
+    from cudnn_autotune.engines.norms.plan import FORMS
+
     if extension_available():
         _C.set_norm_form_of_thread(1 + FORMS.index(form), adopts)
     try:

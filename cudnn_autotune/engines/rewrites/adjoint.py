@@ -21,6 +21,7 @@ from cudnn_autotune.engines.recipe import (
     workspace_room,
 )
 from cudnn_autotune.engines.rewrites.rewrite import (
+    FILES,
     MOST_OFFERS,
     best_engines,
     with_compilation,
@@ -55,7 +56,7 @@ class Adjoint:
 
     name = "adjoint"
     version = sources.version_of(
-        *("adjoint.cu", "adjoint.py", "rewrite.py"),
+        *("adjoint.cu", "adjoint.py", *FILES),
         package=__package__,
         versions=(sources.version_of("device.cuh"),),
     )

@@ -42,6 +42,13 @@ class Form:
     """Packings of the tensors that are not used as they are."""
 
 
+FILES = (
+    *("division.cuh", "division.py", "packing.cu", "packing.py"),
+    *("rewrite.py", "several_tensors.cuh"),
+)
+"""The files of this folder that all rewrites depend on: a part of their versions."""
+
+
 class Rewrite(ABC):
     """An implementation that solves a problem by an engine of cuDNN for another problem.
 
@@ -52,9 +59,7 @@ class Rewrite(ABC):
     """Also that of the module, whose text is part of the version."""
 
     def __init__(self) -> None:
-        shared = ("division.cuh", "division.py", "packing.cu", "packing.py")
-        files = (*shared, "rewrite.py", "several_tensors.cuh", f"{self.name}.py")
-        self.version = sources.version_of(*files, package=__package__)
+        self.version = sources.version_of(*FILES, f"{self.name}.py", package=__package__)
 
     @abstractmethod
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
