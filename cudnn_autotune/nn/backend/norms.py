@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from cudnn_autotune.engines.norms.operators import unsupported
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn.backend.groups import is_same_shape
-from cudnn_autotune.nn.models.routing import COUNTERPARTS
+from cudnn_autotune.nn.models.routing import CONVOLUTIONS
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
 _aten = torch.ops.aten
@@ -265,7 +265,7 @@ def _with_residual(norm: Norm) -> Norm | None:
 
 def _is_new(node: Node) -> bool:
     """Returns whether a node makes a tensor that only one other node reads."""
-    return len(node.users) == 1 and (node.target in _PARAMETERS or node.target in COUNTERPARTS)
+    return len(node.users) == 1 and (node.target in _PARAMETERS or node.target in CONVOLUTIONS)
 
 
 def _with_activation(norm: Norm) -> Norm | None:

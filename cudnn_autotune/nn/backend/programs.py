@@ -33,13 +33,11 @@ from cudnn_autotune.nn.backend.groups import (
     never,
 )
 from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1
-from cudnn_autotune.nn.models.routing import COUNTERPARTS
+from cudnn_autotune.nn.models.routing import CONVOLUTIONS, COUNTERPARTS
 from cudnn_autotune.tuning.settings import check_policy
 
 OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-_CONVOLUTIONS = {*COUNTERPARTS, *COUNTERPARTS.values()}
 
 _version = operator.attrgetter("_version")
 
@@ -479,7 +477,7 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
     """Returns the weights of convolutions in a graph of Dynamo, each with its convolutions."""
     found: dict[Node, list[Node]] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in _CONVOLUTIONS:
+        if node.op == "call_function" and node.target in CONVOLUTIONS:
             weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
             if isinstance(weight, Node) and "example_value" in weight.meta:
                 found.setdefault(weight, []).append(node)

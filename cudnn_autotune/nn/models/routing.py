@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -23,6 +24,14 @@ COUNTERPARTS: dict[Any, Callable[..., Any]] = {
     getattr(F, name): getattr(functional, name) for name in functional.fast_functions
 }
 """PyTorch's functions, and those of this package."""
+
+CONVOLUTIONS = {
+    *COUNTERPARTS,
+    *COUNTERPARTS.values(),
+    *(getattr(torch.ops.aten, name) for name in functional.fast_functions),
+}
+"""What calls a convolution in a graph of Dynamo: functions, and for a converted layer on a GPU
+PyTorch's operators with a marked input."""
 
 _CALLS: dict[type[Any], bool] = {}
 

@@ -639,6 +639,37 @@ class TestLayout:
             assert output.stride() == expected.stride()
         assert last().chosen == "cudnn_autotune, contiguous"
 
+    @pytest.mark.parametrize("dims", [1, 2])
+    def test_convolutions_of_a_converted_model(
+        self, dims: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are PyTorch's operators with a mark in the graph of Dynamo, and laid out like its
+        functions."""
+        from cudnn_autotune.nn.backend import groups
+
+        formats: list[torch.memory_format] = []
+
+        def judge(group: Any) -> Any:
+            formats.append(group.problem().memory_format)
+            return groups.always(group)
+
+        monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        self.win(monkeypatch, "contiguous")
+        conv, up = (nn.Conv1d, nn.ConvTranspose1d) if dims == 1 else (nn.Conv2d, nn.ConvTranspose2d)
+        block = nn.Sequential(conv(5, 8, 3), nn.ReLU(), up(8, 6, 2, 2), nn.ReLU(), conv(6, 4, 1))
+        input = torch.randn(2, 5, *[11, 9][:dims])
+        ca.convert(block.eval(), memory_format=torch.channels_last)
+        model = compiled(block, **self.options("contiguous"))
+        with torch.no_grad():
+            expected = block(input)
+            output, codes = run_and_get_code(model, input)
+        torch.testing.assert_close(output, expected)
+        assert output.stride() == expected.stride()
+        assert formats == [torch.channels_last] * 2 + [torch.contiguous_format] * 2
+        size = ", ".join([r"\d+"] * (dims + 2))
+        made = re.findall(rf"assert_\w+\(buf\d+, \({size}\), \((.*?)\)", codes[-1])
+        assert [strides.split(", ")[-1] for strides in made] == ["1"] * 3
+
     @pytest.mark.parametrize("other", ["channels_last", "contiguous"])
     def test_a_computed_weight(self, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A convolution of it computes in the layout: here one group for each image, with weights

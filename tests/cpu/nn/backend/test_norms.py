@@ -27,7 +27,7 @@ from norm_models import (
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-import cudnn_autotune  # noqa: F401  (registers the operators)
+import cudnn_autotune as ca
 from cudnn_autotune.nn.backend.norms import NormReport, find_norms, serve_norms
 from cudnn_autotune.nn.backend.programs import copied
 
@@ -107,6 +107,22 @@ def test_a_model_trains_as_it_does(name: str, layout: torch.memory_format) -> No
     assert served.reasons == []
     assert served.targets.count(OPERATOR) == len(texts)
     assert F.batch_norm not in served.targets
+
+
+def test_an_addition_into_the_output_of_a_converted_convolution(on_cpu: None) -> None:
+    """In the graph it is PyTorch's operator with a marked input."""
+
+    class IntoConvolution(Projected):
+        def forward(self, x: Tensor) -> Tensor:
+            identity = self.shortcut(x)
+            identity += self.norm(self.first(x))
+            return identity.relu_()
+
+    served = Served()
+    model = ca.convert(IntoConvolution())
+    torch.compile(model, backend=served)(*data(4, 8, 6, 5)[:1]).sum().backward()
+    assert torch.ops.aten.conv2d in served.targets
+    assert served.texts == ["norm + residual + relu"]
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
