@@ -5,7 +5,8 @@ At the first call of a signature (shape, layout, dtypes, activation, and what ne
 forward with its backward is run by PyTorch's functions, and by the operators in each form that has
 kernels of its own. Forms whose results differ from PyTorch's by more than rounding explains are
 left out. The others and PyTorch take turns on the GPU, and the fastest computes all later calls of
-the process. Nothing is measured while a stream is captured, or in a mode that times nothing.
+the process. Of sizes that keep changing few are measured, and others are computed as the nearest of
+these. Nothing is measured while a stream is captured, or in a mode that times nothing.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ _LEAST_SUM = 0.2
 
 _log = logging.getLogger(__name__)
 _operators = torch.ops.cudnn_autotune
+
+# Sizes of a norm that are measured, and others that are remembered.
+_MOST_MEASURED = 4
+_MOST_NEIGHBOURS = 256
 
 Signature = tuple[Any, ...]
 
@@ -122,6 +127,8 @@ class _Operands:
 
 _choices: dict[tuple[bool, Signature], NormChoice] = {}
 _of_modules: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
+_neighbours: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
+"""Choices that were not measured, by module."""
 _measuring = threading.Lock()
 
 
@@ -159,19 +166,23 @@ def signature_of(
 
 def known(norm: nn.Module, signature: Signature) -> NormChoice | None:
     """Returns how calls of a norm are computed that it has had before; None if it has not."""
-    found = _of_modules.get(norm)
-    return None if found is None else found.get(signature)
+    for choices in (_of_modules, _neighbours):
+        found = choices.get(norm)
+        if found is not None and (choice := found.get(signature)) is not None:
+            return choice
+    return None
 
 
 def choices_of(norm: nn.Module) -> tuple[NormChoice, ...]:
-    """Returns how calls of a norm have been computed, in the order of their first calls."""
+    """Returns how calls of a norm have been computed, in the order of their first calls, without
+    the sizes that were not measured since others had been."""
     return tuple(_of_modules.get(norm, {}).values())
 
 
 def forget() -> None:
     """Clears all choices: the next call of each signature is measured again."""
-    _choices.clear()
-    _of_modules.clear()
+    for choices in (_choices, _of_modules, _neighbours):
+        choices.clear()
 
 
 remembering.forget_with(forget)
@@ -182,7 +193,15 @@ def first_choice(norm: Any, input: Tensor, signature: Signature) -> NormChoice |
     compute. Returns None if that cannot be measured now, and is left to PyTorch until a later
     call."""
     times = sampling.traits(getattr(norm, "sampling", None) or settings.get_sampling()).times
+    of_norm = _of_modules.setdefault(norm, {})
     found = _choices.get((times, signature))
+    if found is None and (near := _nearest(of_norm, signature)) is not None:
+        note = f"its sizes change; it is computed as {near.signature}"
+        neighbours = _neighbours.setdefault(norm, {})
+        if len(neighbours) >= _MOST_NEIGHBOURS:
+            neighbours.clear()
+        neighbours[signature] = found = NormChoice(_text(input, signature), near.chosen, note=note)
+        return found
     if found is None:
         if times and input.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
@@ -195,17 +214,31 @@ def first_choice(norm: Any, input: Tensor, signature: Signature) -> NormChoice |
         finally:
             _measuring.release()
         _log.info("batch norm %s", found)
-    _of_modules.setdefault(norm, {})[signature] = found
+    of_norm[signature] = found
     return found
 
 
-def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> NormChoice:
-    start_s = time.perf_counter()
-    *_, weight, _, needs, activation, tracks = signature
+def _nearest(known: Mapping[Signature, NormChoice], signature: Signature) -> NormChoice | None:
+    """Returns the choice for the nearest size of a norm, if enough of its sizes are known in this
+    layout and with the rest of a signature."""
+
+    def rest(of: Signature) -> tuple[Any, ...]:
+        shape, stride, *others = of
+        return len(shape), stride[1] == 1, *others
+
+    def distance(other: Signature) -> float:
+        return abs(math.log(max(1, other[0].numel()) / max(1, signature[0].numel())))
+
+    alike = [other for other in known if rest(other) == rest(signature)]
+    return known[min(alike, key=distance)] if len(alike) >= _MOST_MEASURED else None
+
+
+def _text(input: Tensor, signature: Signature) -> str:
+    *_, weight, _, needs, activation, _ = signature
     names = ("input", "weight", "bias")
     wanted = [name for name, needed in zip(names, needs or (), strict=False) if needed]
     parameters = "no parameters" if weight is None else str(weight).removeprefix("torch.")
-    text = " ".join(
+    return " ".join(
         (
             str(input.dtype).removeprefix("torch."),
             "x".join(map(str, input.shape)),
@@ -214,6 +247,12 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
             f"gradients of {', '.join(wanted)}" if wanted else "no gradients",
         )
     )
+
+
+def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> NormChoice:
+    start_s = time.perf_counter()
+    *_, needs, activation, tracks = signature
+    text = _text(input, signature)
     if not times:
         from cudnn_autotune.engines.norms.plan import FORMS
 

@@ -449,3 +449,33 @@ def test_inference_mode(timed: Any) -> None:
         torch.testing.assert_close(found, expected)
     assert of(model[0]).chosen == "half kept"
     assert is_ours(model(x))
+
+
+def test_few_of_many_sizes_are_measured(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are computed as the nearest of these, and few of them are remembered."""
+    monkeypatch.setattr(norm_choices, "_MOST_NEIGHBOURS", 6)
+    model, plain = ca.convert(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)
+    for side in (4, 5):
+        timed(PYTORCHS)
+        model(torch.randn(2, 8, side, side))
+    for side in (40, 50):
+        timed(OURS)
+        model(torch.randn(2, 8, side, side))
+    plain.load_state_dict(model[0].state_dict())
+    seen = timed(OURS)
+    for side in (3, 6, 7, 30, 41, 45, 60, 61, 62, 3):
+        x = torch.randn(2, 8, side, side)
+        output = model(x)
+        assert is_ours(output) == (side >= 30)
+        torch.testing.assert_close(output, plain(x))
+        known = norm_choices.known(
+            model[0], norm_choices.signature_of(x, model[0].weight, model[0].bias, "identity", True)
+        )
+        assert known is not None
+        assert "its sizes change" in known.note
+        assert len(norm_choices._neighbours[model[0]]) <= 6
+    assert seen == []
+    assert len(norm_choices.choices_of(model[0])) == 4
+    model(torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))  # another layout
+    assert len(seen) == 1
+    torch.testing.assert_close(model[0].running_var, plain.running_var, rtol=0.1, atol=0.1)
