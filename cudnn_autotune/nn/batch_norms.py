@@ -275,8 +275,9 @@ def _is_computed(norm: _BatchNorm, input: Tensor, vectors: Sequence[Tensor | Non
     if dtype not in _DTYPES or input.numel() == 0:
         return False
     weight, bias, *statistics = vectors
-    if any(one is not None and one.dtype != torch.float32 for one in statistics):
-        return False
+    for one in statistics:  # an expanded one cannot be written to by each operator
+        if one is not None and (one.dtype != torch.float32 or one.stride() == (0,)):
+            return False
     given = [one for one in vectors if one is not None]
     if any(one.device != device or one.shape != channels for one in given):
         return False
