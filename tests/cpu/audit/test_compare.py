@@ -262,7 +262,7 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     tree = json.loads((tmp_path / "a" / "b.json").read_text())
     assert [row["way"] for row in tree["rows"]] == ["eager", "channels_last"]
     assert 1e-4 < tree["rows"][0]["output_error"] < 1e-1  # bfloat16's
-    assert "<td>channels_last</td>" in (tmp_path / "b.html").read_text()
+    assert ">channels_last</td>" in (tmp_path / "b.html").read_text()
 
 
 def test_the_command_of_a_model_that_fails() -> None:
