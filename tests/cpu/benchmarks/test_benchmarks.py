@@ -124,6 +124,8 @@ def test_call_overhead_has_its_settings(dry_runs: Path) -> None:
         "functions",
         "per_sample",
         "checkpoint",
+        "norm",
+        "norm_act",
     }
     for measured in results["calls"]:
         assert {"pytorch", "pytorch, again", "ours"} <= set(measured["times"])
