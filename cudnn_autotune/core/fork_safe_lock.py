@@ -24,6 +24,13 @@ class ForkSafeLock:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire_now(self) -> bool:
+        """Takes the lock if it is free, and returns whether it was; :meth:`release` ends that."""
+        return self._lock.acquire(blocking=False)
+
+    def release(self) -> None:
         self._lock.release()
 
     def renew(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn.backend.comparison import Run, time_in_turns
 from cudnn_autotune.tuning import remembering, settings
@@ -129,7 +129,7 @@ _choices: dict[tuple[bool, Signature], NormChoice] = {}
 _of_modules: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
 _neighbours: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
 """Choices that were not measured, by module."""
-_measuring = threading.Lock()
+_measuring = ForkSafeLock()
 
 
 def signature_of(
@@ -206,7 +206,7 @@ def first_choice(norm: Any, input: Tensor, signature: Signature) -> NormChoice |
         if times and input.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         # Another thread that waited could hold up autograd's thread, which this one waits for.
-        if not _measuring.acquire(blocking=False):
+        if not _measuring.acquire_now():
             return None
         try:
             found = _chosen(norm, input, signature, times)
