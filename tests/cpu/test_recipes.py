@@ -61,8 +61,12 @@ SEED = "import torch; torch.manual_seed(0)\n"
 
 @pytest.fixture
 def provided(tmp_path: Path) -> Callable[[dict[str, str]], dict[str, str]]:
-    """Returns the environment variables with which the packages can be imported; those that are not
-    here are installed into a temporary folder, and nothing that is here is replaced."""
+    """Returns the environment variables with which the packages can be imported. Those that are not
+    here, and what they need beside what is, are installed into a temporary folder."""
+
+    def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-m", "pip", "install", "--quiet", *arguments)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def provided(packages: dict[str, str]) -> dict[str, str]:
         missing = [packages[name] for name in packages if importlib.util.find_spec(name) is None]
@@ -72,22 +76,20 @@ def provided(tmp_path: Path) -> Callable[[dict[str, str]], dict[str, str]]:
         versions = {found.metadata["Name"]: found.version for found in metadata.distributions()}
         versions.pop("cudnn-autotune", None)
         here.write_text("".join(f"{name}=={of}\n" for name, of in versions.items()))
-        prefix = tmp_path / "packages"
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-warn-script-location"),
-                *("--prefix", str(prefix), "--constraint", str(here), *missing),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        # Told first and then installed without dependencies: pip would remove from this environment
+        # what it replaces.
+        plan, folder = tmp_path / "plan.json", tmp_path / "packages"
+        constraint = ("--constraint", str(here))
+        done = pip("--dry-run", "--report", str(plan), *constraint, *missing)
+        if not done.returncode:
+            new = [one["metadata"] for one in json.loads(plan.read_text())["install"]]
+            pinned = [f"{one['name']}=={one['version']}" for one in new]
+            done = pip("--no-deps", "--target", str(folder), *pinned)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
             reason = (errors or ["no error is named"])[-1]
             pytest.skip(f"pip cannot install {' '.join(missing)}: {reason}")
-        folders = [str(path) for path in prefix.glob("lib*/python*/site-packages")]
-        return {"PYTHONPATH": os.pathsep.join([*folders, *sys.path])}
+        return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
     return provided
 
