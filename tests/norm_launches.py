@@ -100,7 +100,7 @@ def _run(
 def by_kernels(
     given: Norm,
     gpu: Gpu,
-    form: Form | None,
+    form: Form,
     *,
     is_reversed: bool = False,
     alignment: int = 16,

@@ -187,7 +187,7 @@ def test_gradients_that_are_not_asked_for(residual: bool, mask: tuple[bool, bool
     given = norm((4, 16, 6, 6), residual=residual, channels_last=True)
     wants_input, wants_residual = mask
     found = by_kernels(
-        given, SMALL, None, wants_input=wants_input, wants_residual=residual and wants_residual
+        given, SMALL, "kept", wants_input=wants_input, wants_residual=residual and wants_residual
     )
     expected = by_pytorch(given.to(torch.float64))
     assert (found.grad_input is not None) == wants_input
