@@ -132,7 +132,7 @@ class CudnnNorm:
         return graph, found | {y: "y", mask: "mask"}
 
     def backward_graph(self, graph: Any) -> tuple[Any, dict[Any, str]]:
-        """As :meth:`forward_graph`."""
+        """The graph of the backward, and which value each of its tensors at the border is."""
         like = {
             name: self._tensor(graph, name)
             for name in ("x", "mask", "scale", "mean", "inv_std", "dy")

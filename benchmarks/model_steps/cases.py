@@ -16,7 +16,7 @@ class Model:
     train: tuple[int, ...] = (64,)
 
 
-# Of torchvision or timm, but for the last seven, which are in networks.py.
+# Models of torchvision or timm; the last seven are those of networks.py.
 MODELS = {
     "resnet50": Model(),
     "efficientnet_v2_s": Model(),

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from cudnn_autotune.store import Store
 
 PAGE = "docs/which.md"
-# What a recipe imports, and what pip knows it by.
+# Module that a recipe imports -> its name for pip, by recipe.
 PACKAGES = {
     "timm": {"timm": "timm"},
     "torchvision detection": {"torchvision": "torchvision"},

@@ -708,7 +708,7 @@ class TestLayout:
         assert [text.split(", ")[innermost] for text in made] == ["1", "1"]
 
     def test_a_computed_weight_of_one_dimension(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As of weight norm, it is laid out behind what computes it."""
+        """A weight that is computed, as by weight norm, is laid out behind what computes it."""
         from torch.nn.utils.parametrizations import weight_norm
 
         self.win(monkeypatch, "channels_last")
