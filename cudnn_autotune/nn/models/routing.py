@@ -30,8 +30,8 @@ CONVOLUTIONS = {
     *COUNTERPARTS.values(),
     *(getattr(torch.ops.aten, name) for name in functional.fast_functions),
 }
-"""Targets of nodes that are convolutions in a graph of Dynamo: functions, and for a converted layer on a GPU
-PyTorch's operators with a marked input."""
+"""Targets of nodes that are convolutions in a graph of Dynamo: functions, and for a converted layer
+on a GPU PyTorch's operators with a marked input."""
 
 _CALLS: dict[type[Any], bool] = {}
 

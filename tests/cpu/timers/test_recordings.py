@@ -11,7 +11,7 @@ from strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases
-from cudnn_autotune.audit.analysis import raw_regret, truth_of
+from cudnn_autotune.audit.analysis import measured_regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
@@ -69,7 +69,7 @@ def test_the_timing_modes_pick_sensibly(name: str, mode: str, truth: str) -> Non
         timer = played.open(seed)
         strategy: Any = dataclasses.replace(sampling.get(mode), seed=seed)  # type: ignore[type-var]
         selection = strategy.select(timer.candidates, timer, Limits())
-        regret = raw_regret(judge, selection.winner.candidate.text)
+        regret = measured_regret(judge, selection.winner.candidate.text)
         assert regret is not None
         regrets.append(regret)
     assert geometric_mean(regrets) <= 1.03
