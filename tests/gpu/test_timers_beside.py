@@ -238,7 +238,7 @@ def test_a_walk_through_many_sizes_unloads_kernels_that_have_run() -> None:
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # about a second
     for code in codes:
-        launch = ("kernel", code, "put", (1, 1, 1), (1, 1, 1), 0, (("y", 0),))
+        launch = ("kernel", code, "put", (1, 1, 1), (1, 1, 1), (1, 1, 1), 0, (("y", 0),))
         plan = _C.recipe_plan(problem.native(), "mine@1:", [launch], 0, 0)
         _C.execute(plan, x, w, y)
         del plan
