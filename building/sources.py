@@ -39,6 +39,7 @@ COMPILED_TOGETHER = {
         "recipe_plan.cpp",
         "sampled_reference.cpp",
         "settings.cpp",
+        "weights_cuda.cpp",
         "workspace_pages.cpp",
     ),
     "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),

@@ -13,6 +13,7 @@
 #include "norm_ops.h"
 #include "norm_plan.h"
 #include "python_calls.h"
+#include "weight_ops.h"
 
 namespace py = pybind11;
 
@@ -71,6 +72,15 @@ void set_fallback(const py::function& forward, const py::function& backward) {
       });
 }
 
+void set_kernels(const py::function& function) {
+  auto* const kernels = new py::function(function);
+  set_weight_kernels(
+      [kernels](c10::DeviceIndex device, at::ScalarType weight, at::ScalarType folded) {
+        return ask_python(
+            [&] { return std::string((*kernels)(device, weight, folded).cast<py::bytes>()); });
+      });
+}
+
 }  // namespace
 
 void bind_norms(py::module_& m) {
@@ -79,6 +89,7 @@ void bind_norms(py::module_& m) {
            py::arg("counters"), py::arg("cooperative"), py::arg("pointers"), py::arg("takes_eps"));
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
+  m.def("set_weight_kernels", &set_kernels, py::arg("kernels"));
   // Hooks on saved tensors raise Python's exceptions in it.
   m.def("train_norm", torch::wrap_pybind_function_no_gil(&train_norm), py::arg("input"),
         py::arg("weight"), py::arg("bias"), py::arg("running_mean"), py::arg("running_var"),

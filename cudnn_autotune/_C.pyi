@@ -257,6 +257,10 @@ class NormPlan:
     ) -> None: ...
 
 def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...
+def set_weight_kernels(kernels: Callable[..., bytes]) -> None:
+    """Sets what compiles the kernel of ``fold_weights``, called with (device, dtype of the weights,
+    dtype of the results)."""
+
 def set_norm_fallback(
     forward: Callable[..., Sequence[Tensor | None]],
     backward: Callable[..., Sequence[Tensor | None]],

@@ -39,6 +39,7 @@ else:
     from cudnn_autotune.engines.norms import operators as norm_operators
     from cudnn_autotune.engines.problem import ConvProblem
     from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
+    from cudnn_autotune.engines.weights import operators as weight_operators
     from cudnn_autotune.nn import expert, functional
     from cudnn_autotune.nn import fake as fake
     from cudnn_autotune.nn import inductor as inductor
@@ -103,6 +104,7 @@ else:
         _C.set_miss_handler(miss.choose)
         _C.set_norm_planner(norm_operators.load_plan)
         _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)
+        _C.set_weight_kernels(weight_operators.kernel_code)
         _C.set_capture_miss_handler(serving.during_capture)
         _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
         compiled_kernels.keep_kernels(kept_plans.find_kernel, kept_plans.keep_kernel)

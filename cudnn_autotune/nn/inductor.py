@@ -16,9 +16,8 @@ The output of a transposed convolution has a marker too. Without one Inductor wo
 follows into the weight, and it folds wrongly where there are as many input as output channels: it
 scales the input channels (torch 2.11).
 
-Weights and biases with batch norms folded into them, which a program computes at each call, are
-rounded by one operator for all, ``round_each``, which is lowered to few kernels. Weights of 1-d
-convolutions that a program lays out at each call are copied by one operator, ``lay_out_each``.
+Weights and biases with batch norms folded into them, and weights in another layout, are computed at
+each call by one operator for all, ``fold_weights`` of ``engines/weights/operators.py``.
 
 Batch norms that the backend ``cudnn_autotune`` found are operators with a backward of their own.
 They compute in the layout of their input.
@@ -54,13 +53,6 @@ from cudnn_autotune.nn.fake import (
 _log = logging.getLogger(__name__)
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
-_library.define(
-    "round_each(Tensor[] values, ScalarType dtype) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag
-)
-_library.define(
-    "lay_out_each(Tensor[] values, bool channels_last) -> Tensor[]",
-    tags=torch.Tag.pt2_compliant_tag,
-)
 _mark_input = torch.ops.cudnn_autotune.mark_input.default
 _mark_output = torch.ops.cudnn_autotune.mark_output.default
 _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
@@ -78,25 +70,6 @@ def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
 
 for _name in ("mark_input", "mark_output"):
     torch.library.register_fake(f"cudnn_autotune::{_name}", _fake_copy, lib=_library)
-
-
-def _round_each(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    return [value.to(dtype, copy=True) for value in values]
-
-
-_library.impl("round_each", _round_each, "CompositeExplicitAutograd")
-torch.library.register_fake("cudnn_autotune::round_each", _round_each, lib=_library)
-
-
-def _lay_out_each(values: Sequence[Tensor], channels_last: bool) -> list[Tensor]:
-    """Copies of tensors of 1-d convolutions, contiguous or channels_last as images of height 1."""
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    images = [value.unsqueeze(2) for value in values]
-    return [image.clone(memory_format=memory_format).squeeze(2) for image in images]
-
-
-_library.impl("lay_out_each", _lay_out_each, "CompositeExplicitAutograd")
-torch.library.register_fake("cudnn_autotune::lay_out_each", _lay_out_each, lib=_library)
 
 
 def _backward_of_marked(
@@ -260,12 +233,6 @@ def _register(conv: Any) -> None:
     lowering.lowerings[aten_convolution] = lower_convolution
     for marker in (_mark_input, _mark_output):
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
-    # One kernel computes and rounds several of the values, as of PyTorch's own _foreach operators.
-    lowering.register_foreach_pointwise(torch.ops.cudnn_autotune.round_each, lowering.to_dtype)
-    # The layout is what the convolution asks for.
-    lowering.register_foreach_pointwise(
-        torch.ops.cudnn_autotune.lay_out_each, lambda value, _: lowering.clone(value)
-    )
 
     def lay_out(node: Any, grad_output: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the arguments of an operator of the backward into the layouts that it needs."""
@@ -291,6 +258,14 @@ def _register(conv: Any) -> None:
         )
         return (input, weight, bias, residual, *others), {}
 
+    def lay_out_weights(node: Any, weights: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
+        """Lets weights be folded into the layout that their convolutions run in."""
+        *rest, dtype, channels_last = others
+        # Inductor's choice for aten.convolution
+        of_2d = all(len(weight.get_size()) == 4 for weight in weights)
+        channels_last |= V.graph.layout_opt and of_2d and dtype != torch.float64
+        return (weights, *rest, dtype, channels_last), {}
+
     def lay_out_norm(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the operands of a batch norm, or of its backward, that have the shape of its input
         into the layout of that."""
@@ -309,6 +284,7 @@ def _register(conv: Any) -> None:
 
     ours = torch.ops.cudnn_autotune
     lowering.make_fallback(ours.conv_fused.default, lay_out_fused, warn=False)
+    lowering.make_fallback(ours.fold_weights.default, lay_out_weights, warn=False)
     for norm in (ours.batch_norm_act, ours.batch_norm_act_backward):
         lowering.make_fallback(norm.default, lay_out_norm, warn=False)
     for operator in (_conv_fprop, _conv_dgrad, _conv_wgrad):

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, Comparison, Run, compare
-from cudnn_autotune.nn.backend.groups import JUDGES, GroupReport
+from cudnn_autotune.nn.backend.groups import JUDGES, GroupReport, gain
 from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.backend.programs import (
     OTHER_LAYOUT,
@@ -30,12 +30,16 @@ from cudnn_autotune.nn.backend.programs import (
 )
 
 OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
+EAGER = "pytorch"
 
 _log = logging.getLogger(__name__)
 
 _MOST_REFREEZINGS = 3
 # So often a comparison is put off, because results of the caller's step are in use.
 _MOST_DEFERRALS = 10
+# Where the groups of a graph take so much longer unfused, plain Inductor, which differs in nothing
+# else, cannot win, and need not be compiled. Folding weights, which it does not, takes less.
+_CLEAR_GAIN = 0.25
 
 
 @dataclass
@@ -51,8 +55,9 @@ class Compilation:
     is_frozen: bool = False
     """Whether weights are constants of the program, with batch norms folded into convolutions."""
     times_ms: dict[str, float] = field(default_factory=dict)
-    """Median milliseconds of a call by program, if they were compared: ``"inductor"``,
-    ``"cudnn_autotune"``, with ``freezing`` ``"inductor, frozen"``, and with
+    """Median milliseconds of a call by program, if they were compared: ``"inductor"``, or
+    ``"pytorch"``, the graph without a compiler, where the groups alone tell that plain Inductor is
+    slower; ``"cudnn_autotune"``; with ``freezing`` ``"inductor, frozen"``, and with
     ``memory_format="auto"`` ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune,
     channels_last"``, whichever the program ``"cudnn_autotune"`` is not."""
     gpu_times_ms: dict[str, float] = field(default_factory=dict)
@@ -170,6 +175,11 @@ class CompiledGraph(ComparedGraph):
             why = "communicates between ranks" if ours.communicates else "writes into its inputs"
             self._give_up(f"the graph {why}")
             return
+        is_clear = gain(ours.groups) >= _CLEAR_GAIN and not self._has_symbols
+        if is_clear and options.memory_format is None and ours.weights is None:
+            # What is compared are the outputs.
+            self._contenders = {EAGER: Program(copied(self._graph)), OURS: ours}
+            return
         self._contenders = {PLAIN: self._plain_program(inputs), OURS: ours}
         if ours.weights is not None:
             self._add(FROZEN, inputs)
@@ -243,6 +253,10 @@ class CompiledGraph(ComparedGraph):
         programs = {name: program.run for name, program in contenders.items()}
         if (comparison := self._compared(programs, inputs, weights)) is None:
             self._use_plain(inputs, "not compared: there was not enough memory")
+            return
+        if EAGER in contenders and EAGER in (comparison.fastest, comparison.fastest_in_captures):
+            # Its outputs are not those of a compiler, as if it drew random numbers, or it is fast.
+            self._choose({PLAIN: self._plain_program(inputs), OURS: contenders[OURS]}, inputs)
             return
         for name, reason in comparison.wrong.items():
             _log.warning("the compiled program %r is not used: %s", name, reason)

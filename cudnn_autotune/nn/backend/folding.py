@@ -3,30 +3,52 @@
 A batch norm in eval mode does that, and so do a layer scale and torchvision's FrozenBatchNorm2d. In
 a functional graph of ATen operators they are additions, subtractions, multiplications and divisions
 by one number for each channel. The program computes the folded weights at each call, of what the
-parameters and buffers are then, so they are never stale.
+parameters and buffers are then, so they are never stale. One operator, ``fold_weights``, does that
+for all of them.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from sympy import Add, Dummy, Expr, Float, Integer, Mul, Pow, Rational, expand
 from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.engines.problem import DTYPES
-from cudnn_autotune.nn.fake import is_channels_last_image
+from cudnn_autotune.engines.weights.operators import (
+    BIAS,
+    MEAN,
+    SCALE,
+    SHIFT,
+    VARIANCE,
+    fold_weights,
+    strides_of,
+)
 from cudnn_autotune.nn.inductor import _mark_input
 
 _aten = torch.ops.aten
 _convolution = _aten.convolution.default
 _convert = torch.ops.prims.convert_element_type.default
 _add, _sub, _mul, _div = (getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div"))
-_round = torch.ops.cudnn_autotune.round_each.default
-_lay_out = torch.ops.cudnn_autotune.lay_out_each.default
+_RESHAPED = tuple(
+    getattr(_aten, name).default
+    for name in ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "expand", "clone")
+)
+_ARITHMETIC: dict[Any, Callable[..., Any]] = {
+    _add: operator.add,
+    _sub: operator.sub,
+    _mul: operator.mul,
+    _div: operator.truediv,
+    _aten.neg.default: operator.neg,
+    _aten.reciprocal.default: lambda x: 1 / x,
+    _aten.sqrt.default: lambda x: x ** Rational(1, 2),
+    _aten.rsqrt.default: lambda x: x ** Rational(-1, 2),
+}
 
 
 @dataclass(frozen=True)
@@ -41,8 +63,8 @@ class Folding:
     """Convolution that is set aside, and the nodes after it that were folded, in order."""
     computed: tuple[Node, ...]
     """Nodes that compute the folded weight and bias, in order."""
-    rounded: tuple[Node, ...]
-    """Nodes in ``computed`` that round them to the convolution's dtype."""
+    operator: Node | None
+    """Call of ``fold_weights`` among ``computed``; None if the weight stays what it is."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +105,19 @@ def settle(graph: Graph, foldings: Sequence[Folding]) -> None:
     """Takes back the foldings whose convolution was not fused, and removes what the others replace.
 
     A compiler computes a batch norm in the kernel after an unfused convolution for nothing. The
-    weights that stay folded are rounded by one operator, which makes few kernels of them all.
+    weights that stay folded are computed by one operator.
     """
     left = set(graph.nodes)
     kept = [folding for folding in foldings if folding.convolution not in left]
-    rounded = [node for folding in kept for node in folding.rounded]
-    if rounded:
-        dtypes = {node.args[1] for node in rounded}
+    together: dict[Any, list[Node]] = {}
+    for folding in kept:
+        if folding.operator is not None:
+            *_, dtype, is_last = folding.operator.args
+            together.setdefault((dtype, is_last), []).append(folding.operator)
+    if together:
         with graph.inserting_before(foldings[0].original[0]):
-            for dtype in sorted(dtypes, key=str):
-                _round_together(graph, [node for node in rounded if node.args[1] == dtype])
+            for calls in together.values():
+                _fold_together(graph, calls)
     for folding in foldings:
         convolution, *_, last = folding.original
         if folding in kept:
@@ -122,7 +147,7 @@ def _computed_of(graph: Graph, weights: Iterable[Node]) -> set[Node]:
 def _is_pure(node: Node) -> bool:
     """Returns whether it makes no difference where in the graph a node is."""
     target: Any = node.target
-    if target in (_lay_out, operator.getitem):
+    if target in (fold_weights, operator.getitem):
         return True
     return (
         isinstance(target, torch._ops.OpOverload)
@@ -211,54 +236,40 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
 
     def call(target: Any, *args: Any) -> Node:
         node = graph.call_function(target, args)
-        values = (arg.meta["val"] if isinstance(arg, Node) else arg for arg in args)
-        node.meta["val"] = target(*values)
+        node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda arg: arg.meta["val"]))
         computed.append(node)
         return node
 
+    def vector(node: Any) -> Node:
+        if node.meta["val"].dim() == 1:
+            return cast(Node, node)
+        return call(_aten.reshape.default, node, [node.meta["val"].numel()])
+
     def wide(node: Any) -> Node:
-        # Autocast rounds a weight, which is to be rounded once, when it is folded.
-        if node.target is _convert and node.args[0].meta["val"].dtype == dtype:
-            node = node.args[0]
+        node = vector(_unrounded(node, dtype))
         return node if node.meta["val"].dtype == dtype else call(_convert, node, dtype)
 
-    def vector(node: Any) -> Node:
-        return call(_aten.reshape.default, wide(node), [node.meta["val"].numel()])
-
+    called = None
     with graph.inserting_before(before):
-        scale = None
-        shift = None if bias is None else vector(bias)
-        for target, operand in chain.steps:
-            other = vector(operand)
-            if target in (_mul, _div):
-                if scale is None and target is _mul:
-                    scale = other
-                elif scale is None:
-                    scale = call(_aten.reciprocal.default, other)
-                else:
-                    scale = call(target, scale, other)
-                shift = None if shift is None else call(target, shift, other)
-            elif shift is not None:
-                shift = call(target, shift, other)
-            else:
-                shift = other if target is _add else call(_aten.neg.default, other)
-        rounded = []
-        if scale is not None:
-            scale = call(_aten.reshape.default, scale, [-1, *[1] * (output.dim() - 1)])
-            strides = weight.meta["val"].stride()  # type: ignore[union-attr]
-            weight = call(_convert, call(_mul, wide(weight), scale), output.dtype)
-            rounded.append(weight)
-            if output.dim() == 3 and weight.meta["val"].stride() != strides:
-                # The strides of a kernel of size 1 fit both layouts, and tell which one it is in.
-                shape = list(weight.meta["val"].shape)
-                if is_channels_last_image(weight.meta["val"].as_strided(shape, strides)):
-                    weight = call(_aten.as_strided.default, weight, shape, list(strides))
-        if shift is not None:
-            if shift.meta["val"].numel() != output.shape[1]:
-                expanded = call(_aten.expand.default, shift, [output.shape[1]])
-                shift = call(_aten.clone.default, expanded)
-            bias = call(_convert, shift, output.dtype)
-            rounded.append(bias)
+        given = _batch_norm(chain, bias, output.shape[1])
+        if given is None:
+            given = _Given(*_scale_and_shift(chain, bias, call, wide, output.shape[1]))
+        if given.scales:
+            source = _unrounded(weight, dtype)
+            lies: Tensor = weight.meta["val"]  # type: ignore[union-attr]
+            is_last = lies.stride() == strides_of(lies.shape, channels_last=True)
+            if source.target is operator.getitem and source.args[0].target is fold_weights:
+                laid_out, place = source.args
+                if laid_out.args[1] == []:  # it was laid out only
+                    source = laid_out.args[0][place]
+            vectors = [vector(node) for node in given.vectors.values()]
+            arguments = ([source], vectors, [sum(given.vectors)], [given.eps])
+            called = call(fold_weights, *arguments, output.dtype, is_last)
+            weight = call(operator.getitem, called, 0)
+            if given.shifts:
+                bias = call(operator.getitem, called, 1)
+        elif given.shifts:
+            bias = call(_convert, given.vectors[SHIFT], output.dtype)
     with graph.inserting_after(original):
         arguments = (original.args[0], weight, bias, *original.args[3:])
         convolution = graph.call_function(_convolution, arguments)
@@ -270,19 +281,152 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
         result.meta = dict(last.meta)
     last.replace_all_uses_with(result)
     original.target = _set_aside
-    return Folding(convolution, result, chain.nodes, tuple(computed), tuple(rounded))
+    return Folding(convolution, result, chain.nodes, tuple(computed), called)
 
 
-def _round_together(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Replaces nodes that round to one dtype by one operator, before which their operands are."""
-    values, dtypes = zip(*(node.args for node in nodes), strict=True)
-    together = graph.call_function(_round, (list(values), dtypes[0]))
-    together.meta["val"] = [node.meta["val"] for node in nodes]
-    for i, node in enumerate(nodes):
-        item = graph.call_function(operator.getitem, (together, i))
-        item.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(item)
-        graph.erase_node(node)
+@dataclass(frozen=True)
+class _Given:
+    """What ``fold_weights`` computes a weight and a bias of."""
+
+    vectors: dict[int, Node]
+    """Vectors by their bits, in the order of these."""
+    eps: float = 0.0
+
+    @property
+    def scales(self) -> bool:
+        return SCALE in self.vectors or VARIANCE in self.vectors
+
+    @property
+    def shifts(self) -> bool:
+        return any(bit in self.vectors for bit in (MEAN, BIAS, SHIFT))
+
+
+def _unrounded(node: Any, dtype: torch.dtype) -> Any:
+    """Returns a tensor before it was rounded from a dtype, as autocast rounds a weight, which is to
+    be rounded once, when it is folded."""
+    if node.target is _convert and node.args[0].meta["val"].dtype == dtype:
+        return node.args[0]
+    return node
+
+
+def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | None:
+    """Returns the vectors of what a chain computes, if it is
+    ``(y + bias - mean) * scale / sqrt(variance + eps) + shift`` in any spelling; else None."""
+    leaves: dict[Expr, Node] = {}
+
+    def symbol(node: Node) -> Expr:
+        for known, of in leaves.items():
+            if of is node:
+                return known
+        leaf = Dummy()
+        leaves[leaf] = node
+        return leaf
+
+    def expression(node: Any) -> Expr:
+        """What a vector is computed of, whatever its shape and its conversions."""
+        if not isinstance(node, Node):
+            return Integer(node) if isinstance(node, int) else Float(node)
+        target: Any = node.target
+        if target is _convert or target in _RESHAPED:
+            source: Any = node.args[0]
+            is_same = source.meta["val"].numel() == node.meta["val"].numel()
+            if is_same and source.meta["val"].dtype.is_floating_point:
+                return expression(source)
+        if target in _ARITHMETIC and not node.kwargs:
+            operands = [arg for arg in node.args if isinstance(arg, Node)]
+            if all(one.meta["val"].numel() == channels for one in operands):
+                return _ARITHMETIC[target](*map(expression, node.args))
+        return symbol(node)
+
+    scale, shift = Integer(1), Integer(0) if bias is None else expression(bias)
+    for target, operand in chain.steps:
+        apply, other = _ARITHMETIC[target], expression(operand)
+        shift = apply(shift, other)
+        if target in (_mul, _div):
+            scale = apply(scale, other)
+    found: dict[int, Expr] = {}
+    eps = 0.0
+    for factor in Mul.make_args(scale):
+        if factor in leaves and SCALE not in found:
+            found[SCALE] = factor
+        elif isinstance(factor, Pow) and factor.exp == Rational(-1, 2) and VARIANCE not in found:
+            numbers = [term for term in Add.make_args(factor.base) if term.is_number]
+            found[VARIANCE] = factor.base - Add(*numbers)
+            eps = float(Add(*numbers))
+        elif factor != 1:
+            return None
+    for term in Add.make_args(expand(shift)):
+        centred = term / scale
+        if centred in leaves and BIAS not in found:
+            found[BIAS] = centred
+        elif -centred in leaves and MEAN not in found:
+            found[MEAN] = -centred
+        elif term in leaves and SHIFT not in found:
+            found[SHIFT] = term
+        elif term != 0:
+            return None
+    vectors = {bit: leaves.get(found[bit]) for bit in sorted(found)}
+    known = {bit: node for bit, node in vectors.items() if node is not None}
+    is_whole = len(known) == len(vectors) and all(
+        node.meta["val"].numel() == channels for node in known.values()
+    )
+    given = _Given(known, eps)
+    return given if is_whole and given.scales else None
+
+
+def _scale_and_shift(
+    chain: _Chain,
+    bias: Node | None,
+    call: Callable[..., Node],
+    wide: Callable[[Any], Node],
+    channels: int,
+) -> tuple[dict[int, Node]]:
+    """Puts nodes into the graph that compute the scale and the shift of a chain, where there are.
+
+    Args:
+        call: makes a node of a target and its arguments.
+        wide: returns a node's value as a vector in the dtype to compute in.
+        channels: the length of these vectors.
+    """
+    scale = None
+    shift = None if bias is None else wide(bias)
+    for target, operand in chain.steps:
+        other = wide(operand)
+        if target in (_mul, _div):
+            if scale is None and target is _mul:
+                scale = other
+            elif scale is None:
+                scale = call(_aten.reciprocal.default, other)
+            else:
+                scale = call(target, scale, other)
+            shift = None if shift is None else call(target, shift, other)
+        elif shift is not None:
+            shift = call(target, shift, other)
+        else:
+            shift = other if target is _add else call(_aten.neg.default, other)
+    vectors = {}
+    for bit, value in ((SCALE, scale), (SHIFT, shift)):
+        if value is not None and value.meta["val"].numel() != channels:
+            expanded = call(_aten.expand.default, value, [channels])
+            value = call(_aten.clone.default, expanded)
+        if value is not None:
+            vectors[bit] = value
+    return (vectors,)
+
+
+def _fold_together(graph: Graph, calls: Sequence[Node]) -> None:
+    """Replaces calls of ``fold_weights`` by one, before which their operands are."""
+    operands = [[value for call in calls for value in call.args[i]] for i in range(4)]
+    together = graph.call_function(fold_weights, (*operands, *calls[0].args[4:]))
+    values = [call.meta["val"] for call in calls]
+    biases = [call for call in calls if len(call.meta["val"]) > 1]
+    together.meta["val"] = [folded for folded, *_ in values] + [b for _, *bs in values for b in bs]
+    for i, call in enumerate(calls):
+        for item in list(call.users):
+            place = i if item.args[1] == 0 else len(calls) + biases.index(call)
+            item.args = (together, place)
+            together.append(item)
+        graph.erase_node(call)
 
 
 def _erase(graph: Graph, nodes: Iterable[Node]) -> None:

@@ -8,6 +8,7 @@ the weights to the graph at each call, so the program looks whether they still a
 
 from __future__ import annotations
 
+import logging
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from cudnn_autotune.core.versions import version
+from cudnn_autotune.engines.weights import operators as weight_operators
+from cudnn_autotune.engines.weights.operators import strides_of
 from cudnn_autotune.nn.backend.comparison import Run, communicates
 from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.groups import (
@@ -38,7 +41,10 @@ from cudnn_autotune.tuning.settings import check_policy
 
 OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+# A convolution of fewer channels a group has engines for contiguous tensors that transpose nothing.
+_FEW_CHANNELS = 16
 
+_log = logging.getLogger(__name__)
 _version = operator.attrgetter("_version")
 
 
@@ -161,15 +167,33 @@ def compile_fused(
 
     Args:
         judge: decides which groups are fused.
-        memory_format: as of :func:`in_layout`; None leaves the layout to Inductor.
+        memory_format: as of :func:`in_layout`; None leaves the layout to Inductor, or makes it
+            channels_last where :func:`favours_channels_last` says so and that is possible.
 
     Raises:
         Exception: whatever the graph raises in another layout.
     """
+    if memory_format is None and favours_channels_last(graph):
+        try:
+            return _compile_fused(graph, inputs, options, judge, "channels_last")
+        except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
+            raise
+        except Exception as failure:
+            _log.info("a graph is not laid out in channels_last: %s", failure)
+    return _compile_fused(graph, inputs, options, judge, memory_format)
+
+
+def _compile_fused(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+    judge: Judge,
+    memory_format: str | None,
+) -> Program:
     ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
     patches = dict(options.inductor)
     if memory_format is not None:
-        ours = in_layout(ours, memory_format)
+        ours = in_layout(ours, memory_format, with_constants=options.freezing)
         patches["layout_optimization"] = False
     weights = weights_of(graph, inputs)
     positions = weights if options.freezing else []
@@ -241,9 +265,6 @@ class _FusingCompiler:
         graph.recompile()
         with ExitStack() as stack:
             stack.enter_context(tagged())
-            if hasattr(config, "combo_kernel_allow_mixed_sizes"):
-                # Weights of all sizes are folded by one kernel.
-                stack.enter_context(config.patch(combo_kernel_allow_mixed_sizes=2))
             if any(group.is_fused for group in self.groups):
                 # Inductor would decide again on the layout, by what is left of ATen's convolutions.
                 decision = config.patch(
@@ -428,13 +449,41 @@ def with_constants(
     return frozen
 
 
-def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
+def favours_channels_last(graph: GraphModule) -> bool:
+    """Returns whether a graph of Dynamo with 1-d or 3-d convolutions, and no 2-d ones, whose layout
+    Inductor decides on by itself, is likely to be faster in channels_last.
+
+    Engines for half types compute in it, and those that take contiguous tensors transpose them
+    before and after, but for depthwise convolutions and few channels.
+    """
+    work = {True: 0.0, False: 0.0}
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or node.target not in CONVOLUTIONS:
+            continue
+        weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+        value, output = (getattr(one, "meta", {}).get("example_value") for one in (weight, node))
+        if not isinstance(value, Tensor) or not isinstance(output, Tensor):
+            return False
+        sizes = (*value.shape, *output.shape)
+        if value.dim() == 4 or not all(isinstance(size, int) for size in sizes):
+            return False
+        is_half = output.dtype in (torch.float16, torch.bfloat16)
+        channels = output.shape[1] if output.dim() == value.dim() else 0
+        suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
+        work[suits] += output.numel() * value.numel() / max(1, channels)
+    return work[True] > work[False]
+
+
+def in_layout(
+    graph: GraphModule, memory_format: str, *, with_constants: bool = False
+) -> GraphModule:
     """Returns a copy of a graph whose weights of convolutions, and inputs of as many dimensions if
     these are 4 or 5, are copied into a layout first. Its outputs have the strides that those of the
     given graph have.
 
     Args:
         memory_format: ``"contiguous"`` or ``"channels_last"``.
+        with_constants: whether weights become constants, so that Inductor copies each just once.
 
     Raises:
         ValueError: an output of the graph shares memory with an input or another output, or its
@@ -455,7 +504,7 @@ def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
     weights = _weights_of_convolutions(graph.graph)
     dims = {weight.meta["example_value"].dim() for weight in weights}
     for node, value in inputs.items():
-        if value.dim() not in dims or value.dim() not in _LAST:
+        if node in weights or value.dim() not in dims or value.dim() not in _LAST:
             continue
         readers = list(node.users)
         with graph.graph.inserting_after(node):
@@ -463,7 +512,9 @@ def in_layout(graph: GraphModule, memory_format: str) -> GraphModule:
         laid_out.meta = dict(node.meta)
         for reader in readers:
             reader.replace_input_with(node, laid_out)
-    _lay_out_weights(graph.graph, memory_format)
+    _lay_out_weights(
+        graph.graph, _each_laid_out if with_constants else _laid_out_together, memory_format
+    )
     for node, value in outputs.items():
         with graph.graph.inserting_before(output):
             restored = graph.graph.call_function(_in_strides, (node, value.stride()))
@@ -484,32 +535,24 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
     return found
 
 
-def _lay_out_weights(graph: Graph, memory_format: str) -> None:
-    """Puts weights of convolutions into a layout, which the convolutions compute in.
-
-    These are all of 1-d convolutions, of which the inputs of the graph are copied together, and
-    those of others that are no inputs.
-    """
-    readers = {
-        weight: convolutions
-        for weight, convolutions in _weights_of_convolutions(graph).items()
-        if weight.target is not _laid_out
-    }
-    given = [weight for weight in readers if weight.op == "placeholder"]
-    sources = [([weight], weight.next) for weight in readers if weight not in set(given)]
-    if given:
-        first = next(node for node in graph.nodes if node.op != "placeholder")
-        sources.insert(0, (given, first))
+def _lay_out_weights(
+    graph: Graph, lay_out: Callable[[Sequence[Tensor], str], list[Tensor]], memory_format: str
+) -> None:
+    """Puts weights of convolutions into a layout, which the convolutions compute in. The inputs of
+    the graph among them are laid out by one call for each dtype."""
+    readers = _weights_of_convolutions(graph)
+    by_dtype: dict[torch.dtype, list[Node]] = {}
+    for weight in readers:
+        if weight.op == "placeholder":
+            by_dtype.setdefault(weight.meta["example_value"].dtype, []).append(weight)
+    behind = graph.find_nodes(op="placeholder")[-1].next
+    sources = [(weights, behind) for weights in by_dtype.values()]
+    sources += [([weight], weight.next) for weight in readers if weight.op != "placeholder"]
     for weights, before in sources:
-        is_1d = weights[0].meta["example_value"].dim() == 3
         with graph.inserting_before(before):
-            if is_1d:
-                together = graph.call_function(_laid_out_1d, (weights, memory_format))
+            together = graph.call_function(lay_out, (weights, memory_format))
             for i, weight in enumerate(weights):
-                if is_1d:
-                    laid_out = graph.call_function(operator.getitem, (together, i))
-                else:
-                    laid_out = graph.call_function(_laid_out, (weight, memory_format))
+                laid_out = graph.call_function(operator.getitem, (together, i))
                 laid_out.meta = dict(weight.meta)
                 for reader in readers[weight]:
                     reader.replace_input_with(weight, laid_out)
@@ -521,7 +564,7 @@ def _tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
     return {node: value for node, value in values.items() if isinstance(value, Tensor)}
 
 
-# Inductor traces what these two do with the tensors that it has for their inputs.
+# Inductor traces what these do with the tensors that it has for their inputs.
 
 
 def _laid_out(x: Tensor, memory_format: str) -> Tensor:
@@ -530,19 +573,24 @@ def _laid_out(x: Tensor, memory_format: str) -> Tensor:
     return x.to(memory_format=wanted)
 
 
-def _laid_out_1d(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
-    """Weights of 1-d convolutions, contiguous or channels_last as images of height 1. They are
-    copied where that moves elements."""
+def _each_laid_out(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
+    """Weights of convolutions in a layout, 1-d ones as images of height 1, each for itself."""
+    images = [w.unsqueeze(2) if w.dim() == 3 else w for w in weights]
+    laid_out = [_laid_out(image, memory_format) for image in images]
+    return [y.squeeze(2) if w.dim() == 3 else y for w, y in zip(weights, laid_out, strict=True)]
+
+
+def _laid_out_together(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
+    """Weights of convolutions in a layout, 1-d ones as images of height 1. One operator copies
+    those whose elements move."""
     is_last = memory_format == "channels_last"
     laid_out: dict[int, Tensor] = {}
     for i, weight in enumerate(weights):
-        _, channels, taps = weight.shape
-        if weight.is_contiguous() and 1 in (channels, taps):
-            strides = (channels * taps, 1, channels) if is_last else (channels * taps, taps, 1)
-            laid_out[i] = weight.as_strided(weight.shape, strides)
+        if weight.is_contiguous() and 1 in (weight.shape[1], weight[0, 0].numel()):
+            laid_out[i] = weight.as_strided(weight.shape, strides_of(weight.shape, is_last))
     others = [i for i in range(len(weights)) if i not in laid_out]
     if others:
-        copies = torch.ops.cudnn_autotune.lay_out_each([weights[i] for i in others], is_last)
+        copies = weight_operators.laid_out([weights[i] for i in others], is_last)
         laid_out.update(zip(others, copies, strict=True))
     return [laid_out[i] for i in range(len(weights))]
 

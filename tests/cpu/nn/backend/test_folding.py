@@ -29,7 +29,7 @@ from cudnn_autotune.nn.backend.groups import (
 )
 
 _aten = torch.ops.aten
-ROUND = torch.ops.cudnn_autotune.round_each.default
+FOLD = torch.ops.cudnn_autotune.fold_weights.default
 
 
 class Traced:
@@ -105,7 +105,7 @@ def test_a_batch_norm_is_folded(bias: bool, affine: bool, dtype: torch.dtype) ->
     assert traced.fold() == 1
     assert [report.text for report in traced.reports] == ["conv + bias + relu"]
     assert [t for t in traced.targets() if "cudnn_autotune" in str(t)] == [
-        ROUND,
+        FOLD,
         torch.ops.cudnn_autotune.conv_fused.default,
     ]
     assert_close(traced(), model.double()(x.double()), TOLERANCES[dtype])
@@ -221,11 +221,11 @@ class Two(nn.Module):
 
 
 def test_the_weights_are_those_of_the_call() -> None:
-    """A change of any parameter or buffer is seen, and all are rounded by one operator."""
+    """A change of any parameter or buffer is seen, and one operator folds all."""
     model = Two().eval()
     traced = Traced(model, torch.randn(2, 4, 9, 8))
     assert traced.fold() == 2
-    assert traced.targets().count(ROUND) == 1
+    assert traced.targets().count(FOLD) == 1
     for tensor in traced.weights.values():  # they share the memory of the model's
         before = traced()
         if tensor.is_floating_point():
@@ -248,7 +248,7 @@ def test_what_is_not_fused_is_not_folded(fused: str) -> None:
         "conv + bias + residual + relu",
     ]
     assert traced.targets().count(_aten.convolution.default) == 1
-    assert traced.targets().count(ROUND) == 1
+    assert traced.targets().count(FOLD) == 1
     torch.testing.assert_close(traced(), model(traced.x))
 
 
@@ -265,8 +265,7 @@ def test_a_weight_that_autocast_rounds_is_rounded_once() -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 3), norm(nn.BatchNorm2d, 8)).eval()
     traced = Traced(model, torch.randn(2, 4, 9, 8), autocast=torch.bfloat16)
     assert traced.fold() == 1
-    (together,) = traced.graph.find_nodes(op="call_function", target=ROUND)
-    weight, _ = together.args[0]  # type: ignore[misc]
-    unrounded, _ = weight.args  # type: ignore[union-attr]
-    assert unrounded.op == "placeholder"
+    (together,) = traced.graph.find_nodes(op="call_function", target=FOLD)
+    (weight,) = together.args[0]  # type: ignore[misc]
+    assert weight.op == "placeholder"  # type: ignore[union-attr]
     assert_close(traced(), model.double()(traced.x.double()), 2 * TOLERANCES[torch.bfloat16])
