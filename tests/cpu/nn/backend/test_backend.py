@@ -324,6 +324,38 @@ class TestComparison:
                 assert sets_of_weights() == last().is_frozen
                 block.first.weight.mul_(-2)
 
+    @pytest.mark.parametrize("wrong", [False, True])
+    def test_where_the_groups_decide_plain_inductor_is_not_compiled(
+        self, wrong: bool, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Outputs are compared with PyTorch's. If these differ, programs are compared as usual."""
+        from cudnn_autotune.nn.backend import groups
+
+        verdict = groups.Verdict(True, "for a test", fused_ms=1.0, several_ms=1.3)
+        monkeypatch.setitem(groups.JUDGES, "always", lambda: lambda group: verdict)
+        compare = compiled_graph.compare
+        seen: list[list[str]] = []
+
+        def compared(programs: Any, *rest: Any) -> Any:
+            seen.append(list(programs))
+            if wrong and "pytorch" in programs:
+                programs = {**programs, "cudnn_autotune": lambda *given: [given[0] * torch.nan]}
+            return compare(programs, *rest)
+
+        monkeypatch.setattr(compiled_graph, "compare", compared)
+        # What is timed on a CPU tells nothing.
+        times = {"pytorch": 2.0, "inductor": 3.0, "cudnn_autotune": 1.0}
+        monkeypatch.setattr(
+            "cudnn_autotune.nn.backend.comparison.time_in_turns",
+            lambda programs, *_, **__: {name: times[name] for name in programs},
+        )
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(block, compare=True)(input), block(input))
+        first, last_one = ["pytorch", "cudnn_autotune"], ["inductor", "cudnn_autotune"]
+        assert seen == ([first, last_one] if wrong else [first])
+        assert list(last().times_ms) == seen[-1]
+        assert last().chosen == "cudnn_autotune"
+
     @pytest.mark.slow
     def test_programs_do_not_wait_for_ever_to_be_compared(
         self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -624,6 +656,76 @@ class TestLayout:
         layouts = re.findall(asserted, codes[-1])
         assert len(layouts) == 5
         assert all(strides.split(", ")[1:] == ["1", channels] for channels, strides in layouts)
+
+    @pytest.mark.parametrize("dims", [1, 3])
+    def test_a_graph_of_half_types_is_in_channels_last_without_a_word(
+        self, dims: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Inductor lays out 2-d graphs only. The caller gets the strides that PyTorch gives."""
+        from cudnn_autotune.nn.backend import groups
+
+        formats: list[torch.memory_format] = []
+
+        def judge(group: Any) -> Any:
+            formats.append(group.problem().memory_format)
+            return groups.always(group)
+
+        monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        layers = (conv(16, 32, 3), nn.ReLU(), conv(32, 16, 3, padding=1), nn.ReLU())
+        block = nn.Sequential(*layers).eval().to(torch.bfloat16)
+        input = torch.randn(2, 16, *[7, 6, 5][:dims]).to(torch.bfloat16)
+        with torch.no_grad():
+            output = compiled(block)(input)
+            expected = block.double()(input.double())
+        assert_close(output, expected, 3 * TOLERANCES[torch.bfloat16])
+        assert output.is_contiguous()
+        assert formats == [torch.channels_last if dims == 1 else torch.channels_last_3d] * 2
+
+    @pytest.mark.parametrize(
+        ("module", "favoured"),
+        [
+            (lambda: nn.Conv1d(32, 32, 3).half(), True),
+            (lambda: nn.ConvTranspose1d(32, 32, 3).half(), True),
+            (lambda: nn.Conv3d(32, 32, 3).half(), True),
+            (lambda: nn.Conv1d(32, 32, 3), False),  # in float32
+            (lambda: nn.Conv1d(32, 32, 3, groups=8).half(), False),
+            (lambda: nn.Conv2d(32, 32, 3).half(), False),  # Inductor decides
+        ],
+    )
+    def test_what_favours_channels_last(
+        self, module: Callable[[], Any], favoured: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from cudnn_autotune.nn.backend import programs
+
+        found: list[bool] = []
+        favours = programs.favours_channels_last
+
+        def asked(graph: Any) -> bool:
+            found.append(favours(graph))
+            return False
+
+        monkeypatch.setattr(programs, "favours_channels_last", asked)
+        model = module().eval()
+        input = torch.randn(2, 32, *[8] * (model.weight.dim() - 2)).to(model.weight.dtype)
+        with torch.no_grad():
+            compiled(nn.Sequential(model, nn.ReLU()))(input)
+        assert found == [favoured]
+
+    def test_a_graph_that_cannot_be_laid_out_stays_as_it_is(self) -> None:
+        class Viewed(nn.Sequential):
+            def forward(self, x: Tensor) -> Any:
+                y = super().forward(x)
+                return y, y.view(-1)
+
+        block = Viewed(nn.Conv1d(16, 16, 3), nn.ReLU()).eval().to(torch.bfloat16)
+        input = torch.randn(2, 16, 9).to(torch.bfloat16)
+        with torch.no_grad():
+            output, flat = compiled(block)(input)
+            expected = block(input)[0]
+        assert_close(output, expected.double(), TOLERANCES[torch.bfloat16])
+        assert flat.data_ptr() == output.data_ptr()
+        assert last().mode == "inference"
 
     def test_a_chain_in_one_dimension_that_is_in_channels_last(
         self, monkeypatch: pytest.MonkeyPatch
