@@ -41,7 +41,7 @@ COMPILED_TOGETHER = {
         "settings.cpp",
         "workspace_pages.cpp",
     ),
-    "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),
+    "bindings": ("module.cpp", "*_binding.cpp", "python_*.cpp"),
     "core": ("core/*.cpp",),  # the rest of it, without heavy headers
 }
 

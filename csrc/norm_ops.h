@@ -35,14 +35,21 @@ using NormBackwardSignature = NormGradients(
 const c10::TypedOperatorHandle<NormSignature>& norm_op();
 const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op();
 
-// A call of a batch norm in training: the operator's output, after the step was counted in
-// `steps`, and before the running statistics are updated with `momentum`. Statistics are given both
-// or not at all. Nothing is computed, and nothing returned, where vectors of the norm do not fit
-// the input: then PyTorch's own function says what is wrong, or takes them.
-std::optional<at::Tensor> train_norm(const at::Tensor& input, const OptionalTensor& weight,
-                                     const OptionalTensor& bias, const OptionalTensor& running_mean,
-                                     const OptionalTensor& running_var, const OptionalTensor& steps,
-                                     double momentum, std::string_view activation, double eps);
+// A call of a batch norm by statistics of the batch.
+struct TrainedNorm {
+  at::Tensor input;
+  OptionalTensor weight, bias;
+  OptionalTensor running_mean, running_var;  // updated by the call; both or neither
+  OptionalTensor steps;                      // counts such calls
+  double momentum = 0;
+  double eps = 0;
+};
+
+// The output by the operator with an activation, and by PyTorch's function without one. As in
+// PyTorch's module the step is counted before, and running statistics are updated before anything
+// is saved for the backward: a hook on saved tensors may throw.
+at::Tensor train_by_operator(const TrainedNorm& norm, std::string_view activation);
+at::Tensor train_by_pytorch(const TrainedNorm& norm);
 
 // Whether the activation's derivative is computed of the output, and whether a mask of one bit a
 // value is enough of it, as NORM_ACTIVATIONS of cudnn_autotune/engines/norms/reference.py says.

@@ -11,20 +11,20 @@ import inspect
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from norm_models import Projected, Residual, conv, data, errors, train
+from served_norms import served_on_cpu
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn import batch_norms, norm_choices
+from cudnn_autotune.nn import batch_norms
 
 
 class Calls(TorchDispatchMode):
@@ -40,21 +40,11 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.fixture
-def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Norms on a CPU take the way of those on a GPU. Yields a list with how many batches did."""
-    served = [0]
-    train_norm = batch_norms._C.train_norm
-
-    def counted(*arguments: Any) -> Any:
-        output = train_norm(*arguments)
-        served[0] += output is not None
-        return output
-
-    monkeypatch.setattr(batch_norms, "_is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(batch_norms, "_C", SimpleNamespace(train_norm=counted))
-    with ca.flags(sampling="heuristic"):  # nothing is timed
-        yield served
-    norm_choices.forget()
+def activations() -> Iterator[list[str]]:
+    """Norms on a CPU take the way of those on a GPU, and are the operators' without being timed.
+    Yields a list of what each was computed with."""
+    with served_on_cpu() as found, ca.flags(sampling="heuristic"):
+        yield found
 
 
 def converted(model: nn.Module) -> nn.Module:
@@ -100,7 +90,7 @@ def test_what_is_no_bool_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model", [Residual(), Projected()], ids=["residual", "projected"])
-def test_steps_are_pytorchs(model: nn.Module, like_a_gpu: list[int]) -> None:
+def test_steps_are_pytorchs(model: nn.Module, activations: list[str]) -> None:
     theirs, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     inputs = data(4, 8, 6, 5)
     steps = train(converted(model), inputs)
@@ -108,7 +98,7 @@ def test_steps_are_pytorchs(model: nn.Module, like_a_gpu: list[int]) -> None:
     ours, eager = errors(steps, expected), errors(train(theirs, inputs), expected)
     for kind, error in ours.items():
         assert error <= 3 * eager[kind] + 2e-6, (kind, ours, eager)
-    assert like_a_gpu == [2 * len(inputs)]
+    assert activations == ["identity"] * 2 * len(inputs)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -119,7 +109,7 @@ def test_steps_are_pytorchs(model: nn.Module, like_a_gpu: list[int]) -> None:
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_statistics_are_pytorchs(
-    training: bool, options: dict[str, Any], dims: int, like_a_gpu: list[int]
+    training: bool, options: dict[str, Any], dims: int, activations: list[str]
 ) -> None:
     theirs = getattr(nn, f"BatchNorm{dims}d")(8, **options).train(training)
     ours = converted(nn.Sequential(copy.deepcopy(theirs)))
@@ -130,10 +120,10 @@ def test_statistics_are_pytorchs(
     )
     is_served = options.get("momentum", 0) is not None
     is_served &= training or not options.get("track_running_stats", True)
-    assert (like_a_gpu[0] > 0) == is_served
+    assert (len(activations) > 0) == is_served
 
 
-def test_one_value_a_channel_is_pytorchs_error(like_a_gpu: list[int]) -> None:
+def test_one_value_a_channel_is_pytorchs_error(activations: list[str]) -> None:
     norm, theirs = converted(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)
     texts = []
     for module in (norm, theirs):
@@ -145,16 +135,16 @@ def test_one_value_a_channel_is_pytorchs_error(like_a_gpu: list[int]) -> None:
         norm(torch.randn(4, 8))
 
 
-@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.usefixtures("activations")
 class TestLeftToPyTorch:
-    def test_double_precision_and_empty_batches(self, like_a_gpu: list[int]) -> None:
+    def test_double_precision_and_empty_batches(self, activations: list[str]) -> None:
         norm = converted(nn.Sequential(nn.BatchNorm2d(8))).double()
         theirs = nn.BatchNorm2d(8).double()
         (x,) = data(4, 8, 6, 5, count=1)
         torch.testing.assert_close(norm(x.double()), theirs(x.double()))
-        assert like_a_gpu == [0]
+        assert activations == []
 
-    def test_transforms(self, like_a_gpu: list[int]) -> None:
+    def test_transforms(self, activations: list[str]) -> None:
         norm = converted(nn.Sequential(nn.BatchNorm2d(8, track_running_stats=False)))
         theirs = nn.BatchNorm2d(8, track_running_stats=False)
         (x,) = data(4, 8, 6, 5, count=1)
@@ -166,22 +156,22 @@ class TestLeftToPyTorch:
         torch.testing.assert_close(loss(norm), loss(theirs))
         tangent = torch.func.jvp(norm, (x,), (x,))[1]
         torch.testing.assert_close(tangent, torch.func.jvp(theirs, (x,), (x,))[1])
-        assert like_a_gpu == [0]
+        assert activations == []
 
-    def test_modes_see_pytorchs_operators(self, like_a_gpu: list[int]) -> None:
+    def test_modes_see_pytorchs_operators(self, activations: list[str]) -> None:
         norm = converted(nn.Sequential(nn.BatchNorm2d(8)))
         with Calls() as calls:
             norm(torch.randn(4, 8, 6, 5))
         assert "aten::native_batch_norm" in calls.names
-        assert like_a_gpu == [0]
+        assert activations == []
 
-    def test_a_tracer(self, like_a_gpu: list[int]) -> None:
+    def test_a_tracer(self, activations: list[str]) -> None:
         norm = converted(nn.Sequential(nn.BatchNorm2d(8)))
         traced = torch.jit.trace(norm, torch.randn(4, 8, 6, 5), check_trace=False)
         assert "aten::batch_norm" in str(traced.inlined_graph)
-        assert like_a_gpu == [0]
+        assert activations == []
 
-    def test_a_compiler_sees_pytorchs_function(self, like_a_gpu: list[int]) -> None:
+    def test_a_compiler_sees_pytorchs_function(self, activations: list[str]) -> None:
         torch._dynamo.reset()
         seen: list[Any] = []
 
@@ -192,7 +182,7 @@ class TestLeftToPyTorch:
         model = converted(Residual())
         torch.compile(model, backend=backend)(torch.randn(4, 8, 6, 5))
         assert seen.count(nn.functional.batch_norm) == 2
-        assert like_a_gpu == [0]
+        assert activations == []
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -202,7 +192,7 @@ class TestLeftToPyTorch:
     ids=lambda module: type(module).__name__,
 )
 def test_second_derivatives_are_pytorchs(
-    activation: nn.Module, affine: bool, like_a_gpu: list[int]
+    activation: nn.Module, affine: bool, activations: list[str]
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(8, affine=affine), activation)
@@ -220,11 +210,11 @@ def test_second_derivatives_are_pytorchs(
 
     expected = penalties(copy.deepcopy(model))
     found = penalties(converted(model))
-    assert like_a_gpu == [1]
+    assert len(activations) == 1
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.usefixtures("activations")
 def test_a_tracer_of_fx_takes_the_module_for_one_call() -> None:
     model = converted(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
     traced = torch.fx.symbolic_trace(model)
@@ -234,27 +224,12 @@ def test_a_tracer_of_fx_takes_the_module_for_one_call() -> None:
     torch.testing.assert_close(traced(x), copy.deepcopy(model)(x))
 
 
-@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.usefixtures("activations")
 def test_what_pytorch_refuses_is_refused() -> None:
     wrong = converted(nn.Sequential(nn.BatchNorm2d(5, affine=False)))
     with pytest.raises(RuntimeError, match="running_mean should contain 1 elements not 5"):
         wrong(torch.randn(2, 1, 4, 4))
     assert wrong[0].running_mean.tolist() == [0.0] * 5
-
-
-@pytest.fixture
-def activations(like_a_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Norms take the way of those on a GPU. Returns a list of what each was computed with."""
-    names: list[str] = []
-    counted = batch_norms._C.train_norm
-
-    def named(*arguments: Any) -> Any:
-        output = counted(*arguments)
-        names.extend([arguments[7]] * (output is not None))
-        return output
-
-    monkeypatch.setattr(batch_norms, "_C", SimpleNamespace(train_norm=named))
-    return names
 
 
 @pytest.fixture
@@ -437,6 +412,18 @@ def test_a_tail_that_the_operators_do_not_compute(activations: list[str]) -> Non
     assert activations == []
 
 
+@pytest.mark.usefixtures("registered")
+def test_a_class_that_a_process_has_not_registered(activations: list[str]) -> None:
+    """Its forward runs: nobody knows what it calls after the norm."""
+    ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
+    model = nn.Sequential(NormAct(8, nn.ReLU()))
+    theirs, stored = copy.deepcopy(model), pickle.dumps(converted(model))
+    batch_norms._tails.clear()
+    (x,) = data(4, 8, 6, 5, count=1)
+    torch.testing.assert_close(pickle.loads(stored)(x), theirs(x))
+    assert activations == []
+
+
 class OtherNames(NormAct):
     """Its forward's parameters have names of their own."""
 
@@ -584,7 +571,7 @@ def test_averaged_models_and_their_statistics(activations: list[str]) -> None:
     torch.testing.assert_close(dict(ours), dict(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_a_norm_with_a_parametrization(like_a_gpu: list[int]) -> None:
+def test_a_norm_with_a_parametrization(activations: list[str]) -> None:
     class Positive(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
             return nn.functional.softplus(weight)
@@ -604,13 +591,13 @@ def test_a_norm_with_a_parametrization(like_a_gpu: list[int]) -> None:
     assert type(ca.revert(later)[0]) is nn.BatchNorm2d
 
 
-def test_an_exported_step_is_pytorchs(like_a_gpu: list[int]) -> None:
+def test_an_exported_step_is_pytorchs(activations: list[str]) -> None:
     model = converted(nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU()))
     exported = torch.export.export(model, (torch.randn(4, 8, 6, 5),))
     targets = [str(node.target) for node in exported.graph.nodes]
     assert any("aten.batch_norm" in target for target in targets)
     assert not any("cudnn_autotune" in target and "norm" in target for target in targets)
-    assert like_a_gpu == [0]
+    assert activations == []
 
 
 @pytest.mark.parametrize("inplace", [False, True])
