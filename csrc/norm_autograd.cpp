@@ -58,7 +58,7 @@ at::Tensor grad_argument(const at::Tensor& grad, const at::Tensor& argument,
 }
 
 // The running statistics that a call updates; null for none.
-using Running = const TrainedNorm*;
+using Running = const NormCall*;
 
 // Computes the operator, and updates running statistics. It is below autograd, as PyTorch's kernels
 // are: a call that saved the statistics before does not take the update for a fault.
@@ -188,16 +188,16 @@ const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op() {
   return op;
 }
 
-at::Tensor train_by_operator(const TrainedNorm& norm, std::string_view activation) {
-  if (is_given(norm.steps)) norm.steps->add_(1);
+at::Tensor norm_by_operator(const NormCall& call, std::string_view activation) {
+  if (is_given(call.steps)) call.steps->add_(1);
   return std::get<0>(
-      computed(norm.input, norm.weight, norm.bias, std::nullopt, activation, norm.eps, &norm));
+      computed(call.input, call.weight, call.bias, std::nullopt, activation, call.eps, &call));
 }
 
-at::Tensor train_by_pytorch(const TrainedNorm& norm) {
-  if (is_given(norm.steps)) norm.steps->add_(1);
-  return at::batch_norm(norm.input, norm.weight, norm.bias, norm.running_mean, norm.running_var,
-                        /*training=*/true, norm.momentum, norm.eps,
+at::Tensor norm_by_pytorch(const NormCall& call) {
+  if (is_given(call.steps)) call.steps->add_(1);
+  return at::batch_norm(call.input, call.weight, call.bias, call.running_mean, call.running_var,
+                        call.by_batch, call.momentum, call.eps,
                         at::globalContext().userEnabledCuDNN());
 }
 

@@ -4,12 +4,15 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -38,6 +41,7 @@ struct AttributeNames {
   PyObject* running_mean = interned("running_mean");
   PyObject* running_var = interned("running_var");
   PyObject* steps = interned("num_batches_tracked");
+  PyObject* check_input_dim = interned("_check_input_dim");
 };
 
 const AttributeNames& names() {
@@ -87,62 +91,19 @@ bool is_plain_dictionary(PyObject* object) {
   return object != nullptr && (PyDict_CheckExact(object) || PyODict_CheckExact(object));
 }
 
-c10::DeviceType served_device = c10::kCUDA;
-
-bool is_served(const at::Tensor& input) {
-  if (input.device().type() != served_device || input.layout() != at::kStrided ||
-      input.is_nested()) {
-    return false;
-  }
-  const auto dtype = input.scalar_type();
-  if (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat) return false;
-  // One value for each channel is PyTorch's error.
-  return input.dim() >= 2 && input.dim() <= 5 && input.numel() > input.size(1);
-}
-
 // Whether a transform, a mode or a tracer stands between a call and its operators.
 bool is_watched() {
   return in_transform() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
          at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing();
 }
 
-bool has_tangent(const OptionalTensor& tensor) {
-  return is_given(tensor) && tensor->_fw_grad(/*level=*/0).defined();
-}
-
-// Fits the channels of an input, and can be written to by each of its numbers.
-bool is_vector(const OptionalTensor& values, const at::Tensor& input) {
-  return !is_given(values) ||
-         (values->device() == input.device() && values->layout() == at::kStrided &&
-          values->dim() == 1 && values->size(0) == input.size(1) && values->is_contiguous());
-}
-
-bool are_parameters(const OptionalTensor& weight, const OptionalTensor& bias,
-                    const at::Tensor& input) {
-  const auto has_dtype = [&](const OptionalTensor& values) {
-    return !is_given(values) || values->scalar_type() == at::kFloat ||
-           values->scalar_type() == input.scalar_type();
-  };
-  return is_vector(weight, input) && is_vector(bias, input) && has_dtype(weight) &&
-         has_dtype(bias) &&
-         !(is_given(weight) && is_given(bias) && weight->scalar_type() != bias->scalar_type());
-}
-
-bool are_statistics(const OptionalTensor& mean, const OptionalTensor& var,
-                    const at::Tensor& input) {
-  const auto is_float = [](const OptionalTensor& values) {
-    return !is_given(values) || values->scalar_type() == at::kFloat;
-  };
-  return is_given(mean) == is_given(var) && is_vector(mean, input) && is_vector(var, input) &&
-         is_float(mean) && is_float(var);
-}
-
-// Reads what a module, as it is now, computes of an input. Returns false for a call that is left to
-// the module's class.
-bool read_call(PyObject* module, PyObject* given, TrainedNorm& norm) {
-  if (!THPVariable_CheckExact(given)) return false;
-  norm.input = THPVariable_Unpack(given);
-  if (!is_served(norm.input) || is_watched()) return false;
+// Reads what PyTorch's module, as it is now, computes of an input. Returns false for a call that is
+// left to the module's class.
+bool read_call(PyObject* module, PyObject* given, NormCall& call) {
+  if (!THPVariable_CheckExact(given) || is_watched()) return false;
+  call.input = THPVariable_Unpack(given);
+  const at::Tensor& input = call.input;
+  if (input.layout() != at::kStrided || input.is_nested() || input.dim() < 2) return false;
   const auto attributes =
       py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module, nullptr));
   PyObject* const own = attributes.ptr();
@@ -153,36 +114,77 @@ bool read_call(PyObject* module, PyObject* given, TrainedNorm& norm) {
   if (!is_plain_dictionary(parameters) || !is_plain_dictionary(buffers) ||
       !read_bool(entry(own, names().training), training) ||
       !read_bool(entry(own, names().track_running_stats), tracks) ||
-      !read_number(entry(own, names().eps), norm.eps) || !(norm.eps > 0) ||
-      !read_tensor(own, parameters, names().weight, norm.weight) ||
-      !read_tensor(own, parameters, names().bias, norm.bias) ||
-      !read_tensor(own, buffers, names().running_mean, norm.running_mean) ||
-      !read_tensor(own, buffers, names().running_var, norm.running_var)) {
+      !read_number(entry(own, names().eps), call.eps) ||
+      !read_tensor(own, parameters, names().weight, call.weight) ||
+      !read_tensor(own, parameters, names().bias, call.bias) ||
+      !read_tensor(own, buffers, names().running_mean, call.running_mean) ||
+      !read_tensor(own, buffers, names().running_var, call.running_var)) {
     return false;
   }
-  const bool has_momentum = read_number(entry(own, names().momentum), norm.momentum);
-  if (training && tracks) {
-    if (!norm.running_mean || !norm.running_var || !has_momentum ||
-        !read_tensor(own, buffers, names().steps, norm.steps)) {
-      return false;
-    }
-  } else {
-    if (!training && (norm.running_mean || norm.running_var)) return false;  // frozen
-    if (!has_momentum && entry(own, names().momentum) != Py_None) return false;
-    norm.running_mean.reset();
-    norm.running_var.reset();
+  const bool updates = training && tracks;
+  if (!read_number(entry(own, names().momentum), call.momentum) &&
+      (updates || entry(own, names().momentum) != Py_None)) {
+    return false;
   }
-  return are_parameters(norm.weight, norm.bias, norm.input) &&
-         are_statistics(norm.running_mean, norm.running_var, norm.input) &&
-         !has_tangent(norm.input) && !has_tangent(norm.weight) && !has_tangent(norm.bias);
+  if (updates && !read_tensor(own, buffers, names().steps, call.steps)) return false;
+  call.by_batch = training || (!call.running_mean && !call.running_var);
+  if (training && !tracks) {
+    call.running_mean.reset();
+    call.running_var.reset();
+  }
+  if (!call.by_batch) return call.eps >= 0;
+  // One value for each channel is PyTorch's error.
+  const auto sizes = input.sizes();
+  const bool is_one = sizes[0] == 1 && c10::multiply_integers(sizes.slice(2)) == 1;
+  return call.eps > 0 && !is_one;
 }
 
-// What a choice holds for, as signature_of of norm_choices.py says.
+c10::DeviceType served_device = c10::kCUDA;
+
+bool has_tangent(const OptionalTensor& tensor) {
+  return is_given(tensor) && tensor->_fw_grad(/*level=*/0).defined();
+}
+
+// Fits the channels of an input, and each of its numbers has a place of its own.
+bool is_vector(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) ||
+         (values->device() == input.device() && values->layout() == at::kStrided &&
+          values->dim() == 1 && values->size(0) == input.size(1) && values->is_contiguous());
+}
+
+bool is_parameter(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) ||
+         (is_vector(values, input) && !has_tangent(values) &&
+          (values->scalar_type() == at::kFloat || values->scalar_type() == input.scalar_type()));
+}
+
+bool is_statistic(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) || (is_vector(values, input) && values->scalar_type() == at::kFloat &&
+                               !values->requires_grad());
+}
+
+// Whether the operator computes a call.
+bool suits_operator(const NormCall& call) {
+  const at::Tensor& input = call.input;
+  const auto dtype = input.scalar_type();
+  if (!call.by_batch || input.device().type() != served_device || input.numel() == 0 ||
+      input.dim() > 5 || has_tangent(input) ||
+      (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat)) {
+    return false;
+  }
+  const bool same_dtype = !is_given(call.weight) || !is_given(call.bias) ||
+                          call.weight->scalar_type() == call.bias->scalar_type();
+  return same_dtype && is_parameter(call.weight, input) && is_parameter(call.bias, input) &&
+         is_given(call.running_mean) == is_given(call.running_var) &&
+         is_statistic(call.running_mean, input) && is_statistic(call.running_var, input);
+}
+
+// The properties of a call that a choice holds for, as _signature_of of norm_choices.py says.
 struct Signature {
   c10::SmallVector<int64_t, 12> numbers;
   std::string activation;
 
-  Signature(const TrainedNorm& norm, std::string_view activation) : activation(activation) {
+  Signature(const NormCall& call, std::string_view activation) : activation(activation) {
     const auto dtype = [](const OptionalTensor& values) {
       return is_given(values) ? static_cast<int64_t>(values->scalar_type()) : -1;
     };
@@ -190,16 +192,16 @@ struct Signature {
       return static_cast<int64_t>(is_given(tensor) && tensor->requires_grad());
     };
     const bool is_recorded = at::GradMode::is_enabled();
-    numbers = {static_cast<int64_t>(norm.input.scalar_type()),
-               norm.input.get_device(),
-               dtype(norm.weight),
-               dtype(norm.bias),
-               static_cast<int64_t>(is_given(norm.running_mean)),
-               is_recorded ? 4 * needs_gradient(norm.input) + 2 * needs_gradient(norm.weight) +
-                                 needs_gradient(norm.bias)
+    numbers = {static_cast<int64_t>(call.input.scalar_type()),
+               call.input.get_device(),
+               dtype(call.weight),
+               dtype(call.bias),
+               static_cast<int64_t>(is_given(call.running_mean)),
+               is_recorded ? 4 * needs_gradient(call.input) + 2 * needs_gradient(call.weight) +
+                                 needs_gradient(call.bias)
                            : -1};
-    for (const int64_t size : norm.input.sizes()) numbers.push_back(size);
-    for (const int64_t stride : norm.input.strides()) numbers.push_back(stride);
+    for (const int64_t size : call.input.sizes()) numbers.push_back(size);
+    for (const int64_t stride : call.input.strides()) numbers.push_back(stride);
   }
   bool operator==(const Signature& other) const {
     return numbers == other.numbers && activation == other.activation;
@@ -217,28 +219,47 @@ struct SignatureHash {
   }
 };
 
-// Whether the operator computes calls of a module. A module whose sizes keep changing starts anew
-// with this many.
+// Knowledge about a module.
+struct Known {
+  std::unordered_map<Signature, bool, SignatureHash> by_operator;
+  uint64_t dims = 0;  // a bit for each number of dimensions that its inputs may have
+};
+// A module whose sizes keep changing starts anew with this many choices.
 constexpr size_t kMostChoices = 512;
-using Choices = std::unordered_map<Signature, bool, SignatureHash>;
 
-// The choices of modules that are alive. The GIL guards them. Never destroyed, because modules may
-// outlive it.
-std::unordered_map<PyObject*, Choices>& all_choices() {
-  static auto* const all = new std::unordered_map<PyObject*, Choices>;
+// Entries of the modules that are alive. The GIL guards them. The table is never destroyed, because
+// modules may outlive it.
+std::unordered_map<PyObject*, Known>& all_known() {
+  static auto* const all = new std::unordered_map<PyObject*, Known>;
   return *all;
 }
 
-Choices& choices_of(PyObject* module) {
-  const auto [found, is_new] = all_choices().try_emplace(module);
+Known& known_of(PyObject* module) {
+  const auto [found, is_new] = all_known().try_emplace(module);
+  Known& known = found->second;
   if (is_new) {
     const auto forget = [module](const py::handle& reference) {
-      all_choices().erase(module);
+      all_known().erase(module);
       reference.dec_ref();
     };
     py::weakref(module, py::cpp_function(forget)).release();
   }
-  return found->second;
+  return known;
+}
+
+// Whether PyTorch's class takes an input of so many dimensions. Its forward raises what is wrong.
+bool takes_dims(PyObject* module, PyObject* input, int64_t dims) {
+  const uint64_t bit = uint64_t{1} << std::min<int64_t>(dims, 63);
+  if ((known_of(module).dims & bit) != 0) return true;
+  PyObject* const checked = PyObject_CallMethodOneArg(module, names().check_input_dim, input);
+  if (checked == nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) throw python_error();
+    PyErr_Clear();
+    return false;
+  }
+  Py_DECREF(checked);
+  known_of(module).dims |= bit;
+  return true;
 }
 
 bool read_text(PyObject* object, std::string_view& text) {
@@ -255,26 +276,32 @@ bool has_count(Py_ssize_t count, Py_ssize_t expected) {
   return count == expected;
 }
 
-PyObject* train_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+PyObject* batch_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   std::string_view activation;
-  if (!has_count(count, 4) || !read_text(args[2], activation)) return nullptr;
+  if (!has_count(count, 5) || !read_text(args[2], activation)) return nullptr;
   PyObject* const tail = args[3];
   if (!PyTuple_CheckExact(tail)) {
     PyErr_SetString(PyExc_TypeError, "tail must be a tuple");
     return nullptr;
   }
-  TrainedNorm norm;
-  if (!read_call(args[0], args[1], norm)) Py_RETURN_NONE;
-  const auto of_module = all_choices().find(args[0]);
-  if (of_module == all_choices().end()) Py_RETURN_NOTIMPLEMENTED;
-  const auto found = of_module->second.find(Signature(norm, activation));
-  if (found == of_module->second.end()) Py_RETURN_NOTIMPLEMENTED;
-  const bool by_operator = found->second;
+  NormCall call;
+  if (!read_call(args[0], args[1], call)) Py_RETURN_NONE;
+  const bool is_suitable = suits_operator(call);
+  if ((!is_suitable && args[4] != Py_True) || !takes_dims(args[0], args[1], call.input.dim())) {
+    Py_RETURN_NONE;
+  }
+  bool by_operator = false;
+  if (is_suitable) {
+    const auto& choices = known_of(args[0]).by_operator;
+    const auto found = choices.find(Signature(call, activation));
+    if (found == choices.end()) Py_RETURN_NOTIMPLEMENTED;
+    by_operator = found->second;
+  }
   at::Tensor output;
   {
     const py::gil_scoped_release without_gil;
-    output = by_operator ? train_by_operator(norm, activation) : train_by_pytorch(norm);
+    output = by_operator ? norm_by_operator(call, activation) : norm_by_pytorch(call);
   }
   PyObject* result = THPVariable_Wrap(std::move(output));
   for (Py_ssize_t i = 0; !by_operator && result != nullptr && i < PyTuple_GET_SIZE(tail); ++i) {
@@ -292,19 +319,19 @@ PyObject* choose_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!has_count(count, 4) || !read_text(args[2], activation)) return nullptr;
   const int by_operator = PyObject_IsTrue(args[3]);
   if (by_operator < 0) return nullptr;
-  TrainedNorm norm;
-  if (read_call(args[0], args[1], norm)) {
-    Choices& choices = choices_of(args[0]);
+  NormCall call;
+  if (read_call(args[0], args[1], call) && suits_operator(call)) {
+    auto& choices = known_of(args[0]).by_operator;
     if (choices.size() >= kMostChoices) choices.clear();
-    choices.insert_or_assign(Signature(norm, activation), by_operator == 1);
+    choices.insert_or_assign(Signature(call, activation), by_operator == 1);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* forget_norms(PyObject*, PyObject*) {
-  for (auto& [module, choices] : all_choices())
-    choices.clear();  // the entries have weak references
+  // The entries have weak references, so they stay.
+  for (auto& [module, known] : all_known()) known.by_operator.clear();
   Py_RETURN_NONE;
 }
 
@@ -321,13 +348,13 @@ PyObject* set_norm_device(PyObject*, PyObject* name) {
 
 PyMethodDef* python_norm_methods() {
   using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-  constexpr const char* kSeeHeader = "See csrc/python_norm.h.";
+  constexpr const char* kSeeHeader = "See csrc/python_call.h.";
   const auto fast = [](const char* name, Fast function) {
     const auto any = reinterpret_cast<void (*)()>(function);
     return PyMethodDef{name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, kSeeHeader};
   };
   static std::array<PyMethodDef, 5> methods{
-      fast("train_norm", train_norm),
+      fast("batch_norm", batch_norm),
       fast("choose_norm", choose_norm),
       PyMethodDef{"forget_norms", forget_norms, METH_NOARGS, kSeeHeader},
       PyMethodDef{"set_norm_device", set_norm_device, METH_O, kSeeHeader},

@@ -57,15 +57,17 @@ conv_transpose3d: Callable[..., Tensor]
 
 # batch norms
 
-def train_norm(module: Module, input: Any, activation: str, tail: tuple[Module, ...]) -> Any:
-    """Returns what a batch norm in training, and the modules of ``tail`` behind it, make of an
-    input, by what was chosen for such calls. Returns NotImplemented if nothing was, and None if the
-    module's class has to compute the call (csrc/python_norm.h)."""
+def batch_norm(
+    module: Module, input: Any, activation: str, tail: tuple[Module, ...], takes_all: bool
+) -> Any:
+    """Returns what a batch norm, and the modules of ``tail`` behind it, make of an input, in
+    training by what was chosen for such calls. Returns NotImplemented if nothing was, and None if
+    the module's class has to compute the call (csrc/python_norm.h)."""
 
 def choose_norm(module: Module, input: Tensor, activation: str, by_operator: bool) -> None: ...
 def forget_norms() -> None: ...
 def set_norm_device(name: str) -> None:
-    """Sets the type of device whose batch norms are served: "cuda", or in tests "cpu"."""
+    """Sets the type of device whose norms the operators may compute: "cuda", or in tests "cpu"."""
 
 # search
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from norm_models import conv, errors, train
-from served_norms import served_on_cpu
+from served_norms import norms_on_cpu
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -67,7 +67,7 @@ def _seems_on_gpu(fastest: str) -> Iterator[None]:
     def in_turns(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
         return {name: 1.0 + (name != fastest) for name in programs}
 
-    with served_on_cpu(), pytest.MonkeyPatch.context() as patch:
+    with norms_on_cpu(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(norm_measuring, "_forms", lambda given: list(FORMS))
         patch.setattr(norm_measuring, "time_in_turns", in_turns)
         yield

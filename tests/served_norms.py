@@ -16,7 +16,7 @@ from cudnn_autotune.nn.norm_choices import NormChoice
 
 
 @contextmanager
-def served_on_cpu() -> Iterator[list[str]]:
+def norms_on_cpu() -> Iterator[list[str]]:
     """Within the context norms on a CPU take the way of those on a GPU.
 
     Yields:

@@ -1,11 +1,12 @@
 """PyTorch's batch norms, as drop-ins that train by this package's operators.
 
 ``convert(model)`` gives them to a model. A norm and the activation that its class, or a
-``torch.nn.Sequential``, calls next are one operator, or else PyTorch's functions, whichever is the
-fastest (``norm_choices``). A call whose signature is known is one call of C++ either way, without
-the Python of PyTorch's module (csrc/python_norm.h). What the operators do not do is left to the
-class that the module had: evaluation, ``momentum=None``, float64, transforms, tensor subclasses,
-tracing, and a device that is not CUDA. A compiler traces PyTorch's functions.
+``torch.nn.Sequential``, calls next are one operator in training on a GPU, or else PyTorch's
+functions, whichever is the fastest (``norm_choices``). What the operators do not do is PyTorch's
+function: evaluation, float64, another device. All that is one call of C++, without the Python of
+PyTorch's modules (csrc/python_norm.h). What Python has to see is left to the class that the module
+had: ``momentum=None``, transforms, modes, tensor subclasses, tracing. A compiler traces PyTorch's
+functions.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.nn import norm_choices
+from cudnn_autotune.nn.modules import Unscriptable
 
 _ACTIVATIONS = {
     nn.Identity: "identity",
@@ -46,13 +48,13 @@ def _with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Fo
     return cast("Callable[[_Forward], _Forward]", functools.wraps(original))
 
 
-class ServedNorm(_BatchNorm):
+class ServedNorm(Unscriptable, _BatchNorm):
     """The forward of BatchNorm1d to BatchNorm3d."""
 
     @_with_signature_of(_BatchNorm.forward)
     def forward(self, input: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
-            found = _trained(self, input, "identity", ())
+            found = _computed(self, input, "identity", (), True)
             if found is not None:
                 return found
         if isinstance(input, Proxy):  # a tracer takes PyTorch's class for one call
@@ -79,10 +81,28 @@ class BatchNorm3d(ServedNorm, nn.BatchNorm3d):
     """``torch.nn.BatchNorm3d`` that trains by this package's operators on a GPU."""
 
 
+class LazyBatchNorm1d(ServedNorm, nn.LazyBatchNorm1d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyBatchNorm1d``. Its first call makes it a :class:`BatchNorm1d`."""
+
+    cls_to_become = BatchNorm1d
+
+
+class LazyBatchNorm2d(ServedNorm, nn.LazyBatchNorm2d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyBatchNorm2d``. Its first call makes it a :class:`BatchNorm2d`."""
+
+    cls_to_become = BatchNorm2d
+
+
+class LazyBatchNorm3d(ServedNorm, nn.LazyBatchNorm3d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyBatchNorm3d``. Its first call makes it a :class:`BatchNorm3d`."""
+
+    cls_to_become = BatchNorm3d
+
+
 _CLASSES = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
 
 
-class ServedNormAct(_BatchNorm):
+class ServedNormAct(Unscriptable, _BatchNorm):
     """The forward of a class that holds a norm and what follows it: a base, with that class, of the
     one that is made for it."""
 
@@ -95,7 +115,7 @@ class ServedNormAct(_BatchNorm):
         ):
             tail = tail_of(type(self), self)  # None where its class was not registered
             if tail is not None and (activation := _activation_of(tail)) is not None:
-                found = _trained(self, args[0], activation, tuple(tail))
+                found = _computed(self, args[0], activation, tuple(tail), False)
                 if found is not None:
                     return found
         return super().forward(*args, **kwargs)
@@ -104,7 +124,7 @@ class ServedNormAct(_BatchNorm):
         return f"cudnn_autotune.{super()._get_name()}"
 
 
-class Sequential(nn.Sequential):
+class Sequential(Unscriptable, nn.Sequential):
     """``torch.nn.Sequential`` that computes a batch norm and the activation behind it at once, if
     no hook sees what is between them."""
 
@@ -118,7 +138,7 @@ class Sequential(nn.Sequential):
             module: Any = modules[place]
             found = None
             if place < last and type(module) in _CLASSES:
-                found = _trained_pair(module, modules[place + 1], input)
+                found = _computed_pair(module, modules[place + 1], input)
             input = module(input) if found is None else found
             place += 1 if found is None else 2
         return input
@@ -203,27 +223,29 @@ def _is_seen(module: nn.Module) -> bool:
     )
 
 
-def _trained_pair(norm: _BatchNorm, behind: Any, input: Tensor) -> Tensor | None:
+def _computed_pair(norm: _BatchNorm, behind: Any, input: Tensor) -> Tensor | None:
     """Returns what a norm and the module behind it make of an input, if that is an activation and
-    both are computed at once now, else None."""
-    if not norm.training and norm._buffers.get("running_mean") is not None:  # a frozen one
-        return None
-    if _is_seen(norm):
-        return None
+    nothing sees what is between them, else None."""
     tail = (behind,)
     activation = _activation_of(tail)
-    return None if activation is None else _trained(norm, input, activation, tail)
+    if activation is None or _is_seen(norm):
+        return None
+    return _computed(norm, input, activation, tail, True)
 
 
-def _trained(
-    norm: _BatchNorm, input: Any, activation: str, tail: tuple[nn.Module, ...]
+def _computed(
+    norm: _BatchNorm, input: Any, activation: str, tail: tuple[nn.Module, ...], takes_all: bool
 ) -> Tensor | None:
-    """Returns what a norm and the modules behind it, which are an activation, make of an input in
-    training, by what was chosen for such calls. Returns None for a call that the norm's class has
-    to compute; nothing has changed then."""
-    found = _C.train_norm(norm, input, activation, tail)
+    """Returns what a norm and the modules behind it, which are an activation, make of an input.
+    Returns None for a call that the class of the norm has to compute; nothing has changed then.
+
+    Args:
+        takes_all: whether the class's forward is PyTorch's, so that calls which the operators do
+            not compute need not be left to it.
+    """
+    found = _C.batch_norm(norm, input, activation, tail, takes_all)
     if found is NotImplemented:
         if not norm_choices.choose(norm, input, activation):
             return None
-        found = _C.train_norm(norm, input, activation, tail)
+        found = _C.batch_norm(norm, input, activation, tail, takes_all)
     return None if found is NotImplemented else found

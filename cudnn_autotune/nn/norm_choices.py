@@ -81,10 +81,6 @@ def choose(norm: Any, input: Tensor, activation: str) -> bool:
         input: (N, C, *spatial).
         activation: what follows the norm, a key of ``NORM_ACTIVATIONS``.
     """
-    try:
-        norm._check_input_dim(input)
-    except ValueError:  # its forward raises it
-        return False
     choice = first_choice(norm, input, activation)
     if choice is not None:
         _C.choose_norm(norm, input, activation, choice.is_served)

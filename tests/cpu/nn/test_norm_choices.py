@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from norm_models import conv, data
-from served_norms import choice_of, is_ours, served_on_cpu
+from served_norms import choice_of, is_ours, norms_on_cpu
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -34,7 +34,7 @@ PYTORCHS = {"pytorch": 1.0, "kept": 2.0, "half kept": 3.0, "two passes": 4.0}
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Norms on a CPU take the way of those on a GPU, where all forms have kernels of their own."""
     monkeypatch.setattr(norm_measuring, "_forms", lambda given: list(FORMS))
-    with served_on_cpu():
+    with norms_on_cpu():
         yield
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from norm_models import Projected, Residual, conv, data, errors, train
-from served_norms import served_on_cpu
+from served_norms import norms_on_cpu
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,7 +43,7 @@ class Calls(TorchDispatchMode):
 def activations() -> Iterator[list[str]]:
     """Norms on a CPU take the way of those on a GPU, and are the operators' without being timed.
     Yields a list of what each was computed with."""
-    with served_on_cpu() as found, ca.flags(sampling="heuristic"):
+    with norms_on_cpu() as found, ca.flags(sampling="heuristic"):
         yield found
 
 
@@ -82,6 +82,35 @@ def test_a_subclass_and_a_forward_of_the_module_stay() -> None:
     with pytest.warns(UserWarning, match="has no convolution"):
         converted(model)
     assert [type(module) for module in model] == [Own, nn.BatchNorm2d]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_lazy_norm_becomes_a_converted_one(dims: int, activations: list[str]) -> None:
+    torch.manual_seed(0)
+    lazy = getattr(nn, f"LazyBatchNorm{dims}d")
+    model, theirs = (nn.Sequential(lazy(), nn.ReLU()) for _ in range(2))
+    converted(model)
+    assert type(pickle.loads(pickle.dumps(model))[0]) is getattr(
+        batch_norms, f"LazyBatchNorm{dims}d"
+    )
+    for x in data(4, 8, *(5,) * dims):
+        torch.testing.assert_close(model(x), theirs(x), rtol=1e-4, atol=1e-5)
+    assert type(model[0]) is getattr(batch_norms, f"BatchNorm{dims}d")
+    assert activations == ["identity", "relu", "relu"]
+    torch.testing.assert_close(dict(model.state_dict()), dict(theirs.state_dict()))
+    assert type(ca.revert(model)[0]) is getattr(nn, f"BatchNorm{dims}d")
+    unused = nn.Sequential(lazy())
+    assert type(ca.revert(converted(unused))[0]) is lazy
+
+
+def test_scripting_is_refused(activations: list[str]) -> None:
+    model = converted(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
+    (x,) = data(4, 8, 6, 5, count=1)
+    for module in (model, model[0]):  # type: ignore[index]
+        with pytest.raises(NotImplementedError, match=r"give it cudnn_autotune\.revert\(model\)"):
+            torch.jit.script(module)
+    scripted = torch.jit.script(ca.revert(copy.deepcopy(model)))
+    torch.testing.assert_close(scripted(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_no_bool_is_refused() -> None:
@@ -133,6 +162,105 @@ def test_one_value_a_channel_is_pytorchs_error(activations: list[str]) -> None:
     assert texts[0] == texts[1]
     with pytest.raises(ValueError, match="expected 4D input"):
         norm(torch.randn(4, 8))
+
+
+def test_statistics_that_require_gradients_are_pytorchs_error(activations: list[str]) -> None:
+    model = converted(nn.Sequential(nn.BatchNorm2d(8)))
+    model[0].running_mean = torch.zeros(8, requires_grad=True)
+    with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'running_"):
+        model(torch.randn(4, 8, 6, 5))
+    assert activations == []
+
+
+@pytest.mark.parametrize("name", ["weight", "running_mean", "num_batches_tracked"])
+def test_what_is_no_parameter_or_buffer_is_pytorchs(name: str, activations: list[str]) -> None:
+    """An attribute may stand before a parameter, and a parameter in place of a buffer."""
+    plain = nn.Sequential(nn.BatchNorm2d(8))
+    model = converted(copy.deepcopy(plain))
+    (x,) = data(4, 8, 6, 5, count=1)
+    for one in (model, plain):
+        if name == "num_batches_tracked":
+            setattr(one[0], name, nn.Parameter(torch.tensor(3), requires_grad=False))
+        else:
+            vars(one[0])[name] = torch.full((8,), 2.0)
+    assert torch.equal(model(x), plain(x))
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    assert activations == []
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).eval(),
+        nn.Sequential(nn.BatchNorm2d(8, affine=False), nn.SiLU()).eval().double(),
+        nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).double(),
+        nn.Sequential(nn.BatchNorm2d(8, momentum=None), nn.ReLU()),
+        nn.Sequential(nn.BatchNorm2d(8, eps=0.0), nn.ReLU()).eval(),
+    ],
+    ids=["evaluation", "without weights", "float64", "cumulative", "eps of 0"],
+)
+def test_what_the_operators_do_not_compute_has_pytorchs_bits(
+    plain: nn.Sequential, activations: list[str]
+) -> None:
+    for buffer in plain.buffers():
+        if buffer.is_floating_point():
+            nn.init.uniform_(buffer, 0.5, 1.5)
+    model = converted(copy.deepcopy(plain))
+    for x in data(4, 8, 6, 5):
+        found = []
+        for one in (model, plain):
+            one.zero_grad()
+            given = x.to(plain[0].running_var.dtype).requires_grad_()  # type: ignore[arg-type]
+            output = one(given)
+            output.square().sum().backward()
+            gradients = [given.grad, *(parameter.grad for parameter in one.parameters())]
+            found.append([output, *gradients, *one.buffers()])
+        for ours, theirs in zip(*found, strict=True):
+            assert torch.equal(ours, theirs)
+    assert activations == []
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((4, 8), torch.float32),
+        ((8,), torch.float32),
+        ((4, 8, 6), torch.float32),
+        ((1, 8, 1, 1), torch.float32),
+        ((4, 9, 6, 5), torch.float32),
+        ((4, 8, 6, 5), torch.int64),
+        ((4, 8, 6, 5), torch.complex64),
+        ((0, 8, 6, 5), torch.float32),
+        ((4, 8, 0, 5), torch.float32),
+    ],
+    ids=str,
+)
+def test_odd_inputs_have_pytorchs_result_or_error(
+    shape: tuple[int, ...], dtype: torch.dtype, training: bool, activations: list[str]
+) -> None:
+    plain = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train(training)
+    model = converted(copy.deepcopy(plain))
+    x, outcomes = torch.ones(shape, dtype=dtype), list[Any]()
+    for one in (model, plain):
+        for _ in range(2):
+            try:
+                outcomes.append(one(x).tolist())
+            except Exception as error:
+                outcomes.append((type(error), str(error)))
+    assert outcomes[:2] == outcomes[2:]
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    assert activations == []
+
+
+def test_a_sparse_input_is_pytorchs_error(activations: list[str]) -> None:
+    said = []
+    for norm in (converted(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)):
+        with pytest.raises(NotImplementedError) as error:
+            norm(torch.randn(4, 8, 6, 5).to_sparse())
+        said.append(str(error.value).partition("\n")[0])
+    assert said[0] == said[1]
+    assert activations == []
 
 
 @pytest.mark.usefixtures("activations")
