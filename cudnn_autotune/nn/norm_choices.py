@@ -2,10 +2,11 @@
 training.
 
 At the first call of a signature (shape, layout, dtypes, activation, and what needs gradients) both
-are measured (``norm_measuring``), and the fastest computes all later calls of the process. Later
-calls find it in C++ (csrc/python_norm.h). Of sizes that keep changing few are measured, and others
-are computed as the nearest of these. Nothing is measured while a stream is captured, or in a mode
-that times nothing.
+are measured (``norm_measuring``), and the fastest computes all later calls. Those of the process
+find it in C++ (csrc/python_norm.h), and the next process on disk (``store/norm_file``), where it is
+checked again and not timed. Of sizes that keep changing few are measured, and others are computed
+as the nearest of these. Nothing is measured while a stream is captured, or in a mode that times
+nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from cudnn_autotune import sampling
+from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.nn.norm_measuring import PYTORCH, Measured, measured
+from cudnn_autotune.nn import norm_measuring
+from cudnn_autotune.nn.norm_measuring import PYTORCH, Measured
+from cudnn_autotune.store import norm_file
 from cudnn_autotune.tuning import remembering, settings
 
 # Sizes of a norm that are measured.
@@ -55,6 +59,8 @@ class NormChoice:
     """Reason why nothing was timed; empty if it was."""
     tuning_ms: float = 0.0
     """Milliseconds that the choice took, compiling included."""
+    source: str = "tuned"
+    """The source of the choice: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
 
     @property
     def is_served(self) -> bool:
@@ -63,6 +69,8 @@ class NormChoice:
 
     def __str__(self) -> str:
         times = ", ".join(f"{name} {ms:.4f} ms" for name, ms in self.times_ms.items())
+        if self.source == "store":
+            times = f"from the store: {times}"
         why = [self.note or times, *(f"{name} {why}" for name, why in self.rejected.items())]
         return f"{self.signature}: {self.chosen} ({'; '.join(why)})"
 
@@ -189,14 +197,56 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
     start_s = time.perf_counter()
     *_, needs, activation, tracks = signature
     text = _text(input, signature)
-    if times:
-        found = measured(text, norm, input, activation, needs, tracks)
-    else:
+    if not times:
         from cudnn_autotune.engines.norms.plan import FORMS
 
-        found = Measured(FORMS[0], note="the sampling mode times nothing")
-    tuning_ms = 1e3 * (time.perf_counter() - start_s) if times else 0.0
-    return NormChoice(text, found.chosen, found.times_ms, found.rejected, found.note, tuning_ms)
+        return NormChoice(text, FORMS[0], note="the sampling mode times nothing")
+    step = (text, norm, input, activation, needs, tracks)
+    name, source = _stored_name(signature), "store"
+    device = input.get_device() if input.is_cuda else None
+    found = _remembered(norm_file.find(device, name))
+    if found is None or not norm_measuring.holds(found.chosen, *step):
+        found, source = norm_measuring.measured(*step), "tuned"
+        if found.times_ms:  # without memory, say, nothing was learnt
+            norm_file.keep(device, name, json_dataclass.encode(found))
+    return NormChoice(
+        text,
+        found.chosen,
+        found.times_ms,
+        found.rejected,
+        found.note,
+        1e3 * (time.perf_counter() - start_s),
+        source,
+    )
+
+
+def _stored_name(signature: Signature) -> str:
+    """Returns the name of a signature's choice on disk, which holds for a release of torch and a
+    version of the kernels."""
+    from cudnn_autotune.engines.norms import plan
+
+    shape, stride, dtype, _, weight, bias, needs, activation, tracks = signature
+    fields = {
+        "input": f"{dtype}{[*shape]}{[*stride]}",
+        "weight": weight,
+        "bias": bias,
+        "gradients": None if needs is None else [*map(int, needs)],
+        "activation": activation,
+        "statistics": int(tracks),
+        "torch": torch.__version__,
+        "kernels": plan.VERSION,
+    }
+    named = (f"{name}={value}" for name, value in fields.items())
+    return f"batch_norm {' '.join(named)}".replace("torch.", "").replace(", ", ",")
+
+
+def _remembered(tree: Any) -> Measured | None:
+    """Returns what an earlier process measured; None if the tree is not that."""
+    try:
+        return None if tree is None else json_dataclass.decode(Measured, tree, "entry")
+    except ValueError as error:
+        _log.info("a batch norm's entry in the store is not served: %s", error)
+        return None
 
 
 def _layout(input: Tensor) -> str:

@@ -50,7 +50,11 @@ _operators = torch.ops.cudnn_autotune
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a measurement."""
+    """The result of a measurement.
+
+    Raises:
+        ValueError: ``chosen`` is unknown.
+    """
 
     chosen: str
     """``"pytorch"``, or the name of a form."""
@@ -60,6 +64,13 @@ class Measured:
     """Reason why a form was not timed."""
     note: str = ""
     """Reason why nothing was timed; empty if it was."""
+
+    def __post_init__(self) -> None:
+        from cudnn_autotune.engines.norms.plan import FORMS
+
+        allowed = (PYTORCH, *FORMS)
+        if self.chosen not in allowed:
+            raise ValueError(f"chosen: must be one of {', '.join(allowed)}, got {self.chosen!r}")
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,32 @@ def measured(
         return Measured(PYTORCH, note=f"it could not be measured: {why}")
 
 
+def holds(
+    chosen: str, text: str, norm: Any, input: Tensor, activation: str, needs: Any, tracks: bool
+) -> bool:
+    """Returns whether an earlier process's choice still computes what PyTorch's functions do; if so
+    later calls of the operators have its form. The arguments are those of :func:`measured`.
+
+    Args:
+        chosen: ``"pytorch"``, or the name of a form.
+    """
+    if chosen == PYTORCH:
+        return True
+    form = cast("Form", chosen)
+    try:
+        with torch.no_grad(), saved_tensors_hooks(_same, _same):
+            given = _operands(norm, input, activation, needs, tracks)
+            expected = _with_statistics(given, _by_pytorch(given))
+            why = _fault(given, form, expected, _allowed_errors(given, expected))
+            if not why:
+                _by_operators(given, form, adopts=True)
+    except Exception as failure:  # the measurement that follows says what is wrong
+        why = f"cannot be checked: {type(failure).__name__}: {failure}".partition("\n")[0]
+    if why:
+        _log.warning("batch norm %s: %s, as an earlier process chose, %s", text, chosen, why)
+    return not why
+
+
 def _same(tensor: Tensor) -> Tensor:
     """Packs and unpacks a saved tensor: hooks of the caller, such as a checkpoint's, see none."""
     return tensor
@@ -168,15 +205,7 @@ def _measured(text: str, given: _Operands) -> Measured:
     programs: dict[str, Run] = {PYTORCH: partial(_by_pytorch, given)}
     rejected: dict[str, str] = {}
     for form in _forms(given):
-        try:
-            found = _with_statistics(given, _by_operators(given, form))
-            why = _wrong(given, expected, found, allowed)
-            del found
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as failure:  # PyTorch's functions are always there
-            why = f"fails: {type(failure).__name__}: {failure}".partition("\n")[0]
-        if why:
+        if why := _fault(given, form, expected, allowed):
             rejected[form] = why
             _log.warning("batch norm %s: %s %s", text, form, why)
         else:
@@ -198,6 +227,19 @@ def _measured(text: str, given: _Operands) -> Measured:
     if chosen != PYTORCH:
         _by_operators(given, cast("Form", chosen), adopts=True)
     return Measured(chosen, times_ms, rejected)
+
+
+def _fault(
+    given: _Operands, form: Form, expected: Mapping[str, Tensor], allowed: Mapping[str, float]
+) -> str:
+    """Says why a form cannot compute a step; nothing if it can."""
+    try:
+        found = _with_statistics(given, _by_operators(given, form))
+        return _wrong(given, expected, found, allowed)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as failure:  # PyTorch's functions are always there
+        return f"fails: {type(failure).__name__}: {failure}".partition("\n")[0]
 
 
 def _forms(given: _Operands) -> list[Form]:

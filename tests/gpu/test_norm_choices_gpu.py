@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -291,6 +292,37 @@ def test_a_compiled_call_has_the_chosen_form(seems_fastest: Callable[[str], None
         )
         by_itself = by_form("two passes", x, model[0], torch.ones_like(x))
     assert torch.equal(directly[0], by_itself[0])
+
+
+def test_a_choice_of_the_store_has_its_form(
+    tmp_path: Path, seems_fastest: Callable[[str], None]
+) -> None:
+    """Another form was adopted meanwhile, and nothing is timed."""
+    x = inputs((32, 64, 28, 28), torch.float32)
+    grad = torch.randn_like(x)
+
+    def called(form: Form) -> tuple[nn.Module, list[Tensor]]:
+        ca.set_store(tmp_path / form.replace(" ", "_"), mode="read_write")
+        norm_choices.forget()
+        model = ca.convert(nn.Sequential(nn.BatchNorm2d(64))).cuda()
+        given = x.clone().requires_grad_()
+        output = model(given)
+        assert is_ours(output)
+        output.backward(grad)
+        return model[0], [output.detach(), given.grad, model[0].weight.grad, model[0].bias.grad]
+
+    for form in FORMS:
+        seems_fastest(form)
+        norm, _ = called(form)
+        assert choice_of(norm).source == "tuned"
+    seems_fastest("pytorch")
+    for form in FORMS:
+        norm, found = called(form)
+        assert (choice_of(norm).chosen, choice_of(norm).source) == (form, "store")
+        with torch.no_grad():
+            expected = by_form(form, x, norm, grad)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other), form
 
 
 class ResNet18(nn.Module):
