@@ -42,7 +42,7 @@ COMPILED_TOGETHER = {
         "weights_cuda.cpp",
         "workspace_pages.cpp",
     ),
-    "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),
+    "bindings": ("module.cpp", "*_binding.cpp", "python_*.cpp"),
     "core": ("core/*.cpp",),  # the rest of it, without heavy headers
 }
 

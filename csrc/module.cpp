@@ -9,6 +9,7 @@
 #include "call_policy.h"
 #include "fallback_counts.h"
 #include "python_conv.h"
+#include "python_norm.h"
 #include "settings.h"
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
 #include "aten_kernels.h"
@@ -108,7 +109,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("fallbacks", &fallbacks);
   m.def("count_fallback", &count_fallback, py::arg("reason"));
   m.def("clear_fallbacks", &clear_fallbacks);
-  if (PyModule_AddFunctions(m.ptr(), python_conv_methods()) < 0) throw py::error_already_set();
+  for (PyMethodDef* methods : {python_conv_methods(), python_norm_methods()}) {
+    if (PyModule_AddFunctions(m.ptr(), methods) < 0) throw py::error_already_set();
+  }
   m.attr("built_with_torch") = CUDNN_AUTOTUNE_TORCH_VERSION;
   m.attr("built_with_cuda") = CUDNN_AUTOTUNE_CUDA_VERSION;
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA

@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_lerp.h>
@@ -56,14 +57,31 @@ at::Tensor grad_argument(const at::Tensor& grad, const at::Tensor& argument,
   return grad;
 }
 
+// The running statistics that a call updates; null for none.
+using Running = const NormCall*;
+
+// Computes the operator, and updates running statistics. It is below autograd, as PyTorch's kernels
+// are: a call that saved the statistics before does not take the update for a fault.
+NormResults compute(const at::Tensor& input, const OptionalTensor& weight,
+                    const OptionalTensor& bias, const OptionalTensor& residual,
+                    std::string_view activation, double eps, Running running) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  auto results = norm_op().call(input, weight, bias, residual, activation, eps);
+  if (running != nullptr && is_given(running->running_mean)) {
+    const auto& [output, mean, inv_std, unbiased_var, mask] = results;
+    at::_foreach_lerp_({*running->running_mean, *running->running_var}, {mean, unbiased_var},
+                       running->momentum);
+  }
+  return results;
+}
+
 struct NormNode : torch::autograd::Function<NormNode> {
   static variable_list forward(AutogradContext* context, const at::Tensor& input,
                                const OptionalTensor& weight, const OptionalTensor& bias,
                                const OptionalTensor& residual, const std::string& activation,
-                               double eps) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
+                               double eps, Running running) {
     auto [output, mean, inv_std, unbiased_var, mask] =
-        norm_op().call(input, weight, bias, residual, activation, eps);
+        compute(input, weight, bias, residual, activation, eps, running);
     // The least is saved: the mask, or else the output, which lives on as the next layer's input,
     // while a residual may not.
     const bool has_activation = activation != "identity";
@@ -90,7 +108,7 @@ struct NormNode : torch::autograd::Function<NormNode> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const at::Tensor& grad_output = gradients[0];
-    if (!grad_output.defined()) return variable_list(6);
+    if (!grad_output.defined()) return variable_list(kArguments);
     const auto saved = context->get_saved_variables();
     const auto activation = context->saved_data["activation"].toStringRef();
     const auto given = context->saved_data["given"].toBoolList();
@@ -116,7 +134,7 @@ struct NormNode : torch::autograd::Function<NormNode> {
       auto [grad_input, grad_weight, grad_bias] = at::native_batch_norm_backward(
           grad, saved[0], if_defined(saved[2]), {}, {}, saved[5], saved[6], /*train=*/true, eps,
           {mask[0], mask[1], mask[2]});
-      return {grad_input, grad_weight, grad_bias, at::Tensor(), at::Tensor(), at::Tensor()};
+      return all_of({grad_input, grad_weight, grad_bias, at::Tensor()});
     }
     std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
     if (!at::GradMode::is_enabled()) guard.emplace();
@@ -124,19 +142,34 @@ struct NormNode : torch::autograd::Function<NormNode> {
         grad_output, std::nullopt, saved[0], if_defined(saved[1]), if_defined(saved[2]),
         if_defined(saved[3]), if_defined(saved[4]), saved[5], saved[6], activation, mask);
     if (passes_on) grad_residual = grad_output;
-    return {grad_input, grad_weight, grad_bias, grad_residual, at::Tensor(), at::Tensor()};
+    return all_of({grad_input, grad_weight, grad_bias, grad_residual});
+  }
+
+ private:
+  static constexpr size_t kArguments = 7;  // of forward
+
+  // The gradients of all arguments, of which those behind the tensors have none.
+  static variable_list all_of(variable_list gradients) {
+    gradients.resize(kArguments);
+    return gradients;
   }
 };
+
+NormResults computed(const at::Tensor& input, const OptionalTensor& weight,
+                     const OptionalTensor& bias, const OptionalTensor& residual,
+                     std::string_view activation, double eps, Running running) {
+  if (!is_recorded(input, weight, bias, residual)) {
+    return compute(input, weight, bias, residual, activation, eps, running);
+  }
+  const auto found =
+      NormNode::apply(input, weight, bias, residual, std::string(activation), eps, running);
+  return {found[0], found[1], found[2], found[3], found[4]};
+}
 
 NormResults norm_autograd(const at::Tensor& input, const OptionalTensor& weight,
                           const OptionalTensor& bias, const OptionalTensor& residual,
                           std::string_view activation, double eps) {
-  if (!is_recorded(input, weight, bias, residual)) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return norm_op().call(input, weight, bias, residual, activation, eps);
-  }
-  const auto found = NormNode::apply(input, weight, bias, residual, std::string(activation), eps);
-  return {found[0], found[1], found[2], found[3], found[4]};
+  return computed(input, weight, bias, residual, activation, eps, /*running=*/nullptr);
 }
 
 }  // namespace
@@ -155,28 +188,17 @@ const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op() {
   return op;
 }
 
-std::optional<at::Tensor> train_norm(const at::Tensor& input, const OptionalTensor& weight,
-                                     const OptionalTensor& bias, const OptionalTensor& running_mean,
-                                     const OptionalTensor& running_var, const OptionalTensor& steps,
-                                     double momentum, std::string_view activation, double eps) {
-  const auto fits = [&](const OptionalTensor& values) {
-    return !is_given(values) || (values->dim() == 1 && values->size(0) == input.size(1) &&
-                                 values->device() == input.device());
-  };
-  const auto is_statistic = [&](const OptionalTensor& values) {
-    return fits(values) && (!is_given(values) || values->scalar_type() == at::kFloat);
-  };
-  if (input.dim() < 2 || !fits(weight) || !fits(bias) || !is_statistic(running_mean) ||
-      !is_statistic(running_var)) {
-    return std::nullopt;
-  }
-  if (is_given(steps)) steps->add_(1);
-  const auto [output, mean, inv_std, unbiased_var, mask] =
-      norm_op().call(input, weight, bias, std::nullopt, activation, eps);
-  if (is_given(running_mean)) {
-    at::_foreach_lerp_({*running_mean, *running_var}, {mean, unbiased_var}, momentum);
-  }
-  return output;
+at::Tensor norm_by_operator(const NormCall& call, std::string_view activation) {
+  if (is_given(call.steps)) call.steps->add_(1);
+  return std::get<0>(
+      computed(call.input, call.weight, call.bias, std::nullopt, activation, call.eps, &call));
+}
+
+at::Tensor norm_by_pytorch(const NormCall& call) {
+  if (is_given(call.steps)) call.steps->add_(1);
+  return at::batch_norm(call.input, call.weight, call.bias, call.running_mean, call.running_var,
+                        call.by_batch, call.momentum, call.eps,
+                        at::globalContext().userEnabledCuDNN());
 }
 
 bool is_derived_by_output(std::string_view activation) {

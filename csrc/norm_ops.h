@@ -35,14 +35,23 @@ using NormBackwardSignature = NormGradients(
 const c10::TypedOperatorHandle<NormSignature>& norm_op();
 const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op();
 
-// A call of a batch norm in training: the operator's output, after the step was counted in
-// `steps`, and before the running statistics are updated with `momentum`. Statistics are given both
-// or not at all. Nothing is computed, and nothing returned, where vectors of the norm do not fit
-// the input: then PyTorch's own function says what is wrong, or takes them.
-std::optional<at::Tensor> train_norm(const at::Tensor& input, const OptionalTensor& weight,
-                                     const OptionalTensor& bias, const OptionalTensor& running_mean,
-                                     const OptionalTensor& running_var, const OptionalTensor& steps,
-                                     double momentum, std::string_view activation, double eps);
+// A call of a batch norm module.
+struct NormCall {
+  at::Tensor input;
+  OptionalTensor weight, bias;
+  OptionalTensor running_mean, running_var;
+  OptionalTensor steps;  // counts the calls that update running statistics
+  bool by_batch = true;  // by statistics of the batch, which update running ones that are given
+  double momentum = 0;
+  double eps = 0;
+};
+
+// The output by the operator with an activation, and by PyTorch's function without one. The
+// operator takes statistics of the batch, and both running ones or none. As in PyTorch's module the
+// step is counted before, and running statistics are updated before anything is saved for the
+// backward: a hook on saved tensors may throw.
+at::Tensor norm_by_operator(const NormCall& call, std::string_view activation);
+at::Tensor norm_by_pytorch(const NormCall& call);
 
 // Whether the activation's derivative is computed of the output, and whether a mask of one bit a
 // value is enough of it, as NORM_ACTIVATIONS of cudnn_autotune/engines/norms/reference.py says.

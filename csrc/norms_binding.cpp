@@ -1,7 +1,6 @@
 #include "norms_binding.h"
 
 #include <pybind11/stl.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <array>
 #include <memory>
@@ -90,10 +89,6 @@ void bind_norms(py::module_& m) {
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
   m.def("set_weight_kernels", &set_kernels, py::arg("kernels"));
-  // Hooks on saved tensors raise Python's exceptions in it.
-  m.def("train_norm", torch::wrap_pybind_function_no_gil(&train_norm), py::arg("input"),
-        py::arg("weight"), py::arg("bias"), py::arg("running_mean"), py::arg("running_var"),
-        py::arg("steps"), py::arg("momentum"), py::arg("activation"), py::arg("eps"));
   m.def("set_norm_form", &set_norm_form, py::arg("form"));
   m.def("set_norm_form_of_thread", &set_norm_form_of_thread, py::arg("form"), py::arg("adopts"));
 }

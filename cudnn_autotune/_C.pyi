@@ -2,9 +2,10 @@
 "search"."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
+from torch.nn import Module
 
 built_with_torch: str
 built_with_cuda: str
@@ -53,6 +54,20 @@ conv3d: Callable[..., Tensor]
 conv_transpose1d: Callable[..., Tensor]
 conv_transpose2d: Callable[..., Tensor]
 conv_transpose3d: Callable[..., Tensor]
+
+# batch norms
+
+def batch_norm(
+    module: Module, input: Any, activation: str, tail: tuple[Module, ...], takes_all: bool
+) -> Any:
+    """Returns what a batch norm, and the modules of ``tail`` behind it, make of an input, in
+    training by what was chosen for such calls. Returns NotImplemented if nothing was, and None if
+    the module's class has to compute the call (csrc/python_norm.h)."""
+
+def choose_norm(module: Module, input: Tensor, activation: str, by_operator: bool) -> None: ...
+def forget_norms() -> None: ...
+def set_norm_device(name: str) -> None:
+    """Sets the type of device whose norms the operators may compute: "cuda", or in tests "cpu"."""
 
 # search
 
@@ -265,21 +280,6 @@ def set_norm_fallback(
     forward: Callable[..., Sequence[Tensor | None]],
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> None: ...
-def train_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    steps: Tensor | None,
-    momentum: float,
-    activation: str,
-    eps: float,
-) -> Tensor | None:
-    """Computes a batch norm of batch statistics with an activation, and updates the running ones.
-    ``steps`` counts calls. Returns None if a vector does not fit the input; nothing is changed
-    then."""
-
 def set_norm_form(form: int) -> None:
     """Sets the form of norms' plans in all threads: its place in FORMS of engines/norms/plan.py,
     from 1 on, or 0 for the one that was adopted, else the first one."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from norm_models import conv, errors, train
+from served_norms import norms_on_cpu
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.norms.plan import FORMS
-from cudnn_autotune.nn import batch_norms, norm_choices
+from cudnn_autotune.nn import norm_choices, norm_measuring
 
 
 def trained(wrapping: str, fastest: list[str]) -> tuple[dict[str, float], list[list[str]]]:
@@ -36,8 +37,8 @@ def trained(wrapping: str, fastest: list[str]) -> tuple[dict[str, float], list[l
     inputs = [torch.randn(4, 8, 6, 5, generator=generator) for _ in range(3)]
     with _seems_on_gpu(fastest[dist.get_rank()]):
         steps = train(_wrapped(model, wrapping), inputs, of=model)
+        chosen = [[choice.chosen for choice in norm_choices.choices_of(norm)] for norm in norms]
     expected = train(_wrapped(plain, wrapping), inputs, of=plain)
-    chosen = [[choice.chosen for choice in norm_choices.choices_of(norm)] for norm in norms]
     for one in (steps, expected):
         one.state.update({name: _whole(value) for name, value in one.state.items()})
         one.gradients[:] = [_whole(value) for value in one.gradients]  # type: ignore[index]
@@ -66,11 +67,9 @@ def _seems_on_gpu(fastest: str) -> Iterator[None]:
     def in_turns(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
         return {name: 1.0 + (name != fastest) for name in programs}
 
-    norm_choices.forget()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_norms, "_is_on_gpu", lambda tensor: True)
-        patch.setattr(norm_choices, "_forms", lambda given: list(FORMS))
-        patch.setattr(norm_choices, "time_in_turns", in_turns)
+    with norms_on_cpu(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(norm_measuring, "_forms", lambda given: list(FORMS))
+        patch.setattr(norm_measuring, "time_in_turns", in_turns)
         yield
 
 

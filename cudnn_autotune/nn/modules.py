@@ -45,7 +45,19 @@ class _Signature:
         return theirs.replace(parameters=every)
 
 
-class WithPolicy(nn.Module):
+class Unscriptable(nn.Module):
+    """A base of modules that ``torch.jit.script`` cannot compile."""
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """``torch.jit.script`` calls this first."""
+        raise NotImplementedError(
+            f"torch.jit.script cannot compile {self._get_name()}, whose forward calls into C++: "
+            "give it cudnn_autotune.revert(model), or use torch.jit.trace, torch.export or "
+            "torch.compile"
+        )
+
+
+class WithPolicy(Unscriptable):
     """Adds the two arguments that these modules take in addition to PyTorch's."""
 
     __signature__ = _Signature()
@@ -78,14 +90,6 @@ class WithPolicy(nn.Module):
         check_policy(sampling, workspace_limit)
         self.sampling = sampling
         self.workspace_limit = workspace_limit
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        """``torch.jit.script`` calls this first."""
-        raise NotImplementedError(
-            f"torch.jit.script cannot compile {self._get_name()}, whose forward calls into C++: "
-            "give it cudnn_autotune.revert(model), or use torch.jit.trace, torch.export or "
-            "torch.compile"
-        )
 
     def _get_name(self) -> str:
         return f"cudnn_autotune.{super()._get_name()}"

@@ -1,12 +1,12 @@
 """The choice between PyTorch's functions and this package's operators for a batch norm in eager
 training.
 
-At the first call of a signature (shape, layout, dtypes, activation, and what needs gradients) a
-forward with its backward is run by PyTorch's functions, and by the operators in each form that has
-kernels of its own. Forms whose results differ from PyTorch's by more than rounding explains are
-left out. The others and PyTorch take turns on the GPU, and the fastest computes all later calls of
-the process. Of sizes that keep changing few are measured, and others are computed as the nearest of
-these. Nothing is measured while a stream is captured, or in a mode that times nothing.
+At the first call of a signature (shape, layout, dtypes, activation, and what needs gradients) both
+are measured (``norm_measuring``), and the fastest computes all later calls. Those of the process
+find it in C++ (csrc/python_norm.h), and the next process on disk (``store/norm_file``), where it is
+checked again and not timed. Of sizes that keep changing few are measured, and others are computed
+as the nearest of these. Nothing is measured while a stream is captured, or in a mode that times
+nothing.
 """
 
 from __future__ import annotations
@@ -14,50 +14,27 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from cudnn_autotune import sampling
-from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core import json_dataclass
+from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
-from cudnn_autotune.nn.backend.comparison import Run, time_in_turns
+from cudnn_autotune.nn import norm_measuring
+from cudnn_autotune.nn.norm_measuring import PYTORCH, Measured
+from cudnn_autotune.store import norm_file
 from cudnn_autotune.tuning import remembering, settings
 
-if TYPE_CHECKING:
-    from cudnn_autotune.engines.norms.plan import Form
-
-PYTORCH = "pytorch"
-
-# A first step has some dozens of signatures, so each gets few calls.
-_ROUNDS = 5
-_BATCH_MS = 0.1
-_SAMPLED_CHANNELS = 8
-_ERROR_FACTOR = 3.0
-# Errors of this size are rounding, also where PyTorch happens to round less.
-_FLOORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-# Derivatives jump here. Rounding may move an argument across, so gradients are 0 that close.
-_JUMPS = {"relu": (0.0,), "relu6": (0.0, 6.0), "hardswish": (-3.0, 3.0)}
-_BESIDE_JUMP = 0.05
-# The sums that are the gradients of weight and bias may cancel. Their errors are relative to this
-# part of the output's gradient at least.
-_LEAST_SUM = 0.2
+# Sizes of a norm that are measured.
+_MOST_MEASURED = 4
 
 _log = logging.getLogger(__name__)
-_operators = torch.ops.cudnn_autotune
-
-# Sizes of a norm that are measured, and others that are remembered.
-_MOST_MEASURED = 4
-_MOST_NEIGHBOURS = 256
 
 Signature = tuple[Any, ...]
 
@@ -82,6 +59,8 @@ class NormChoice:
     """Reason why nothing was timed; empty if it was."""
     tuning_ms: float = 0.0
     """Milliseconds that the choice took, compiling included."""
+    source: str = "tuned"
+    """The source of the choice: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
 
     @property
     def is_served(self) -> bool:
@@ -90,60 +69,79 @@ class NormChoice:
 
     def __str__(self) -> str:
         times = ", ".join(f"{name} {ms:.4f} ms" for name, ms in self.times_ms.items())
+        if self.source == "store":
+            times = f"from the store: {times}"
         why = [self.note or times, *(f"{name} {why}" for name, why in self.rejected.items())]
         return f"{self.signature}: {self.chosen} ({'; '.join(why)})"
 
 
-@dataclass(frozen=True)
-class _Operands:
-    """The tensors of a step: a forward, and the backward of what needs gradients."""
-
-    input: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    grad_output: Tensor
-    running: tuple[Tensor, Tensor] | None
-    """Running statistics, which each forward overwrites; None if the norm has none."""
-    needs: tuple[bool, bool, bool]
-    """Whether the gradients of input, weight and bias are computed."""
-    activation: str
-    eps: float
-
-    def of_channels(self, places: Tensor) -> _Operands:
-        """Some channels of them in float64. Each channel is a norm by itself."""
-
-        def chosen(tensor: Tensor | None) -> Any:
-            return None if tensor is None else _channels(tensor, places).double()
-
-        return replace(
-            self,
-            input=chosen(self.input),
-            weight=chosen(self.weight),
-            bias=chosen(self.bias),
-            grad_output=chosen(self.grad_output),
-            running=None if self.running is None else (*map(chosen, self.running),),
-        )
-
-
 _choices: dict[tuple[bool, Signature], NormChoice] = {}
 _of_modules: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
-_neighbours: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
-"""Choices that were not measured, by module."""
 _measuring = ForkSafeLock()
 
 
-def signature_of(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str, tracks: bool
-) -> Signature:
-    """Returns the signature of a call.
+def choose(norm: Any, input: Tensor, activation: str) -> bool:
+    """Chooses what computes calls like this one, which the operators can compute and nothing was
+    chosen for. Returns whether it did; a call that cannot be measured now is PyTorch's.
 
     Args:
+        norm: a batch norm module.
         input: (N, C, *spatial).
-        weight: the module's, (C,), or None.
-        bias: the module's, (C,), or None.
         activation: what follows the norm, a key of ``NORM_ACTIVATIONS``.
-        tracks: whether the call updates the module's running statistics.
     """
+    choice = first_choice(norm, input, activation)
+    if choice is not None:
+        _C.choose_norm(norm, input, activation, choice.is_served)
+    return choice is not None
+
+
+def choices_of(norm: nn.Module) -> tuple[NormChoice, ...]:
+    """Returns how calls of a norm have been computed, in the order of their first calls, without
+    the sizes that were not measured since others had been."""
+    return tuple(_of_modules.get(norm, {}).values())
+
+
+def forget() -> None:
+    """Clears all choices: the next call of each signature is measured again."""
+    _choices.clear()
+    _of_modules.clear()
+    _C.forget_norms()
+
+
+remembering.forget_with(forget)
+
+
+def first_choice(norm: Any, input: Tensor, activation: str) -> NormChoice | None:
+    """Returns how a call is computed; arguments are those of :func:`choose`. Returns None if it
+    cannot be measured now."""
+    signature = _signature_of(norm, input, activation)
+    of_norm = _of_modules.setdefault(norm, {})
+    if (known := of_norm.get(signature)) is not None:
+        return known
+    times = sampling.traits(getattr(norm, "sampling", None) or settings.get_sampling()).times
+    found = _choices.get((times, signature))
+    if found is None and (near := _nearest(of_norm, signature)) is not None:
+        note = f"its sizes change; it is computed as {near.signature}"
+        return NormChoice(_text(input, signature), near.chosen, note=note)
+    if found is None:
+        if times and input.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        # Another thread that waited could hold up autograd's thread, which this one waits for.
+        if not _measuring.acquire_now():
+            return None
+        try:
+            found = _chosen(norm, input, signature, times)
+            _choices[times, signature] = found
+        finally:
+            _measuring.release()
+        _log.info("batch norm %s", found)
+    of_norm[signature] = found
+    return found
+
+
+def _signature_of(norm: Any, input: Tensor, activation: str) -> Signature:
+    """Returns what a choice holds for. The hit path has the same in csrc/python_norm.cpp."""
+    weight, bias = norm.weight, norm.bias
     needs = None
     if torch.is_grad_enabled():
         needs = (
@@ -160,62 +158,8 @@ def signature_of(
         None if bias is None else bias.dtype,
         needs,
         activation,
-        tracks,
+        norm.training and norm.track_running_stats,
     )
-
-
-def known(norm: nn.Module, signature: Signature) -> NormChoice | None:
-    """Returns how calls of a norm are computed that it has had before; None if it has not."""
-    for choices in (_of_modules, _neighbours):
-        found = choices.get(norm)
-        if found is not None and (choice := found.get(signature)) is not None:
-            return choice
-    return None
-
-
-def choices_of(norm: nn.Module) -> tuple[NormChoice, ...]:
-    """Returns how calls of a norm have been computed, in the order of their first calls, without
-    the sizes that were not measured since others had been."""
-    return tuple(_of_modules.get(norm, {}).values())
-
-
-def forget() -> None:
-    """Clears all choices: the next call of each signature is measured again."""
-    for choices in (_choices, _of_modules, _neighbours):
-        choices.clear()
-
-
-remembering.forget_with(forget)
-
-
-def first_choice(norm: Any, input: Tensor, signature: Signature) -> NormChoice | None:
-    """Returns how a call is computed that a norm has not had before, and that the operators can
-    compute. Returns None if that cannot be measured now, and is left to PyTorch until a later
-    call."""
-    times = sampling.traits(getattr(norm, "sampling", None) or settings.get_sampling()).times
-    of_norm = _of_modules.setdefault(norm, {})
-    found = _choices.get((times, signature))
-    if found is None and (near := _nearest(of_norm, signature)) is not None:
-        note = f"its sizes change; it is computed as {near.signature}"
-        neighbours = _neighbours.setdefault(norm, {})
-        if len(neighbours) >= _MOST_NEIGHBOURS:
-            neighbours.clear()
-        neighbours[signature] = found = NormChoice(_text(input, signature), near.chosen, note=note)
-        return found
-    if found is None:
-        if times and input.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None
-        # Another thread that waited could hold up autograd's thread, which this one waits for.
-        if not _measuring.acquire_now():
-            return None
-        try:
-            found = _chosen(norm, input, signature, times)
-            _choices[times, signature] = found
-        finally:
-            _measuring.release()
-        _log.info("batch norm %s", found)
-    of_norm[signature] = found
-    return found
 
 
 def _nearest(known: Mapping[Signature, NormChoice], signature: Signature) -> NormChoice | None:
@@ -257,256 +201,55 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
         from cudnn_autotune.engines.norms.plan import FORMS
 
         return NormChoice(text, FORMS[0], note="the sampling mode times nothing")
+    step = (text, norm, input, activation, needs, tracks)
+    name, source = _stored_name(signature), "store"
+    device = input.get_device() if input.is_cuda else None
+    found = _remembered(norm_file.find(device, name))
+    if found is None or not norm_measuring.holds(found.chosen, *step):
+        found, source = norm_measuring.measured(*step), "tuned"
+        if found.times_ms:  # without memory, say, nothing was learnt
+            norm_file.keep(device, name, json_dataclass.encode(found))
+    return NormChoice(
+        text,
+        found.chosen,
+        found.times_ms,
+        found.rejected,
+        found.note,
+        1e3 * (time.perf_counter() - start_s),
+        source,
+    )
+
+
+def _stored_name(signature: Signature) -> str:
+    """Returns the name of a signature's choice on disk, which holds for a release of torch and a
+    version of the kernels."""
+    from cudnn_autotune.engines.norms import plan
+
+    shape, stride, dtype, _, weight, bias, needs, activation, tracks = signature
+    fields = {
+        "input": f"{dtype}{[*shape]}{[*stride]}",
+        "weight": weight,
+        "bias": bias,
+        "gradients": None if needs is None else [*map(int, needs)],
+        "activation": activation,
+        "statistics": int(tracks),
+        "torch": torch.__version__,
+        "kernels": plan.VERSION,
+    }
+    named = (f"{name}={value}" for name, value in fields.items())
+    return f"batch_norm {' '.join(named)}".replace("torch.", "").replace(", ", ",")
+
+
+def _remembered(tree: Any) -> Measured | None:
+    """Returns what an earlier process measured; None if the tree is not that."""
     try:
-        with torch.no_grad(), saved_tensors_hooks(_same, _same):
-            choice = _measured(text, _operands(norm, input, activation, needs, tracks))
-    except torch.OutOfMemoryError:
-        choice = NormChoice(text, PYTORCH, note="there was not enough memory to measure it")
-    except Exception as failure:  # the module's own class runs, with its errors
-        why = f"{type(failure).__name__}: {failure}".partition("\n")[0]
-        choice = NormChoice(text, PYTORCH, note=f"it could not be measured: {why}")
-        _log.warning("batch norm %s", choice)
-    return replace(choice, tuning_ms=1e3 * (time.perf_counter() - start_s))
-
-
-def _same(tensor: Tensor) -> Tensor:
-    """Packs and unpacks a saved tensor: hooks of the caller, such as a checkpoint's, see none."""
-    return tensor
+        return None if tree is None else json_dataclass.decode(Measured, tree, "entry")
+    except ValueError as error:
+        _log.info("a batch norm's entry in the store is not served: %s", error)
+        return None
 
 
 def _layout(input: Tensor) -> str:
     if input.is_contiguous():
         return "contiguous"
     return "channels_last" if input.movedim(1, -1).is_contiguous() else "strided"
-
-
-def _operands(norm: Any, input: Tensor, activation: str, needs: Any, tracks: bool) -> _Operands:
-    """Returns what a signature is measured on: the caller's input, unless that tells nothing, and
-    random numbers that do not advance the caller's generators."""
-    generator = torch.Generator(input.device).manual_seed(0)
-
-    def random(like: Tensor) -> Tensor:
-        return torch.empty_like(like).normal_(generator=generator)
-
-    def parameter(like: Tensor | None, offset: float) -> Tensor | None:
-        return None if like is None else random(like.detach()).mul_(0.3).add_(offset)
-
-    given = input.detach()
-    first = given[(0,) * given.dim()]
-    deviation = torch.linalg.vector_norm(given - first, dtype=torch.float32)
-    if not (deviation.isfinite() and deviation > 0):  # NaN or infinite, or all the same
-        given = random(given)
-    weight, bias = parameter(norm.weight, 1.0), parameter(norm.bias, 0.0)
-    grad_output = random(given)
-    if jumps := _JUMPS.get(activation):
-        z = F.batch_norm(given, None, None, weight, bias, True, 0.0, norm.eps)
-        for place in jumps:
-            grad_output.masked_fill_((z - place).abs_() < _BESIDE_JUMP, 0)
-    running = None
-    if tracks:
-        running = (torch.zeros_like(norm.running_mean), torch.ones_like(norm.running_var))
-    return _Operands(
-        given,
-        weight,
-        bias,
-        grad_output,
-        running,
-        needs or (False, False, False),
-        activation,
-        norm.eps,
-    )
-
-
-def _measured(text: str, given: _Operands) -> NormChoice:
-    """Checks the forms against PyTorch's functions, times those that are right, and returns the
-    fastest."""
-    expected = _with_statistics(given, _by_pytorch(given))
-    allowed = _allowed_errors(given, expected)
-    programs: dict[str, Run] = {PYTORCH: partial(_by_pytorch, given)}
-    rejected: dict[str, str] = {}
-    for form in _forms(given):
-        try:
-            found = _with_statistics(given, _by_operators(given, form))
-            why = _wrong(given, expected, found, allowed)
-            del found
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as failure:  # PyTorch's functions are always there
-            why = f"fails: {type(failure).__name__}: {failure}".partition("\n")[0]
-        if why:
-            rejected[form] = why
-            _log.warning("batch norm %s: %s %s", text, form, why)
-        else:
-            programs[form] = partial(_by_operators, given, form)
-    del expected
-    if len(programs) == 1:
-        note = "no form of this package's kernels computes it"
-        return NormChoice(text, PYTORCH, rejected=rejected, note=note)
-    times_ms = time_in_turns(
-        programs,
-        (),
-        given.input.is_cuda,
-        with_host=False,
-        batch_ms=_BATCH_MS,
-        rounds=_ROUNDS,
-        warmup_calls=0,
-    )
-    chosen = min(times_ms, key=times_ms.__getitem__)
-    if chosen != PYTORCH:
-        _by_operators(given, cast("Form", chosen), adopts=True)
-    return NormChoice(text, chosen, times_ms, rejected)
-
-
-def _forms(given: _Operands) -> list[Form]:
-    """Returns the forms of this package's kernels that compute a step differently."""
-    # They need the kernels, which nobody who tunes nothing has to import.
-    from cudnn_autotune.engines.norms.loading import compiled_forms
-    from cudnn_autotune.engines.norms.plan import NormProblem
-
-    input = given.input
-    spatial = math.prod(input.shape[2:])
-    address = input.data_ptr() | 16
-    parameters = next((p.dtype for p in (given.weight, given.bias) if p is not None), torch.float32)
-    forward = NormProblem(
-        False,
-        input.dtype,
-        parameters,
-        input.shape[0],
-        input.shape[1],
-        spatial,
-        spatial > 1 and input.is_contiguous(),
-        address & -address,
-        given.activation,
-    )
-    problems = [forward]
-    if any(given.needs):
-        problems.append(replace(forward, is_backward=True, grad_input=given.needs[0]))
-    return compiled_forms(problems, input.get_device())
-
-
-@contextmanager
-def _planned(form: Form, adopts: bool) -> Iterator[None]:
-    """Within the context the operators' calls of this thread have a form."""
-    from cudnn_autotune.engines.norms.plan import FORMS
-
-    if extension_available():
-        _C.set_norm_form_of_thread(1 + FORMS.index(form), adopts)
-    try:
-        yield
-    finally:
-        if extension_available():
-            _C.set_norm_form_of_thread(0, False)
-
-
-def _by_operators(given: _Operands, form: Form, adopts: bool = False) -> dict[str, Tensor]:
-    """Returns the results of a step by the operators. They are called as autograd does.
-
-    Args:
-        adopts: whether later calls of the signature have this form.
-    """
-    input, weight, bias, activation = given.input, given.weight, given.bias, given.activation
-    with _planned(form, adopts):
-        output, mean, inv_std, unbiased, _ = _operators.batch_norm_act(
-            input, weight, bias, None, activation, given.eps
-        )
-        if given.running is not None:
-            torch._foreach_lerp_([*given.running], [mean, unbiased], 1.0)
-        gradients: Sequence[Tensor | None] = ()
-        if any(given.needs):
-            gradients = _operators.batch_norm_act_backward(
-                given.grad_output,
-                None,
-                input,
-                None,
-                weight,
-                None if activation == "identity" else bias,
-                None,
-                mean,
-                inv_std,
-                activation,
-                [*given.needs, False],
-            )
-    return _results(output, gradients[:3])
-
-
-def _by_pytorch(given: _Operands) -> dict[str, Tensor]:
-    """Returns the results of a step by PyTorch's functions."""
-    tensors = (given.input, given.weight, given.bias)
-    with torch.set_grad_enabled(any(given.needs)):
-        leaves = [
-            None if tensor is None else tensor.detach().requires_grad_(needed)
-            for tensor, needed in zip(tensors, given.needs, strict=True)
-        ]
-        input, weight, bias = leaves
-        mean, var = given.running or (None, None)
-        z = F.batch_norm(cast(Tensor, input), mean, var, weight, bias, True, 1.0, given.eps)
-        output = NORM_ACTIVATIONS[given.activation].forward(z)
-    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-    found = iter(torch.autograd.grad(output, wanted, given.grad_output) if wanted else ())
-    gradients = [next(found) if needed else None for needed in given.needs]
-    return _results(output.detach(), gradients)
-
-
-def _results(output: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    names = ("gradient of the input", "gradient of the weight", "gradient of the bias")
-    given = {name: t for name, t in zip(names, gradients, strict=False) if t is not None}
-    return {"output": output, **given}
-
-
-def _with_statistics(given: _Operands, results: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the results with the running statistics that the step has just written. A mean is as
-    exact as the deviation beside it."""
-    if given.running is None:
-        return results
-    mean, var = given.running
-    return {"running statistics": torch.stack([mean, var.sqrt()]), **results}
-
-
-def _allowed_errors(given: _Operands, expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """Returns the relative error that each result may have against PyTorch's: thrice PyTorch's own
-    error, which some channels tell in float64."""
-    count = given.input.shape[1]
-    most = min(_SAMPLED_CHANNELS, count)
-    places = torch.linspace(0, count - 1, most, device=given.input.device).long()
-    sample = given.of_channels(places)
-    exact = _with_statistics(sample, _by_pytorch(sample))
-    floor = _FLOORS[given.input.dtype]
-    own = _distances(sample, exact, {name: _channels(t, places) for name, t in expected.items()})
-    return {name: _ERROR_FACTOR * max(error, floor) for name, error in own.items()}
-
-
-def _wrong(
-    given: _Operands,
-    expected: Mapping[str, Tensor],
-    found: Mapping[str, Tensor],
-    allowed: Mapping[str, float],
-) -> str:
-    """Says which result differs from PyTorch's by more than is allowed; nothing if none does."""
-    for name, error in _distances(given, expected, found).items():
-        most = allowed[name]
-        if not error <= most:  # NaN neither
-            return f"is wrong: {name} has a relative error of {error:.2g}, allowed is {most:.2g}"
-    return ""
-
-
-def _distances(
-    given: _Operands, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
-) -> dict[str, float]:
-    """Returns the relative distance of each result: the norm of the difference over the norm."""
-
-    def norm(tensor: Tensor) -> Tensor:
-        dtype = torch.promote_types(tensor.dtype, torch.float32)
-        return torch.linalg.vector_norm(tensor, dtype=dtype).double()
-
-    least = _LEAST_SUM * norm(given.grad_output)
-    distances = []
-    for name, wanted in expected.items():
-        size = norm(wanted).clamp_min(1e-30)
-        if wanted.dim() == 1:
-            size = torch.maximum(size, least)
-        distances.append(norm(found[name] - wanted) / size)
-    return dict(zip(expected, torch.stack(distances).tolist(), strict=True))
-
-
-def _channels(tensor: Tensor, places: Tensor) -> Tensor:
-    return tensor.index_select(min(1, tensor.dim() - 1), places)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from norm_cases import CHANNELS_LAST
 from norm_models import Residual, SmallResNet, conv, overall_error
+from served_norms import choice_of, is_ours
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,7 +21,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.norms.plan import FORMS, Form
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
-from cudnn_autotune.nn import norm_choices
+from cudnn_autotune.nn import norm_choices, norm_measuring
 from cudnn_autotune.nn.norm_choices import NormChoice
 
 pytestmark = pytest.mark.gpu
@@ -47,7 +49,7 @@ def seems_fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
             chosen = fastest if fastest in programs else forms[0]
             return {name: 1.0 + (name != chosen) for name in programs}
 
-        monkeypatch.setattr(norm_choices, "time_in_turns", in_turns)
+        monkeypatch.setattr(norm_measuring, "time_in_turns", in_turns)
 
     return seems
 
@@ -62,22 +64,10 @@ def inputs(
     return values
 
 
-def choice_for(norm: Any, x: Tensor, activation: str = "relu", tracks: bool = True) -> NormChoice:
+def choice_for(norm: Any, x: Tensor, activation: str = "relu") -> NormChoice:
     """The choice for a first call of a norm."""
-    signature = norm_choices.signature_of(x, norm.weight, norm.bias, activation, tracks)
-    choice = norm_choices.first_choice(norm, x, signature)
+    choice = norm_choices.first_choice(norm, x, activation)
     assert choice is not None
-    return choice
-
-
-def is_ours(output: Tensor) -> bool:
-    """Whether this package's operators have computed a tensor."""
-    assert output.grad_fn is not None
-    return "NormNode" in output.grad_fn.name()
-
-
-def of(module: nn.Module) -> NormChoice:
-    (choice,) = norm_choices.choices_of(module)
     return choice
 
 
@@ -136,7 +126,7 @@ def test_activations_and_parts_of_the_gradients(activation: str) -> None:
     for affine, tracks, needs in flags:
         norm = nn.BatchNorm2d(64, affine=affine, track_running_stats=tracks).cuda()
         x = inputs((16, 64, 14, 14), torch.bfloat16).requires_grad_(needs)
-        choice = choice_for(norm, x, activation, tracks)
+        choice = choice_for(norm, x, activation)
         assert not choice.rejected, choice
         assert not choice.note, choice
 
@@ -184,7 +174,7 @@ def test_the_chosen_form_runs(channels_last: bool, seems_fastest: Callable[[str]
         given = x.clone().requires_grad_()
         output = model(given)
         assert is_ours(output)
-        assert of(model[0]).chosen == form
+        assert choice_of(model[0]).chosen == form
         output.backward(grad)
         found = [output, given.grad, model[0].weight.grad, model[0].bias.grad]
         with torch.no_grad():
@@ -197,16 +187,42 @@ def test_the_chosen_form_runs(channels_last: bool, seems_fastest: Callable[[str]
         assert torch.equal(one, again)
 
 
-def test_pytorchs_functions_run_where_they_are_chosen(seems_fastest: Callable[[str], None]) -> None:
+def nodes(output: Tensor) -> list[str]:
+    """The nodes of autograd's graph from an output to the input of a norm with an activation."""
+    names, node = list[str](), output.grad_fn
+    for _ in range(2):
+        assert node is not None
+        names.append(node.name())
+        node = node.next_functions[0][0]
+    return names
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["cudnn", "without cudnn"])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_pytorchs_functions_run_where_they_are_chosen(
+    channels_last: bool, enabled: bool, seems_fastest: Callable[[str], None]
+) -> None:
+    """Bits, nodes and updates are those of PyTorch's modules, with the same use of cuDNN."""
     seems_fastest("pytorch")
-    plain = nn.Sequential(nn.BatchNorm2d(64), nn.ReLU()).cuda()
+    plain = nn.Sequential(nn.BatchNorm2d(64), nn.ReLU(inplace=True)).cuda()
     model = ca.convert(copy.deepcopy(plain))
-    x = inputs((16, 64, 14, 14), torch.bfloat16)
-    found, expected = model(x), plain(x)
-    assert torch.equal(found, expected)
-    assert type(found.grad_fn) is type(expected.grad_fn)
-    for one, other in zip(model.buffers(), plain.buffers(), strict=True):
-        assert torch.equal(one, other)
+    x = inputs((16, 64, 14, 14), torch.bfloat16, channels_last)
+    with torch.backends.cudnn.flags(enabled=enabled, allow_tf32=False, fp32_precision=None):
+        for _ in range(3):
+            found = []
+            for one in (model, plain):
+                one.zero_grad()
+                given = x.clone().requires_grad_()
+                output = one(given)
+                names = nodes(output)
+                output.float().square().sum().backward()
+                gradients = [given.grad, *(parameter.grad for parameter in one.parameters())]
+                found.append([names, output, *gradients, *one.buffers()])
+            (ours, *tensors), (theirs, *expected) = found
+            assert ours == theirs
+            for one, other in zip(tensors, expected, strict=True):
+                assert torch.equal(one, other)  # type: ignore[arg-type]
+    assert choice_of(model[0]).chosen == "pytorch"
 
 
 def test_a_first_call_inside_a_capture_is_pytorchs(seems_fastest: Callable[[str], None]) -> None:
@@ -224,7 +240,7 @@ def test_a_first_call_inside_a_capture_is_pytorchs(seems_fastest: Callable[[str]
     torch.cuda.synchronize()
     torch.testing.assert_close(captured, plain(x))
     assert is_ours(model(x))
-    assert of(model[0]).chosen == "kept"
+    assert choice_of(model[0]).chosen == "kept"
     again = torch.cuda.CUDAGraph()
     with torch.cuda.graph(again):
         captured = model(x)
@@ -276,6 +292,37 @@ def test_a_compiled_call_has_the_chosen_form(seems_fastest: Callable[[str], None
         )
         by_itself = by_form("two passes", x, model[0], torch.ones_like(x))
     assert torch.equal(directly[0], by_itself[0])
+
+
+def test_a_choice_of_the_store_has_its_form(
+    tmp_path: Path, seems_fastest: Callable[[str], None]
+) -> None:
+    """Another form was adopted meanwhile, and nothing is timed."""
+    x = inputs((32, 64, 28, 28), torch.float32)
+    grad = torch.randn_like(x)
+
+    def called(form: Form) -> tuple[nn.Module, list[Tensor]]:
+        ca.set_store(tmp_path / form.replace(" ", "_"), mode="read_write")
+        norm_choices.forget()
+        model = ca.convert(nn.Sequential(nn.BatchNorm2d(64))).cuda()
+        given = x.clone().requires_grad_()
+        output = model(given)
+        assert is_ours(output)
+        output.backward(grad)
+        return model[0], [output.detach(), given.grad, model[0].weight.grad, model[0].bias.grad]
+
+    for form in FORMS:
+        seems_fastest(form)
+        norm, _ = called(form)
+        assert choice_of(norm).source == "tuned"
+    seems_fastest("pytorch")
+    for form in FORMS:
+        norm, found = called(form)
+        assert (choice_of(norm).chosen, choice_of(norm).source) == (form, "store")
+        with torch.no_grad():
+            expected = by_form(form, x, norm, grad)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other), form
 
 
 class ResNet18(nn.Module):

@@ -10,7 +10,13 @@ from typing import Literal
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS, source, text
+from cudnn_autotune.engines.kernels.sources import (
+    ACTIVATION_NUMBERS,
+    ELEMENTS,
+    source,
+    text,
+    version_of,
+)
 from cudnn_autotune.engines.norms.reference import MASKED_BYTES
 from cudnn_autotune.engines.recipe import Kernel
 
@@ -18,6 +24,16 @@ Form = Literal["kept", "half kept", "two passes"]
 FORMS: tuple[Form, ...] = ("kept", "half kept", "two passes")
 """One launch that keeps what it reads twice in shared memory; a backward has two such tensors, and
 may keep one of them. Or two launches, which read all of it twice."""
+
+VERSION = version_of(
+    "forward.cu",
+    "backward.cu",
+    "tile.cuh",
+    "plan.py",
+    package=__package__,
+    versions=(version_of("device.cuh"),),
+)
+"""The digest of what decides how fast a form is, and what it computes."""
 
 _NUMBERS = {str(name): number for name, number in ACTIVATION_NUMBERS.items()}
 _NUMBERS |= {"identity": 0, "relu6": len(ACTIVATION_NUMBERS)}

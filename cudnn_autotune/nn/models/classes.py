@@ -40,7 +40,8 @@ COUNTERPARTS: dict[Class, Class] = {
 }
 """PyTorch's classes, and ours."""
 NORMS: dict[Class, Class] = {
-    getattr(nn, name): getattr(batch_norms, name) for name in (f"BatchNorm{d}d" for d in (1, 2, 3))
+    getattr(nn, name): getattr(batch_norms, name)
+    for name in (f"{lazy}BatchNorm{dims}d" for lazy in ("", "Lazy") for dims in (1, 2, 3))
 }
 """PyTorch's classes of batch norms, and ours."""
 _WITH_NORMS = (batch_norms.ServedNorm, batch_norms.ServedNormAct, batch_norms.Sequential)

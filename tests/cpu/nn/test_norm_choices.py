@@ -11,35 +11,31 @@ import copy
 import itertools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
 from norm_models import conv, data
+from served_norms import choice_of, is_ours, norms_on_cpu
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.norms.plan import FORMS
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
-from cudnn_autotune.nn import batch_norms, norm_choices
-from cudnn_autotune.nn.norm_choices import NormChoice
+from cudnn_autotune.nn import batch_norms, norm_choices, norm_measuring
 
 OURS = {"pytorch": 3.0, "kept": 2.0, "half kept": 1.0, "two passes": 4.0}
 PYTORCHS = {"pytorch": 1.0, "kept": 2.0, "half kept": 3.0, "two passes": 4.0}
 
-pytestmark = pytest.mark.usefixtures("like_a_gpu")
 
-
-@pytest.fixture
-def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(autouse=True)
+def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Norms on a CPU take the way of those on a GPU, where all forms have kernels of their own."""
-    monkeypatch.setattr(batch_norms, "_is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(norm_choices, "_forms", lambda given: list(FORMS))
-    norm_choices.forget()
-    yield
-    norm_choices.forget()
+    monkeypatch.setattr(norm_measuring, "_forms", lambda given: list(FORMS))
+    with norms_on_cpu():
+        yield
 
 
 @pytest.fixture
@@ -56,21 +52,10 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], li
             seen.append(set(programs))
             return {name: times[name] for name in programs}
 
-        monkeypatch.setattr(norm_choices, "time_in_turns", in_turns)
+        monkeypatch.setattr(norm_measuring, "time_in_turns", in_turns)
         return seen
 
     return seems
-
-
-def is_ours(output: Tensor) -> bool:
-    """Whether this package's operators have computed a tensor."""
-    assert output.grad_fn is not None
-    return "NormNode" in output.grad_fn.name()
-
-
-def of(module: nn.Module) -> NormChoice:
-    (choice,) = norm_choices.choices_of(module)
-    return choice
 
 
 def test_the_fastest_computes_it(timed: Any) -> None:
@@ -102,7 +87,7 @@ def test_the_fastest_computes_it(timed: Any) -> None:
 def test_times_that_are_measured() -> None:
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     model(torch.randn(4, 8, 6, 5))
-    choice = of(model[0])
+    choice = choice_of(model[0])
     assert list(choice.times_ms) == ["pytorch", *FORMS]
     assert all(0 < ms < 1e3 for ms in choice.times_ms.values())
     assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
@@ -123,7 +108,7 @@ def test_a_step_that_measures_is_any_other(times: Mapping[str, float], timed: An
         output.square().sum().backward()
         gradients = [parameter.grad for parameter in one.parameters()]
         found.append([output, x.grad, *gradients, *one.buffers(), torch.rand(3)])
-    assert len(norm_choices.choices_of(model[1])) == (1 if times is OURS else 2)
+    assert len(norm_choices.choices_of(model[1])) == 1
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
     assert model[1].num_batches_tracked == 1
 
@@ -137,8 +122,8 @@ def test_a_signature_is_measured_once(timed: Any) -> None:
         model(x)
     # The first norm's input needs no gradient.
     assert len(seen) == 2
-    assert of(norms[1]) is of(norms[2])
-    assert of(norms[0]) is not of(norms[1])
+    assert choice_of(norms[1]) is choice_of(norms[2])
+    assert choice_of(norms[0]) is not choice_of(norms[1])
     before = len(seen)
     others = (
         torch.randn(5, 8, 6, 5),
@@ -169,7 +154,7 @@ def test_a_copy_begins_without_choices(timed: Any) -> None:
     assert ca.conversion(other).norms == {"0": ()}
     assert is_ours(other(torch.randn(4, 8, 6, 5)))
     assert len(seen) == 1
-    assert of(other[0]) is of(model[0])
+    assert choice_of(other[0]) is choice_of(model[0])
 
 
 def test_what_is_forgotten_is_measured_again(timed: Any) -> None:
@@ -188,7 +173,7 @@ def test_modes_that_time_nothing(timed: Any) -> None:
     x = torch.randn(4, 8, 6, 5)
     by_mode = ca.convert(nn.Sequential(nn.BatchNorm2d(8)), sampling="heuristic")
     assert is_ours(by_mode(x))
-    choice = of(by_mode[0])
+    choice = choice_of(by_mode[0])
     assert (choice.chosen, choice.times_ms) == ("kept", {})
     assert choice.note == "the sampling mode times nothing"
     with ca.flags(sampling="heuristic"):
@@ -199,23 +184,72 @@ def test_modes_that_time_nothing(timed: Any) -> None:
     assert "sampling" not in vars(ca.revert(by_mode)[0])
 
 
-def test_a_norm_alone_where_pytorch_is_faster_with_the_activation(
-    timed: Any, monkeypatch: pytest.MonkeyPatch
+class NormAct(nn.BatchNorm2d):
+    """A user's class that holds a norm and an activation."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.SiLU()
+
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = self.act(super().forward(input))
+        return result
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        nn.Sequential(nn.BatchNorm2d(8)),
+        nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(inplace=True)),
+        nn.Sequential(nn.BatchNorm2d(8), nn.GELU(approximate="tanh")),
+        nn.Sequential(nn.BatchNorm2d(8, affine=False, track_running_stats=False), nn.Identity()),
+        nn.Sequential(nn.BatchNorm2d(8, momentum=1), nn.Hardswish()),
+        nn.Sequential(NormAct(8)),
+    ],
+    ids=["norm", "relu", "gelu", "nothing kept", "momentum of 1", "registered"],
+)
+def test_where_pytorch_is_chosen_its_numbers_are_there_bit_for_bit(
+    plain: nn.Sequential, timed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A known signature runs neither the Python of PyTorch's norm nor another measurement."""
+    monkeypatch.setattr(batch_norms, "_tails", {NormAct: lambda module: [module.act]})
+    seen = timed(PYTORCHS)
+    model = ca.convert(copy.deepcopy(plain))
+    forward, calls = nn.modules.batchnorm._BatchNorm.forward, []
+
+    def counted(module: Any, input: Tensor) -> Tensor:
+        calls.append(module)
+        return forward(module, input)
+
+    monkeypatch.setattr(nn.modules.batchnorm._BatchNorm, "forward", counted)
+    for x in data(4, 8, 6, 5):
+        found = []
+        for one in (model, plain):
+            one.zero_grad()
+            given = x.clone().requires_grad_()
+            output = one(given)
+            output.square().sum().backward()
+            found.append([output, given.grad, *(p.grad for p in one.parameters()), *one.buffers()])
+        assert found[0][0].grad_fn.name() == found[1][0].grad_fn.name()
+        assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert calls == [plain[0]] * 3
+    assert len(seen) == 1
+    assert choice_of(model[0]).chosen == "pytorch"
+
+
+def test_an_activation_of_a_pair_that_is_left_to_pytorch_is_called(timed: Any) -> None:
+    """Also after it has got a hook, or was replaced."""
     timed(PYTORCHS)
-    in_turns: Any = norm_choices.time_in_turns
-
-    def by_activation(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
-        times: dict[str, float] = in_turns(programs, *args, **kwargs)
-        is_alone = programs["pytorch"].args[0].activation == "identity"
-        return {name: OURS[name] for name in times} if is_alone else times
-
-    monkeypatch.setattr(norm_choices, "time_in_turns", by_activation)
-    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
-    output = model(torch.randn(4, 8, 6, 5))
-    assert output.grad_fn.name() == "ReluBackward0"
-    assert "NormNode" in output.grad_fn.next_functions[0][0].name()
-    assert [one.chosen for one in norm_choices.choices_of(model[0])] == ["pytorch", "half kept"]
+    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(inplace=True)))
+    x = torch.randn(4, 8, 6, 5)
+    for _ in range(2):
+        assert model(x).min() == 0
+    seen: list[Tensor] = []
+    model[1].register_forward_hook(lambda module, args, output: seen.append(output))
+    assert model(x) is seen[0]
+    model[1] = nn.LeakyReLU(0.5)
+    assert model(x).min() < -0.5
+    assert model[0].num_batches_tracked == 4
 
 
 @pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
@@ -228,8 +262,7 @@ def test_right_results_are_not_rejected(dtype: torch.dtype, activation: str, tim
         dims = max(1, len(shape) - 2)
         norm = getattr(nn, f"BatchNorm{dims}d")(shape[1], affine=affine, track_running_stats=tracks)
         x = (torch.randn(shape) * 3 + 5).to(dtype).requires_grad_(needs)
-        of_call = (x, norm.weight, norm.bias, activation, tracks)
-        choice = norm_choices.first_choice(norm, x, norm_choices.signature_of(*of_call))
+        choice = norm_choices.first_choice(norm, x, activation)
         assert choice is not None
         assert choice.chosen == "half kept", choice
         assert not choice.rejected
@@ -252,7 +285,7 @@ def test_inputs_that_tell_nothing(input: Tensor, timed: Any) -> None:
     model = ca.convert(nn.Sequential(copy.deepcopy(plain)))
     found, expected = model(input), plain(input)
     assert is_ours(found)
-    assert not of(model[0]).rejected
+    assert not choice_of(model[0]).rejected
     torch.testing.assert_close(found, expected, equal_nan=True)
     buffers = zip(model.buffers(), plain.buffers(), strict=True)
     for one, other in buffers:
@@ -278,7 +311,7 @@ def test_parameters_that_tell_nothing(timed: Any) -> None:
     nn.init.zeros_(norm.weight)
     model = ca.convert(nn.Sequential(norm))
     assert is_ours(model(torch.randn(4, 8, 6, 5)))
-    assert not of(norm).rejected
+    assert not choice_of(norm).rejected
     assert torch.equal(norm.weight, torch.zeros(8))
 
 
@@ -323,12 +356,12 @@ def test_wrong_results_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = timed(OURS)
-    monkeypatch.setattr(norm_choices, "_operators", _Wrong(place, backward, factor))
+    monkeypatch.setattr(norm_measuring, "_operators", _Wrong(place, backward, factor))
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     (x,) = data(4, 8, 6, 5, count=1)
     output = model(x.requires_grad_())
     assert not is_ours(output)
-    choice = of(model[0])
+    choice = choice_of(model[0])
     assert choice.chosen == "pytorch"
     assert choice.note == "no form of this package's kernels computes it"
     assert set(choice.rejected) == set(FORMS)
@@ -338,17 +371,17 @@ def test_wrong_results_are_rejected(
 
 def test_a_form_that_fails_is_left_out(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = timed(OURS)
-    by_operators = norm_choices._by_operators
+    by_operators = norm_measuring._by_operators
 
     def fails(given: Any, form: Any, adopts: bool = False) -> Any:
         if form == "half kept":
             raise RuntimeError("a kernel was not loaded\nat some place")
         return by_operators(given, form, adopts)
 
-    monkeypatch.setattr(norm_choices, "_by_operators", fails)
+    monkeypatch.setattr(norm_measuring, "_by_operators", fails)
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     assert is_ours(model(torch.randn(4, 8, 6, 5)))
-    choice = of(model[0])
+    choice = choice_of(model[0])
     assert choice.chosen == "kept"
     assert choice.rejected == {"half kept": "fails: RuntimeError: a kernel was not loaded"}
     assert seen == [{"pytorch", "kept", "two passes"}]
@@ -360,11 +393,11 @@ def test_without_memory_it_is_pytorchs(timed: Any, monkeypatch: pytest.MonkeyPat
     def no_memory(*args: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(norm_choices, "_by_operators", no_memory)
+    monkeypatch.setattr(norm_measuring, "_by_operators", no_memory)
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     x = torch.randn(4, 8, 6, 5)
     torch.testing.assert_close(model(x), nn.BatchNorm2d(8)(x))
-    choice = of(model[0])
+    choice = choice_of(model[0])
     assert choice.chosen == "pytorch"
     assert choice.note == "there was not enough memory to measure it"
     assert seen == []
@@ -372,10 +405,10 @@ def test_without_memory_it_is_pytorchs(timed: Any, monkeypatch: pytest.MonkeyPat
 
 def test_kernels_that_cannot_be_planned(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     timed(OURS)
-    monkeypatch.setattr(norm_choices, "_forms", lambda given: [])
+    monkeypatch.setattr(norm_measuring, "_forms", lambda given: [])
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     assert not is_ours(model(torch.randn(4, 8, 6, 5)))
-    assert of(model[0]).note == "no form of this package's kernels computes it"
+    assert choice_of(model[0]).note == "no form of this package's kernels computes it"
 
 
 def test_what_fails_is_no_error(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,17 +417,17 @@ def test_what_fails_is_no_error(timed: Any, monkeypatch: pytest.MonkeyPatch) -> 
     def fails(given: Any) -> Any:
         raise ca.PlanError("NVRTC is not there")
 
-    monkeypatch.setattr(norm_choices, "_forms", fails)
+    monkeypatch.setattr(norm_measuring, "_forms", fails)
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     assert not is_ours(model(torch.randn(4, 8, 6, 5)))
-    assert of(model[0]).note == "it could not be measured: PlanError: NVRTC is not there"
+    assert choice_of(model[0]).note == "it could not be measured: PlanError: NVRTC is not there"
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         model(torch.randn(1, 8, 1, 1))
 
 
 def test_another_threads_call_does_not_wait(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     timed(OURS)
-    in_turns: Any = norm_choices.time_in_turns
+    in_turns: Any = norm_measuring.time_in_turns
     begun, over = threading.Event(), threading.Event()
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -402,7 +435,7 @@ def test_another_threads_call_does_not_wait(timed: Any, monkeypatch: pytest.Monk
         assert over.wait(60)
         return in_turns(*args, **kwargs)
 
-    monkeypatch.setattr(norm_choices, "time_in_turns", slow)
+    monkeypatch.setattr(norm_measuring, "time_in_turns", slow)
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     x = torch.randn(4, 8, 6, 5)
     first: list[Tensor] = []
@@ -433,7 +466,7 @@ def test_a_first_call_in_a_checkpoint(
         for one in (model, plain):
             given = x.clone().requires_grad_()
             checkpoint(one, given, use_reentrant=reentrant).square().sum().backward()
-    assert len(seen) == (1 + reentrant) * (1 if times is OURS else 2)
+    assert len(seen) == 1 + reentrant
     torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()))
     for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-4)
@@ -447,13 +480,12 @@ def test_inference_mode(timed: Any) -> None:
     with torch.inference_mode():
         found, expected = model(x), plain(x)
         torch.testing.assert_close(found, expected)
-    assert of(model[0]).chosen == "half kept"
+    assert choice_of(model[0]).chosen == "half kept"
     assert is_ours(model(x))
 
 
-def test_few_of_many_sizes_are_measured(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are computed as the nearest of these, and few of them are remembered."""
-    monkeypatch.setattr(norm_choices, "_MOST_NEIGHBOURS", 6)
+def test_few_of_many_sizes_are_measured(timed: Any) -> None:
+    """The others are computed as the nearest of these."""
     model, plain = ca.convert(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)
     for side in (4, 5):
         timed(PYTORCHS)
@@ -465,17 +497,57 @@ def test_few_of_many_sizes_are_measured(timed: Any, monkeypatch: pytest.MonkeyPa
     seen = timed(OURS)
     for side in (3, 6, 7, 30, 41, 45, 60, 61, 62, 3):
         x = torch.randn(2, 8, side, side)
-        output = model(x)
-        assert is_ours(output) == (side >= 30)
-        torch.testing.assert_close(output, plain(x))
-        known = norm_choices.known(
-            model[0], norm_choices.signature_of(x, model[0].weight, model[0].bias, "identity", True)
-        )
-        assert known is not None
-        assert "its sizes change" in known.note
-        assert len(norm_choices._neighbours[model[0]]) <= 6
+        for _ in range(2):
+            output = model(x)
+            assert is_ours(output) == (side >= 30)
+            torch.testing.assert_close(output, plain(x))
+        choice = norm_choices.first_choice(model[0], x, "identity")
+        assert choice is not None
+        assert "its sizes change" in choice.note
     assert seen == []
     assert len(norm_choices.choices_of(model[0])) == 4
     model(torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))  # another layout
     assert len(seen) == 1
     torch.testing.assert_close(model[0].running_var, plain.running_var, rtol=0.1, atol=0.1)
+
+
+def test_more_sizes_than_are_remembered(timed: Any) -> None:
+    timed(PYTORCHS)
+    model = ca.convert(nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()))
+    plain = copy.deepcopy(ca.revert(copy.deepcopy(model)))
+    for count in (*range(2, 1200), *range(2, 10)):
+        x = torch.randn(count, 2)
+        assert torch.equal(model(x), plain(x))
+    assert len(norm_choices.choices_of(model[0])) == 4
+    assert torch.equal(model[0].running_var, plain[0].running_var)
+
+
+def test_choices_go_with_their_module(timed: Any) -> None:
+    """Another module may get the memory of one that is gone."""
+    x = torch.randn(4, 8, 6, 5)
+    for times in (OURS, PYTORCHS) * 20:
+        seen = timed(times)
+        model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
+        for _ in range(2):
+            assert is_ours(model(x)) == (times is OURS)
+        assert len(seen) == 1
+        norm_choices._choices.clear()
+        del model
+
+
+def test_a_norm_that_computes_a_graph_twice_by_both(timed: Any) -> None:
+    """PyTorch's node has saved the running statistics that the operator updates after it."""
+    norms = [ca.convert(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)]
+    first, second = data(4, 8, 6, 5, count=2)
+    gradients = []
+    for norm in norms:
+        inputs = [first.clone().requires_grad_(), second[:3].clone().requires_grad_()]
+        timed(PYTORCHS)
+        outputs = [norm(inputs[0])]
+        timed(OURS)
+        outputs.append(norm(inputs[1]))
+        sum(output.square().sum() for output in outputs).backward()
+        gradients.append([input.grad for input in inputs])
+        if norm is norms[0]:
+            assert [is_ours(output) for output in outputs] == [False, True]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

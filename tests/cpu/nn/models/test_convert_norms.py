@@ -11,20 +11,20 @@ import inspect
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from norm_models import Projected, Residual, conv, data, errors, train
+from served_norms import norms_on_cpu
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn import batch_norms, norm_choices
+from cudnn_autotune.nn import batch_norms
 
 
 class Calls(TorchDispatchMode):
@@ -40,21 +40,11 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.fixture
-def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Norms on a CPU take the way of those on a GPU. Yields a list with how many batches did."""
-    served = [0]
-    train_norm = batch_norms._C.train_norm
-
-    def counted(*arguments: Any) -> Any:
-        output = train_norm(*arguments)
-        served[0] += output is not None
-        return output
-
-    monkeypatch.setattr(batch_norms, "_is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(batch_norms, "_C", SimpleNamespace(train_norm=counted))
-    with ca.flags(sampling="heuristic"):  # nothing is timed
-        yield served
-    norm_choices.forget()
+def activations() -> Iterator[list[str]]:
+    """Norms on a CPU take the way of those on a GPU, and are the operators' without being timed.
+    Yields a list of what each was computed with."""
+    with norms_on_cpu() as found, ca.flags(sampling="heuristic"):
+        yield found
 
 
 def converted(model: nn.Module) -> nn.Module:
@@ -94,13 +84,42 @@ def test_a_subclass_and_a_forward_of_the_module_stay() -> None:
     assert [type(module) for module in model] == [Own, nn.BatchNorm2d]
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_lazy_norm_becomes_a_converted_one(dims: int, activations: list[str]) -> None:
+    torch.manual_seed(0)
+    lazy = getattr(nn, f"LazyBatchNorm{dims}d")
+    model, theirs = (nn.Sequential(lazy(), nn.ReLU()) for _ in range(2))
+    converted(model)
+    assert type(pickle.loads(pickle.dumps(model))[0]) is getattr(
+        batch_norms, f"LazyBatchNorm{dims}d"
+    )
+    for x in data(4, 8, *(5,) * dims):
+        torch.testing.assert_close(model(x), theirs(x), rtol=1e-4, atol=1e-5)
+    assert type(model[0]) is getattr(batch_norms, f"BatchNorm{dims}d")
+    assert activations == ["identity", "relu", "relu"]
+    torch.testing.assert_close(dict(model.state_dict()), dict(theirs.state_dict()))
+    assert type(ca.revert(model)[0]) is getattr(nn, f"BatchNorm{dims}d")
+    unused = nn.Sequential(lazy())
+    assert type(ca.revert(converted(unused))[0]) is lazy
+
+
+def test_scripting_is_refused(activations: list[str]) -> None:
+    model = converted(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
+    (x,) = data(4, 8, 6, 5, count=1)
+    for module in (model, model[0]):  # type: ignore[index]
+        with pytest.raises(NotImplementedError, match=r"give it cudnn_autotune\.revert\(model\)"):
+            torch.jit.script(module)
+    scripted = torch.jit.script(ca.revert(copy.deepcopy(model)))
+    torch.testing.assert_close(scripted(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_no_bool_is_refused() -> None:
     with pytest.raises(TypeError, match="norms must be True or False, got 'yes'"):
         ca.convert(Residual(), norms="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("model", [Residual(), Projected()], ids=["residual", "projected"])
-def test_steps_are_pytorchs(model: nn.Module, like_a_gpu: list[int]) -> None:
+def test_steps_are_pytorchs(model: nn.Module, activations: list[str]) -> None:
     theirs, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     inputs = data(4, 8, 6, 5)
     steps = train(converted(model), inputs)
@@ -108,7 +127,7 @@ def test_steps_are_pytorchs(model: nn.Module, like_a_gpu: list[int]) -> None:
     ours, eager = errors(steps, expected), errors(train(theirs, inputs), expected)
     for kind, error in ours.items():
         assert error <= 3 * eager[kind] + 2e-6, (kind, ours, eager)
-    assert like_a_gpu == [2 * len(inputs)]
+    assert activations == ["identity"] * 2 * len(inputs)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -119,7 +138,7 @@ def test_steps_are_pytorchs(model: nn.Module, like_a_gpu: list[int]) -> None:
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_statistics_are_pytorchs(
-    training: bool, options: dict[str, Any], dims: int, like_a_gpu: list[int]
+    training: bool, options: dict[str, Any], dims: int, activations: list[str]
 ) -> None:
     theirs = getattr(nn, f"BatchNorm{dims}d")(8, **options).train(training)
     ours = converted(nn.Sequential(copy.deepcopy(theirs)))
@@ -130,10 +149,10 @@ def test_statistics_are_pytorchs(
     )
     is_served = options.get("momentum", 0) is not None
     is_served &= training or not options.get("track_running_stats", True)
-    assert (like_a_gpu[0] > 0) == is_served
+    assert (len(activations) > 0) == is_served
 
 
-def test_one_value_a_channel_is_pytorchs_error(like_a_gpu: list[int]) -> None:
+def test_one_value_a_channel_is_pytorchs_error(activations: list[str]) -> None:
     norm, theirs = converted(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)
     texts = []
     for module in (norm, theirs):
@@ -145,16 +164,115 @@ def test_one_value_a_channel_is_pytorchs_error(like_a_gpu: list[int]) -> None:
         norm(torch.randn(4, 8))
 
 
-@pytest.mark.usefixtures("like_a_gpu")
+def test_statistics_that_require_gradients_are_pytorchs_error(activations: list[str]) -> None:
+    model = converted(nn.Sequential(nn.BatchNorm2d(8)))
+    model[0].running_mean = torch.zeros(8, requires_grad=True)
+    with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'running_"):
+        model(torch.randn(4, 8, 6, 5))
+    assert activations == []
+
+
+@pytest.mark.parametrize("name", ["weight", "running_mean", "num_batches_tracked"])
+def test_what_is_no_parameter_or_buffer_is_pytorchs(name: str, activations: list[str]) -> None:
+    """An attribute may stand before a parameter, and a parameter in place of a buffer."""
+    plain = nn.Sequential(nn.BatchNorm2d(8))
+    model = converted(copy.deepcopy(plain))
+    (x,) = data(4, 8, 6, 5, count=1)
+    for one in (model, plain):
+        if name == "num_batches_tracked":
+            setattr(one[0], name, nn.Parameter(torch.tensor(3), requires_grad=False))
+        else:
+            vars(one[0])[name] = torch.full((8,), 2.0)
+    assert torch.equal(model(x), plain(x))
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    assert activations == []
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).eval(),
+        nn.Sequential(nn.BatchNorm2d(8, affine=False), nn.SiLU()).eval().double(),
+        nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).double(),
+        nn.Sequential(nn.BatchNorm2d(8, momentum=None), nn.ReLU()),
+        nn.Sequential(nn.BatchNorm2d(8, eps=0.0), nn.ReLU()).eval(),
+    ],
+    ids=["evaluation", "without weights", "float64", "cumulative", "eps of 0"],
+)
+def test_what_the_operators_do_not_compute_has_pytorchs_bits(
+    plain: nn.Sequential, activations: list[str]
+) -> None:
+    for buffer in plain.buffers():
+        if buffer.is_floating_point():
+            nn.init.uniform_(buffer, 0.5, 1.5)
+    model = converted(copy.deepcopy(plain))
+    for x in data(4, 8, 6, 5):
+        found = []
+        for one in (model, plain):
+            one.zero_grad()
+            given = x.to(plain[0].running_var.dtype).requires_grad_()  # type: ignore[arg-type]
+            output = one(given)
+            output.square().sum().backward()
+            gradients = [given.grad, *(parameter.grad for parameter in one.parameters())]
+            found.append([output, *gradients, *one.buffers()])
+        for ours, theirs in zip(*found, strict=True):
+            assert torch.equal(ours, theirs)
+    assert activations == []
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((4, 8), torch.float32),
+        ((8,), torch.float32),
+        ((4, 8, 6), torch.float32),
+        ((1, 8, 1, 1), torch.float32),
+        ((4, 9, 6, 5), torch.float32),
+        ((4, 8, 6, 5), torch.int64),
+        ((4, 8, 6, 5), torch.complex64),
+        ((0, 8, 6, 5), torch.float32),
+        ((4, 8, 0, 5), torch.float32),
+    ],
+    ids=str,
+)
+def test_odd_inputs_have_pytorchs_result_or_error(
+    shape: tuple[int, ...], dtype: torch.dtype, training: bool, activations: list[str]
+) -> None:
+    plain = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train(training)
+    model = converted(copy.deepcopy(plain))
+    x, outcomes = torch.ones(shape, dtype=dtype), list[Any]()
+    for one in (model, plain):
+        for _ in range(2):
+            try:
+                outcomes.append(one(x).tolist())
+            except Exception as error:
+                outcomes.append((type(error), str(error)))
+    assert outcomes[:2] == outcomes[2:]
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    assert activations == []
+
+
+def test_a_sparse_input_is_pytorchs_error(activations: list[str]) -> None:
+    said = []
+    for norm in (converted(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)):
+        with pytest.raises(NotImplementedError) as error:
+            norm(torch.randn(4, 8, 6, 5).to_sparse())
+        said.append(str(error.value).partition("\n")[0])
+    assert said[0] == said[1]
+    assert activations == []
+
+
+@pytest.mark.usefixtures("activations")
 class TestLeftToPyTorch:
-    def test_double_precision_and_empty_batches(self, like_a_gpu: list[int]) -> None:
+    def test_double_precision_and_empty_batches(self, activations: list[str]) -> None:
         norm = converted(nn.Sequential(nn.BatchNorm2d(8))).double()
         theirs = nn.BatchNorm2d(8).double()
         (x,) = data(4, 8, 6, 5, count=1)
         torch.testing.assert_close(norm(x.double()), theirs(x.double()))
-        assert like_a_gpu == [0]
+        assert activations == []
 
-    def test_transforms(self, like_a_gpu: list[int]) -> None:
+    def test_transforms(self, activations: list[str]) -> None:
         norm = converted(nn.Sequential(nn.BatchNorm2d(8, track_running_stats=False)))
         theirs = nn.BatchNorm2d(8, track_running_stats=False)
         (x,) = data(4, 8, 6, 5, count=1)
@@ -166,22 +284,22 @@ class TestLeftToPyTorch:
         torch.testing.assert_close(loss(norm), loss(theirs))
         tangent = torch.func.jvp(norm, (x,), (x,))[1]
         torch.testing.assert_close(tangent, torch.func.jvp(theirs, (x,), (x,))[1])
-        assert like_a_gpu == [0]
+        assert activations == []
 
-    def test_modes_see_pytorchs_operators(self, like_a_gpu: list[int]) -> None:
+    def test_modes_see_pytorchs_operators(self, activations: list[str]) -> None:
         norm = converted(nn.Sequential(nn.BatchNorm2d(8)))
         with Calls() as calls:
             norm(torch.randn(4, 8, 6, 5))
         assert "aten::native_batch_norm" in calls.names
-        assert like_a_gpu == [0]
+        assert activations == []
 
-    def test_a_tracer(self, like_a_gpu: list[int]) -> None:
+    def test_a_tracer(self, activations: list[str]) -> None:
         norm = converted(nn.Sequential(nn.BatchNorm2d(8)))
         traced = torch.jit.trace(norm, torch.randn(4, 8, 6, 5), check_trace=False)
         assert "aten::batch_norm" in str(traced.inlined_graph)
-        assert like_a_gpu == [0]
+        assert activations == []
 
-    def test_a_compiler_sees_pytorchs_function(self, like_a_gpu: list[int]) -> None:
+    def test_a_compiler_sees_pytorchs_function(self, activations: list[str]) -> None:
         torch._dynamo.reset()
         seen: list[Any] = []
 
@@ -192,7 +310,7 @@ class TestLeftToPyTorch:
         model = converted(Residual())
         torch.compile(model, backend=backend)(torch.randn(4, 8, 6, 5))
         assert seen.count(nn.functional.batch_norm) == 2
-        assert like_a_gpu == [0]
+        assert activations == []
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -202,7 +320,7 @@ class TestLeftToPyTorch:
     ids=lambda module: type(module).__name__,
 )
 def test_second_derivatives_are_pytorchs(
-    activation: nn.Module, affine: bool, like_a_gpu: list[int]
+    activation: nn.Module, affine: bool, activations: list[str]
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(8, affine=affine), activation)
@@ -220,11 +338,11 @@ def test_second_derivatives_are_pytorchs(
 
     expected = penalties(copy.deepcopy(model))
     found = penalties(converted(model))
-    assert like_a_gpu == [1]
+    assert len(activations) == 1
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.usefixtures("activations")
 def test_a_tracer_of_fx_takes_the_module_for_one_call() -> None:
     model = converted(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
     traced = torch.fx.symbolic_trace(model)
@@ -234,27 +352,12 @@ def test_a_tracer_of_fx_takes_the_module_for_one_call() -> None:
     torch.testing.assert_close(traced(x), copy.deepcopy(model)(x))
 
 
-@pytest.mark.usefixtures("like_a_gpu")
+@pytest.mark.usefixtures("activations")
 def test_what_pytorch_refuses_is_refused() -> None:
     wrong = converted(nn.Sequential(nn.BatchNorm2d(5, affine=False)))
     with pytest.raises(RuntimeError, match="running_mean should contain 1 elements not 5"):
         wrong(torch.randn(2, 1, 4, 4))
     assert wrong[0].running_mean.tolist() == [0.0] * 5
-
-
-@pytest.fixture
-def activations(like_a_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Norms take the way of those on a GPU. Returns a list of what each was computed with."""
-    names: list[str] = []
-    counted = batch_norms._C.train_norm
-
-    def named(*arguments: Any) -> Any:
-        output = counted(*arguments)
-        names.extend([arguments[7]] * (output is not None))
-        return output
-
-    monkeypatch.setattr(batch_norms, "_C", SimpleNamespace(train_norm=named))
-    return names
 
 
 @pytest.fixture
@@ -437,6 +540,18 @@ def test_a_tail_that_the_operators_do_not_compute(activations: list[str]) -> Non
     assert activations == []
 
 
+@pytest.mark.usefixtures("registered")
+def test_a_class_that_a_process_has_not_registered(activations: list[str]) -> None:
+    """Its forward runs: nobody knows what it calls after the norm."""
+    ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
+    model = nn.Sequential(NormAct(8, nn.ReLU()))
+    theirs, stored = copy.deepcopy(model), pickle.dumps(converted(model))
+    batch_norms._tails.clear()
+    (x,) = data(4, 8, 6, 5, count=1)
+    torch.testing.assert_close(pickle.loads(stored)(x), theirs(x))
+    assert activations == []
+
+
 class OtherNames(NormAct):
     """Its forward's parameters have names of their own."""
 
@@ -584,7 +699,7 @@ def test_averaged_models_and_their_statistics(activations: list[str]) -> None:
     torch.testing.assert_close(dict(ours), dict(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_a_norm_with_a_parametrization(like_a_gpu: list[int]) -> None:
+def test_a_norm_with_a_parametrization(activations: list[str]) -> None:
     class Positive(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
             return nn.functional.softplus(weight)
@@ -604,13 +719,13 @@ def test_a_norm_with_a_parametrization(like_a_gpu: list[int]) -> None:
     assert type(ca.revert(later)[0]) is nn.BatchNorm2d
 
 
-def test_an_exported_step_is_pytorchs(like_a_gpu: list[int]) -> None:
+def test_an_exported_step_is_pytorchs(activations: list[str]) -> None:
     model = converted(nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU()))
     exported = torch.export.export(model, (torch.randn(4, 8, 6, 5),))
     targets = [str(node.target) for node in exported.graph.nodes]
     assert any("aten.batch_norm" in target for target in targets)
     assert not any("cudnn_autotune" in target and "norm" in target for target in targets)
-    assert like_a_gpu == [0]
+    assert activations == []
 
 
 @pytest.mark.parametrize("inplace", [False, True])

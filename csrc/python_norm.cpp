@@ -1,0 +1,366 @@
+#include "python_norm.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/accumulate.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "aten_conv.h"
+#include "norm_ops.h"
+
+namespace cudnn_autotune {
+namespace {
+
+namespace py = pybind11;
+
+// Names of a module's attributes, as Python's dictionaries have them.
+struct AttributeNames {
+  static PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
+
+  PyObject* training = interned("training");
+  PyObject* track_running_stats = interned("track_running_stats");
+  PyObject* momentum = interned("momentum");
+  PyObject* eps = interned("eps");
+  PyObject* parameters = interned("_parameters");
+  PyObject* buffers = interned("_buffers");
+  PyObject* weight = interned("weight");
+  PyObject* bias = interned("bias");
+  PyObject* running_mean = interned("running_mean");
+  PyObject* running_var = interned("running_var");
+  PyObject* steps = interned("num_batches_tracked");
+  PyObject* check_input_dim = interned("_check_input_dim");
+};
+
+const AttributeNames& names() {
+  static const auto* const found = new AttributeNames;
+  return *found;
+}
+
+// An entry of a dictionary, which keeps it alive; null if there is none.
+PyObject* entry(PyObject* dictionary, PyObject* name) {
+  PyObject* const found = PyDict_GetItemWithError(dictionary, name);
+  if (found == nullptr && PyErr_Occurred() != nullptr) throw python_error();
+  return found;
+}
+
+// The readers return false for what only PyTorch's class makes sense of.
+
+bool read_bool(PyObject* object, bool& value) {
+  value = object == Py_True;
+  return value || object == Py_False;
+}
+
+bool read_number(PyObject* object, double& value) {
+  if (object == nullptr) return false;
+  if (PyFloat_CheckExact(object)) {
+    value = PyFloat_AS_DOUBLE(object);
+    return true;
+  }
+  if (!PyLong_CheckExact(object)) return false;
+  value = PyLong_AsDouble(object);
+  if (PyErr_Occurred() == nullptr) return true;
+  PyErr_Clear();
+  return false;
+}
+
+// A parameter or a buffer. An attribute of the same name would stand before it.
+bool read_tensor(PyObject* own, PyObject* dictionary, PyObject* name, OptionalTensor& tensor) {
+  PyObject* const found = entry(dictionary, name);
+  if (found == nullptr || entry(own, name) != nullptr) return false;
+  if (found == Py_None) return true;
+  if (!THPVariable_CheckExact(found)) return false;
+  tensor = THPVariable_Unpack(found);
+  return true;
+}
+
+// Dictionaries of PyTorch's own kinds: those of others may do something when they are read.
+bool is_plain_dictionary(PyObject* object) {
+  return object != nullptr && (PyDict_CheckExact(object) || PyODict_CheckExact(object));
+}
+
+// Whether a transform, a mode or a tracer stands between a call and its operators.
+bool is_watched() {
+  return in_transform() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+         at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing();
+}
+
+// Reads what PyTorch's module, as it is now, computes of an input. Returns false for a call that is
+// left to the module's class.
+bool read_call(PyObject* module, PyObject* given, NormCall& call) {
+  if (!THPVariable_CheckExact(given) || is_watched()) return false;
+  call.input = THPVariable_Unpack(given);
+  const at::Tensor& input = call.input;
+  if (input.layout() != at::kStrided || input.is_nested() || input.dim() < 2) return false;
+  const auto attributes =
+      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module, nullptr));
+  PyObject* const own = attributes.ptr();
+  if (own == nullptr) throw python_error();
+  PyObject* const parameters = entry(own, names().parameters);
+  PyObject* const buffers = entry(own, names().buffers);
+  bool training = false, tracks = false;
+  if (!is_plain_dictionary(parameters) || !is_plain_dictionary(buffers) ||
+      !read_bool(entry(own, names().training), training) ||
+      !read_bool(entry(own, names().track_running_stats), tracks) ||
+      !read_number(entry(own, names().eps), call.eps) ||
+      !read_tensor(own, parameters, names().weight, call.weight) ||
+      !read_tensor(own, parameters, names().bias, call.bias) ||
+      !read_tensor(own, buffers, names().running_mean, call.running_mean) ||
+      !read_tensor(own, buffers, names().running_var, call.running_var)) {
+    return false;
+  }
+  const bool updates = training && tracks;
+  if (!read_number(entry(own, names().momentum), call.momentum) &&
+      (updates || entry(own, names().momentum) != Py_None)) {
+    return false;
+  }
+  if (updates && !read_tensor(own, buffers, names().steps, call.steps)) return false;
+  call.by_batch = training || (!call.running_mean && !call.running_var);
+  if (training && !tracks) {
+    call.running_mean.reset();
+    call.running_var.reset();
+  }
+  if (!call.by_batch) return call.eps >= 0;
+  // One value for each channel is PyTorch's error.
+  const auto sizes = input.sizes();
+  const bool is_one = sizes[0] == 1 && c10::multiply_integers(sizes.slice(2)) == 1;
+  return call.eps > 0 && !is_one;
+}
+
+c10::DeviceType served_device = c10::kCUDA;
+
+bool has_tangent(const OptionalTensor& tensor) {
+  return is_given(tensor) && tensor->_fw_grad(/*level=*/0).defined();
+}
+
+// Fits the channels of an input, and each of its numbers has a place of its own.
+bool is_vector(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) ||
+         (values->device() == input.device() && values->layout() == at::kStrided &&
+          values->dim() == 1 && values->size(0) == input.size(1) && values->is_contiguous());
+}
+
+bool is_parameter(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) ||
+         (is_vector(values, input) && !has_tangent(values) &&
+          (values->scalar_type() == at::kFloat || values->scalar_type() == input.scalar_type()));
+}
+
+bool is_statistic(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) || (is_vector(values, input) && values->scalar_type() == at::kFloat &&
+                               !values->requires_grad());
+}
+
+// Whether the operator computes a call.
+bool suits_operator(const NormCall& call) {
+  const at::Tensor& input = call.input;
+  const auto dtype = input.scalar_type();
+  if (!call.by_batch || input.device().type() != served_device || input.numel() == 0 ||
+      input.dim() > 5 || has_tangent(input) ||
+      (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat)) {
+    return false;
+  }
+  const bool same_dtype = !is_given(call.weight) || !is_given(call.bias) ||
+                          call.weight->scalar_type() == call.bias->scalar_type();
+  return same_dtype && is_parameter(call.weight, input) && is_parameter(call.bias, input) &&
+         is_given(call.running_mean) == is_given(call.running_var) &&
+         is_statistic(call.running_mean, input) && is_statistic(call.running_var, input);
+}
+
+// The properties of a call that a choice holds for, as _signature_of of norm_choices.py says.
+struct Signature {
+  c10::SmallVector<int64_t, 12> numbers;
+  std::string activation;
+
+  Signature(const NormCall& call, std::string_view activation) : activation(activation) {
+    const auto dtype = [](const OptionalTensor& values) {
+      return is_given(values) ? static_cast<int64_t>(values->scalar_type()) : -1;
+    };
+    const auto needs_gradient = [](const OptionalTensor& tensor) {
+      return static_cast<int64_t>(is_given(tensor) && tensor->requires_grad());
+    };
+    const bool is_recorded = at::GradMode::is_enabled();
+    numbers = {static_cast<int64_t>(call.input.scalar_type()),
+               call.input.get_device(),
+               dtype(call.weight),
+               dtype(call.bias),
+               static_cast<int64_t>(is_given(call.running_mean)),
+               is_recorded ? 4 * needs_gradient(call.input) + 2 * needs_gradient(call.weight) +
+                                 needs_gradient(call.bias)
+                           : -1};
+    for (const int64_t size : call.input.sizes()) numbers.push_back(size);
+    for (const int64_t stride : call.input.strides()) numbers.push_back(stride);
+  }
+  bool operator==(const Signature& other) const {
+    return numbers == other.numbers && activation == other.activation;
+  }
+};
+
+struct SignatureHash {
+  size_t operator()(const Signature& signature) const {
+    size_t hash = std::hash<std::string_view>()(signature.activation);
+    for (const int64_t number : signature.numbers) {
+      hash = (hash ^ static_cast<size_t>(number)) * 0x9e3779b97f4a7c15U;
+      hash ^= hash >> 32U;
+    }
+    return hash;
+  }
+};
+
+// Knowledge about a module.
+struct Known {
+  std::unordered_map<Signature, bool, SignatureHash> by_operator;
+  uint64_t dims = 0;  // a bit for each number of dimensions that its inputs may have
+};
+// A module whose sizes keep changing starts anew with this many choices.
+constexpr size_t kMostChoices = 512;
+
+// Entries of the modules that are alive. The GIL guards them. The table is never destroyed, because
+// modules may outlive it.
+std::unordered_map<PyObject*, Known>& all_known() {
+  static auto* const all = new std::unordered_map<PyObject*, Known>;
+  return *all;
+}
+
+Known& known_of(PyObject* module) {
+  const auto [found, is_new] = all_known().try_emplace(module);
+  Known& known = found->second;
+  if (is_new) {
+    const auto forget = [module](const py::handle& reference) {
+      all_known().erase(module);
+      reference.dec_ref();
+    };
+    py::weakref(module, py::cpp_function(forget)).release();
+  }
+  return known;
+}
+
+// Whether PyTorch's class takes an input of so many dimensions. Its forward raises what is wrong.
+bool takes_dims(PyObject* module, PyObject* input, int64_t dims) {
+  const uint64_t bit = uint64_t{1} << std::min<int64_t>(dims, 63);
+  if ((known_of(module).dims & bit) != 0) return true;
+  PyObject* const checked = PyObject_CallMethodOneArg(module, names().check_input_dim, input);
+  if (checked == nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) throw python_error();
+    PyErr_Clear();
+    return false;
+  }
+  Py_DECREF(checked);
+  known_of(module).dims |= bit;
+  return true;
+}
+
+bool read_text(PyObject* object, std::string_view& text) {
+  Py_ssize_t size = 0;
+  const char* const data = PyUnicode_AsUTF8AndSize(object, &size);
+  if (data != nullptr) text = {data, static_cast<size_t>(size)};
+  return data != nullptr;
+}
+
+bool has_count(Py_ssize_t count, Py_ssize_t expected) {
+  if (count != expected) {
+    PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, count);
+  }
+  return count == expected;
+}
+
+PyObject* batch_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  std::string_view activation;
+  if (!has_count(count, 5) || !read_text(args[2], activation)) return nullptr;
+  PyObject* const tail = args[3];
+  if (!PyTuple_CheckExact(tail)) {
+    PyErr_SetString(PyExc_TypeError, "tail must be a tuple");
+    return nullptr;
+  }
+  NormCall call;
+  if (!read_call(args[0], args[1], call)) Py_RETURN_NONE;
+  const bool is_suitable = suits_operator(call);
+  if ((!is_suitable && args[4] != Py_True) || !takes_dims(args[0], args[1], call.input.dim())) {
+    Py_RETURN_NONE;
+  }
+  bool by_operator = false;
+  if (is_suitable) {
+    const auto& choices = known_of(args[0]).by_operator;
+    const auto found = choices.find(Signature(call, activation));
+    if (found == choices.end()) Py_RETURN_NOTIMPLEMENTED;
+    by_operator = found->second;
+  }
+  at::Tensor output;
+  {
+    const py::gil_scoped_release without_gil;
+    output = by_operator ? norm_by_operator(call, activation) : norm_by_pytorch(call);
+  }
+  PyObject* result = THPVariable_Wrap(std::move(output));
+  for (Py_ssize_t i = 0; !by_operator && result != nullptr && i < PyTuple_GET_SIZE(tail); ++i) {
+    PyObject* const given = result;
+    result = PyObject_CallOneArg(PyTuple_GET_ITEM(tail, i), given);
+    Py_DECREF(given);
+  }
+  return result;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* choose_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  std::string_view activation;
+  if (!has_count(count, 4) || !read_text(args[2], activation)) return nullptr;
+  const int by_operator = PyObject_IsTrue(args[3]);
+  if (by_operator < 0) return nullptr;
+  NormCall call;
+  if (read_call(args[0], args[1], call) && suits_operator(call)) {
+    auto& choices = known_of(args[0]).by_operator;
+    if (choices.size() >= kMostChoices) choices.clear();
+    choices.insert_or_assign(Signature(call, activation), by_operator == 1);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* forget_norms(PyObject*, PyObject*) {
+  // The entries have weak references, so they stay.
+  for (auto& [module, known] : all_known()) known.by_operator.clear();
+  Py_RETURN_NONE;
+}
+
+PyObject* set_norm_device(PyObject*, PyObject* name) {
+  HANDLE_TH_ERRORS
+  std::string_view type;
+  if (!read_text(name, type)) return nullptr;
+  served_device = c10::Device(std::string(type)).type();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace
+
+PyMethodDef* python_norm_methods() {
+  using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+  constexpr const char* kSeeHeader = "See csrc/python_call.h.";
+  const auto fast = [](const char* name, Fast function) {
+    const auto any = reinterpret_cast<void (*)()>(function);
+    return PyMethodDef{name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, kSeeHeader};
+  };
+  static std::array<PyMethodDef, 5> methods{
+      fast("batch_norm", batch_norm),
+      fast("choose_norm", choose_norm),
+      PyMethodDef{"forget_norms", forget_norms, METH_NOARGS, kSeeHeader},
+      PyMethodDef{"set_norm_device", set_norm_device, METH_O, kSeeHeader},
+      PyMethodDef{nullptr, nullptr, 0, nullptr},  // the end
+  };
+  return methods.data();
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,182 @@
+"""What computes a norm of eager training is on disk for the next process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import checkout
+import pytest
+import torch
+from stored_norms import trained
+from subprocesses import python
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.norms import plan
+from cudnn_autotune.nn import norm_measuring
+from cudnn_autotune.store import norm_file
+
+TUNED, STORED = [["half kept", "tuned"]], [["half kept", "store"]]
+
+
+def in_process(folder: Path, fastest: str, *sides: int, mode: str = "read_write") -> Any:
+    """What :func:`trained` returns in a process of its own."""
+    script = str(checkout.TESTS / "stored_norms.py")
+    env = {"CUDNN_AUTOTUNE_CACHE_DIR": str(folder), "CUDNN_AUTOTUNE_CACHE": mode}
+    done = python(script, fastest, *map(str, sides), env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def file_in(folder: Path) -> Path:
+    (path,) = folder.glob("*.norms")
+    return path
+
+
+def test_the_next_process_times_nothing(tmp_path: Path) -> None:
+    assert in_process(tmp_path, "half kept", 6) == {"chosen": TUNED, "timed": 1}
+    assert in_process(tmp_path, "pytorch", 6) == {"chosen": STORED, "timed": 0}
+    assert in_process(tmp_path, "pytorch", 6, 7) == {
+        "chosen": [*STORED, ["pytorch", "tuned"]],
+        "timed": 1,
+    }
+    assert in_process(tmp_path, "kept", 7) == {"chosen": [["pytorch", "store"]], "timed": 0}
+
+
+def test_processes_at_once_lose_nothing(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda side: in_process(tmp_path, "kept", side), range(4, 8)))
+    found = trained_with(tmp_path, "pytorch", 4, 5, 6, 7)
+    assert found == {"chosen": [["kept", "store"]] * 4, "timed": 0}
+
+
+def trained_with(folder: Path, fastest: str, *sides: int, **options: Any) -> Any:
+    """What :func:`trained` returns in this process with a store of its own."""
+    ca.set_store(folder, **{"mode": "read_write", **options})
+    return trained(fastest, sides)
+
+
+def test_modes_of_the_store(tmp_path: Path) -> None:
+    again = {"chosen": TUNED, "timed": 1}
+    for mode in ("off", "read"):
+        assert trained_with(tmp_path, "half kept", 6, mode=mode) == again
+        assert not list(tmp_path.glob("*.norms"))
+    assert trained_with(tmp_path, "pytorch", 6) == {"chosen": [["pytorch", "tuned"]], "timed": 1}
+    assert trained_with(tmp_path, "half kept", 6, mode="off") == again
+    assert trained_with(tmp_path, "half kept", 6, mode="retune") == again
+    before = file_in(tmp_path).read_bytes()
+    assert trained_with(tmp_path, "kept", 6, mode="read") == {"chosen": STORED, "timed": 0}
+    assert trained_with(tmp_path, "kept", 7, mode="read")["timed"] == 1
+    assert file_in(tmp_path).read_bytes() == before
+
+
+def test_a_folder_that_is_shipped(tmp_path: Path) -> None:
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    trained_with(shipped, "half kept", 6)
+    before = file_in(shipped).read_bytes()
+    found = trained_with(own, "pytorch", 6, 7, shipped=[shipped])
+    assert found == {"chosen": [*STORED, ["pytorch", "tuned"]], "timed": 1}
+    assert file_in(shipped).read_bytes() == before
+    assert trained_with(own, "kept", 6, 7, shipped=[])["chosen"] == [
+        ["kept", "tuned"],
+        ["pytorch", "store"],
+    ]
+    # The user's own comes first.
+    assert trained_with(own, "pytorch", 6, shipped=[shipped])["chosen"] == [["kept", "store"]]
+
+
+def test_a_store_in_one_file(tmp_path: Path) -> None:
+    trained_with(tmp_path / "mine.json", "half kept", 6)
+    assert [path.name for path in tmp_path.glob("*.norms")] == ["mine.norms"]
+    assert trained_with(tmp_path / "mine.json", "pytorch", 6)["chosen"] == STORED
+
+
+def test_another_torch_or_other_kernels_measure_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_with(tmp_path, "half kept", 6)
+    for module, name in ((torch, "__version__"), (plan, "VERSION")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, "another")
+            assert trained_with(tmp_path, "kept", 6)["chosen"] == [["kept", "tuned"]]
+    assert trained_with(tmp_path, "pytorch", 6)["chosen"] == STORED
+
+
+def test_a_form_that_is_wrong_now_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_with(tmp_path, "half kept", 6)
+    by_operators = norm_measuring._by_operators
+
+    def wrong(given: Any, form: Any, adopts: bool = False) -> Any:
+        results = by_operators(given, form, adopts)
+        return results | {"output": results["output"] * (1.01 if form == "half kept" else 1)}
+
+    monkeypatch.setattr(norm_measuring, "_by_operators", wrong)
+    assert trained_with(tmp_path, "two passes", 6)["chosen"] == [["two passes", "tuned"]]
+    monkeypatch.undo()
+    assert trained_with(tmp_path, "pytorch", 6)["chosen"] == [["two passes", "store"]]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        "half kept",
+        {"chosen": "the best"},
+        {"chosen": "kept", "times_ms": {"kept": "fast"}},
+        {"chosen": "kept", "times_ms": [1]},
+        {"chosen": "kept", "unknown": 1},
+        {},
+    ],
+    ids=str,
+)
+def test_an_entry_that_is_no_choice_is_replaced(tree: Any, tmp_path: Path) -> None:
+    trained_with(tmp_path, "half kept", 6)
+    path = file_in(tmp_path)
+    name = json.loads(path.read_text().splitlines()[1])["name"]
+    norm_file.keep(None, name, tree)
+    assert trained_with(tmp_path, "half kept", 6) == {"chosen": TUNED, "timed": 1}
+    assert trained_with(tmp_path, "pytorch", 6) == {"chosen": STORED, "timed": 0}
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+    trained_with(tmp_path, "half kept", 6, 7)
+    path = file_in(tmp_path)
+    header, first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header + first[:100] + b"\n" + second)
+    with pytest.warns(UserWarning, match="is damaged"):
+        found = trained_with(tmp_path, "kept", 6, 7)
+    assert found == {"chosen": [["kept", "tuned"], ["half kept", "store"]], "timed": 1}
+    assert len(list(tmp_path.glob("*.damaged-*"))) == 1
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    trained_with(tmp_path, "half kept", 6)
+    path = file_in(tmp_path)
+    path.write_text("my notes")
+    with pytest.warns(UserWarning, match="is left alone"):
+        assert trained_with(tmp_path, "kept", 6)["timed"] == 1
+    assert path.read_text() == "my notes"
+
+
+def test_what_lacks_memory_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(norm_measuring, "_by_pytorch", no_memory)
+    trained_with(tmp_path, "half kept", 6)
+    monkeypatch.undo()
+    assert trained_with(tmp_path, "half kept", 6) == {"chosen": TUNED, "timed": 1}
+
+
+def test_decisions_of_convolutions_are_as_before(tmp_path: Path) -> None:
+    """The two files lie side by side, and neither is taken for the other."""
+    shutil.rmtree(tmp_path)
+    trained_with(tmp_path, "half kept", 6)
+    store = ca.get_store()
+    assert len(store) == 0
+    assert list(store.keys()) == []
+    assert store.path.with_suffix(".norms") == file_in(tmp_path)
