@@ -11,7 +11,7 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS, source, text
-from cudnn_autotune.engines.norms.reference import MASKED_BYTES
+from cudnn_autotune.engines.norms.reference import MASKED_BYTES, NORM_ACTIVATIONS
 from cudnn_autotune.engines.recipe import Kernel
 
 Form = Literal["kept", "half kept", "two passes"]
@@ -19,8 +19,8 @@ FORMS: tuple[Form, ...] = ("kept", "half kept", "two passes")
 """One launch that keeps what it reads twice in shared memory; a backward has two such tensors, and
 may keep one of them. Or two launches, which read all of it twice."""
 
-_NUMBERS = {str(name): number for name, number in ACTIVATION_NUMBERS.items()}
-_NUMBERS |= {"identity": 0, "relu6": len(ACTIVATION_NUMBERS)}
+_NUMBERS = {"identity": 0}
+_NUMBERS |= {name: ACTIVATION_NUMBERS[name] for name in NORM_ACTIVATIONS if name not in _NUMBERS}
 _SEGMENT_BYTES = 128
 """Neighbouring bytes of a row that a block reads: a line of the cache."""
 _FIRST_WITH_COPIES = (8, 0)

@@ -19,7 +19,7 @@ import checkout
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS
+from fused_cases import FUNCTIONS, NAMES
 from references import TOLERANCES, assert_close
 from subprocesses import evaluate
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.problem import ACTIVATIONS
 from cudnn_autotune.nn.backend import compiled_graph, entry
 from cudnn_autotune.nn.backend.programs import Options
 
@@ -105,7 +104,7 @@ def input() -> Tensor:
 
 
 @pytest.mark.basic(1)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", NAMES)
 def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor) -> None:
     model = Block(FUNCTIONS[activation]).eval()
     expected = copy.deepcopy(model).double()(input.double())
@@ -115,6 +114,16 @@ def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor)
     assert [group.text for group in last().fused] == [text.format(activation) for text in TEXTS]
     assert not last().is_frozen
     assert codes[0].count("conv_fused.default(") == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: torch.dtype) -> None:
+    model, input = Block(F.elu).eval().to(dtype), input.to(dtype)
+    expected = copy.deepcopy(model).double()(input.double())
+    with torch.no_grad():
+        output = compiled(model)(input)
+    assert_close(output, expected, 3 * TOLERANCES[dtype])
+    assert [group.text for group in last().fused] == [text.format("elu(1)") for text in TEXTS]
 
 
 def test_constant_weights_are_folded_once(block: nn.Module, input: Tensor) -> None:
@@ -150,7 +159,7 @@ def test_a_bias_that_is_alone_and_a_value_that_is_used_elsewhere(input: Tensor) 
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             y = self.first(x)
-            return y.relu() + x, self.second(y).tanh()
+            return y.relu() + x, self.second(y).exp()
 
     model = Model().eval()
     with torch.no_grad():
