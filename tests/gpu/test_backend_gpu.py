@@ -389,6 +389,30 @@ def test_training(layout: torch.memory_format) -> None:
     assert problems == {"fprop", "dgrad", "wgrad"}
 
 
+def test_a_scaled_branch_is_added_to_its_residual() -> None:
+    """ESRGAN's: the number is folded into the weight and the bias."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(64, 64, 3, padding=1)
+            self.second = nn.Conv2d(64, 64, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(F.leaky_relu(self.first(x), 0.2)) * 0.2 + x
+
+    model = Model().eval().cuda().half().to(memory_format=torch.channels_last)
+    input = torch.randn(2, 64, 28, 28, device="cuda", dtype=torch.float16)
+    input = input.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(input.double())
+        output, codes = run_and_get_code(compiled(model), input)
+    texts = [group.text for group in last().fused]
+    assert texts == ["conv + bias + leaky_relu(0.2)", "conv + bias + residual"]
+    assert codes[0].count("conv_fused.default(") == 2
+    assert_close(output, expected, 2 * tolerance(torch.float16))
+
+
 @pytest.mark.parametrize("dims", [1, 3])
 def test_other_numbers_of_dimensions(dims: int) -> None:
     convolution = {1: nn.Conv1d, 3: nn.Conv3d}[dims]

@@ -126,6 +126,38 @@ def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: to
     assert [group.text for group in last().fused] == [text.format("elu(1)") for text in TEXTS]
 
 
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_scaled_branch_is_added_to_its_residual(dtype: torch.dtype, freezing: bool) -> None:
+    """As in ESRGAN."""
+
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(8, 4, 3, padding=1)
+            self.last = nn.Conv2d(12, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.leaky_relu(self.first(x), 0.2)
+            return self.last(torch.cat((x, y), 1)) * 0.2 + x
+
+    model, input = Dense().eval().to(dtype), torch.randn(2, 8, 9, 8).to(dtype)
+    expected = copy.deepcopy(model).double()(input.double())
+    program = compiled(model, freezing=freezing)
+    with torch.no_grad():
+        output, codes = run_and_get_code(program, input)
+        assert_close(output, expected, 2 * TOLERANCES[dtype])
+        assert [group.text for group in last().fused] == [
+            "conv + bias + leaky_relu(0.2)",
+            "conv + bias + residual",
+        ]
+        assert codes[0].count("conv_fused.default(") == 2
+        assert "aten.full" not in codes[0]  # the number is a part of the kernel that folds it
+        model.last.weight.zero_()
+        model.last.bias.fill_(5)
+        torch.testing.assert_close(program(input), input + 1)
+
+
 def test_constant_weights_are_folded_once(block: nn.Module, input: Tensor) -> None:
     with torch.no_grad():
         output, codes = run_and_get_code(compiled(block, freezing=True), input)
