@@ -11,8 +11,6 @@
 #include <tuple>
 #include <vector>
 
-#include "core/names.h"
-
 namespace cudnn_autotune {
 namespace {
 
@@ -172,7 +170,7 @@ at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
 
 Activation activation_of_call(std::string_view name) {
   try {
-    return by_name<Activation>("activation", name, kActivationNames);
+    return parse_activation(name);
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_VALUE(false, error.what());
   }
@@ -182,13 +180,13 @@ at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias,
                       const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups, Activation activation) {
+                      const c10::SymInt& groups, const Activation& activation) {
   return aten_epilogue(aten_fprop(input, weight, bias, stride, padding, dilation, groups), residual,
                        activation);
 }
 
 at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
-                         Activation activation) {
+                         const Activation& activation) {
   at::Tensor sum = result;
   if (residual && residual->defined()) {
     TORCH_CHECK_VALUE(residual->sym_sizes() == result.sym_sizes() &&
@@ -198,21 +196,31 @@ at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tenso
                       residual->scalar_type());
     sum = at::add(result, *residual);
   }
-  switch (activation) {
-    case Activation::none:
+  switch (activation.kind) {
+    case ActivationKind::none:
       return sum;
-    case Activation::relu:
+    case ActivationKind::relu:
       return at::relu(sum);
-    case Activation::silu:
+    case ActivationKind::silu:
       return at::silu(sum);
-    case Activation::gelu:
+    case ActivationKind::gelu:
       return at::gelu(sum, "none");
-    case Activation::gelu_tanh:
+    case ActivationKind::gelu_tanh:
       return at::gelu(sum, "tanh");
-    case Activation::sigmoid:
+    case ActivationKind::sigmoid:
       return at::sigmoid(sum);
-    case Activation::hardswish:
+    case ActivationKind::hardswish:
       return at::hardswish(sum);
+    case ActivationKind::relu6:
+      return at::relu6(sum);
+    case ActivationKind::tanh:
+      return at::tanh(sum);
+    case ActivationKind::mish:
+      return at::mish(sum);
+    case ActivationKind::leaky_relu:
+      return at::leaky_relu(sum, activation.parameter);
+    case ActivationKind::elu:
+      return at::elu(sum, activation.parameter);
   }
   return sum;
 }

@@ -46,11 +46,11 @@ at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias,
                       const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups, Activation activation);
+                      const c10::SymInt& groups, const Activation& activation);
 // The last two steps alone, on the convolution's result with its bias. Throws c10::ValueError if
 // the residual has another shape or dtype.
 at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
-                         Activation activation);
+                         const Activation& activation);
 
 // Adds the bias, of shape (K), to `y`, of shape (N, K, spatial...).
 void add_bias(const at::Tensor& y, const at::Tensor& bias);

@@ -48,7 +48,7 @@ struct Call {
   // Of a forward with an epilogue; null and none without.
   const at::Tensor* bias = nullptr;
   const at::Tensor* residual = nullptr;
-  Activation activation = Activation::none;
+  Activation activation;
 
   const at::Tensor& first_operand() const { return *(op == ConvOp::fprop ? x : y).given; }
   // Whether no tensor has to be copied for a problem with an epilogue, which asks for kMostAligned.
@@ -86,7 +86,7 @@ ChoiceKey key_of(const Call& call, const ConvGeometry& geometry, const CallPolic
   problem.allow_reduced_precision = flags.allow_reduced_precision;
   if (call.bias != nullptr) problem.addends |= ConvProblem::kBias;
   if (call.residual != nullptr) problem.addends |= ConvProblem::kResidual;
-  problem.activation = call.activation;
+  problem.set_activation(call.activation);
   if (!problem.has_epilogue()) {
     problem.x_alignment = call.x.alignment_in(call.format);
     problem.w_alignment = call.w.alignment_in(call.format);
@@ -145,7 +145,7 @@ std::vector<int64_t> with_height_1(at::IntArrayRef size) { return {size[0], size
 at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
                    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& residual,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                   int64_t groups, Activation activation, std::string_view sampling,
+                   int64_t groups, const Activation& activation, std::string_view sampling,
                    int64_t workspace_limit) {
   const bool has_bias = bias && bias->defined();
   const bool has_residual = residual && residual->defined();
@@ -190,7 +190,7 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
             activation};
   // Engines that add a bias want aligned addresses (compute()). To copy the tensors in each call
   // would mostly take longer than a kernel that adds the bias.
-  const bool has_only_bias = has_bias && !has_residual && activation == Activation::none;
+  const bool has_only_bias = has_bias && !has_residual && activation.kind == ActivationKind::none;
   const bool adds_bias = has_only_bias && !call.is_aligned();
   if (adds_bias) call.bias = nullptr;
   const auto y = compute(call, geometry, policy);
@@ -203,8 +203,8 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
-  return forward(input, weight, bias, std::nullopt, stride, padding, dilation, groups,
-                 Activation::none, sampling, workspace_limit);
+  return forward(input, weight, bias, std::nullopt, stride, padding, dilation, groups, Activation(),
+                 sampling, workspace_limit);
 }
 
 at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,

@@ -39,7 +39,7 @@ using WgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tenso
                                   int64_t workspace_limit);
 
 // activation(x * w + bias + residual), for inference.
-//   activation: a name of core/conv_problem.h, or ""
+//   activation: a name that core/activation.h parses, "" for none
 using FusedSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias,
                                   const std::optional<at::Tensor>& residual,

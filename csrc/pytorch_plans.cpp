@@ -50,7 +50,7 @@ at::Tensor AtenPlan::launch(const Operands& operands, void* /*workspace*/) {
   switch (problem.op) {
     case ConvOp::fprop:
       return aten_fused(x, w, optional(bias), optional(residual), stride, padding, dilation, groups,
-                        problem.activation)
+                        problem.activation())
           .contiguous(conv_memory_format(x, w));
     case ConvOp::dgrad:
       return aten_dgrad(y, w, x.sym_sizes(), stride, padding, dilation, groups)

@@ -358,7 +358,7 @@ Sample sums_at(const ConvProblem& problem, const Operands& operands, const at::T
   if (has_residual) {
     added = residual.rows_at(packed.narrow(0, 2 * gathered_count + count, count)).to(wide);
   }
-  sums = aten_epilogue(sums, added, problem.activation);
+  sums = aten_epilogue(sums, added, problem.activation());
   return {written.rows_at(packed.narrow(0, 2 * gathered_count, count)), sums,
           packed.narrow(0, packed.numel() - kShapeNumbers, kShapeNumbers)};
 }

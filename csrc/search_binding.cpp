@@ -70,7 +70,7 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   problem.w_alignment = static_cast<uint8_t>(std::get<1>(alignment));
   problem.y_alignment = static_cast<uint8_t>(std::get<2>(alignment));
   problem.addends = (bias ? ConvProblem::kBias : 0) | (residual ? ConvProblem::kResidual : 0);
-  problem.activation = by_name<Activation>("activation", activation, kActivationNames);
+  problem.set_activation(parse_activation(activation));
   if (problem.has_epilogue() && problem.op != ConvOp::fprop) {
     throw std::invalid_argument("ConvProblem: only fprop has a bias, a residual or an activation");
   }
@@ -122,7 +122,8 @@ void bind_problem(py::module_& m) {
                              })
       .def_property_readonly("bias", &ConvProblem::has_bias)
       .def_property_readonly("residual", &ConvProblem::has_residual)
-      .def_property_readonly("activation", [](const ConvProblem& p) { return name(p.activation); })
+      .def_property_readonly("activation",
+                             [](const ConvProblem& p) { return p.activation().name(); })
       .def_property_readonly("text", &ConvProblem::text);
   m.def("problem_key", [](const ConvProblem& p) {
     return py::bytes(reinterpret_cast<const char*>(&p), sizeof(p));

@@ -17,4 +17,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "sigmoid": torch.sigmoid,
     "hardswish": F.hardswish,
+    "relu6": F.relu6,
+    "tanh": torch.tanh,
+    "mish": F.mish,
+    "leaky_relu(0.1)": partial(F.leaky_relu, negative_slope=0.1),
+    "elu(0.7)": partial(F.elu, alpha=0.7),
 }
+NAMES = tuple(FUNCTIONS)[1:]

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 
 import torch
+from fused_cases import FUNCTIONS
 
-from cudnn_autotune.engines.problem import ACTIVATIONS, CHANNELS_LAST, ConvProblem
+from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
 
 _MOST_PRODUCTS = 2**26  # so that the reference takes milliseconds
 
@@ -97,7 +98,7 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
             epilogue = {
                 "bias": rng.random() < 0.7,
                 "residual": rng.random() < 0.3,
-                "activation": rng.choice(("", *ACTIVATIONS)),
+                "activation": rng.choice(tuple(FUNCTIONS)),
             }
         is_aligned = any(epilogue.values()) or rng.random() < 0.8
         alignment = (32, 32, 32) if is_aligned else tuple(rng.choice((4, 8, 16)) for _ in range(3))

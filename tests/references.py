@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from fused_cases import FUNCTIONS
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.problem import ACTIVATIONS
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -135,7 +135,7 @@ def with_epilogue(
         sums = sums + bias.double().reshape(-1, *(1,) * (sums.dim() - 2))
     if residual is not None:
         sums = sums + residual.double()
-    return ACTIVATIONS[problem.activation](sums) if problem.activation else sums
+    return FUNCTIONS[problem.activation](sums)
 
 
 def expected(

@@ -163,22 +163,50 @@ ConvGraph::Tensor ConvGraph::add_pointwise(fe::PointwiseMode_t mode, const Tenso
   return b == nullptr ? pointwise(a, attributes) : pointwise(a, b, attributes);
 }
 
+// min(max(input, 0), 6)
+ConvGraph::Tensor ConvGraph::add_relu6(const Tensor& input) {
+  return pointwise(input, fe::graph::Pointwise_attributes()
+                              .set_mode(fe::PointwiseMode_t::RELU_FWD)
+                              .set_relu_lower_clip(0.0f)
+                              .set_relu_upper_clip(6.0f));
+}
+
 ConvGraph::Tensor ConvGraph::add_activation(const Tensor& input) {
   using Mode = fe::PointwiseMode_t;
-  switch (problem_.activation) {
-    case Activation::none:
+  const Activation activation = problem_.activation();
+  // The frontend takes attributes of operations in float32.
+  const auto parameter = static_cast<float>(activation.parameter);
+  switch (activation.kind) {
+    case ActivationKind::none:
       return input;
-    case Activation::relu:
+    case ActivationKind::relu:
       return add_pointwise(Mode::RELU_FWD, input);
-    case Activation::silu:
+    case ActivationKind::silu:
       return add_pointwise(Mode::SWISH_FWD, input);
-    case Activation::gelu:
+    case ActivationKind::gelu:
       return add_pointwise(Mode::GELU_FWD, input);
-    case Activation::gelu_tanh:
+    case ActivationKind::gelu_tanh:
       return add_pointwise(Mode::GELU_APPROX_TANH_FWD, input);
-    case Activation::sigmoid:
+    case ActivationKind::sigmoid:
       return add_pointwise(Mode::SIGMOID_FWD, input);
-    case Activation::hardswish:
+    case ActivationKind::tanh:
+      return add_pointwise(Mode::TANH_FWD, input);
+    case ActivationKind::elu:
+      return pointwise(
+          input,
+          fe::graph::Pointwise_attributes().set_mode(Mode::ELU_FWD).set_elu_alpha(parameter));
+    case ActivationKind::leaky_relu:
+      return pointwise(input, fe::graph::Pointwise_attributes()
+                                  .set_mode(Mode::RELU_FWD)
+                                  .set_relu_lower_clip_slope(parameter));
+    case ActivationKind::relu6:
+      // By one operation it is a clipped ReLU, for which 9.24 lists two engines; in two it is any
+      // pointwise operation, for which those are listed that compute SiLU.
+      return add_relu6(add_pointwise(Mode::RELU_FWD, input));
+    case ActivationKind::mish:
+      return add_pointwise(Mode::MUL, input,
+                           add_pointwise(Mode::TANH_FWD, add_pointwise(Mode::SOFTPLUS_FWD, input)));
+    case ActivationKind::hardswish:
       break;
   }
   const auto constant = [&](const char* name, int64_t uid, double value) {
@@ -188,11 +216,7 @@ ConvGraph::Tensor ConvGraph::add_activation(const Tensor& input) {
     return Graph::tensor(attributes.set_name(name).set_uid(uid));
   };
   const auto shifted = add_pointwise(Mode::ADD, input, constant("three", kUidThree, 3.0));
-  const auto clipped = pointwise(shifted, fe::graph::Pointwise_attributes()
-                                              .set_mode(Mode::RELU_FWD)
-                                              .set_relu_lower_clip(0.0f)
-                                              .set_relu_upper_clip(6.0f));
-  return add_pointwise(Mode::MUL, add_pointwise(Mode::MUL, input, clipped),
+  return add_pointwise(Mode::MUL, add_pointwise(Mode::MUL, input, add_relu6(shifted)),
                        constant("sixth", kUidSixth, 1.0 / 6.0));
 }
 

@@ -54,6 +54,7 @@ class ConvGraph : private cudnn_frontend::graph::Graph {
   // Adds the problem's epilogue to the result of its convolution; returns the last result.
   Tensor add_epilogue(Tensor result);
   Tensor add_pointwise(cudnn_frontend::PointwiseMode_t mode, const Tensor& a, const Tensor& b = {});
+  Tensor add_relu6(const Tensor& input);
   Tensor add_activation(const Tensor& input);
 
   ConvProblem problem_;

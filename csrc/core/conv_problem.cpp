@@ -53,8 +53,20 @@ std::string ConvProblem::text() const {
   }
   if (has_bias()) t += " bias";
   if (has_residual()) t += " residual";
-  if (activation != Activation::none) t += std::string(" ") + name(activation);
+  if (has_activation()) t += " " + activation().name();
   return t;
+}
+
+Activation ConvProblem::activation() const {
+  Activation activation{activation_kind};
+  static_assert(sizeof(activation.parameter) == sizeof(activation_parameter));
+  std::memcpy(&activation.parameter, &activation_parameter, sizeof(activation_parameter));
+  return activation;
+}
+
+void ConvProblem::set_activation(const Activation& activation) {
+  activation_kind = activation.kind;
+  std::memcpy(&activation_parameter, &activation.parameter, sizeof(activation_parameter));
 }
 
 bool ConvProblem::operator==(const ConvProblem& other) const {

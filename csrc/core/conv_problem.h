@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/activation.h"
+
 namespace cudnn_autotune {
 
 constexpr int kMaxSpatialDims = 3;
@@ -14,21 +16,15 @@ constexpr int kMaxSpatialDims = 3;
 enum class ConvOp : uint8_t { fprop, dgrad, wgrad };
 enum class DataType : uint8_t { float16, bfloat16, float32, float64 };
 enum class Layout : uint8_t { channels_first, channels_last };
-enum class Activation : uint8_t { none, relu, silu, gelu, gelu_tanh, sigmoid, hardswish };
 
 // The names, in the order of the enumerators.
 constexpr std::array kOpNames{"fprop", "dgrad", "wgrad"};
 constexpr std::array kDataTypeNames{"float16", "bfloat16", "float32", "float64"};
 constexpr std::array kLayoutNames{"contiguous", "channels_last"};
-constexpr std::array kActivationNames{"",          "relu",    "silu",     "gelu",
-                                      "gelu_tanh", "sigmoid", "hardswish"};
 
 inline const char* name(ConvOp op) { return kOpNames.at(static_cast<size_t>(op)); }
 inline const char* name(DataType dtype) { return kDataTypeNames.at(static_cast<size_t>(dtype)); }
 inline const char* name(Layout layout) { return kLayoutNames.at(static_cast<size_t>(layout)); }
-inline const char* name(Activation activation) {
-  return kActivationNames.at(static_cast<size_t>(activation));
-}
 
 // A convolution problem: everything that decides which engines are valid and which is fastest, and
 // nothing else. The shapes are those of the forward convolution, also for dgrad and wgrad:
@@ -57,14 +53,18 @@ struct ConvProblem {
   uint8_t w_alignment = 32;
   uint8_t y_alignment = 32;
   uint8_t addends = 0;  // kBias, kResidual, or both
-  Activation activation = Activation::none;
+  ActivationKind activation_kind = ActivationKind::none;
+  int64_t activation_parameter = 0;  // the bits of a double
 
   static constexpr uint8_t kBias = 1;
   static constexpr uint8_t kResidual = 2;
   bool has_bias() const { return (addends & kBias) != 0; }
   bool has_residual() const { return (addends & kResidual) != 0; }
-  bool has_epilogue() const { return addends != 0 || activation != Activation::none; }
-  bool has_only_bias() const { return addends == kBias && activation == Activation::none; }
+  bool has_activation() const { return activation_kind != ActivationKind::none; }
+  bool has_epilogue() const { return addends != 0 || has_activation(); }
+  bool has_only_bias() const { return addends == kBias && !has_activation(); }
+  Activation activation() const;
+  void set_activation(const Activation& activation);
 
   int dims() const { return 2 + spatial_dims; }
   int64_t output_size(int spatial_dim) const;

@@ -108,7 +108,7 @@ bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem, int6
   ConvProblem computed = problem;  // by the engine
   if (config.is_unfused) {
     computed.addends = 0;
-    computed.activation = Activation::none;
+    computed.set_activation({});
   }
   return std::any_of(kErrata.begin(), kErrata.end(), [&](const Erratum& erratum) {
     return erratum.holds_in(cudnn_version / 100) && erratum.engine == config.engine &&

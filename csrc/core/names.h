@@ -15,9 +15,8 @@ Enum by_name(const std::string& argument, std::string_view text,
              const std::array<const char*, count>& names) {
   std::string allowed;
   for (size_t i = 0; i < count; ++i) {
-    const std::string_view one = names[i];
-    if (text == one) return static_cast<Enum>(i);
-    allowed += (i > 0 ? ", " : "") + (one.empty() ? "''" : std::string(one));
+    if (text == names[i]) return static_cast<Enum>(i);
+    allowed += (i > 0 ? ", " : "") + std::string(names[i]);
   }
   throw std::invalid_argument(argument + " must be one of " + allowed + ", got '" +
                               std::string(text) + "'");

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines.activations import Activation
 
 Operation = Literal["fprop", "dgrad", "wgrad"]
-ActivationName = Literal["", "relu", "silu", "gelu", "gelu_tanh", "sigmoid", "hardswish"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-ACTIVATIONS: Mapping[ActivationName, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "sigmoid": torch.sigmoid,
-    "hardswish": F.hardswish,
-}
-"""The activations that a forward convolution can be fused with, as PyTorch's functions, by name."""
 DTYPES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
@@ -67,8 +56,9 @@ class ConvProblem:
             are multiples of. Memory that torch allocates is aligned to 32 and more.
         bias, residual, activation: what a forward convolution is fused with. It computes
             ``activation(conv(input, weight) + bias + residual)``, with a bias of shape ``(K,)`` and
-            a residual of the output's shape, layout and dtype. ``activation`` is one of
-            ``ACTIVATIONS``, or ``""``. All tensors are aligned to 32 bytes.
+            a residual of the output's shape, layout and dtype. ``activation`` is ``""`` or a kind
+            of ``ACTIVATIONS``; leaky ReLU has its slope in the name, as in ``"leaky_relu(0.1)"``,
+            and ELU its alpha, from 0.0001 to 1000. All tensors are aligned to 32 bytes.
 
     Raises:
         ValueError, TypeError: an argument is not allowed; the text names it, what is allowed and
@@ -90,7 +80,7 @@ class ConvProblem:
     alignment: tuple[int, int, int]
     bias: bool
     residual: bool
-    activation: ActivationName
+    activation: str
 
     def __init__(
         self,
@@ -109,7 +99,7 @@ class ConvProblem:
         alignment: tuple[int, int, int] = (32, 32, 32),
         bias: bool = False,
         residual: bool = False,
-        activation: ActivationName = "",
+        activation: str = "",
     ) -> None:
         if op not in OPERATIONS:
             raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}")
@@ -151,10 +141,8 @@ class ConvProblem:
             raise ValueError(
                 f"alignment must be three powers of two from 1 to 32 bytes, got {shown(alignment)}"
             )
-        if activation not in ("", *ACTIVATIONS):
-            raise ValueError(
-                f"activation must be '' or one of {', '.join(ACTIVATIONS)}, got {shown(activation)}"
-            )
+        if activation != "":
+            activation = Activation.named(activation).name
         if (bias or residual or activation) and aligned != (32, 32, 32):
             raise ValueError(f"alignment must be (32, 32, 32) of a fused problem, got {aligned}")
         if op != "fprop" and (bias or residual or activation):

@@ -10,7 +10,6 @@ import torch
 
 from cudnn_autotune.core.json_node import Node, shown
 from cudnn_autotune.engines.problem import (
-    ACTIVATIONS,
     CHANNELS_LAST,
     DTYPES,
     DTYPES_BY_NAME,
@@ -65,7 +64,7 @@ def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
     if is_fused:
         values["bias"] = fields["bias"].boolean()
         values["residual"] = fields["residual"].boolean()
-        values["activation"] = fields["activation"].one_of(("", *ACTIVATIONS))
+        values["activation"] = fields["activation"].text()
     values["op"] = fields["op"].one_of(OPERATIONS)
     values["groups"] = fields["groups"].integer(1)
     values["dtype"] = DTYPES_BY_NAME[fields["dtype"].one_of(tuple(DTYPES_BY_NAME))]
@@ -120,7 +119,7 @@ _SHAPE = r"(\d{1,19}(?:x\d{1,19})*)"
 _TEXT = re.compile(
     rf"(\S+) x={_SHAPE} w={_SHAPE} padding={_INTS}(?::{_INTS})? stride={_INTS} dilation={_INTS} "
     rf"groups=(\d{{1,19}}) (\S+) (\S+)( no_tf32)?( no_reduced_precision)?(?: alignment={_INTS})?"
-    rf"( bias)?( residual)?(?: ({'|'.join(ACTIVATIONS)}))?",
+    rf"( bias)?( residual)?(?: ([\w().]+))?",
     re.ASCII,
 )
 
@@ -131,8 +130,7 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
     if match is None:
         raise ValueError(f"{shown(text)} is no problem's text")
     op, x, w, before, after, stride, dilation, groups, dtype, layout, *rest = match.groups()
-    *flags, alignment, bias, residual, _ = rest
-    activation: Any = rest[-1] or ""
+    *flags, alignment, bias, residual, activation = rest
     shape = _ints(x, "x")
     if op not in OPERATIONS or dtype not in DTYPES_BY_NAME or layout not in _MEMORY_FORMATS:
         raise ValueError(f"{shown(text)} is no problem's text")
@@ -154,7 +152,7 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
             alignment=_ints(alignment) if alignment else _FULL_ALIGNMENT,  # type: ignore[arg-type]
             bias=bool(bias),
             residual=bool(residual),
-            activation=activation,
+            activation=activation or "",
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{shown(text)} is no problem's text") from error

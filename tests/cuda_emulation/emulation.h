@@ -22,6 +22,7 @@
 extern "C" {
 float erff(float) noexcept;
 float expf(float) noexcept;
+float expm1f(float) noexcept;
 float sqrtf(float) noexcept;
 float tanhf(float) noexcept;
 }

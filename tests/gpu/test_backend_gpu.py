@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS
+from fused_cases import FUNCTIONS, NAMES
 from references import assert_close, tolerance
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.problem import ACTIVATIONS
 from cudnn_autotune.nn.backend.programs import FrozenWeights
 from cudnn_autotune.store import kept_plans
 
@@ -78,7 +77,7 @@ def last() -> ca.Compilation:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", NAMES)
 def test_a_fused_model_is_right(activation: str, dtype: torch.dtype) -> None:
     model, input, expected = block(dtype, activation=activation)
     with torch.no_grad():
@@ -117,7 +116,7 @@ def test_what_is_left_unfused_is_tuned_and_in_one_layout() -> None:
             self.second = nn.Conv2d(64, 64, 3, padding=1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x).tanh()).relu()
+            return self.second(self.first(x).sin()).relu()
 
     model = Model().eval().cuda().half()
     input = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
@@ -387,6 +386,30 @@ def test_training(layout: torch.memory_format) -> None:
         assert_close(one.grad, other.grad, 2e-2)  # type: ignore[arg-type]
     problems = {choice.problem.op for choice in ca.choices()}
     assert problems == {"fprop", "dgrad", "wgrad"}
+
+
+def test_a_scaled_branch_is_added_to_its_residual() -> None:
+    """ESRGAN's: the number is folded into the weight and the bias."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(64, 64, 3, padding=1)
+            self.second = nn.Conv2d(64, 64, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(F.leaky_relu(self.first(x), 0.2)) * 0.2 + x
+
+    model = Model().eval().cuda().half().to(memory_format=torch.channels_last)
+    input = torch.randn(2, 64, 28, 28, device="cuda", dtype=torch.float16)
+    input = input.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(input.double())
+        output, codes = run_and_get_code(compiled(model), input)
+    texts = [group.text for group in last().fused]
+    assert texts == ["conv + bias + leaky_relu(0.2)", "conv + bias + residual"]
+    assert codes[0].count("conv_fused.default(") == 2
+    assert_close(output, expected, 2 * tolerance(torch.float16))
 
 
 @pytest.mark.parametrize("dims", [1, 3])

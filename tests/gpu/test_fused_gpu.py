@@ -12,7 +12,6 @@ from references import relative_error, tolerance
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.problem import ACTIVATIONS
 from cudnn_autotune.timers.measuring import added_operands, operands, run_operator
 from cudnn_autotune.tuning.tune_problem import tune
 
@@ -52,9 +51,8 @@ def reference(problem: ca.ConvProblem, data: tuple[Tensor, ...]) -> Tensor:
     pre, post = problem.padding[:n], problem.padding[n:]
     pairs = [side for d in reversed(range(n)) for side in (pre[d], post[d])]
     x = torch.nn.functional.pad(x, pairs)
-    sums = torch.nn.functional.conv2d(
-        x, w, bias, problem.stride, 0, problem.dilation, problem.groups
-    )
+    convolution = (torch.conv1d, torch.conv2d, torch.conv3d)[n - 1]
+    sums = convolution(x, w, bias, problem.stride, 0, problem.dilation, problem.groups)
     return FUNCTIONS[problem.activation](sums if residual is None else sums + residual)
 
 
@@ -62,7 +60,7 @@ def allowed(problem: ca.ConvProblem) -> float:
     return tolerance(problem.dtype, problem.allow_tf32)
 
 
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+@pytest.mark.parametrize("activation", FUNCTIONS)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", ["3x3", "1x1"])
 def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activation: str) -> None:
@@ -95,7 +93,7 @@ def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activa
         assert ran > 0, "\n".join(refused)
 
 
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+@pytest.mark.parametrize("activation", FUNCTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("added", [{"bias": True}, {"residual": True}], ids=str)
 def test_the_operator_is_right(shape: str, activation: str, added: dict[str, bool]) -> None:
@@ -105,6 +103,65 @@ def test_the_operator_is_right(shape: str, activation: str, added: dict[str, boo
     output = run_operator(problem, data, "sample_once")
     assert relative_error(output, reference(problem, data)) <= allowed(problem)
     assert output.is_contiguous(memory_format=NHWC)
+
+
+NEW = ["relu6", "tanh", "mish", "leaky_relu(0.1)", "elu(0.7)"]
+OTHER_DIMS: dict[str, dict[str, Any]] = {
+    "1-d as images of height 1": {
+        "input_shape": (4, 64, 1, 256), "weight_shape": (64, 64, 1, 7), "padding": (0, 9),
+        "dilation": (1, 3), "memory_format": NHWC,
+    },
+    "1-d": {"input_shape": (4, 64, 256), "weight_shape": (64, 64, 3), "padding": 1},
+    "3-d": {
+        "input_shape": (2, 32, 6, 14, 14), "weight_shape": (32, 32, 3, 3, 3), "padding": 1,
+        "memory_format": torch.channels_last_3d,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", NEW)
+@pytest.mark.parametrize("shape", OTHER_DIMS)
+def test_activations_of_other_numbers_of_dimensions(shape: str, activation: str) -> None:
+    ca.set_benchmark_limit(3)
+    problem = ca.ConvProblem(
+        "fprop", **OTHER_DIMS[shape], dtype=torch.float16, bias=True, activation=activation
+    )
+    data = operands(problem)
+    output = run_operator(problem, data, "sample_once")
+    assert relative_error(output, reference(problem, data)) <= allowed(problem)
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu(0.01)", "leaky_relu(3)", "elu(1)", "elu(3)"])
+def test_other_parameters(activation: str) -> None:
+    """A parameter reaches the engine, also one above 1."""
+    ca.set_benchmark_limit(3)
+    problem = make("3x3", "fp16_nhwc", activation, bias=True)
+    data = operands(problem)
+    name, _, parameter = activation.rstrip(")").partition("(")
+    function = getattr(torch.nn.functional, name)
+    plain = reference(make("3x3", "fp16_nhwc", "", bias=True), data)
+    output = run_operator(problem, data, "sample_once")
+    assert relative_error(output, function(plain, float(parameter))) <= allowed(problem)
+
+
+@pytest.mark.parametrize("activation", NEW)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_every_engine_passes_on_what_is_not_finite(value: float, activation: str) -> None:
+    problem = make("1x1", "fp16_nhwc", activation, bias=True)
+    x, w, _, bias = operands(problem)
+    w.fill_(1 / w.shape[1])
+    x[0, :, 3, 5] = value
+    expected = FUNCTIONS[activation](torch.conv2d(x.double(), w.double(), bias.double()))
+    listed = {c.engine_name: c.text for c in ca.expert.candidates(problem, device="cuda")}
+    others = {}
+    for text in listed.values():
+        try:
+            found = ca.expert.execute(problem, text, x, w, bias)
+        except ca.CudnnError:
+            continue
+        if not torch.allclose(found.double(), expected, 1e-2, 1e-2, equal_nan=True):
+            others[text] = found[0, :2, 3, 5].tolist()
+    assert not others, f"expected {expected[0, :2, 3, 5].tolist()}, got {others}"
 
 
 def test_a_choice_is_searched_once_stored_and_explained() -> None:

@@ -273,7 +273,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
         ("COPY_BYTES", shape.copy_bytes),
         ("SHIFT", 0 if shape.is_channels_last else -shape.padding[1] % 8),
         ("STORE_PAIRS", int(has_pairs)),
-        ("ACTIVATION", sources.ACTIVATION_NUMBERS[problem.activation]),
+        *sources.activation_macros(problem.activation),
         ("HAS_BIAS", int(problem.bias)),
         ("HAS_RESIDUAL", int(problem.residual)),
         *tiling.layout.items(),

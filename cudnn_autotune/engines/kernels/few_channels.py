@@ -12,7 +12,7 @@ from cudnn_autotune.engines.kernels.few_channels_rows import (
     Rows,
     is_computed,
 )
-from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, source, version_of
+from cudnn_autotune.engines.kernels.sources import activation_macros, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
@@ -128,7 +128,7 @@ class FewChannels(KernelFamily[_Settings]):
             "SHARED_BYTES": geometry.shared_bytes(tiling),
             "HAS_BIAS": int(problem.bias),
             "HAS_RESIDUAL": int(problem.residual),
-            "ACTIVATION": ACTIVATION_NUMBERS[problem.activation],
+            **dict(activation_macros(problem.activation)),
         }
         resident = gpu.multiprocessors * tiling.blocks
         launch = KernelLaunch(

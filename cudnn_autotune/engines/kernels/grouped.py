@@ -164,7 +164,7 @@ class Grouped(KernelFamily[Plan]):
             "SHARED_BYTES": tiling.shared_bytes,
             "HAS_BIAS": int(problem.bias),
             "HAS_RESIDUAL": int(problem.residual),
-            "ACTIVATION": sources.ACTIVATION_NUMBERS[problem.activation],
+            **dict(sources.activation_macros(problem.activation)),
         }
         x, y = Address("x"), Address("y")
         launch = KernelLaunch(

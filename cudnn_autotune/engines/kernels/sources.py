@@ -9,12 +9,12 @@ from importlib import resources
 
 import torch
 
-from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.engines.activations import ACTIVATIONS, Activation
 
 ELEMENTS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}
 """The name of each dtype in device.cuh."""
-ACTIVATION_NUMBERS = {name: number for number, name in enumerate(("", *ACTIVATIONS))}
-"""The number of each activation in device.cuh."""
+ACTIVATION_NUMBERS = {kind: number for number, kind in enumerate(ACTIVATIONS, 1)}
+"""The number of each kind of activation in device.cuh; 0 is none."""
 _VERSION_DIGITS = 8
 
 
@@ -30,6 +30,19 @@ def text(file_name: str, package: str = __package__) -> str:
     """Returns a source in a package's folder, with the name by which a compiler's messages call
     it."""
     return f'#line 1 "{file_name}"\n{_read(file_name, package)}'
+
+
+def activation_macros(name: str) -> tuple[tuple[str, str | int], ...]:
+    """Returns the macros that tell device.cuh an activation; ``""`` is none."""
+    if name == "":
+        return (("ACTIVATION", 0),)
+    activation = Activation.named(name)
+    macros: tuple[tuple[str, str | int], ...] = (
+        ("ACTIVATION", ACTIVATION_NUMBERS[activation.kind]),
+    )
+    if activation.parameter is not None:
+        macros += (("ACTIVATION_PARAMETER", f"{activation.parameter!r}f"),)
+    return macros
 
 
 def files_of(source: str) -> list[str]:

@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int i = 0; i < VECTOR; ++i) {
           const int c = PLANES ? 0 : i;
           const float z = normalized(values[i], mean[c], scale[c], shift[c]);
-          values[i] = activated(RESIDUAL ? z + added[i] : z);
+          values[i] = activate<ACTIVATION>(RESIDUAL ? z + added[i] : z);
         }
         const Vector result = Vector::of(values);
         *reinterpret_cast<Vector*>(y + place[v]) = result;

@@ -17,7 +17,7 @@ from cudnn_autotune.engines.kernels.sources import (
     text,
     version_of,
 )
-from cudnn_autotune.engines.norms.reference import MASKED_BYTES
+from cudnn_autotune.engines.norms.reference import MASKED_BYTES, NORM_ACTIVATIONS
 from cudnn_autotune.engines.recipe import Kernel
 
 Form = Literal["kept", "half kept", "two passes"]
@@ -35,8 +35,8 @@ VERSION = version_of(
 )
 """The digest of what decides how fast a form is, and what it computes."""
 
-_NUMBERS = {str(name): number for name, number in ACTIVATION_NUMBERS.items()}
-_NUMBERS |= {"identity": 0, "relu6": len(ACTIVATION_NUMBERS)}
+_NUMBERS = {"identity": 0}
+_NUMBERS |= {name: ACTIVATION_NUMBERS[name] for name in NORM_ACTIVATIONS if name not in _NUMBERS}
 _SEGMENT_BYTES = 128
 """Neighbouring bytes of a row that a block reads: a line of the cache."""
 _FIRST_WITH_COPIES = (8, 0)

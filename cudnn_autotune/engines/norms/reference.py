@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.engines.activations import ACTIVATIONS
 
 aten = torch.ops.aten
 

@@ -234,12 +234,6 @@ __device__ __forceinline__ float normalized(float x, float mean, float scale, fl
   return (x - mean) * scale + bias;
 }
 
-// The activations are those of device.cuh, and 7, relu6.
-__device__ __forceinline__ float activated(float z) {
-  if (ACTIVATION == 7) return z < 0.0f ? 0.0f : z > 6.0f ? 6.0f : z;
-  return activate<ACTIVATION>(z);
-}
-
 // Whether a ReLU or ReLU6 passes the gradient of its output y on; where it does not, it is 0.
 __device__ __forceinline__ bool passes(float y) {
   return !(y <= 0.0f || (ACTIVATION == 7 && y >= 6.0f));

@@ -2,9 +2,9 @@
 
 A batch norm in eval mode does that, and so do a layer scale and torchvision's FrozenBatchNorm2d. In
 a functional graph of ATen operators they are additions, subtractions, multiplications and divisions
-by one number for each channel. The program computes the folded weights at each call, of what the
-parameters and buffers are then, so they are never stale. One operator, ``fold_weights``, does that
-for all of them.
+by one number for each channel, or for all of them. The program computes the folded weights at each
+call, of what the parameters and buffers are then, so they are never stale. One operator,
+``fold_weights``, does that for all of them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Chain:
 
     nodes: tuple[Node, ...]
     """Convolution, and those after it."""
-    steps: tuple[tuple[Any, Node], ...]
+    steps: tuple[tuple[Any, Node | float], ...]
     """Operator and its other operand, for each that scales or shifts."""
 
 
@@ -94,7 +94,7 @@ def fold(graph: Graph, weights: Iterable[Node]) -> list[Folding]:
     if not chains:
         return []
     first = chains[0].nodes[0]
-    needed = [operand for chain in chains for _, operand in chain.steps]
+    needed = [step for chain in chains for _, step in chain.steps if isinstance(step, Node)]
     for chain in chains:
         needed += [arg for arg in chain.nodes[0].args[1:3] if isinstance(arg, Node)]
     _hoist(graph, needed, first)
@@ -171,8 +171,7 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
         if user.target is _convert:
             if not user.meta["val"].dtype.is_floating_point:
                 break
-        elif (other := _channelwise_operand(user, nodes[-1], output)) in fixed:
-            assert other is not None
+        elif (other := _channelwise_operand(user, nodes[-1], output, fixed)) is not None:
             steps.append((user.target, other))
         else:
             break
@@ -187,14 +186,19 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
     return found
 
 
-def _channelwise_operand(user: Node, value: Node, output: Tensor) -> Node | None:
-    """Returns the operand that scales or shifts the channels of a value; None if there is none."""
+def _channelwise_operand(
+    user: Node, value: Node, output: Tensor, fixed: Collection[Node]
+) -> Node | float | None:
+    """Returns the operand, a number or one of ``fixed``, that scales or shifts the channels of a
+    value; None if there is none."""
     if user.target not in (_add, _sub, _mul, _div) or user.kwargs:
         return None
     one, other = user.args
     if other is value and user.target in (_add, _mul):
         one, other = other, one
-    if one is not value or not isinstance(other, Node):
+    if one is value and isinstance(other, (int, float)):
+        return other
+    if one is not value or not isinstance(other, Node) or other not in fixed:
         return None
     operand = other.meta["val"]
     sizes = [1] * (output.dim() - operand.dim()) + list(operand.shape)
@@ -246,6 +250,12 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
         return call(_aten.reshape.default, node, [node.meta["val"].numel()])
 
     def wide(node: Any) -> Node:
+        if not isinstance(node, Node):
+            options = {"dtype": dtype, "device": output.device}
+            number = graph.call_function(_aten.full.default, ([1], node), options)
+            number.meta["val"] = output.new_full([1], node, dtype=dtype)
+            computed.append(number)
+            return number
         node = vector(_unrounded(node, dtype))
         return node if node.meta["val"].dtype == dtype else call(_convert, node, dtype)
 

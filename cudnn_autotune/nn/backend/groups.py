@@ -11,6 +11,7 @@ decompositions, and the traced operators are looked for in the graph.
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,19 +24,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cudnn_autotune.engines.problem import (
+from cudnn_autotune.engines.activations import (
     ACTIVATIONS,
-    CHANNELS_LAST,
-    DTYPES,
-    ActivationName,
-    ConvProblem,
+    PARAMETERS,
+    Activation,
+    is_parameter,
 )
+from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem
 from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.nn.inductor import _mark_input
 from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
 from cudnn_autotune.tuning import compiling_ahead
 
-Activation = Callable[[Tensor], Tensor]
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 _aten = torch.ops.aten
@@ -54,11 +54,16 @@ _READ_IN_PLACE = (
     "prims.convert_element_type.default",
 )
 
+# A number that stands for the parameter in what is traced, and that no model has by chance.
+_PARAMETER = 0.6180339887498949
+_ALL = [Activation(kind, _PARAMETER if kind in PARAMETERS else None) for kind in ACTIVATIONS]
 # The activations by all ways to write them.
-_SPELLINGS: Sequence[tuple[ActivationName, Activation]] = (
-    *ACTIVATIONS.items(),
-    ("silu", lambda x: x * torch.sigmoid(x)),
-    ("hardswish", lambda x: x * F.relu6(x + 3) / 6),
+_SPELLINGS: Sequence[tuple[Activation, Callable[[Tensor], Tensor]]] = (
+    *zip(_ALL, _ALL, strict=True),
+    (Activation("silu"), lambda x: x * torch.sigmoid(x)),
+    (Activation("hardswish"), lambda x: x * F.relu6(x + 3) / 6),
+    (Activation("mish"), lambda x: x * torch.tanh(F.softplus(x))),
+    (Activation("elu", 1.0), F.elu),  # Inductor removes the multiplication by alpha
 )
 _COMMUTATIVE = (_aten.add.Tensor, _aten.mul.Tensor)
 
@@ -96,7 +101,7 @@ class Group:
     nodes: tuple[Node, ...]
     """Nodes that it replaces, in the graph's order, ``convolution`` first."""
     residual: Node | None = None
-    activation: ActivationName = ""
+    activation: str = ""
     is_stored: bool = False
     """Whether its value has to be written to memory, even where a compiler makes one kernel of
     pointwise operators: something else than those reads it."""
@@ -234,7 +239,7 @@ def find_groups(
             continue
         obstacle = _obstacle(node)
         nodes, tail, residual = [node], node, None
-        activation: ActivationName = ""
+        activation = ""
         if obstacle is None:
             if (addition := _residual_addition(tail)) is not None and addition[0] not in claimed:
                 tail, residual = addition
@@ -347,7 +352,8 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
 class Found:
     """An activation in a graph: ``output`` is ``activation(input)``."""
 
-    activation: ActivationName
+    activation: str
+    """Name, with the parameter if there is one."""
     input: Node
     output: Node
     nodes: frozenset[Node]
@@ -364,7 +370,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
         decompositions: those that the graph was traced with.
     """
-    patterns: dict[torch.dtype, list[tuple[ActivationName, Node]]] = {}
+    patterns: dict[torch.dtype, list[tuple[Activation, Node]]] = {}
     found: dict[Node, list[Found]] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -374,14 +380,18 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
             continue
         if value.dtype not in patterns:
             patterns[value.dtype] = list(_traced(value.dtype, decompositions))
-        for name, pattern in patterns[value.dtype]:
-            bound = _match(pattern, node, {})
+        for activation, pattern in patterns[value.dtype]:
+            bound = _match(pattern, node, _Bound({}))
             if bound is None:
                 continue
-            input = next(given for of, given in bound.items() if of.op == "placeholder")
-            nodes = frozenset(bound.values()) - {input}
+            if bound.parameter is not None:
+                activation = replace(activation, parameter=bound.parameter)
+            if not is_parameter(activation.kind, activation.parameter):
+                continue
+            input = next(given for of, given in bound.nodes.items() if of.op == "placeholder")
+            nodes = frozenset(bound.nodes.values()) - {input}
             if _is_closed(nodes, node):
-                found.setdefault(input, []).append(Found(name, input, node, nodes))
+                found.setdefault(input, []).append(Found(activation.name, input, node, nodes))
     for several in found.values():
         several.sort(key=lambda one: len(one.nodes), reverse=True)
     return found
@@ -389,37 +399,61 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
 
 def _traced(
     dtype: torch.dtype, decompositions: Decompositions
-) -> Iterator[tuple[ActivationName, Node]]:
-    """Yields the name of each spelling of an activation, and the node of its result."""
+) -> Iterator[tuple[Activation, Node]]:
+    """Yields the activation of each spelling, and the node of its result: as it is traced, and
+    without multiplications by 1, which Inductor removes."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 
-    for name, function in _SPELLINGS:
+    for activation, function in _SPELLINGS:
         trace = make_fx(_of_one_argument(function), decomposition_table=dict(decompositions))
         with FakeTensorMode(), torch.no_grad():
             traced = trace(torch.empty(2, 3, dtype=dtype))
         traced.graph.eliminate_dead_code()
-        result = traced.graph.output_node().args[0]
-        assert isinstance(result, Node)
-        yield name, result
+        yield activation, _result(traced.graph)
+        shorter = copy.deepcopy(traced.graph)
+        for node in shorter.nodes:
+            if node.target is _aten.mul.Tensor and node.args[1] == 1:
+                node.replace_all_uses_with(node.args[0])
+        shorter.eliminate_dead_code()
+        if len(shorter.nodes) < len(traced.graph.nodes):
+            yield activation, _result(shorter)
 
 
-def _of_one_argument(function: Activation) -> Activation:
+def _result(graph: Graph) -> Node:
+    result = graph.output_node().args[0]
+    assert isinstance(result, Node)
+    return result
+
+
+def _of_one_argument(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Returns the function without its options, which would be traced as well."""
     return lambda x: function(x)
 
 
-def _match(pattern: Any, value: Any, bound: dict[Node, Node]) -> dict[Node, Node] | None:
-    """Returns the nodes that stand for those of the pattern if ``value`` computes it, or None.
+class _Bound(NamedTuple):
+    """The parts of a graph that stand for those of a pattern."""
 
-    ``bound`` are those that are known already; it is not changed.
+    nodes: Mapping[Node, Node]
+    """Nodes by those of the pattern."""
+    parameter: float | None = None
+    """Number in the place of ``_PARAMETER``, once it is known."""
+
+    def plus(self, pattern: Node, value: Node) -> _Bound:
+        return self._replace(nodes={**self.nodes, pattern: value})
+
+
+def _match(pattern: Any, value: Any, bound: _Bound) -> _Bound | None:
+    """Returns what stands for the pattern if ``value`` computes it, or None.
+
+    ``bound`` is what is known already.
     """
     if isinstance(pattern, Node):
-        if pattern in bound:
-            return bound if bound[pattern] is value else None
+        if pattern in bound.nodes:
+            return bound if bound.nodes[pattern] is value else None
         if not isinstance(value, Node):
             return None
         if pattern.op == "placeholder":
-            return {**bound, pattern: value}
+            return bound.plus(pattern, value)
         if pattern.target != value.target or pattern.kwargs != value.kwargs:
             return None
         if len(pattern.args) != len(value.args):
@@ -428,12 +462,15 @@ def _match(pattern: Any, value: Any, bound: dict[Node, Node]) -> dict[Node, Node
         if pattern.target in _COMMUTATIVE:
             orders.append(value.args[::-1])
         for args in orders:
-            result: dict[Node, Node] | None = {**bound, pattern: value}
+            result: _Bound | None = bound.plus(pattern, value)
             for one, other in zip(pattern.args, args, strict=True):
                 result = result if result is None else _match(one, other, result)
             if result is not None:
                 return result
         return None
+    if pattern == _PARAMETER and isinstance(value, (int, float)):
+        is_same = bound.parameter in (None, value)
+        return bound._replace(parameter=float(value)) if is_same else None
     if isinstance(value, Node) or type(value) is not type(pattern):
         # One version writes 6, another 6.0.
         is_number = isinstance(value, (int, float)) and isinstance(pattern, (int, float))

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from fused_cases import FUNCTIONS
 from problems import PROBLEMS, make
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines import roofline
-from cudnn_autotune.engines.problem import ACTIVATIONS, DTYPES, OPERATIONS
+from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
 from cudnn_autotune.engines.roofline import Limit, Peaks, Touched
 
 PEAKS = Peaks(
@@ -59,7 +60,7 @@ def random_problem(rng: random.Random) -> ca.ConvProblem:
                 ),
                 bias=fused and rng.random() < 0.5,
                 residual=fused and rng.random() < 0.5,
-                activation=rng.choice(("", *ACTIVATIONS)) if fused else "",
+                activation=rng.choice(tuple(FUNCTIONS)) if fused else "",
             )
         except ValueError:  # the kernel does not fit
             continue

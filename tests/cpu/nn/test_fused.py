@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import random
+import re
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS
+from fused_cases import FUNCTIONS, NAMES
 from nearest_problems import nearest
 from problems import make
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.engines.activations import ACTIVATIONS, PARAMETERS, Activation
 from cudnn_autotune.engines.problem_json import (
     problem_from_json,
     problem_from_text,
@@ -41,7 +43,7 @@ def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor,
 
 
 @pytest.mark.basic(8)
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+@pytest.mark.parametrize("activation", FUNCTIONS)
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("has_residual", [True, False])
 def test_the_operator_computes_what_its_parts_compute(
@@ -83,9 +85,69 @@ def test_a_residual_of_another_shape_is_refused(on: str) -> None:
         fused(*(torch.empty(shape, device="cuda") for shape in shapes), activation="relu")
 
 
-def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"activation must be one of '', relu, silu.* got 'tanh'"):
-        fused(*tensors(), activation="tanh")
+NO_ACTIVATIONS = [
+    "softplus",
+    "leaky_relu",
+    "leaky_relu()",
+    "leaky_relu(",
+    "leaky_relu(0.1",
+    "leaky_relu(0.1))",
+    "leaky_relu(0)",
+    "leaky_relu(-0.1)",
+    "leaky_relu(0.00001)",
+    "leaky_relu(1001)",
+    "leaky_relu(nan)",
+    "leaky_relu(inf)",
+    "leaky_relu(0.1, 2)",
+    "relu(0.1)",
+    "(0.1)",
+    "relu6 ",
+]
+
+
+@pytest.mark.parametrize("name", NO_ACTIVATIONS)
+def test_an_unknown_activation_is_refused(name: str) -> None:
+    allowed = r"'', relu, silu.* leaky_relu\(PARAMETER\), elu\(PARAMETER\) .* from 0.0001 to 1000"
+    message = rf"activation must be one of {allowed}, got '{re.escape(name)}'"
+    with pytest.raises(ValueError, match=message):
+        fused(*tensors(), activation=name)
+    with pytest.raises(ValueError, match=message.replace("one of '',", "'' or one of")):
+        problem_of(activation=name)
+
+
+def test_the_cases_have_every_kind_of_activation() -> None:
+    assert {name.partition("(")[0] for name in NAMES} == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_a_parameter_is_the_same_text_and_key_everywhere(kind: str) -> None:
+    rng = random.Random(0)
+    drawn = [10 ** rng.uniform(-4, 3) for _ in range(200)]
+    for parameter in (1e-4, 0.01, 0.1, 11 / 48, 1.0, 2.0, 1e3, *drawn):
+        name = Activation(kind, parameter).name
+        assert Activation.named(name) == Activation(kind, parameter)
+        problem = problem_of(activation=name)
+        assert problem.text == problem_text(problem)
+        assert problem.text.endswith(f" {name}")
+        assert problem_from_text(problem.text) == problem
+        assert ca.ConvProblem.from_native(problem.native()) == problem
+    assert problem_of(activation=f"{kind}(0.20)") == problem_of(activation=f"{kind}(0.2)")
+    assert problem_of(activation=f"{kind}(1.0)").activation == f"{kind}(1)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", NAMES)
+def test_what_is_not_finite_becomes_what_pytorch_makes_of_it(
+    activation: str, dtype: torch.dtype
+) -> None:
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 100.0, -100.0], dtype=dtype)
+    x = x.reshape(1, 1, 1, -1)
+    one = torch.ones(1, 1, 1, 1, dtype=dtype)
+    found = torch.ops.cudnn_autotune.conv_fused(
+        x, one, None, None, [1, 1], [0, 0], [1, 1], 1, activation
+    )
+    assert torch.equal(found.isnan(), FUNCTIONS[activation](x).isnan())
+    torch.testing.assert_close(found, FUNCTIONS[activation](x), equal_nan=True)
 
 
 EPILOGUES = [
@@ -93,6 +155,9 @@ EPILOGUES = [
     {"residual": True, "activation": "relu"},
     {"bias": True, "residual": True, "activation": "gelu_tanh"},
     {"activation": "hardswish"},
+    {"bias": True, "activation": "leaky_relu(0.1)"},
+    {"bias": True, "activation": "leaky_relu(0.2)"},
+    {"bias": True, "activation": "elu(0.2)"},
 ]
 
 
@@ -136,11 +201,6 @@ def test_only_a_forward_has_an_epilogue(op: str) -> None:
         problem_of(op=op, activation="relu")
 
 
-def test_an_unknown_activation_of_a_problem_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"activation must be '' or one of relu.*'tanh'"):
-        problem_of(activation="tanh")
-
-
 @pytest.mark.parametrize("name", ["h100", "h200", "a100"])
 @pytest.mark.parametrize("epilogue", EPILOGUES[0:1] + EPILOGUES[2:3], ids=str)
 def test_cudnn_lists_engines_of_fused_problems(name: str, epilogue: dict[str, object]) -> None:
@@ -151,6 +211,28 @@ def test_cudnn_lists_engines_of_fused_problems(name: str, epilogue: dict[str, ob
     assert engines
     unfused = problem_of()
     assert engines != {c.engine for c in ca.expert.candidates(unfused, device=name)}
+
+
+@pytest.mark.parametrize("activation", NAMES)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_cudnn_takes_the_graph_of_every_activation(dims: int, activation: str) -> None:
+    """Without the driver 9.24 lists a precompiled engine for some of them, and none for others."""
+    problem = ca.ConvProblem(
+        "fprop",
+        (2, 64, *[14] * dims),
+        (64, 64, *[3] * dims),
+        padding=1,
+        dtype=torch.float16,
+        memory_format={2: torch.channels_last, 3: torch.channels_last_3d}[dims],
+        bias=True,
+        residual=True,
+        activation=activation,
+    )
+    engines = {c.engine for c in ca.expert.candidates(problem, device="h100")}
+    kind = activation.partition("(")[0]
+    version = torch.backends.cudnn.version()
+    if kind in ("relu", "sigmoid", "tanh", "elu") and version is not None and version >= 92400:
+        assert 0 in engines
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)

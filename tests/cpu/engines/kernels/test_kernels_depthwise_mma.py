@@ -8,10 +8,11 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
+from fused_cases import NAMES
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_mma import DepthwiseMma
-from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -118,7 +119,7 @@ def test_addresses_that_are_aligned_to_two_bytes() -> None:
 @pytest.mark.parametrize(
     ("activation", "bias", "residual", "is_channels_last"),
     [
-        *((activation, True, i % 2 == 0, i > 2) for i, activation in enumerate(ACTIVATIONS)),
+        *((activation, True, i % 2 == 0, i > 2) for i, activation in enumerate(NAMES)),
         ("", True, False, True),
         ("", False, True, False),
     ],

@@ -12,11 +12,12 @@ import pytest
 import torch
 from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
 from first_layers import L4, ODD_SHAPES, assert_blocks_fit, first_layer, random_first_layer
+from fused_cases import NAMES
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
@@ -79,7 +80,7 @@ EPILOGUES = [
     {"bias": True},
     {"residual": True},
     {"bias": True, "activation": "relu", "dtype": torch.bfloat16},
-    *({"bias": True, "residual": True, "activation": name} for name in ACTIVATIONS),
+    *({"bias": True, "residual": True, "activation": name} for name in NAMES),
 ]
 
 

@@ -18,12 +18,13 @@ from cuda_emulation.checks import (
     check_not_finite,
     random_tensors,
 )
+from fused_cases import NAMES
 from grouped_layers import LAYERS, problem
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 GROUPED = Grouped()
@@ -115,10 +116,22 @@ def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
 
 @pytest.mark.basic(3)
 @emulated
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", NAMES)
 def test_activations(activation: str) -> None:
     what = problem("fprop", (1, 7, 9), 2, 8, bias=True, residual=True, activation=activation)
     check(GROUPED, what, settings_of(what)[0])
+
+
+@pytest.mark.basic(3)
+@emulated
+@pytest.mark.parametrize("activation", NAMES)
+def test_activations_of_what_is_not_finite(activation: str) -> None:
+    what = problem("fprop", (1, 7, 9), 2, 8, residual=True, activation=activation)
+    tensors = random_tensors(what)
+    added = tensors["residual"]
+    for channel, value in enumerate((torch.nan, torch.inf, -torch.inf, 1e4, -1e4)):
+        added[0, channel, 2, 3] = value
+    check_not_finite(GROUPED, what, settings_of(what)[0], tensors)
 
 
 @pytest.mark.basic(4)
@@ -211,6 +224,7 @@ def test_nvrtc_compiles_what_is_offered() -> None:
         (problem("dgrad", (64, 56, 56), 4, 16, 1, 2, 0, dtype=torch.float32), A100),
         (problem("dgrad", (64, 28, 28), 24, 24, 3, 2), A100),
         (problem("fprop", (64, 56, 56), 32, 4, bias=True, residual=True, activation="silu"), L4),
+        (problem("fprop", (64, 56, 56), 32, 4, activation="elu(2)"), L4),
     ):
         for settings in settings_of(what, gpu)[:2]:
             assert_compiles(GROUPED.recipe(what, settings, gpu), gpu.compute_capability)

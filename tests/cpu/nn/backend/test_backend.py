@@ -19,7 +19,7 @@ import checkout
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS
+from fused_cases import FUNCTIONS, NAMES
 from references import TOLERANCES, assert_close
 from subprocesses import evaluate
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.problem import ACTIVATIONS
 from cudnn_autotune.nn.backend import compiled_graph, entry
 from cudnn_autotune.nn.backend.programs import Options
 
@@ -105,7 +104,7 @@ def input() -> Tensor:
 
 
 @pytest.mark.basic(1)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", NAMES)
 def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor) -> None:
     model = Block(FUNCTIONS[activation]).eval()
     expected = copy.deepcopy(model).double()(input.double())
@@ -115,6 +114,48 @@ def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor)
     assert [group.text for group in last().fused] == [text.format(activation) for text in TEXTS]
     assert not last().is_frozen
     assert codes[0].count("conv_fused.default(") == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: torch.dtype) -> None:
+    model, input = Block(F.elu).eval().to(dtype), input.to(dtype)
+    expected = copy.deepcopy(model).double()(input.double())
+    with torch.no_grad():
+        output = compiled(model)(input)
+    assert_close(output, expected, 3 * TOLERANCES[dtype])
+    assert [group.text for group in last().fused] == [text.format("elu(1)") for text in TEXTS]
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_scaled_branch_is_added_to_its_residual(dtype: torch.dtype, freezing: bool) -> None:
+    """As in ESRGAN."""
+
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(8, 4, 3, padding=1)
+            self.last = nn.Conv2d(12, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.leaky_relu(self.first(x), 0.2)
+            return self.last(torch.cat((x, y), 1)) * 0.2 + x
+
+    model, input = Dense().eval().to(dtype), torch.randn(2, 8, 9, 8).to(dtype)
+    expected = copy.deepcopy(model).double()(input.double())
+    program = compiled(model, freezing=freezing)
+    with torch.no_grad():
+        output, codes = run_and_get_code(program, input)
+        assert_close(output, expected, 2 * TOLERANCES[dtype])
+        assert [group.text for group in last().fused] == [
+            "conv + bias + leaky_relu(0.2)",
+            "conv + bias + residual",
+        ]
+        assert codes[0].count("conv_fused.default(") == 2
+        assert "aten.full" not in codes[0]  # the number is a part of the kernel that folds it
+        model.last.weight.zero_()
+        model.last.bias.fill_(5)
+        torch.testing.assert_close(program(input), input + 1)
 
 
 def test_constant_weights_are_folded_once(block: nn.Module, input: Tensor) -> None:
@@ -150,7 +191,7 @@ def test_a_bias_that_is_alone_and_a_value_that_is_used_elsewhere(input: Tensor) 
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             y = self.first(x)
-            return y.relu() + x, self.second(y).tanh()
+            return y.relu() + x, self.second(y).exp()
 
     model = Model().eval()
     with torch.no_grad():

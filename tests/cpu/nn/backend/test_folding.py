@@ -160,6 +160,9 @@ def test_other_numbers_of_dimensions(dims: int) -> None:
         (lambda y, p: y / p / p - p, (6, 1, 1)),
         (lambda y, p: y * p + 1 / p, ()),
         (lambda y, p: y * p.exp().view(6, 1, 1), (6,)),
+        (lambda y, p: 0.2 * y, ()),
+        (lambda y, p: y / 3 + p - 2, (6, 1, 1)),
+        (lambda y, p: 3 + y / p * 2, (6, 1, 1)),
     ],
 )
 def test_whatever_scales_and_shifts_channels_is_folded(
@@ -173,12 +176,36 @@ def test_whatever_scales_and_shifts_channels_is_folded(
     torch.testing.assert_close(traced(), model(traced.x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_scaled_branch_is_added_to_its_residual(bias: bool, dtype: torch.dtype) -> None:
+    """As in ESRGAN."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x) * 0.2 + x
+
+    model = Scaled().to(dtype)
+    traced = Traced(model, torch.randn(2, 4, 9, 8).to(dtype))
+    assert traced.fold() == 1
+    (report,) = traced.reports
+    assert report.text == ("conv + bias + residual" if bias else "conv + residual")
+    assert traced.targets()[-1] is torch.ops.cudnn_autotune.conv_fused.default
+    assert_close(traced(), model.double()(traced.x.double()), TOLERANCES[dtype])
+
+
 @pytest.mark.parametrize(
     ("after", "shape"),
     [
         (lambda y, p: (y, y * p), (6, 1, 1)),  # the convolution's own output is read too
         (lambda y, p: p - y, (6, 1, 1)),
         (lambda y, p: p / y, (6, 1, 1)),
+        (lambda y, p: 2 - y, ()),
+        (lambda y, p: 2 / y, ()),
         (lambda y, p: y * p, (7, 6)),  # not a number for each channel
         (lambda y, p: y * y.mean((0, 2, 3), keepdim=True), (6,)),
         (lambda y, p: torch.add(y, p, alpha=2), (6, 1, 1)),

@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.problem import ACTIVATIONS
 from cudnn_autotune.nn.backend.groups import Group, find_groups, fuse_groups
 
 FUSED = torch.ops.cudnn_autotune.conv_fused.default
@@ -56,7 +55,7 @@ def operands(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor
 @pytest.mark.basic(14)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_residual", [True, False])
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+@pytest.mark.parametrize("activation", FUNCTIONS)
 def test_a_group_becomes_one_operator(
     activation: str, has_residual: bool, dtype: torch.dtype
 ) -> None:
@@ -88,9 +87,29 @@ def test_a_group_becomes_one_operator(
         (lambda y: y.relu_(), "relu"),
         (lambda y: F.silu(y, inplace=True), "silu"),
         (lambda y: nn.functional.hardswish(y, inplace=True), "hardswish"),
+        (lambda y: y.clamp(0, 6), "relu6"),
+        (lambda y: F.hardtanh(y, 0, 6), "relu6"),
+        (lambda y: y.tanh_(), "tanh"),
+        (lambda y: y * torch.tanh(F.softplus(y)), "mish"),
+        (lambda y: F.leaky_relu(y), "leaky_relu(0.01)"),
+        (lambda y: F.leaky_relu(y, 0.2, inplace=True), "leaky_relu(0.2)"),
+        (lambda y: torch.where(y > 0, y, y * 0.3), "leaky_relu(0.3)"),
+        (lambda y: torch.where(y > 0, y, 2 * y), "leaky_relu(2)"),
+        (lambda y: F.elu(y), "elu(1)"),
+        (lambda y: F.elu(y, 2, inplace=True), "elu(2)"),
+        (lambda y: F.celu(y), "elu(1)"),
+        (lambda y: torch.where(y > 0, y, torch.expm1(y) * 0.5), "elu(0.5)"),
         (lambda y: y.clamp_min(0.1), ""),
-        (lambda y: F.leaky_relu(y), ""),
-        (lambda y: F.relu6(y), ""),
+        (lambda y: y.clamp(0, 5), ""),
+        (lambda y: y.clamp(-6, 6), ""),
+        (lambda y: F.leaky_relu(y, -0.1), ""),
+        (lambda y: F.leaky_relu(y, 1e-5), ""),
+        (lambda y: torch.where(y > 1, y, y * 0.3), ""),
+        (lambda y: torch.where(y > 0, y * 0.3, y), ""),
+        (lambda y: torch.where(y > 0, y, y.flip(0) * 0.3), ""),
+        (lambda y: F.selu(y), ""),
+        (lambda y: F.celu(y, 0.5), ""),
+        (lambda y: y * torch.tanh(F.softplus(y, 2)), ""),
         (lambda y: y * torch.sigmoid(2 * y), ""),
         (lambda y: y * torch.sigmoid(y.flip(0)), ""),
     ],
@@ -162,7 +181,7 @@ def test_the_later_of_two_convolutions_takes_their_sum() -> None:
 
 def test_a_convolution_by_itself_is_in_no_group() -> None:
     x, w, _, _ = operands()
-    found = groups_of(lambda x, w: F.conv2d(x, w).tanh(), x, w)
+    found = groups_of(lambda x, w: F.conv2d(x, w).exp(), x, w)
     assert [(group.text, group.obstacle) for group in found] == [
         ("conv", "no bias, residual or activation follows that it could compute")
     ]
