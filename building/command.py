@@ -22,11 +22,13 @@ from building.sources import compiled_together, sources, write_if_changed
 
 def extension(torch: ModuleType) -> Any:
     with_cuda = torch.version.cuda is not None
-    macros = (
-        "CUDNN_AUTOTUNE_WITH_CUDA",
-        "NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING",
-        "CUDNN_FRONTEND_SKIP_JSON_LIB",  # graphs are not serialized; a fourth of the headers' time
-    )
+    macros = ["AT_PER_OPERATOR_HEADERS"]  # else torch's headers include all of ATen's operators
+    if with_cuda:
+        macros += [
+            "CUDNN_AUTOTUNE_WITH_CUDA",
+            "NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING",
+            "CUDNN_FRONTEND_SKIP_JSON_LIB",  # no graph is serialized; a fourth of its headers' time
+        ]
     # No -std: each torch has its own default. The C++ is small beside torch's headers, so leaving
     # out debug information (Python's own flags ask for it) saves much of the time.
     return importlib.import_module("torch.utils.cpp_extension").CppExtension(
@@ -34,7 +36,7 @@ def extension(torch: ModuleType) -> Any:
         sources(with_cuda),
         depends=[path.as_posix() for path in sorted(Path("csrc").rglob("*.h"))],
         include_dirs=[str(Path("csrc").resolve())],
-        define_macros=[(macro, None) for macro in macros] if with_cuda else [],
+        define_macros=[(macro, None) for macro in macros],
         libraries=["c10_cuda", "torch_cuda"] if with_cuda else [],
         extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
         extra_link_args=_shared_standard_library(),

@@ -1,6 +1,20 @@
 #include "aten_conv.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/conv1d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv3d.h>
+#include <ATen/ops/conv_transpose1d.h>
+#include <ATen/ops/conv_transpose2d.h>
+#include <ATen/ops/conv_transpose3d.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/hardswish.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/DimVector.h>
 

@@ -1,9 +1,9 @@
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "aten_conv.h"
+#include "autocast.h"
 #include "call_policy.h"
 
 // In the graphs of torch.compile a convolution that is served is PyTorch's, with a marked input.

@@ -1,7 +1,7 @@
 #include "measuring_binding.h"
 
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAGuard.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <pybind11/stl.h>
 
@@ -65,7 +65,7 @@ void bind_frontend_find(py::module_& m) {
                             plan->workspace_bytes(), " bytes, got ", room);
         }
         const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
-        const c10::cuda::CUDAGuard guard(operands.x.device());
+        const c10::DeviceGuard guard(operands.x.device());
         const std::lock_guard measuring(measuring_mutex(operands.x.device().index()));
         return frontend_find(by_name<FindTechnique>("technique", name, kTechniqueNames),
                              current_handle(), engines, operands.pointers(),
@@ -119,7 +119,7 @@ std::vector<uint32_t> page_cycles(const at::Tensor& memory) {
   constexpr auto kBytes = static_cast<int64_t>(PageDistance::kPageBytes);
   TORCH_CHECK_VALUE(memory.is_cuda() && memory.is_contiguous() && memory.scalar_type() == at::kByte,
                     "memory must be a contiguous uint8 tensor on a GPU");
-  const c10::cuda::CUDAGuard guard(memory.device());
+  const c10::DeviceGuard guard(memory.device());
   const PageDistance* distance = PageDistance::of_current_device();
   const int64_t count = memory.numel() / kBytes;
   if (distance == nullptr || count == 0) return {};
@@ -156,7 +156,8 @@ void bind_pages(py::module_& m) {
   m.def(
       "workspace_pages",
       [](int64_t device) {
-        const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+        const c10::DeviceGuard guard(
+            c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
         const WorkspacePages::Count count = WorkspacePages::of_current_device().count();
         return std::pair(count.all, count.unused);
       },

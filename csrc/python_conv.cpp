@@ -1,7 +1,6 @@
 #include "python_conv.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -15,6 +14,7 @@
 #include <string_view>
 
 #include "aten_conv.h"
+#include "autocast.h"
 #include "call_policy.h"
 #include "conv_ops.h"
 

@@ -1,7 +1,6 @@
 #include "search_binding.h"
 
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>

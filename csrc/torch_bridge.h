@@ -1,8 +1,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <cudnn.h>
 
 #include <optional>
@@ -40,11 +40,13 @@ cudnnHandle_t current_handle();
 class OnDevice {
  public:
   explicit OnDevice(std::optional<c10::DeviceIndex> device) {
-    if (device && c10::cuda::device_count() > 0) device_.set_index(*device);
+    if (device && c10::cuda::device_count() > 0) {
+      device_.reset_device(c10::Device(c10::kCUDA, *device));
+    }
   }
 
  private:
-  c10::cuda::OptionalCUDAGuard device_;
+  c10::OptionalDeviceGuard device_;
   RelaxedCapture relaxed_;
 };
 

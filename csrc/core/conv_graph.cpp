@@ -269,9 +269,9 @@ fe::ManagedOpaqueDescriptor ConvGraph::descriptor(const EngineConfig& config) co
 std::shared_ptr<ConvPlan> ConvGraph::build(const EngineConfig& config,
                                            const fe::ManagedOpaqueDescriptor& descriptor) const {
   try {
-    auto impl = std::make_unique<ConvPlan::Impl>(ConvPlan::Impl{
-        fe::ExecutionPlanBuilder().setEngineConfig(descriptor, operation_graph->getTag()).build()});
-    return std::make_shared<ConvPlan>(std::move(impl), problem_, config, /*is_read_back=*/false);
+    return make_conv_plan(
+        fe::ExecutionPlanBuilder().setEngineConfig(descriptor, operation_graph->getTag()).build(),
+        problem_, config, /*is_read_back=*/false);
   } catch (const fe::cudnnException& exception) {
     throw CudnnError("building a plan of " + config.text(), exception.what(), problem_.text());
   }
@@ -287,8 +287,8 @@ std::shared_ptr<ConvPlan> ConvGraph::read_back(const EngineConfig& config,
     } else {
       builder.setDeviceProperties(device_properties);
     }
-    auto impl = std::make_unique<ConvPlan::Impl>(ConvPlan::Impl{builder.loadFromJson(serialized)});
-    return std::make_shared<ConvPlan>(std::move(impl), problem_, config, /*is_read_back=*/true);
+    return make_conv_plan(builder.loadFromJson(serialized), problem_, config,
+                          /*is_read_back=*/true);
   } catch (const fe::cudnnException& exception) {
     throw CudnnError("reading back a plan of " + config.text(), exception.what(), problem_.text());
   }

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/conv_plan_impl.h"
 #include "core/cuda_driver.h"
 #include "core/cudnn_library.h"
 
@@ -72,27 +71,19 @@ Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers, boo
   }
 }
 
-ConvPlan::ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config,
+ConvPlan::ConvPlan(std::shared_ptr<const Impl> impl, cudnnBackendDescriptor_t descriptor,
+                   int64_t workspace_bytes, const ConvProblem& problem, EngineConfig config,
                    bool is_read_back)
     : impl_(std::move(impl)),
+      descriptor_(descriptor),
+      workspace_bytes_(workspace_bytes),
       problem_(problem),
       config_(std::move(config)),
-      is_read_back_(is_read_back) {
-  descriptor_ = impl_->plan.get_raw_desc();
-  workspace_bytes_ = impl_->plan.getWorkspaceSize();
-}
+      is_read_back_(is_read_back) {}
 
 ConvPlan::~ConvPlan() {
   const RelaxedCapture unloading;
   impl_.reset();
-}
-
-std::string ConvPlan::serialized() const {
-  try {
-    return impl_->plan.getJsonRepresentation();
-  } catch (const cudnn_frontend::cudnnException& exception) {
-    throw CudnnError("serializing a plan of " + config_.text(), exception.what(), problem_.text());
-  }
 }
 
 void ConvPlan::execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) {

@@ -55,7 +55,9 @@ class ConvPlan {
   // Holds the frontend's plan, whose headers are slow to compile and stay out of this one.
   struct Impl;
 
-  ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config,
+  // `descriptor` is that of the frontend's plan, which `impl` keeps alive.
+  ConvPlan(std::shared_ptr<const Impl> impl, cudnnBackendDescriptor_t descriptor,
+           int64_t workspace_bytes, const ConvProblem& problem, EngineConfig config,
            bool is_read_back);
   ~ConvPlan();
   ConvPlan(const ConvPlan&) = delete;
@@ -78,11 +80,11 @@ class ConvPlan {
  private:
   class VariantPack;
 
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<const Impl> impl_;
+  cudnnBackendDescriptor_t descriptor_;
+  int64_t workspace_bytes_;
   ConvProblem problem_;
   EngineConfig config_;
-  cudnnBackendDescriptor_t descriptor_ = nullptr;
-  int64_t workspace_bytes_ = 0;
   bool is_read_back_;
   // The addresses of the last launch, which are mostly those of the next one.
   std::unique_ptr<VariantPack> pack_;
