@@ -9,12 +9,17 @@
 #include <ATen/ops/conv_transpose2d.h>
 #include <ATen/ops/conv_transpose3d.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/elu.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/hardswish.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/mish.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/relu6.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/DimVector.h>
 
