@@ -6,6 +6,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
@@ -91,10 +92,27 @@ bool is_plain_dictionary(PyObject* object) {
   return object != nullptr && (PyDict_CheckExact(object) || PyODict_CheckExact(object));
 }
 
+// Whether a mode sees calls of torch's functions. That of torch.set_default_device only changes
+// those that make tensors of numbers.
+bool is_function_mode_active() {
+  using Modes = at::impl::PythonTorchFunctionTLS;
+  if (!at::impl::torch_function_mode_enabled()) return false;
+  static PyObject* of_default_device = nullptr;  // the GIL guards it
+  if (of_default_device == nullptr) {
+    py::object found = py::module_::import("torch.utils._device").attr("DeviceContext");
+    of_default_device = found.release().ptr();
+  }
+  for (int64_t i = 0; i < Modes::stack_len(); ++i) {
+    PyObject* const mode = Modes::get_stack_at(i)->ptr(getPyInterpreter());
+    if (reinterpret_cast<PyObject*>(Py_TYPE(mode)) != of_default_device) return true;
+  }
+  return false;
+}
+
 // Whether a transform, a mode or a tracer stands between a call and its operators.
 bool is_watched() {
   return in_transform() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
-         at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing();
+         is_function_mode_active() || torch::jit::tracer::isTracing();
 }
 
 // Reads what PyTorch's module, as it is now, computes of an input. Returns false for a call that is

@@ -212,7 +212,8 @@ def _activation_of(tail: Sequence[nn.Module]) -> str | None:
 
 
 def _is_seen(module: nn.Module) -> bool:
-    """Returns whether something sees a call of a module: a hook, or a forward set on it."""
+    """Returns whether something sees a call of a module: a hook, or a forward set on it, or what
+    its method ``compile`` made."""
     own = vars(module)
     return bool(
         own["_forward_hooks"]
@@ -220,6 +221,7 @@ def _is_seen(module: nn.Module) -> bool:
         or own["_backward_hooks"]
         or own["_backward_pre_hooks"]
         or "forward" in own
+        or own.get("_compiled_call_impl")
     )
 
 

@@ -221,8 +221,8 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
 
 
 def _stored_name(signature: Signature) -> str:
-    """Returns the name of a signature's choice on disk, which holds for a release of torch and a
-    version of the kernels."""
+    """Returns the name of a signature's choice on disk, which holds for a release of torch, whether
+    that uses cuDNN, and a version of the kernels."""
     from cudnn_autotune.engines.norms import plan
 
     shape, stride, dtype, _, weight, bias, needs, activation, tracks = signature
@@ -234,6 +234,7 @@ def _stored_name(signature: Signature) -> str:
         "activation": activation,
         "statistics": int(tracks),
         "torch": torch.__version__,
+        "cudnn": int(torch.backends.cudnn.enabled),
         "kernels": plan.VERSION,
     }
     named = (f"{name}={value}" for name, value in fields.items())

@@ -484,6 +484,16 @@ def test_inference_mode(timed: Any) -> None:
     assert is_ours(model(x))
 
 
+def test_a_default_device_does_not_disturb_a_measurement(timed: Any) -> None:
+    seen = timed(OURS)
+    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
+    x = torch.randn(4, 8, 6, 5)
+    with torch.device("meta"):
+        assert is_ours(model(x))
+    assert len(seen) == 1
+    assert not choice_of(model[0]).rejected
+
+
 def test_few_of_many_sizes_are_measured(timed: Any) -> None:
     """The others are computed as the nearest of these."""
     model, plain = ca.convert(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)

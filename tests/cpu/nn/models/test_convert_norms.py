@@ -479,6 +479,46 @@ def test_what_is_seen_between_them_is_pytorchs(which: str, activations: list[str
     torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_compiled_module_of_a_pair_is_called(place: int, activations: list[str]) -> None:
+    """``torch.nn.Module.compile`` replaces the call of one module."""
+    model = converted(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
+    seen: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    model[place].compile(backend=backend)  # type: ignore[index]
+    (x,) = data(4, 8, 6, 5, count=1)
+    torch.testing.assert_close(model(x), nn.BatchNorm2d(8)(x).relu(), rtol=1e-4, atol=1e-5)
+    assert len(seen) == 1
+    assert activations == ["identity"] * place
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_default_device_changes_nothing(device: str, activations: list[str]) -> None:
+    """PyTorch has a mode of functions for it."""
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU())
+    inputs, names = data(4, 8, 6, 5), list[str]()
+
+    class Seen(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with torch.device(device):
+        check_steps(model, inputs)
+        assert activations == ["relu"] * 3
+        with Seen():
+            model(inputs[0])
+    assert "batch_norm" in names
+    assert activations == ["relu"] * 3
+
+
 def test_global_hooks_see_each_module(activations: list[str]) -> None:
     model = converted(nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU()))
     seen: list[nn.Module] = []
