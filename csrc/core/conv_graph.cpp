@@ -174,8 +174,11 @@ ConvGraph::Tensor ConvGraph::add_relu6(const Tensor& input) {
 ConvGraph::Tensor ConvGraph::add_activation(const Tensor& input) {
   using Mode = fe::PointwiseMode_t;
   const Activation activation = problem_.activation();
-  // The frontend takes attributes of operations in float32.
   const auto parameter = static_cast<float>(activation.parameter);
+  if (problem_.dtype == DataType::float64 && parameter != activation.parameter) {
+    throw CudnnError("adding " + activation.name(), "the frontend takes a float32",
+                     problem_.text());
+  }
   switch (activation.kind) {
     case ActivationKind::none:
       return input;

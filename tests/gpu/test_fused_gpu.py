@@ -67,7 +67,13 @@ def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activa
     """Of those that are compiled at run time, the first of each engine; without an activation and
     with ReLU the second, too, whose epilogue is the same."""
     most = 2 if activation in ("", "relu") else 1
-    problem = make(shape, types, activation, bias=True, residual=activation in ("", "relu", "silu"))
+    problem = make(
+        shape,
+        types,
+        activation,
+        bias=True,
+        residual=activation in ("", "relu", "silu", "leaky_relu(0.1)"),
+    )
     data = operands(problem)
     expected = reference(problem, data)
     x, w, _, *added = data

@@ -11,9 +11,8 @@ decompositions, and the traced operators are looked for in the graph.
 
 from __future__ import annotations
 
-import copy
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -44,6 +43,7 @@ _convolution = _aten.convolution.default
 # Operators besides the pointwise ones that Inductor computes in the kernel of what they read. By
 # name, because some exist only when Inductor is imported.
 _READ_IN_PLACE = (
+    "aten.cat.default",  # what it is made of is computed into it, or copied
     "aten.mean.dim",
     "aten.sum.dim_IntList",
     "aten.amax.default",
@@ -57,13 +57,23 @@ _READ_IN_PLACE = (
 # A number that stands for the parameter in what is traced, and that no model has by chance.
 _PARAMETER = 0.6180339887498949
 _ALL = [Activation(kind, _PARAMETER if kind in PARAMETERS else None) for kind in ACTIVATIONS]
+
+
+def _elu(x: Tensor, alpha: float | None = None) -> Tensor:
+    """Returns what Inductor makes of ELU: it removes multiplications by 1, as by ``alpha``."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    below = torch.expm1(wide)
+    return torch.where(wide > 0, wide, below if alpha is None else below * alpha).to(x.dtype)
+
+
 # The activations by all ways to write them.
 _SPELLINGS: Sequence[tuple[Activation, Callable[[Tensor], Tensor]]] = (
     *zip(_ALL, _ALL, strict=True),
     (Activation("silu"), lambda x: x * torch.sigmoid(x)),
     (Activation("hardswish"), lambda x: x * F.relu6(x + 3) / 6),
     (Activation("mish"), lambda x: x * torch.tanh(F.softplus(x))),
-    (Activation("elu", 1.0), F.elu),  # Inductor removes the multiplication by alpha
+    (Activation("elu", _PARAMETER), lambda x: _elu(x, _PARAMETER)),
+    (Activation("elu", 1.0), _elu),
 )
 _COMMUTATIVE = (_aten.add.Tensor, _aten.mul.Tensor)
 
@@ -379,7 +389,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
         if not value.dtype.is_floating_point:
             continue
         if value.dtype not in patterns:
-            patterns[value.dtype] = list(_traced(value.dtype, decompositions))
+            patterns[value.dtype] = _traced(value.dtype, decompositions)
         for activation, pattern in patterns[value.dtype]:
             bound = _match(pattern, node, _Bound({}))
             if bound is None:
@@ -397,37 +407,19 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
     return found
 
 
-def _traced(
-    dtype: torch.dtype, decompositions: Decompositions
-) -> Iterator[tuple[Activation, Node]]:
-    """Yields the activation of each spelling, and the node of its result: as it is traced, and
-    without multiplications by 1, which Inductor removes."""
+def _traced(dtype: torch.dtype, decompositions: Decompositions) -> list[tuple[Activation, Node]]:
+    """Returns the activation of each spelling, and the node of its result."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 
-    for activation, function in _SPELLINGS:
-        trace = make_fx(_of_one_argument(function), decomposition_table=dict(decompositions))
-        with FakeTensorMode(), torch.no_grad():
-            traced = trace(torch.empty(2, 3, dtype=dtype))
-        traced.graph.eliminate_dead_code()
-        yield activation, _result(traced.graph)
-        shorter = copy.deepcopy(traced.graph)
-        for node in shorter.nodes:
-            if node.target is _aten.mul.Tensor and node.args[1] == 1:
-                node.replace_all_uses_with(node.args[0])
-        shorter.eliminate_dead_code()
-        if len(shorter.nodes) < len(traced.graph.nodes):
-            yield activation, _result(shorter)
+    def spelled(x: Tensor) -> list[Tensor]:
+        return [function(x) for _, function in _SPELLINGS]
 
-
-def _result(graph: Graph) -> Node:
-    result = graph.output_node().args[0]
-    assert isinstance(result, Node)
-    return result
-
-
-def _of_one_argument(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Returns the function without its options, which would be traced as well."""
-    return lambda x: function(x)
+    trace = make_fx(spelled, decomposition_table=dict(decompositions))
+    with FakeTensorMode(), torch.no_grad():
+        traced = trace(torch.empty(2, 3, dtype=dtype))
+    traced.graph.eliminate_dead_code()
+    results: Any = traced.graph.output_node().args[0]
+    return [(activation, node) for (activation, _), node in zip(_SPELLINGS, results, strict=True)]
 
 
 class _Bound(NamedTuple):

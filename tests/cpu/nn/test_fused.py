@@ -235,6 +235,17 @@ def test_cudnn_takes_the_graph_of_every_activation(dims: int, activation: str) -
         assert 0 in engines
 
 
+def test_no_engine_rounds_the_parameter_of_a_float64_problem() -> None:
+    def query(parameter: str, dtype: torch.dtype) -> None:
+        problem = problem_of(dtype=dtype, bias=True, activation=f"elu({parameter})")
+        ca.expert.candidates(problem, device="h100")
+
+    query("0.5", torch.float64)
+    query("0.1", torch.float32)
+    with pytest.raises(ca.CudnnError, match="the frontend takes a float32"):
+        query("0.1", torch.float64)
+
+
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_check_accepts_the_right_output_and_no_other(

@@ -223,6 +223,7 @@ def test_a_group_is_stored_where_more_than_pointwise_operators_read_it() -> None
     assert stored(lambda y, v: y) == [True]
     assert stored(lambda y, v: y.exp()) == [False]
     assert stored(lambda y, v: y.mean((2, 3))) == [False]
+    assert stored(lambda y, v: torch.cat((y, y.exp()), 1)) == [False]
     assert stored(lambda y, v: y.flatten(2) @ y.flatten(2).mT) == [True]
     assert stored(lambda y, v: F.conv2d(y, v)) == [True]
     # The addition is part of another operator.
