@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cudnn_autotune.audit import pytorch_settings
 from cudnn_autotune.audit import ways as in_worker
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
@@ -243,7 +244,7 @@ def compare(
             "device": str(device),
             "train": train,
             "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
-            "settings": in_worker.settings(),
+            "settings": pytorch_settings.read(),
             "main": getattr(sys.modules["__main__"], "__file__", None) or "",
         }
         measured = _Measurement((model, inputs), task, names, time_limit_s, tell)
