@@ -13,7 +13,7 @@ _OPERATORS = ("conv", "rnn", "matmul")
 
 def read() -> dict[str, Any]:
     """Returns the settings of this process, as JSON."""
-    return {
+    settings = {
         "threads": torch.get_num_threads(),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
@@ -21,6 +21,9 @@ def read() -> dict[str, Any]:
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "precisions": _precisions(),
     }
+    if hasattr(torch._C, "_get_cudnn_depthwise_kernel"):  # torch 2.14 and later
+        settings["depthwise_kernel"] = torch.backends.cudnn.depthwise_kernel
+    return settings
 
 
 def write(settings: dict[str, Any]) -> None:
@@ -30,6 +33,8 @@ def write(settings: dict[str, Any]) -> None:
     torch.backends.cudnn.deterministic = settings["cudnn_deterministic"]
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
     _set_precisions(settings["precisions"])
+    if "depthwise_kernel" in settings:
+        torch.backends.cudnn.depthwise_kernel = settings["depthwise_kernel"]
 
 
 @contextmanager
