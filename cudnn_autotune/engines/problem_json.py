@@ -140,6 +140,7 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
         raise ValueError(f"{shown(text)} is no problem's text")
     op, x, w, before, after, stride, dilation, groups, dtype, layout, *rest = match.groups()
     *flags, depthwise_kernel, alignment, bias, residual, activation = rest
+    kernel: Any = depthwise_kernel or "auto"
     shape = _ints(x, "x")
     if op not in OPERATIONS or dtype not in DTYPES_BY_NAME or layout not in _MEMORY_FORMATS:
         raise ValueError(f"{shown(text)} is no problem's text")
@@ -158,7 +159,7 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
             deterministic=deterministic,
             allow_tf32=not flags[0],
             allow_reduced_precision=not flags[1],
-            depthwise_kernel=depthwise_kernel or "auto",
+            depthwise_kernel=kernel,
             alignment=_ints(alignment) if alignment else _FULL_ALIGNMENT,  # type: ignore[arg-type]
             bias=bool(bias),
             residual=bool(residual),
