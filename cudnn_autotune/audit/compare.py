@@ -126,14 +126,10 @@ class ModelComparison:
 
         columns, *rows = self._lines()
         ending = "\n".join([*self._notes(), self.verdict, *self._code()])
-        if not console.is_terminal:
-            print(
-                self.subject, *map("\t".join, (columns, *rows)), ending, sep="\n", file=console.file
-            )
-            return
-        console.print(Text(self.subject))
-        console.print(*Table("", columns, rows).rich(console.width), sep="\n")
-        console.print(Text(ending))
+        wraps = console.is_terminal
+        console.print(Text(self.subject), soft_wrap=not wraps)
+        Table("", columns, rows).show(console)
+        console.print(Text(ending), soft_wrap=not wraps)
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{escape(note)}</li>" for note in self._notes())
