@@ -22,7 +22,7 @@ from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks
 
 _INTERRUPTED = 130
-# Whose parts of a traceback come before the script's.
+# The files whose parts of a traceback come before the script's.
 _RUNNERS = (__file__, runpy.__file__, "<frozen runpy>")
 
 
