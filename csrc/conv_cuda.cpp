@@ -82,8 +82,8 @@ ChoiceKey key_of(const Call& call, const ConvGeometry& geometry, const CallPolic
       call.format == at::MemoryFormat::Contiguous ? Layout::channels_first : Layout::channels_last;
   const GlobalFlags flags = global_flags(problem.dtype);
   problem.deterministic = flags.deterministic;
-  problem.allow_tf32 = flags.allow_tf32;
-  problem.allow_reduced_precision = flags.allow_reduced_precision;
+  problem.allow_lower_precision = flags.allow_lower_precision;
+  if (problem.follows_depthwise_kernel()) problem.depthwise_kernel = depthwise_kernel();
   if (call.bias != nullptr) problem.addends |= ConvProblem::kBias;
   if (call.residual != nullptr) problem.addends |= ConvProblem::kResidual;
   problem.set_activation(call.activation);

@@ -58,9 +58,8 @@ struct Place {
 
 // A type with exact enough matrix products; those of float32 may be rounded to TF32.
 at::ScalarType wide_type(const ConvProblem& problem) {
-  const bool is_half = problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16;
-  const bool may_use_tf32 = problem.dtype == DataType::float32 && problem.allow_tf32 != 0;
-  return is_half || may_use_tf32 ? at::kFloat : at::kDouble;
+  const bool may_use_tf32 = problem.dtype == DataType::float32 && problem.allow_tf32();
+  return problem.is_half() || may_use_tf32 ? at::kFloat : at::kDouble;
 }
 
 // The index of every tap of the kernel.

@@ -36,6 +36,7 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
                          const std::vector<int32_t>& dilation, int32_t groups,
                          const std::string& dtype, const std::string& layout, bool deterministic,
                          bool allow_tf32, bool allow_reduced_precision,
+                         const std::string& depthwise_kernel,
                          const std::tuple<int, int, int>& alignment, bool bias, bool residual,
                          const std::string& activation) {
   const size_t n = stride.size();
@@ -63,8 +64,9 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   problem.dtype = by_name<DataType>("dtype", dtype, kDataTypeNames);
   problem.layout = by_name<Layout>("memory_format", layout, kLayoutNames);
   problem.deterministic = deterministic;
-  problem.allow_tf32 = allow_tf32;
-  problem.allow_reduced_precision = allow_reduced_precision;
+  problem.allow_lower_precision = allow_tf32 && allow_reduced_precision;
+  problem.depthwise_kernel =
+      by_name<DepthwiseKernel>("depthwise_kernel", depthwise_kernel, kDepthwiseKernelNames);
   problem.x_alignment = static_cast<uint8_t>(std::get<0>(alignment));
   problem.w_alignment = static_cast<uint8_t>(std::get<1>(alignment));
   problem.y_alignment = static_cast<uint8_t>(std::get<2>(alignment));
@@ -85,8 +87,9 @@ void bind_problem(py::module_& m) {
       .def(py::init(&make_problem), py::kw_only(), py::arg("op"), py::arg("input_shape"),
            py::arg("weight_shape"), py::arg("stride"), py::arg("padding"), py::arg("dilation"),
            py::arg("groups"), py::arg("dtype"), py::arg("memory_format"), py::arg("deterministic"),
-           py::arg("allow_tf32"), py::arg("allow_reduced_precision"), py::arg("alignment"),
-           py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "")
+           py::arg("allow_tf32"), py::arg("allow_reduced_precision"), py::arg("depthwise_kernel"),
+           py::arg("alignment"), py::arg("bias") = false, py::arg("residual") = false,
+           py::arg("activation") = "")
       .def_property_readonly("op", [](const ConvProblem& p) { return name(p.op); })
       .def_property_readonly("input_shape", &ConvProblem::input_shape)
       .def_property_readonly("weight_shape", &ConvProblem::weight_shape)
@@ -112,9 +115,10 @@ void bind_problem(py::module_& m) {
       .def_property_readonly("memory_format", [](const ConvProblem& p) { return name(p.layout); })
       .def_property_readonly("deterministic",
                              [](const ConvProblem& p) { return p.deterministic != 0; })
-      .def_property_readonly("allow_tf32", [](const ConvProblem& p) { return p.allow_tf32 != 0; })
-      .def_property_readonly("allow_reduced_precision",
-                             [](const ConvProblem& p) { return p.allow_reduced_precision != 0; })
+      .def_property_readonly("allow_tf32", &ConvProblem::allow_tf32)
+      .def_property_readonly("allow_reduced_precision", &ConvProblem::allow_reduced_precision)
+      .def_property_readonly("depthwise_kernel",
+                             [](const ConvProblem& p) { return name(p.depthwise_kernel); })
       .def_property_readonly("alignment",
                              [](const ConvProblem& p) {
                                return py::make_tuple(p.x_alignment, p.w_alignment, p.y_alignment);
@@ -124,6 +128,7 @@ void bind_problem(py::module_& m) {
       .def_property_readonly("activation",
                              [](const ConvProblem& p) { return p.activation().name(); })
       .def_property_readonly("text", &ConvProblem::text);
+  m.def("depthwise_kernel", [] { return name(depthwise_kernel()); });
   m.def("problem_key", [](const ConvProblem& p) {
     return py::bytes(reinterpret_cast<const char*>(&p), sizeof(p));
   });

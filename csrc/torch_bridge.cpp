@@ -9,10 +9,29 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "workspace_pages.h"
 
 namespace cudnn_autotune {
+namespace {
+
+template <typename Context>
+auto read_depthwise_kernel(const Context& context, int)
+    -> decltype(context.cudnnDepthwiseKernel(), DepthwiseKernel()) {
+  const auto kernel = context.cudnnDepthwiseKernel();
+  using Kernel = std::decay_t<decltype(kernel)>;
+  if (kernel == Kernel::CUDNN) return DepthwiseKernel::cudnn;
+  return kernel == Kernel::NATIVE ? DepthwiseKernel::native : DepthwiseKernel::automatic;
+}
+
+// For a torch that has no such setting.
+template <typename Context>
+DepthwiseKernel read_depthwise_kernel(const Context&, long) {
+  return DepthwiseKernel::automatic;
+}
+
+}  // namespace
 
 std::optional<DataType> data_type(at::ScalarType dtype) {
   switch (dtype) {
@@ -37,22 +56,24 @@ uint8_t alignment(const at::Tensor& tensor) {
 GlobalFlags global_flags(DataType dtype) {
   constexpr auto kAllowed = at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
   auto& context = at::globalContext();
-  GlobalFlags flags{context.deterministicCuDNN() || context.deterministicAlgorithms(), true, true};
+  GlobalFlags flags{context.deterministicCuDNN() || context.deterministicAlgorithms(), true};
   switch (dtype) {
     case DataType::float32:
-      flags.allow_tf32 = context.allowTF32CuDNN(at::Float32Op::CONV);
+      flags.allow_lower_precision = context.allowTF32CuDNN(at::Float32Op::CONV);
       break;
     case DataType::float16:
-      flags.allow_reduced_precision = context.allowFP16ReductionCuBLAS() == kAllowed;
+      flags.allow_lower_precision = context.allowFP16ReductionCuBLAS() == kAllowed;
       break;
     case DataType::bfloat16:
-      flags.allow_reduced_precision = context.allowBF16ReductionCuBLAS() == kAllowed;
+      flags.allow_lower_precision = context.allowBF16ReductionCuBLAS() == kAllowed;
       break;
     case DataType::float64:
       break;
   }
   return flags;
 }
+
+DepthwiseKernel depthwise_kernel() { return read_depthwise_kernel(at::globalContext(), 0); }
 
 cudnnHandle_t current_handle() { return at::native::getCudnnHandle(); }
 

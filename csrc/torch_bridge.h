@@ -23,13 +23,16 @@ constexpr uint8_t kMostAligned = 32;  // bytes; a larger alignment counts as thi
 uint8_t alignment(const at::Tensor& tensor);
 
 // The state of torch's global switches, for a convolution of this dtype: cudnn.deterministic or
-// use_deterministic_algorithms, TF32 for convolutions, reduced-precision reductions of half types.
+// use_deterministic_algorithms, and in float32 TF32 for convolutions, in half types
+// reduced-precision reductions.
 struct GlobalFlags {
   bool deterministic;
-  bool allow_tf32;
-  bool allow_reduced_precision;
+  bool allow_lower_precision;
 };
 GlobalFlags global_flags(DataType dtype);
+
+// torch.backends.cudnn.depthwise_kernel; automatic in a torch that has no such setting.
+DepthwiseKernel depthwise_kernel();
 
 // The handle that torch keeps for this thread and the current device, set to the current stream.
 cudnnHandle_t current_handle();

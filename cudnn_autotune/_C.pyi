@@ -126,6 +126,7 @@ class ConvProblem:
         deterministic: bool,
         allow_tf32: bool,
         allow_reduced_precision: bool,
+        depthwise_kernel: str,
         alignment: tuple[int, int, int],
         bias: bool = False,
         residual: bool = False,
@@ -158,6 +159,8 @@ class ConvProblem:
     @property
     def allow_reduced_precision(self) -> bool: ...
     @property
+    def depthwise_kernel(self) -> str: ...
+    @property
     def alignment(self) -> tuple[int, int, int]: ...
     @property
     def bias(self) -> bool: ...
@@ -167,6 +170,9 @@ class ConvProblem:
     def activation(self) -> str: ...
     @property
     def text(self) -> str: ...
+
+def depthwise_kernel() -> str:
+    """Returns ``torch.backends.cudnn.depthwise_kernel``, or "auto" in a torch without it."""
 
 def problem_key(problem: ConvProblem) -> bytes: ...
 

@@ -87,6 +87,7 @@ class SaysSettings(nn.Module):
         of = torch.backends
         precisions = of.cudnn.conv.fp32_precision, of.cuda.matmul.fp32_precision
         rest = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+        rest += (getattr(of.cudnn, "depthwise_kernel", "native"),)  # torch 2.14 and later have it
         raise ValueError(f"settings: {(*precisions, *rest)}")
 
 

@@ -23,6 +23,7 @@ BASE: dict[str, Any] = {
     "bias": False,
     "residual": False,
     "activation": "",
+    "depthwise_kernel": "auto",
 }
 
 CHANGES: list[dict[str, Any]] = [
@@ -46,6 +47,9 @@ CHANGES: list[dict[str, Any]] = [
     {"dilation": (1, 2)},
     {"groups": 2, "weight_shape": (8, 4, 3, 3)},
     {"groups": 4, "weight_shape": (8, 2, 3, 3)},
+    {"groups": 8, "weight_shape": (8, 1, 3, 3)},
+    {"groups": 8, "weight_shape": (8, 1, 3, 3), "depthwise_kernel": "cudnn"},
+    {"groups": 8, "weight_shape": (8, 1, 3, 3), "depthwise_kernel": "native"},
     {"dtype": torch.float16},
     {"dtype": torch.bfloat16},
     {"dtype": torch.float64},

@@ -16,8 +16,8 @@ bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t 
   if (problem.deterministic && has("NONDETERMINISTIC")) return false;
   if (has("DOWN_CONVERT_INPUTS")) return false;
   if (is_known_wrong(candidate.config, problem, cudnn_runtime_version())) return false;
-  if (problem.dtype == DataType::float32 && !problem.allow_tf32 && has("TENSOR_CORE")) return false;
-  return problem.allow_reduced_precision || !has("REDUCED_PRECISION_REDUCTION");
+  if (!problem.allow_tf32() && has("TENSOR_CORE")) return false;
+  return problem.allow_reduced_precision() || !has("REDUCED_PRECISION_REDUCTION");
 }
 
 }  // namespace cudnn_autotune

@@ -45,8 +45,11 @@ std::string ConvProblem::text() const {
   t += " groups=" + std::to_string(groups);
   t += std::string(" ") + name(dtype) + " " + name(layout);
   if (deterministic) t += " deterministic";
-  if (!allow_tf32) t += " no_tf32";
-  if (!allow_reduced_precision) t += " no_reduced_precision";
+  if (!allow_tf32()) t += " no_tf32";
+  if (!allow_reduced_precision()) t += " no_reduced_precision";
+  if (depthwise_kernel != DepthwiseKernel::automatic) {
+    t += std::string(" depthwise_kernel=") + name(depthwise_kernel);
+  }
   const std::array<uint8_t, 3> alignment{x_alignment, w_alignment, y_alignment};
   if (alignment != std::array<uint8_t, 3>{32, 32, 32}) {
     t += " alignment=" + join(alignment, 3, ',');

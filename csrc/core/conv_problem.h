@@ -16,15 +16,21 @@ constexpr int kMaxSpatialDims = 3;
 enum class ConvOp : uint8_t { fprop, dgrad, wgrad };
 enum class DataType : uint8_t { float16, bfloat16, float32, float64 };
 enum class Layout : uint8_t { channels_first, channels_last };
+// The values of torch.backends.cudnn.depthwise_kernel.
+enum class DepthwiseKernel : uint8_t { automatic, cudnn, native };
 
 // The names, in the order of the enumerators.
 constexpr std::array kOpNames{"fprop", "dgrad", "wgrad"};
 constexpr std::array kDataTypeNames{"float16", "bfloat16", "float32", "float64"};
 constexpr std::array kLayoutNames{"contiguous", "channels_last"};
+constexpr std::array kDepthwiseKernelNames{"auto", "cudnn", "native"};
 
 inline const char* name(ConvOp op) { return kOpNames.at(static_cast<size_t>(op)); }
 inline const char* name(DataType dtype) { return kDataTypeNames.at(static_cast<size_t>(dtype)); }
 inline const char* name(Layout layout) { return kLayoutNames.at(static_cast<size_t>(layout)); }
+inline const char* name(DepthwiseKernel kernel) {
+  return kDepthwiseKernelNames.at(static_cast<size_t>(kernel));
+}
 
 // A convolution problem: everything that decides which engines are valid and which is fastest, and
 // nothing else. The shapes are those of the forward convolution, also for dgrad and wgrad:
@@ -45,9 +51,12 @@ struct ConvProblem {
   ConvOp op = ConvOp::fprop;
   DataType dtype = DataType::float32;
   Layout layout = Layout::channels_first;
-  uint8_t deterministic = 0;            // only engines whose results do not differ between runs
-  uint8_t allow_tf32 = 1;               // of float32: tensor cores may round inputs to TF32
-  uint8_t allow_reduced_precision = 1;  // of half types: partial sums may be in that type
+  uint8_t deterministic = 0;  // only engines whose results do not differ between runs
+  // In float32 tensor cores may round inputs to TF32; in half types partial sums may be in that
+  // type. It is 1 in float64.
+  uint8_t allow_lower_precision = 1;
+  // The kernel of PyTorch's own path; automatic if !follows_depthwise_kernel().
+  DepthwiseKernel depthwise_kernel = DepthwiseKernel::automatic;
   // Bytes, powers of two up to 32. A problem with an epilogue has 32 for all of its tensors.
   uint8_t x_alignment = 32;
   uint8_t w_alignment = 32;
@@ -58,6 +67,14 @@ struct ConvProblem {
 
   static constexpr uint8_t kBias = 1;
   static constexpr uint8_t kResidual = 2;
+  bool is_half() const { return dtype == DataType::float16 || dtype == DataType::bfloat16; }
+  bool allow_tf32() const { return dtype != DataType::float32 || allow_lower_precision != 0; }
+  bool allow_reduced_precision() const { return !is_half() || allow_lower_precision != 0; }
+  // Whether PyTorch's setting decides which kernel it runs: of a depthwise convolution, unless it
+  // is in channels_last, where PyTorch always calls cuDNN.
+  bool follows_depthwise_kernel() const {
+    return groups > 1 && groups == x[1] && layout == Layout::channels_first;
+  }
   bool has_bias() const { return (addends & kBias) != 0; }
   bool has_residual() const { return (addends & kResidual) != 0; }
   bool has_activation() const { return activation_kind != ActivationKind::none; }

@@ -39,9 +39,7 @@ bool is_asymmetric_in_one_dimension(const ConvProblem& problem) {
 
 // The engine rounds float32 operands, and has no note that says so (relative error 5e-4 on an
 // H200).
-bool is_exact(const ConvProblem& problem) {
-  return problem.dtype == DataType::float32 && !problem.allow_tf32;
-}
+bool is_exact(const ConvProblem& problem) { return !problem.allow_tf32(); }
 
 // With a bias, the engine's output is not finite if it has one place an image (on an H200).
 bool is_one_place_with_epilogue(const ConvProblem& problem) {

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cudnn_autotune.audit import pytorch_settings
 from cudnn_autotune.audit import ways as in_worker
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
@@ -125,14 +126,10 @@ class ModelComparison:
 
         columns, *rows = self._lines()
         ending = "\n".join([*self._notes(), self.verdict, *self._code()])
-        if not console.is_terminal:
-            print(
-                self.subject, *map("\t".join, (columns, *rows)), ending, sep="\n", file=console.file
-            )
-            return
-        console.print(Text(self.subject))
-        console.print(*Table("", columns, rows).rich(console.width), sep="\n")
-        console.print(Text(ending))
+        wraps = console.is_terminal
+        console.print(Text(self.subject), soft_wrap=not wraps)
+        Table("", columns, rows).show(console)
+        console.print(Text(ending), soft_wrap=not wraps)
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{escape(note)}</li>" for note in self._notes())
@@ -243,7 +240,7 @@ def compare(
             "device": str(device),
             "train": train,
             "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
-            "settings": in_worker.settings(),
+            "settings": pytorch_settings.read(),
             "main": getattr(sys.modules["__main__"], "__file__", None) or "",
         }
         measured = _Measurement((model, inputs), task, names, time_limit_s, tell)

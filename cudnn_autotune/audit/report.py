@@ -34,11 +34,8 @@ _MOST_FAR = 12
 def show(record: Record, console: Console | None = None) -> None:
     """Prints every table of the record."""
     console = console or Console()
-    if not console.is_terminal:
-        # A pipe of 80 columns, as in a log, must not cut the numbers.
-        console = Console(file=console.file, width=150)
     for table in tables(record):
-        console.print(*table.rich(console.width), sep="\n")
+        table.show(console)
 
 
 def tables(record: Record) -> list[Table]:

@@ -1,4 +1,4 @@
-"""A table of texts, which prints in a terminal and renders as Markdown."""
+"""A table of texts, which prints and renders as Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -39,6 +40,15 @@ class Table:
         if self.note:
             parts += ["", self.note]
         return "\n".join(parts)
+
+    def show(self, console: Console) -> None:
+        """Prints the table in a terminal; elsewhere a line a row, whose cells are apart by tabs."""
+        if console.is_terminal:
+            console.print(*self.rich(console.width), sep="\n")
+            return
+        lines = [[self.title], self.columns, *self.rows, [self.note]]
+        for line in filter(any, lines):
+            print(*line, sep="\t", file=console.file)  # rich would expand the tabs
 
     def rich(self, width: int) -> list[RichTable]:
         """Returns tables that fit into ``width`` columns: one, or several that repeat the texts."""

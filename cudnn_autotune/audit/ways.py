@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
+from cudnn_autotune.audit import pytorch_settings
 from cudnn_autotune.nn.backend.comparison import begin_step
 from cudnn_autotune.nn.backend.entry import compilations
 from cudnn_autotune.nn.models.convert import conversion, convert, revert
@@ -28,7 +29,6 @@ EXPECTED, MODEL = "expected", "model"
 _WARM_UPS = 3  # Inductor records a CUDA graph at the second call, and replays it at the third.
 # In float32, two runs that differ by more than this draw random numbers.
 _RANDOM = 1e-3
-_OPERATORS = ("conv", "rnn", "matmul")
 _BENCHMARK = "torch.backends.cudnn.benchmark = True"
 _CONVERT = (
     "import cudnn_autotune",
@@ -170,12 +170,8 @@ class Runner:
         self._model.float()
         self._autocast, self._inputs = None, tree_map(_in_float32, self._inputs)
         self._keep()
-        before = _precisions()
-        try:
-            _set_precisions(_exact(before))
+        with pytorch_settings.nothing_rounded():
             found, again = self._results(seed=0), self._results(seed=1)
-        finally:
-            _set_precisions(before)
         error = relative_error(again[0], found[0])
         if error is None or error > _RANDOM:
             return "errors cannot be told: the model draws random numbers, or is not finite"
@@ -280,10 +276,10 @@ class Runner:
 
 def open_backend(request: dict[str, Any]) -> Runner:
     """Returns the runner of a process, for a worker of an audit. ``request`` is the runner's task,
-    with :func:`settings` of the process that asks."""
+    with ``pytorch_settings.read()`` of the process that asks."""
     global is_worker
     is_worker = True
-    _apply(request["settings"])
+    pytorch_settings.write(request["settings"])
     device, file = torch.device(request["device"]), Path(request["folder"]) / MODEL
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -300,72 +296,6 @@ def open_backend(request: dict[str, Any]) -> Runner:
 
 is_worker = False
 """Whether this process runs a way for another one."""
-
-
-def settings() -> dict[str, Any]:
-    """Returns the settings of PyTorch's that change what a step computes or how fast, as JSON."""
-    return {
-        "threads": torch.get_num_threads(),
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "precisions": _precisions(),
-    }
-
-
-def _apply(given: dict[str, Any]) -> None:
-    torch.set_num_threads(given["threads"])
-    torch.set_default_dtype(getattr(torch, given["default_dtype"]))
-    torch.backends.cudnn.deterministic = given["cudnn_deterministic"]
-    torch.use_deterministic_algorithms(given["deterministic"], warn_only=given["warn_only"])
-    _set_precisions(given["precisions"])
-
-
-def _precisions() -> dict[str, Any]:
-    """Whether and where float32 operands may be rounded: by the older names of these settings, None
-    where PyTorch refuses to read them since the newer ones say more, and by operator."""
-
-    def older(read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except RuntimeError:
-            return None
-
-    return {
-        "allow_tf32": older(lambda: torch.backends.cudnn.allow_tf32),
-        "matmul": older(torch.get_float32_matmul_precision),
-        # Through torch._C: torch.backends refuses where the caller has used both interfaces.
-        "by_operator": {op: torch._C._get_fp32_precision_getter("cuda", op) for op in _OPERATORS},
-    }
-
-
-def _exact(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of :func:`_precisions` that round nothing, by the names that ``given`` has."""
-    by_operator = {
-        op: precision if precision in ("none", "ieee") else "ieee"
-        for op, precision in given["by_operator"].items()
-    }
-    older = given["allow_tf32"] is not None, given["matmul"] is not None
-    return {
-        "allow_tf32": False if older[0] else None,
-        "matmul": "highest" if older[1] else None,
-        "by_operator": {
-            op: precision
-            for op, precision in by_operator.items()
-            if not older[op == "matmul"]  # an older name sets its operators
-        },
-    }
-
-
-def _set_precisions(wanted: dict[str, Any]) -> None:
-    if wanted["allow_tf32"] is not None:
-        torch.backends.cudnn.allow_tf32 = wanted["allow_tf32"]
-    if wanted["matmul"] is not None:
-        torch.set_float32_matmul_precision(wanted["matmul"])
-    for op, precision in wanted["by_operator"].items():
-        if torch._C._get_fp32_precision_getter("cuda", op) != precision:
-            torch._C._set_fp32_precision_setter("cuda", op, precision)
 
 
 def held_bytes(device: torch.device) -> int:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -133,12 +133,17 @@ def refusing(option: str) -> Iterator[None]:
         raise refuse(option, str(error)) from error
 
 
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """The end of an error's text that names the nearest of what is allowed; empty if none is."""
+    near = difflib.get_close_matches(name, list(allowed), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def check_modes(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:
     """Raises BadParameter for a mode that is not allowed."""
     for name in given:
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, 1)
-            said = f"; did you mean {near[0]!r}?" if near else ""
+            said = did_you_mean(name, allowed)
             raise refuse(option, f"{name!r} is not one of {', '.join(allowed)}{said}")
 
 

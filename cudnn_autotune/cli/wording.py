@@ -61,6 +61,8 @@ def conditions(problem: ConvProblem) -> str:
         parts.append("no TF32")
     if not problem.allow_reduced_precision:
         parts.append("no reduced precision")
+    if problem.depthwise_kernel != "auto":
+        parts.append(f"PyTorch's depthwise kernel: {problem.depthwise_kernel}")
     if problem.alignment != (32, 32, 32):
         parts.append(f"alignment {_listed(problem.alignment)}")
     return ", ".join(parts)

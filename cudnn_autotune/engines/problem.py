@@ -15,7 +15,9 @@ from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.activations import Activation
 
 Operation = Literal["fprop", "dgrad", "wgrad"]
+DepthwiseKernel = Literal["auto", "cudnn", "native"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+DEPTHWISE_KERNELS: tuple[DepthwiseKernel, ...] = get_args(DepthwiseKernel)
 DTYPES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
@@ -59,6 +61,10 @@ class ConvProblem:
             a residual of the output's shape, layout and dtype. ``activation`` is ``""`` or a kind
             of ``ACTIVATIONS``; leaky ReLU has its slope in the name, as in ``"leaky_relu(0.1)"``,
             and ELU its alpha, from 0.0001 to 1000. All tensors are aligned to 32 bytes.
+        depthwise_kernel: ``"auto"``, ``"cudnn"`` or ``"native"``: the kernel of PyTorch's own path,
+            as ``torch.backends.cudnn.depthwise_kernel`` of torch 2.14 and later names it. Where
+            that setting changes nothing it is ``"auto"``: in a convolution that is not depthwise,
+            and in channels_last.
 
     Raises:
         ValueError, TypeError: an argument is not allowed; the text names it, what is allowed and
@@ -81,6 +87,7 @@ class ConvProblem:
     bias: bool
     residual: bool
     activation: str
+    depthwise_kernel: DepthwiseKernel
 
     def __init__(
         self,
@@ -100,6 +107,7 @@ class ConvProblem:
         bias: bool = False,
         residual: bool = False,
         activation: str = "",
+        depthwise_kernel: DepthwiseKernel = "auto",
     ) -> None:
         if op not in OPERATIONS:
             raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}")
@@ -136,6 +144,11 @@ class ConvProblem:
                 f"memory_format must be {' or '.join(allowed)} with {n} spatial dimension(s), "
                 f"got {shown(memory_format)}"
             )
+        if depthwise_kernel not in DEPTHWISE_KERNELS:
+            raise ValueError(
+                f"depthwise_kernel must be one of {', '.join(DEPTHWISE_KERNELS)}, "
+                f"got {shown(depthwise_kernel)}"
+            )
         aligned = tuple(alignment) if isinstance(alignment, Iterable) else ()
         if len(aligned) != 3 or any(a not in (1, 2, 4, 8, 16, 32) for a in aligned):
             raise ValueError(
@@ -150,9 +163,12 @@ class ConvProblem:
                 f"bias, residual and activation are of op 'fprop' only, got them with {op!r}"
             )
         paddings = _padding(padding, n, strides, dilations, w[2:])
-        # TF32 and reduced-precision sums exist for some dtypes only. Elsewhere the flag says
-        # nothing, and must not make two keys of one problem.
+        # TF32 and reduced-precision sums exist for some dtypes only, and PyTorch has kernels for
+        # some convolutions only. Elsewhere the flag says nothing, and must not make two keys of one
+        # problem.
         is_half = dtype in (torch.float16, torch.bfloat16)
+        is_depthwise = 1 < groups == x[1]
+        follows_setting = is_depthwise and memory_format == torch.contiguous_format
         values: dict[str, Any] = {
             "op": op,
             "input_shape": x,
@@ -170,6 +186,7 @@ class ConvProblem:
             "bias": bool(bias),
             "residual": bool(residual),
             "activation": activation,
+            "depthwise_kernel": depthwise_kernel if follows_setting else "auto",
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -11,6 +11,7 @@ import torch
 from cudnn_autotune.core.json_node import Node, shown
 from cudnn_autotune.engines.problem import (
     CHANNELS_LAST,
+    DEPTHWISE_KERNELS,
     DTYPES,
     DTYPES_BY_NAME,
     OPERATIONS,
@@ -20,6 +21,7 @@ from cudnn_autotune.engines.problem import (
 _MEMORY_FORMATS = ("contiguous", "channels_last")
 _LISTS = ("input_shape", "weight_shape", "stride", "padding", "dilation", "alignment")
 _FLAGS = ("deterministic", "allow_tf32", "allow_reduced_precision")
+_DEPTHWISE = "depthwise_kernel"
 _EPILOGUE = ("bias", "residual", "activation")
 _FULL_ALIGNMENT = (32, 32, 32)
 
@@ -40,27 +42,31 @@ def problem_to_json(problem: ConvProblem) -> dict[str, Any]:
         "allow_tf32": problem.allow_tf32,
         "allow_reduced_precision": problem.allow_reduced_precision,
         "alignment": list(problem.alignment),
-        **_epilogue_to_json(problem),
+        **_rare_to_json(problem),
     }
 
 
-def _epilogue_to_json(problem: ConvProblem) -> dict[str, Any]:
-    """The fields of a fused problem; others are written as they were before there was fusion."""
-    if not problem.is_fused:
-        return {}
-    return {name: getattr(problem, name) for name in _EPILOGUE}
+def _rare_to_json(problem: ConvProblem) -> dict[str, Any]:
+    """The fields that few problems have; others are written as they were before there were any."""
+    names = _EPILOGUE if problem.is_fused else ()
+    if problem.depthwise_kernel != "auto":
+        names = (_DEPTHWISE, *names)
+    return {name: getattr(problem, name) for name in names}
 
 
 def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
     """Reads a problem; raises ValueError naming the place and what is allowed there."""
     node = Node(tree, place)
-    is_fused = isinstance(tree, dict) and not set(_EPILOGUE).isdisjoint(tree)
-    epilogue = _EPILOGUE if is_fused else ()
-    fields = node.fields("op", *_LISTS, "groups", "dtype", "memory_format", *_FLAGS, *epilogue)
+    given = set(tree) if isinstance(tree, dict) else set()
+    is_fused = not given.isdisjoint(_EPILOGUE)
+    rare = (*given.intersection([_DEPTHWISE]), *(_EPILOGUE if is_fused else ()))
+    fields = node.fields("op", *_LISTS, "groups", "dtype", "memory_format", *_FLAGS, *rare)
     values: dict[str, Any] = {
         name: tuple(item.integer() for item in fields[name].items()) for name in _LISTS
     }
     values.update({name: fields[name].boolean() for name in _FLAGS})
+    if _DEPTHWISE in fields:
+        values[_DEPTHWISE] = fields[_DEPTHWISE].one_of(DEPTHWISE_KERNELS)
     if is_fused:
         values["bias"] = fields["bias"].boolean()
         values["residual"] = fields["residual"].boolean()
@@ -103,6 +109,8 @@ def problem_text(problem: ConvProblem) -> str:
         words.append("no_tf32")
     if not problem.allow_reduced_precision:
         words.append("no_reduced_precision")
+    if problem.depthwise_kernel != "auto":
+        words.append(f"{_DEPTHWISE}={problem.depthwise_kernel}")
     if problem.alignment != _FULL_ALIGNMENT:
         words.append(f"alignment={_joined(problem.alignment)}")
     if problem.bias:
@@ -118,7 +126,8 @@ _INTS = r"(\d{1,19}(?:,\d{1,19})*)"
 _SHAPE = r"(\d{1,19}(?:x\d{1,19})*)"
 _TEXT = re.compile(
     rf"(\S+) x={_SHAPE} w={_SHAPE} padding={_INTS}(?::{_INTS})? stride={_INTS} dilation={_INTS} "
-    rf"groups=(\d{{1,19}}) (\S+) (\S+)( no_tf32)?( no_reduced_precision)?(?: alignment={_INTS})?"
+    rf"groups=(\d{{1,19}}) (\S+) (\S+)( no_tf32)?( no_reduced_precision)?"
+    rf"(?: {_DEPTHWISE}=(cudnn|native))?(?: alignment={_INTS})?"
     rf"( bias)?( residual)?(?: ([\w().]+))?",
     re.ASCII,
 )
@@ -130,7 +139,8 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
     if match is None:
         raise ValueError(f"{shown(text)} is no problem's text")
     op, x, w, before, after, stride, dilation, groups, dtype, layout, *rest = match.groups()
-    *flags, alignment, bias, residual, activation = rest
+    *flags, depthwise_kernel, alignment, bias, residual, activation = rest
+    kernel: Any = depthwise_kernel or "auto"
     shape = _ints(x, "x")
     if op not in OPERATIONS or dtype not in DTYPES_BY_NAME or layout not in _MEMORY_FORMATS:
         raise ValueError(f"{shown(text)} is no problem's text")
@@ -149,6 +159,7 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
             deterministic=deterministic,
             allow_tf32=not flags[0],
             allow_reduced_precision=not flags[1],
+            depthwise_kernel=kernel,
             alignment=_ints(alignment) if alignment else _FULL_ALIGNMENT,  # type: ignore[arg-type]
             bias=bool(bias),
             residual=bool(residual),

@@ -101,6 +101,12 @@ def flags_of(problem: ConvProblem, device_type: str) -> Iterator[None]:
             warns = torch.is_deterministic_algorithms_warn_only_enabled()
             stack.callback(torch.use_deterministic_algorithms, True, warn_only=warns)
             torch.use_deterministic_algorithms(False)
+        if hasattr(c, "_get_cudnn_depthwise_kernel"):  # torch 2.14 and later
+            set_for_now(
+                c._set_cudnn_depthwise_kernel,
+                problem.depthwise_kernel,
+                c._get_cudnn_depthwise_kernel(),
+            )
         precision = c._get_fp32_precision_getter("cuda", "conv")
         if problem.dtype == torch.float32 and (precision == "tf32") != problem.allow_tf32:
             wanted = "tf32" if problem.allow_tf32 else "ieee"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import email
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import checkout
 import pytest
+import torch
 from subprocesses import python
 
 ROOT = checkout.ROOT
@@ -54,18 +57,56 @@ def purelib(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_the_sdist_is_complete(checkout: Path, tmp_path: Path) -> None:
-    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
-    done = python("-c", code, cwd=checkout)
+def backend(call: str, folder: Path) -> None:
+    """Calls the build's backend in a folder, as pip and `python -m build` do."""
+    done = python("-c", f"from setuptools import build_meta; build_meta.{call}", cwd=folder)
     assert done.returncode == 0, done.stderr
-    (archive,) = tmp_path.iterdir()
+
+
+@pytest.fixture(scope="module")
+def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an sdist is unpacked into."""
+    packed, unpacked = (tmp_path_factory.mktemp(name) for name in ("packed", "unpacked"))
+    backend(f"build_sdist({str(packed)!r})", checkout)
+    (archive,) = packed.iterdir()
     with tarfile.open(archive) as file:
-        names = {member.name.partition("/")[2] for member in file if member.isfile()}
+        file.extractall(unpacked, filter="data")
+    (folder,) = unpacked.iterdir()
+    return folder
+
+
+@pytest.mark.slow
+def test_the_sdist_is_complete(sdist: Path) -> None:
+    """The build, the tests and the documentation find in it what they find in the checkout."""
+    files = [path for path in sdist.rglob("*") if path.is_file()]
+    names = {path.relative_to(sdist).as_posix() for path in files}
     assert set(in_git()) - names == set()
+    differ = [
+        name for name in in_git() if (sdist / name).read_bytes() != (ROOT / name).read_bytes()
+    ]
+    assert differ == []
     written = {"PKG-INFO", "setup.cfg"}
     others = names - set(in_git()) - written
     assert all(name.startswith("cudnn_autotune.egg-info/") for name in others), others
+
+
+@pytest.mark.slow
+def test_a_wheel_of_the_sdist_says_what_it_is(sdist: Path, tmp_path: Path) -> None:
+    """Its metadata, without compiling anything."""
+    backend(f"prepare_metadata_for_build_wheel({str(tmp_path)!r})", sdist)
+    (folder,) = tmp_path.glob("*.dist-info")
+    found = email.message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert found["Version"] == project["version"]
+    assert found["Requires-Python"] == project["requires-python"]
+    assert found["License"] == "Apache-2.0"
+    assert sorted(found.get_all("Classifier", [])) == sorted(project["classifiers"])
+    assert "Typing :: Typed" in project["classifiers"]
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert f"torch=={minor}.*" in found.get_all("Requires-Dist", [])
+    assert found.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    scripts = (folder / "entry_points.txt").read_text(encoding="utf-8")
+    assert "cudnn-autotune = cudnn_autotune_cli:main" in scripts
 
 
 @pytest.mark.slow

@@ -148,6 +148,25 @@ def test_pytorchs_depthwise_kernels_are_met(mode: str) -> None:
             assert choice.time_ms <= 1.1 * aten.time_ms, choice.problem.op
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_get_cudnn_depthwise_kernel"),
+    reason="this torch has no depthwise_kernel",
+)
+def test_a_choice_is_of_one_depthwise_kernel_of_pytorch() -> None:
+    """The setting changes what PyTorch would run, in a running process too."""
+    kernels = ("auto", "native", "cudnn")
+    for known, kernel in enumerate(kernels):
+        torch._C._set_cudnn_depthwise_kernel(kernel)
+        try:
+            for _ in range(2):
+                check_step("depthwise", sampling="race")
+                assert len(ca.choices()) == 3 * (known + 1)
+        finally:
+            torch._C._set_cudnn_depthwise_kernel("auto")
+    assert Counter(c.problem.depthwise_kernel for c in ca.choices()) == dict.fromkeys(kernels, 3)
+    assert all(c.pytorch_ms is not None for c in ca.choices())
+
+
 @pytest.mark.parametrize("name", ["dense", "ragged"])
 @pytest.mark.parametrize("mode", ["race", "sustained"])
 def test_of_mode_fallback_what_is_compiled_at_run_time_is_timed(mode: str, name: str) -> None:

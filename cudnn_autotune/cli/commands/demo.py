@@ -149,7 +149,7 @@ def demo(details: bool) -> None:
 
 def _print(console: Console, *lines: str) -> None:
     for line in lines:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _replay(console: Console, details: bool) -> None:
@@ -173,7 +173,7 @@ def _replay(console: Console, details: bool) -> None:
         runs = dict.fromkeys(modes, _RUNS)
         offline_cases.audit(record, list(cases.values()), runs, limits=Limits())
     regrets = report.tables(record)[0]  # `audit --replay` shows the others
-    console.print(*regrets.rich(console.width), sep="\n")
+    regrets.show(console)
 
 
 def _measure(console: Console, details: bool) -> None:
@@ -199,7 +199,7 @@ def _measure(console: Console, details: bool) -> None:
             _print(progress.console, answer(layer.name, tried))
             if details:
                 table = _choice_table(layer.name, made)
-                progress.console.print(*table.rich(console.width), sep="\n")
+                table.show(progress.console)
 
 
 def _tune(problem: ConvProblem, mode: str) -> list[Choice]:

@@ -22,9 +22,11 @@ from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks
 
 _INTERRUPTED = 130
+# The files whose parts of a traceback come before the script's.
+_RUNNERS = (__file__, runpy.__file__, "<frozen runpy>")
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as of `python -m`.")
 @click.argument("script")
@@ -53,6 +55,8 @@ def run(mode: str | None, is_module: bool, script: str, arguments: tuple[str, ..
         except SystemExit as end:
             status = _status(end)
         except BaseException as error:
+            if is_module and isinstance(error, ImportError) and _is_of_runpy(error):
+                raise refuse("SCRIPT", str(error)) from error
             traceback.print_exception(error.with_traceback(_of_script(error.__traceback__)))
             status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     if os.environ.get("RANK", "0") == "0":
@@ -70,11 +74,16 @@ def _status(end: SystemExit) -> int:
     return 1
 
 
+def _is_of_runpy(error: BaseException) -> bool:
+    """Whether nothing of the script has run: there is no such module, or it cannot be run."""
+    end = _of_script(error.__traceback__)
+    return end is not None and end.tb_frame.f_code.co_filename in _RUNNERS
+
+
 def _of_script(begin: TracebackType | None) -> TracebackType | None:
     """Returns the part of a traceback that is the script's; all of it if none is."""
-    own = (__file__, runpy.__file__, "<frozen runpy>")
     frame = begin
-    while frame is not None and frame.tb_frame.f_code.co_filename in own:
+    while frame is not None and frame.tb_frame.f_code.co_filename in _RUNNERS:
         frame = frame.tb_next
     return frame or begin
 

@@ -14,7 +14,7 @@ import click
 import torch
 from torch import nn
 
-from cudnn_autotune.cli.options import refuse
+from cudnn_autotune.cli.options import did_you_mean, refuse
 from cudnn_autotune.cli.wording import count, say
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 from cudnn_autotune.nn.models import memory_format
@@ -136,9 +136,8 @@ def load(text: str) -> nn.Module:
     """
     source, _, name = text.partition(":")
     if not source or not name:
-        raise refuse(
-            _MODEL, f"must be torchvision:NAME, timm:NAME or MODULE:CALLABLE, got {text!r}"
-        )
+        allowed = "must be torchvision:NAME, timm:NAME or MODULE:CALLABLE"
+        raise refuse(_MODEL, f"{allowed}, got {text!r}{_with_source(text)}")
     if source not in ("torchvision", "timm"):
         return _of_user(source, name)
     package = _imported("torchvision.models" if source == "torchvision" else source)
@@ -149,9 +148,20 @@ def load(text: str) -> nn.Module:
     try:
         model = make(name, **weights)
     except Exception as error:  # timm has exceptions of its own
-        raise refuse(_MODEL, f"{source} has no {name!r}: {error}") from error
+        known = package.list_models()
+        why = f": {error}" if name in known else did_you_mean(name, known)
+        raise refuse(_MODEL, f"{source} has no {name!r}{why}") from error
     assert isinstance(model, nn.Module)
     return model
+
+
+def _with_source(name: str) -> str:
+    """The end of an error's text that names torchvision's model of this name, if there is one."""
+    try:
+        known = importlib.import_module("torchvision.models").list_models()
+    except ImportError:
+        return ""
+    return f"; did you mean 'torchvision:{name}'?" if name in known else ""
 
 
 def _of_user(module: str, name: str) -> nn.Module:
@@ -159,9 +169,12 @@ def _of_user(module: str, name: str) -> nn.Module:
     if folder not in sys.path:  # `python -m` adds it likewise
         sys.path.insert(0, folder)
     try:
-        made = functools.reduce(getattr, name.split("."), _imported(module))
+        found = _imported(module)
+        made = functools.reduce(getattr, name.split("."), found)
     except AttributeError as error:
-        raise refuse(_MODEL, f"{module} has no {name!r}") from error
+        raise refuse(
+            _MODEL, f"{module} has no {name!r}{did_you_mean(name, vars(found))}"
+        ) from error
     if isinstance(made, nn.Module):
         return made
     if not callable(made):

@@ -62,6 +62,9 @@ def test_an_audit_of_a_recording(tmp_path: Path) -> None:
     assert data["complete"] is True
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "Replayed from a recording of NVIDIA H200" in " ".join(done.output.split())
+    assert not set("│┃─━\x1b") & set(done.stdout), "a pipe gets plain lines"
+    first = {line.split("\t")[0] for line in done.stdout.splitlines() if "\t" in line}
+    assert set(BUILT_IN_MODES) <= first
 
 
 def picks(path: Path, *arguments: str | int) -> Any:

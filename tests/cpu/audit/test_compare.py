@@ -125,6 +125,7 @@ torch.backends.cudnn.conv.fp32_precision = "ieee"  # by the newer names alone
 torch.backends.cuda.matmul.fp32_precision = "tf32"
 torch.set_default_dtype(torch.float64)
 torch.use_deterministic_algorithms(True)
+torch.backends.cudnn.depthwise_kernel = "native"
 x = torch.randn(2, 3, 9, 9)
 (row,) = ca.compare(compared_models.SaysSettings().eval(), x, ways=["eager"]).rows
 print(row.note)
@@ -139,7 +140,7 @@ def test_processes_have_the_callers_settings(tmp_path: Path) -> None:
     done = python("-c", PRECISE, cwd=Path(compared_models.__file__).parent)
     assert done.returncode == 0, done.stderr
     said, error, after = done.stdout.splitlines()
-    assert said == "ValueError: settings: ('ieee', 'tf32', torch.float64, True)"
+    assert said == "ValueError: settings: ('ieee', 'tf32', torch.float64, True, 'native')"
     assert 0 < float(error) < 1e-6
     assert after == "ieee tf32"
 

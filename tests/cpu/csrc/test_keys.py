@@ -58,6 +58,43 @@ def test_a_flag_that_says_nothing_is_not_part_of_the_key(flag: str, dtype: torch
     assert without == ca.ConvProblem(**{**BASE, "dtype": dtype})
 
 
+@pytest.mark.parametrize(
+    "reached",
+    [
+        {},  # not depthwise
+        {"groups": 4, "weight_shape": (8, 2, 3, 3)},
+        {"groups": 8, "weight_shape": (8, 1, 3, 3), "memory_format": torch.channels_last},
+        {"input_shape": (2, 1, 10, 12), "weight_shape": (8, 1, 3, 3)},
+    ],
+    ids=str,
+)
+def test_the_depthwise_kernel_is_of_the_key_only_where_the_setting_reaches(
+    reached: dict[str, Any],
+) -> None:
+    without = ca.ConvProblem(**{**BASE, **reached, "depthwise_kernel": "native"})
+    assert without == ca.ConvProblem(**{**BASE, **reached})
+
+
+def test_an_unknown_depthwise_kernel_is_named() -> None:
+    with pytest.raises(ValueError, match="depthwise_kernel must be one of auto, cudnn, native"):
+        ca.ConvProblem(**{**BASE, "depthwise_kernel": "fast"})  # type: ignore[arg-type]
+
+
+@pytest.mark.search
+def test_calls_read_pytorchs_depthwise_kernel() -> None:
+    from cudnn_autotune import _C
+
+    if not hasattr(torch._C, "_get_cudnn_depthwise_kernel"):
+        assert _C.depthwise_kernel() == "auto"
+        return
+    for kernel in ("cudnn", "native", "auto"):
+        torch._C._set_cudnn_depthwise_kernel(kernel)
+        try:
+            assert _C.depthwise_kernel() == kernel
+        finally:
+            torch._C._set_cudnn_depthwise_kernel("auto")
+
+
 @pytest.mark.search
 def test_no_two_problems_share_a_native_key() -> None:
     from cudnn_autotune import _C

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import io
 import json
 import logging
@@ -56,6 +57,20 @@ def test_every_field_of_a_lookup_counts(tmp_path: Path) -> None:
     found = store.get(problem(), sampling="race", benchmark_limit=10)
     assert found == selection(FRONTIER[:1])
     assert store.get(problem()) == selection()
+
+
+def test_a_decision_holds_for_one_depthwise_kernel_of_pytorch(tmp_path: Path) -> None:
+    """PyTorch's own path, a candidate of each race, has another time with another one."""
+    auto = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 1, 3, 3), groups=8)
+    native = dataclasses.replace(auto, depthwise_kernel="native")
+    Store(tmp_path, H200).put(auto, selection())
+    store = Store(tmp_path, H200)
+    assert store.get(auto) == selection()
+    assert store.get(native) is None
+    store.put(native, selection(FRONTIER[:1]))
+    known = Store(tmp_path, H200)
+    assert (known.get(auto), known.get(native)) == (selection(), selection(FRONTIER[:1]))
+    assert native in {decision.problem for decision in known}
 
 
 def test_other_constraints_rank_again_and_time_nothing(tmp_path: Path) -> None:

@@ -493,6 +493,43 @@ def test_a_problems_flags_are_set_for_it_and_restored(
         assert flags() == before
 
 
+class DepthwiseSetting:
+    """Stands for the two functions of a torch that has the setting."""
+
+    def __init__(self) -> None:
+        self.kernel = "native"
+
+    def read(self) -> str:
+        return self.kernel
+
+    def write(self, kernel: str) -> None:
+        self.kernel = kernel
+
+
+@pytest.fixture
+def depthwise_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """The caller's ``depthwise_kernel`` is "native"; the value reads it. The setting is the real
+    one where torch has it (2.14 and later)."""
+    if not hasattr(torch._C, "_get_cudnn_depthwise_kernel"):
+        setting = DepthwiseSetting()
+        monkeypatch.setattr(torch._C, "_get_cudnn_depthwise_kernel", setting.read, raising=False)
+        monkeypatch.setattr(torch._C, "_set_cudnn_depthwise_kernel", setting.write, raising=False)
+    before = torch._C._get_cudnn_depthwise_kernel()
+    torch._C._set_cudnn_depthwise_kernel("native")
+    yield torch._C._get_cudnn_depthwise_kernel
+    torch._C._set_cudnn_depthwise_kernel(before)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "cudnn", "native"])
+def test_pytorchs_depthwise_kernel_is_the_problems_while_it_is_tuned(
+    depthwise_native: Callable[[], str], kernel: Any
+) -> None:
+    problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 1, 3, 3), groups=8, depthwise_kernel=kernel)
+    with tune_problem.flags_of(problem, "cuda"):
+        assert depthwise_native() == kernel
+    assert depthwise_native() == "native"
+
+
 def test_autocast_does_not_turn_a_problem_into_another() -> None:
     problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3))
     data = measuring.operands(problem, "cpu")

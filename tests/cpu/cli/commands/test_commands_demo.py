@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from decisions import selection, timed
 from stored import layer, run, simulation
 from strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
-from cudnn_autotune.cli.commands.demo import Tried, answer
+from cudnn_autotune.cli.commands.demo import LAYERS, Tried, answer
 from cudnn_autotune.tuning.gain import milliseconds, pytorchs_entry
 
 TIMES = {"eng1": 2.0, "eng2": 3.0}
@@ -35,7 +37,20 @@ def test_five_lines_answer_without_a_gpu() -> None:
     assert "demo --details" in text
     assert text.endswith("cudnn-autotune run SCRIPT ARGUMENTS...")
     assert "; 1.00x by heuristic; " in text[resnet:]
-    assert "│" not in text
+    first, *answers = done.stdout.splitlines()[:3]
+    assert first.endswith(" NVIDIA H200.")
+    starts = [line.partition(":")[0] for line in answers]  # a pipe's lines are not broken
+    assert starts == [layer.name for layer in LAYERS]
+
+
+def test_details_are_plain_lines_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["cudnn_autotune.cli.commands.demo"], "_RUNS", 1)
+    done = run("demo", "--details", obj=None)
+    assert done.exit_code == 0, done.output
+    assert not set("│┃─━\x1b") & set(done.stdout)
+    table = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
+    assert len({len(cells) for cells in table}) == 1
+    assert {cells[0] for cells in table[1:]} == set(MODES)
 
 
 def test_modes_are_compared_by_the_same_times() -> None:

@@ -95,6 +95,27 @@ def test_bad_arguments_are_named(folder: Path) -> None:
     assert "'--sampling': 'fast' is not one of" in refused(
         "run", "--sampling", "fast", folder / "script.py"
     )
+    assert "No such option '--samplin'. Did you mean '--sampling'?" in refused(
+        "run", "--samplin", "race", folder / "script.py"
+    )
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "email"])
+def test_a_module_that_cannot_be_run_is_named_without_a_traceback(folder: Path, name: str) -> None:
+    done = ran("-m", name, cwd=folder)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "Invalid value for 'SCRIPT': " in said
+    assert name.split(".")[0] in said
+
+
+def test_an_import_error_of_a_module_keeps_its_traceback(folder: Path) -> None:
+    (folder / "needs.py").write_text("import no_such_module\n")
+    done = ran("-m", "needs", cwd=folder)
+    assert done.returncode == 1
+    assert "needs.py" in done.stderr
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in done.stderr
 
 
 def test_the_summary_says_what_is_gained() -> None:

@@ -470,6 +470,7 @@ def test_ways_to_name_a_model(gpu: Simulated, folder: Path, name: str) -> None:
         ("my_nets:", 2, "'MODEL'"),
         ("no_such_module:x", 2, "cannot import no_such_module"),
         ("my_nets:absent", 2, "my_nets has no 'absent'"),
+        ("my_nets:mode", 2, "my_nets has no 'mode'; did you mean 'made'?"),
         ("my_nets:number", 2, "neither a model nor a callable"),
         ("my_nets:text", 2, "must return a torch.nn.Module, got str"),
         ("my_nets:fails", 1, "my_nets:fails() fails: KeyError"),
@@ -497,6 +498,14 @@ def test_models_of_packages(gpu: Simulated, tmp_path: Path, source: str) -> None
     assert len(gpu.tuned) > 8
     message = refused("tune", f"{source}:no_such_net", *given, obj=gpu.bench)
     assert f"{source} has no 'no_such_net'" in message
+    message = refused("tune", f"{source}:resnet81", *given, obj=gpu.bench)
+    assert f"{source} has no 'resnet81'; did you mean 'resnet18'?" in message
+
+
+def test_a_model_named_without_its_source(gpu: Simulated, tmp_path: Path) -> None:
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    message = refused("tune", "resnet50", "--input", "2,3,64,64", obj=gpu.bench)
+    assert "got 'resnet50'; did you mean 'torchvision:resnet50'?" in message
 
 
 @pytest.mark.parametrize(
