@@ -121,8 +121,10 @@ def first_choice(norm: Any, input: Tensor, activation: str) -> NormChoice | None
     times = sampling.traits(getattr(norm, "sampling", None) or settings.get_sampling()).times
     found = _choices.get((times, signature))
     if found is None and (near := _nearest(of_norm, signature)) is not None:
+        # The operators' plan for a size that no form was adopted for is that of the first one.
+        chosen = _first_form() if near.is_served else PYTORCH
         note = f"its sizes change; it is computed as {near.signature}"
-        return NormChoice(_text(input, signature), near.chosen, note=note)
+        return NormChoice(_text(input, signature), chosen, note=note)
     if found is None:
         if times and input.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
@@ -198,9 +200,7 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
     *_, needs, activation, tracks = signature
     text = _text(input, signature)
     if not times:
-        from cudnn_autotune.engines.norms.plan import FORMS
-
-        return NormChoice(text, FORMS[0], note="the sampling mode times nothing")
+        return NormChoice(text, _first_form(), note="the sampling mode times nothing")
     step = (text, norm, input, activation, needs, tracks)
     name, source = _stored_name(signature), "store"
     device = input.get_device() if input.is_cuda else None
@@ -218,6 +218,13 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
         1e3 * (time.perf_counter() - start_s),
         source,
     )
+
+
+def _first_form() -> str:
+    """Returns the form of kernels that is expected to be the fastest."""
+    from cudnn_autotune.engines.norms.plan import FORMS
+
+    return FORMS[0]
 
 
 def _stored_name(signature: Signature) -> str:
