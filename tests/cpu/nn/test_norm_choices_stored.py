@@ -102,7 +102,7 @@ def test_another_torch_or_other_kernels_measure_anew(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, "another")
             assert trained_with(tmp_path, "kept", 6)["chosen"] == [["kept", "tuned"]]
-    with torch.backends.cudnn.flags(enabled=False):
+    with torch.backends.cudnn.flags(enabled=False, allow_tf32=False, fp32_precision=None):
         assert trained_with(tmp_path, "kept", 6)["chosen"] == [["kept", "tuned"]]
     assert trained_with(tmp_path, "pytorch", 6)["chosen"] == STORED
 
