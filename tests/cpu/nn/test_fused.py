@@ -231,8 +231,9 @@ def test_cudnn_takes_the_graph_of_every_activation(dims: int, activation: str) -
     engines = {c.engine for c in ca.expert.candidates(problem, device="h100")}
     kind = activation.partition("(")[0]
     version = torch.backends.cudnn.version()
-    if kind in ("relu", "sigmoid", "tanh", "elu") and version is not None and version >= 92400:
+    if kind in ("relu", "sigmoid", "elu") and version is not None and version >= 92400:
         assert 0 in engines
+    assert kind != "tanh" or 0 not in engines  # its results are not finite
 
 
 def test_no_engine_rounds_the_parameter_of_a_float64_problem() -> None:
