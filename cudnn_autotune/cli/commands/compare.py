@@ -15,6 +15,8 @@ from cudnn_autotune.audit import compare as comparing
 from cudnn_autotune.audit.ways import WAYS, calibrate
 from cudnn_autotune.cli import decision_table, options
 from cudnn_autotune.cli.commands import tune_problems
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.bar_console import bar_console
 from cudnn_autotune.engines.problem import DTYPES_BY_NAME
 from cudnn_autotune.nn.models import memory_format
 
@@ -67,6 +69,9 @@ def compare(model: str, json_path: Path | None, html_path: Path | None, **given:
     dtype, last, train = DTYPES_BY_NAME[given["dtype"]], given["channels_last"], given["train"]
     torch.manual_seed(0)
     made = tune_problems.load(model)
+    if bar_console() is None:  # a log is silent for as long as the ways take
+        ways = ", ".join(given["ways"])
+        say(f"comparing {ways}; each may take {given['time_limit']:g} s to be ready", err=True)
     try:
         made = made.to(device).train(train)
         inputs = tune_problems.random_inputs(given["input"], torch.float32, device, last)
