@@ -43,7 +43,7 @@ _convolution = _aten.convolution.default
 # Operators besides the pointwise ones that Inductor computes in the kernel of what they read. By
 # name, because some exist only when Inductor is imported.
 _READ_IN_PLACE = (
-    "aten.cat.default",  # what it is made of is computed into it, or copied
+    "aten.cat.default",  # its parts are computed into it, or copied
     "aten.mean.dim",
     "aten.sum.dim_IntList",
     "aten.amax.default",
