@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 _MOST_REFREEZINGS = 3
 # So often a comparison is put off, because results of the caller's step are in use.
 _MOST_DEFERRALS = 10
-# Where the groups of a graph take so much longer unfused, plain Inductor, which differs in nothing
-# else, cannot win, and need not be compiled. Folding weights, which it does not, takes less.
+# Plain Inductor cannot win, and is not compiled, if the groups of a graph take so much longer
+# unfused. It differs in nothing else, but that it folds no weights, which takes less.
 _CLEAR_GAIN = 0.25
 
 
@@ -177,7 +177,7 @@ class CompiledGraph(ComparedGraph):
             return
         is_clear = gain(ours.groups) >= _CLEAR_GAIN and not self._has_symbols
         if is_clear and options.memory_format is None and ours.weights is None:
-            # What is compared are the outputs.
+            # Only the outputs are compared.
             self._contenders = {EAGER: Program(copied(self._graph)), OURS: ours}
             return
         self._contenders = {PLAIN: self._plain_program(inputs), OURS: ours}

@@ -9,6 +9,7 @@ call, of what the parameters and buffers are then, so they are never stale. One 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -234,7 +235,10 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
         before: the node before which these are computed.
     """
     original = chain.nodes[0]
-    output, weight, bias = original.meta["val"], *original.args[1:3]
+    output: Tensor = original.meta["val"]
+    weight: Any
+    bias: Any
+    weight, bias = original.args[1:3]
     dtype = torch.float64 if output.dtype == torch.float64 else torch.float32
     computed: list[Node] = []
 
@@ -251,7 +255,7 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
 
     def wide(node: Any) -> Node:
         if not isinstance(node, Node):
-            options = {"dtype": dtype, "device": output.device}
+            options: dict[str, Any] = {"dtype": dtype, "device": output.device}
             number = graph.call_function(_aten.full.default, ([1], node), options)
             number.meta["val"] = output.new_full([1], node, dtype=dtype)
             computed.append(number)
@@ -263,18 +267,18 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
     with graph.inserting_before(before):
         given = _batch_norm(chain, bias, output.shape[1])
         if given is None:
-            given = _Given(*_scale_and_shift(chain, bias, call, wide, output.shape[1]))
+            given = _Given(_scale_and_shift(chain, bias, call, wide, output.shape[1]))
         if given.scales:
             source = _unrounded(weight, dtype)
-            lies: Tensor = weight.meta["val"]  # type: ignore[union-attr]
-            is_last = lies.stride() == strides_of(lies.shape, channels_last=True)
+            value: Tensor = weight.meta["val"]
+            is_last = value.stride() == strides_of(value.shape, channels_last=True)
             if source.target is operator.getitem and source.args[0].target is fold_weights:
                 laid_out, place = source.args
                 if laid_out.args[1] == []:  # it was laid out only
                     source = laid_out.args[0][place]
             vectors = [vector(node) for node in given.vectors.values()]
-            arguments = ([source], vectors, [sum(given.vectors)], [given.eps])
-            called = call(fold_weights, *arguments, output.dtype, is_last)
+            operands = ([source], vectors, [sum(given.vectors)], [given.eps])
+            called = call(fold_weights, *operands, output.dtype, is_last)
             weight = call(operator.getitem, called, 0)
             if given.shifts:
                 bias = call(operator.getitem, called, 1)
@@ -296,7 +300,7 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
 
 @dataclass(frozen=True)
 class _Given:
-    """What ``fold_weights`` computes a weight and a bias of."""
+    """Operands that ``fold_weights`` computes a weight and a bias of."""
 
     vectors: dict[int, Node]
     """Vectors by their bits, in the order of these."""
@@ -333,7 +337,7 @@ def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | Non
         return leaf
 
     def expression(node: Any) -> Expr:
-        """What a vector is computed of, whatever its shape and its conversions."""
+        """Returns the arithmetic behind a vector, whatever its shape and its conversions."""
         if not isinstance(node, Node):
             return Integer(node) if isinstance(node, int) else Float(node)
         target: Any = node.target
@@ -390,8 +394,9 @@ def _scale_and_shift(
     call: Callable[..., Node],
     wide: Callable[[Any], Node],
     channels: int,
-) -> tuple[dict[int, Node]]:
-    """Puts nodes into the graph that compute the scale and the shift of a chain, where there are.
+) -> dict[int, Node]:
+    """Puts nodes into the graph that compute the scale and the shift of a chain, where there are,
+    and returns them by their bits.
 
     Args:
         call: makes a node of a target and its arguments.
@@ -421,12 +426,13 @@ def _scale_and_shift(
             value = call(_aten.clone.default, expanded)
         if value is not None:
             vectors[bit] = value
-    return (vectors,)
+    return vectors
 
 
 def _fold_together(graph: Graph, calls: Sequence[Node]) -> None:
     """Replaces calls of ``fold_weights`` by one, before which their operands are."""
-    operands = [[value for call in calls for value in call.args[i]] for i in range(4)]
+    of_each: list[Any] = [call.args[:4] for call in calls]
+    operands = [[*itertools.chain(*column)] for column in zip(*of_each, strict=True)]
     together = graph.call_function(fold_weights, (*operands, *calls[0].args[4:]))
     values = [call.meta["val"] for call in calls]
     biases = [call for call in calls if len(call.meta["val"]) > 1]
