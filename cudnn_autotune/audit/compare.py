@@ -297,7 +297,7 @@ class _Measurement:
         self._given, self._task, self._limit_s, self._tell = given, task, limit_s, tell
         self._on_gpu, self._is_here = torch.device(task["device"]).type == "cuda", False
         self._workers: dict[str, Process | _Here] = {}
-        self._rows = {n: Row(n, code_of(n, task["train"])) for n in names}
+        self._rows = {n: Row(n, code_of(n, task["train"], self._on_gpu)) for n in names}
         self._samples: dict[str, list[float]] = {}
         self.notes: list[str] = []
 

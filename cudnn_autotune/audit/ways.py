@@ -93,10 +93,11 @@ WAYS = {
 }
 
 
-def code_of(name: str, train: bool) -> tuple[str, ...]:
-    """Returns the lines of code of a way in inference or training."""
+def code_of(name: str, train: bool, on_gpu: bool) -> tuple[str, ...]:
+    """Returns the lines of code of a way in inference or training, without those that set cuDNN
+    where there is none."""
     before = _CONVERT if name == "backend" and train else ()
-    return before + WAYS[name].code
+    return tuple(line for line in before + WAYS[name].code if on_gpu or line != _BENCHMARK)
 
 
 class Runner:

@@ -269,6 +269,15 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert ">channels_last</td>" in (tmp_path / "b.html").read_text()
 
 
+def test_a_cpu_needs_no_line_about_cudnn() -> None:
+    assert ways.code_of("compile", train=False, on_gpu=False) == ("model = torch.compile(model)",)
+    assert ways.code_of("eager", train=True, on_gpu=False) == ()
+    before, _ = ways.code_of("compile", train=False, on_gpu=True)
+    assert before == "torch.backends.cudnn.benchmark = True"
+    (row,) = ca.compare(compared_models.Net().eval(), X, ways=["channels_last"]).rows
+    assert row.code == ("model = model.to(memory_format=torch.channels_last)",)
+
+
 def test_the_command_of_a_model_that_fails() -> None:
     done = run("compare", "compared_models:Fails", *NET[2:], "--ways", "eager")
     assert done.exit_code == 1

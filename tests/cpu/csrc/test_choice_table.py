@@ -119,7 +119,8 @@ int main() {
 @pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="needs the C++ compiler")
 def test_what_stands(tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text(PROGRAM, encoding="utf-8")
-    sources = [str(CSRC / "core" / name) for name in ("choice_table.cpp", "conv_problem.cpp")]
+    names = ("activation.cpp", "choice_table.cpp", "conv_problem.cpp")
+    sources = [str(CSRC / "core" / name) for name in names]
     program = str(tmp_path / "program")
     flags = ["-std=c++17", "-O1", "-pthread", f"-I{CSRC}"]
     subprocess.run(
