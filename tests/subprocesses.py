@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -54,6 +56,22 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "cudnn_autotune.distributed"])
     return context
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Forks this process, and returns the child's number. The child works, and ends: with status 0,
+    or 1 where the work raises or returns False. It must not use CUDA, which this process may have
+    initialized."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(work() is False)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return child
 
 
 def evaluate_forked(code: str) -> str:

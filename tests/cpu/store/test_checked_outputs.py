@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from subprocesses import forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.selection import Measurement, Selection
@@ -263,13 +264,13 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_processes_lose_no_lines(tmp_path: Path) -> None:
     children = []
     for process in range(6):
-        child = os.fork()
-        if child == 0:
+
+        def work(process: int = process) -> None:
             kept = CheckedOutputs(tmp_path, HERE)
             for number in range(100):
                 kept.add("problem", f"eng{process}.{number}", 1e-3)
-            os._exit(0)
-        children.append(child)
+
+        children.append(forked(work))
     assert all(os.waitpid(child, 0)[1] == 0 for child in children)
     fresh = CheckedOutputs(tmp_path, HERE)
     names = [f"eng{process}.{number}" for process in range(6) for number in range(100)]

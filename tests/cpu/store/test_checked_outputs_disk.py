@@ -12,7 +12,7 @@ from typing import Any
 
 import checkout
 import pytest
-from subprocesses import evaluate_forked
+from subprocesses import evaluate_forked, forked
 
 from cudnn_autotune.store import checked_outputs, private_folder
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
@@ -180,16 +180,16 @@ def test_withdrawals_beside_processes_that_trim(
     monkeypatch.setattr(checked_outputs, "_MOST_BYTES", 40 * 71)
     rounds, children = 250, []
     for process in range(4):
-        child = os.fork()
-        if child == 0:
+
+        def work(process: int = process) -> None:
             rng = random.Random(process)
             checked = opened(tmp_path)
             for n in range(process * rounds, (process + 1) * rounds):
                 checked.add(f"p{n}", ENGINE, 1e-5)
                 if rng.random() < 0.5:
                     checked.add(f"p{n}", ENGINE, math.inf)
-            os._exit(0)
-        children.append(child)
+
+        children.append(forked(work))
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
     withdrawn = set()
     for process in range(4):
@@ -206,12 +206,12 @@ def test_withdrawals_beside_processes_that_trim(
 def test_no_record_is_lost_without_a_trim(tmp_path: Path) -> None:
     children = []
     for process in range(4):
-        child = os.fork()
-        if child == 0:
+
+        def work(process: int = process) -> None:
             checked = opened(tmp_path)
             for n in range(process * 100, process * 100 + 100):
                 checked.add(f"p{n}", ENGINE, 1e-5)
-            os._exit(0)
-        children.append(child)
+
+        children.append(forked(work))
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
     assert believed(tmp_path, 400) == list(range(400))

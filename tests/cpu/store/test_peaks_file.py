@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,28 +216,38 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert told == "PermissionError None []"
 
 
+# It asks for the GPU's name, which a process that was forked from this one might not.
+WRITER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+sys.path[:0] = [{tests!r}, {here!r}]
+from decisions import H200
+from test_peaks_file import PEAKS
+from cudnn_autotune.store import peaks_file
+for number in range({first}, {first} + 25):
+    more = replace(PEAKS, bytes_per_ms=4e9 + 1e6 * number)
+    peaks_file.keep(Path({folder!r}), H200, more)
+print("written")
+"""
+
+
 def test_processes_that_write_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     peaks_file.keep(tmp_path, H200, PEAKS)
-    children = []
-    for process in range(4):
-        child = os.fork()
-        if child == 0:
-            for number in range(25):
-                more = replace(PEAKS, bytes_per_ms=4e9 + 1e6 * (25 * process + number))
-                peaks_file.keep(tmp_path, H200, more)
-            os._exit(0)
-        children.append(child)
+    codes = [
+        WRITER.format(tests=TESTS, here=str(Path(__file__).parent), folder=str(tmp_path), first=n)
+        for n in range(0, 100, 25)
+    ]
     seen = 0
-    while children:
-        found = peaks_in(tmp_path)
-        assert found is not None
-        assert 4e9 <= found.bytes_per_ms < 4.1e9
-        seen += 1
-        done, status = os.waitpid(-1, os.WNOHANG)
-        if done:
-            assert status == 0
-            children.remove(done)
-        time.sleep(0.001)
+    with ThreadPoolExecutor(4) as threads:
+        writers = [threads.submit(evaluate_forked, code) for code in codes]
+        while not all(one.done() for one in writers):
+            found = peaks_in(tmp_path)
+            assert found is not None
+            assert 4e9 <= found.bytes_per_ms < 4.1e9
+            seen += 1
+            time.sleep(0.001)
+    assert [one.result() for one in writers] == ["written"] * 4
     assert seen > 4
     assert [path.suffix for path in tmp_path.iterdir()] == [".peaks"]
 
