@@ -366,7 +366,7 @@ PyObject* set_norm_device(PyObject*, PyObject* name) {
 
 PyMethodDef* python_norm_methods() {
   using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-  constexpr const char* kSeeHeader = "See csrc/python_call.h.";
+  constexpr const char* kSeeHeader = "See csrc/python_norm.h.";
   const auto fast = [](const char* name, Fast function) {
     const auto any = reinterpret_cast<void (*)()>(function);
     return PyMethodDef{name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, kSeeHeader};

@@ -251,12 +251,16 @@ class CompiledGraph(ComparedGraph):
     def _choose(self, contenders: Mapping[str, Program], inputs: Sequence[Any]) -> None:
         record, weights = self._record, weights_of(self._graph, inputs)
         programs = {name: program.run for name, program in contenders.items()}
-        if (comparison := self._compared(programs, inputs, weights)) is None:
-            self._use_plain(inputs, "not compared: there was not enough memory")
-            return
-        if EAGER in contenders and EAGER in (comparison.fastest, comparison.fastest_in_captures):
-            # Its outputs are not those of a compiler, as if it drew random numbers, or it is fast.
+        comparison = self._compared(programs, inputs, weights)
+        if EAGER in contenders and (
+            comparison is None or EAGER in (comparison.fastest, comparison.fastest_in_captures)
+        ):
+            # A compiler's outputs differ from PyTorch's, as where they draw random numbers, or
+            # PyTorch needs more memory.
             self._choose({PLAIN: self._plain_program(inputs), OURS: contenders[OURS]}, inputs)
+            return
+        if comparison is None:
+            self._use_plain(inputs, "not compared: there was not enough memory")
             return
         for name, reason in comparison.wrong.items():
             _log.warning("the compiled program %r is not used: %s", name, reason)

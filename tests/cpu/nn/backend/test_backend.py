@@ -365,11 +365,12 @@ class TestComparison:
                 assert sets_of_weights() == last().is_frozen
                 block.first.weight.mul_(-2)
 
-    @pytest.mark.parametrize("wrong", [False, True])
+    @pytest.mark.parametrize("trouble", ["", "other outputs", "no memory"])
     def test_where_the_groups_decide_plain_inductor_is_not_compiled(
-        self, wrong: bool, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
+        self, trouble: str, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Outputs are compared with PyTorch's. If these differ, programs are compared as usual."""
+        """Outputs are compared with PyTorch's. If they differ, or there is not enough memory for
+        PyTorch, programs are compared as usual."""
         from cudnn_autotune.nn.backend import groups
 
         verdict = groups.Verdict(True, "for a test", fused_ms=1.0, several_ms=1.3)
@@ -379,7 +380,9 @@ class TestComparison:
 
         def compared(programs: Any, *rest: Any) -> Any:
             seen.append(list(programs))
-            if wrong and "pytorch" in programs:
+            if trouble == "no memory" and "pytorch" in programs:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            if trouble and "pytorch" in programs:
                 programs = {**programs, "cudnn_autotune": lambda *given: [given[0] * torch.nan]}
             return compare(programs, *rest)
 
@@ -393,7 +396,7 @@ class TestComparison:
         with torch.no_grad():
             torch.testing.assert_close(compiled(block, compare=True)(input), block(input))
         first, last_one = ["pytorch", "cudnn_autotune"], ["inductor", "cudnn_autotune"]
-        assert seen == ([first, last_one] if wrong else [first])
+        assert seen == ([first, last_one] if trouble else [first])
         assert list(last().times_ms) == seen[-1]
         assert last().chosen == "cudnn_autotune"
 
