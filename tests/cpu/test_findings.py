@@ -157,6 +157,7 @@ def played(name: str, mode: str, seed: int, limit: int = 0) -> tuple[Selection, 
     return found, timer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recordings.names())
 def test_what_a_first_call_costs(name: str) -> None:
     """The table of docs/findings/first-call.md, and that ``auto`` costs no more than PyTorch's
@@ -217,6 +218,7 @@ def test_the_first_kernel_of_the_portfolio_is_near_the_best_most_often() -> None
     assert count > second
 
 
+@pytest.mark.slow
 def test_what_one_race_over_a_model_costs() -> None:
     """The last table of docs/findings/first-call.md."""
     page = (BENCHMARKS.parent / "docs" / "findings" / "first-call.md").read_text()

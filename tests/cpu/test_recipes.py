@@ -170,6 +170,7 @@ def test_the_notebook(provided: Callable[[dict[str, str]], dict[str, str]], tmp_
     assert "display_data ['application/vnd.jupyter.widget-view+json'" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of the Dockerfile that are about this package, as the image's build runs them."""
     dockerfile = next(s.text for s in snippets(PAGE) if s.language == "dockerfile")

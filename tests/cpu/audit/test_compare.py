@@ -28,6 +28,7 @@ def compared(model: nn.Module, *names: str, **options: Any) -> dict[str, Row]:
     return {row.way: row for row in found.rows}
 
 
+@pytest.mark.slow
 def test_a_training_step_in_each_way_that_a_cpu_has() -> None:
     model = compared_models.Moves().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -269,6 +270,7 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert ">channels_last</td>" in (tmp_path / "b.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_cpu_needs_no_line_about_cudnn() -> None:
     assert ways.code_of("compile", train=False, on_gpu=False) == ("model = torch.compile(model)",)
     assert ways.code_of("eager", train=True, on_gpu=False) == ()
@@ -278,6 +280,7 @@ def test_a_cpu_needs_no_line_about_cudnn() -> None:
     assert row.code == ("model = model.to(memory_format=torch.channels_last)",)
 
 
+@pytest.mark.slow
 def test_the_command_of_a_model_that_fails() -> None:
     done = run("compare", "compared_models:Fails", *NET[2:], "--ways", "eager")
     assert done.exit_code == 1
@@ -313,6 +316,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:
     given = [
         *map(str, NET[1:]),

@@ -9,6 +9,7 @@ import torch
 from benchmark_scripts import dry_runs_into, main, whole_record
 
 
+@pytest.mark.slow
 def test_a_dry_run_leaves_a_whole_record(tmp_path: Path) -> None:
     ways = "eager,ours"
     arguments = (

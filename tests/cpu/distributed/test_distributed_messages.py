@@ -43,6 +43,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize(("bad", "why"), UNREADABLE.values(), ids=UNREADABLE.keys())
 @pytest.mark.parametrize(("call", "name"), [("share", "tuned/"), ("agree", "won/")])
 def test_a_decision_that_cannot_be_read_is_its_senders_fault(

@@ -228,6 +228,7 @@ print(error(torch.float16, "BLOCK=64") < 1e-3, error(torch.float32, "BLOCK=128")
 """
 
 
+@pytest.mark.slow
 def test_the_example_in_triton_computes_a_depthwise_convolution(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     (tmp_path / "example.py").write_text(blocks()[0], encoding="utf-8")

@@ -47,6 +47,7 @@ def by_comparing(problem: ca.ConvProblem, keys: Iterable[str], most: int) -> lis
     return [key for _, key in sorted(found)[:most]]
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("few", [False, True], ids=["many kinds", "one kind"])
 @pytest.mark.parametrize("seed", range(4))
 def test_it_finds_what_comparing_finds(few: bool, seed: int) -> None:

@@ -249,6 +249,7 @@ def test_without_threads_the_calls_build_their_plans(
     assert not prefetching._waiting
 
 
+@pytest.mark.slow
 def test_the_variable() -> None:
     code = "from cudnn_autotune.tuning import settings; print(settings.is_prefetching())"
     assert evaluate(code) == "True"

@@ -371,6 +371,7 @@ def test_names_of_modes_are_taken_once() -> None:
         assert name not in ca.sampling.names()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not extension_available(), reason="built with a CPU-only torch: no plans")
 def test_plan_cache_limit_from_the_environment() -> None:
     code = "import cudnn_autotune as ca; print(ca._C.plan_cache_capacity())"

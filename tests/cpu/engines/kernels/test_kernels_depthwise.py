@@ -51,7 +51,7 @@ def check_offers(problem: ConvProblem) -> None:
         check(implementation, problem, offer.settings, is_reversed=bool(i % 2))
 
 
-@pytest.mark.basic(6)
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("c", "size", "kernel", "options"),
@@ -87,7 +87,7 @@ def test_fixed_shapes(
     check_offers(depthwise(op, c, size, kernel, **options))
 
 
-@pytest.mark.basic(5)
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("c", "size", "kernel", "options"),

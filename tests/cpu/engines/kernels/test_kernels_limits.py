@@ -77,6 +77,7 @@ def test_a_kernel_refuses_less_shared_memory_than_its_layout_needs(family: Kerne
             cubin(replace(kernel, defines=tuple(defines.items())), (9, 0))
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("name", sorted(ON_CUDA_CORES))
 @pytest.mark.parametrize("gpu_name", ["a100", "l4", "t4"])
 def test_kernels_compile_for_older_gpus(name: str, gpu_name: str) -> None:

@@ -52,6 +52,7 @@ def compare(
     return plans
 
 
+@pytest.mark.basic(10)
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -77,6 +78,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.basic(8)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("form", FORMS)
@@ -86,6 +88,7 @@ def test_shapes(form: Form, name: str, channels_last: bool) -> None:
     compare(norm(shape, dtype, channels_last=channels_last, residual=True), form)
 
 
+@pytest.mark.basic(8)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
 @pytest.mark.parametrize("form", FORMS)
@@ -93,6 +96,7 @@ def test_activations(form: Form, activation: str, residual: bool) -> None:
     compare(norm((6, 16, 5, 6), activation=activation, residual=residual, channels_last=True), form)
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("form", FORMS)
@@ -120,6 +124,7 @@ def test_rounds_of_a_kept_form(form: Form, channels_last: bool, is_reversed: boo
         assert plan.launches[0].blocks < plan.slabs * plan.parts
 
 
+@pytest.mark.basic(6)
 @pytest.mark.parametrize("shape", [(3, 200, 9, 10), (6, 16, 13, 9), (5, 64, 16, 20), (70, 40)])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("form", FORMS)
@@ -141,6 +146,7 @@ def test_a_mask_where_the_residuals_gradient_is_not_asked_for(form: Form) -> Non
         assert_close(getattr(found, name), getattr(expected, name), 1.5e-2, name)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("alignment", [2, 4, 8])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_hardly_aligned(channels_last: bool, alignment: int) -> None:
@@ -198,6 +204,7 @@ def test_gradients_that_are_not_asked_for(residual: bool, mask: tuple[bool, bool
             assert_close(result, getattr(expected, name), 3e-6, name)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_norms(seed: int) -> None:
     source = random.Random(seed)
@@ -281,6 +288,7 @@ def test_a_form_keeps_less_where_the_tensors_do_not_fit() -> None:
     assert plan_norm(huge, gpu, "kept") == plan_norm(huge, gpu, "two passes")
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
 def test_they_compile(capability: tuple[int, int]) -> None:
     gpu = replace(gpu_of("h100" if capability > (7, 5) else "t4"), compute_capability=capability)

@@ -109,6 +109,7 @@ def test_one_launch_transposes_three_tensors(dtype: torch.dtype) -> None:
     assert are_bands_whole(y)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("compute_capability", [(7, 5), (8, 0), (9, 0)])
 @pytest.mark.parametrize("dtype", BITS)
 def test_nvrtc_compiles_the_transposition(
@@ -176,6 +177,7 @@ def offers_of(problem: ConvProblem) -> list[str]:
     return [offer.settings for offer in RELAYOUT.offers(problem, H200)]
 
 
+@pytest.mark.basic(5)
 @pytest.mark.parametrize(
     ("inner", "problem"),
     [(name, problem) for name, problems in PROBLEMS.items() for problem in problems],
@@ -190,6 +192,7 @@ def test_the_result_is_that_of_the_contiguous_problem(inner: str, problem: ConvP
     check(RELAYOUT, problem, offered[0], is_reversed=True)
 
 
+@pytest.mark.slow
 def test_random_problems() -> None:
     rng = random.Random(1)
     checked = 0

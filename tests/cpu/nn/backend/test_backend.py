@@ -771,6 +771,7 @@ class TestLayout:
         assert flat.data_ptr() == output.data_ptr()
         assert last().mode == "inference"
 
+    @pytest.mark.slow
     def test_a_chain_in_one_dimension_that_is_in_channels_last(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -816,6 +817,7 @@ class TestLayout:
         made = re.findall(rf"assert_\w+\(buf\d+, \({size}\), \((.*?)\)", codes[-1])
         assert [strides.split(", ")[-1] for strides in made] == ["1"] * 3
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("other", ["channels_last", "contiguous"])
     def test_a_computed_weight(self, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A convolution of it computes in the layout: here one group for each image, with weights
@@ -853,6 +855,7 @@ class TestLayout:
         innermost = 1 if other == "channels_last" else 3
         assert [text.split(", ")[innermost] for text in made] == ["1", "1"]
 
+    @pytest.mark.slow
     def test_a_computed_weight_of_one_dimension(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A weight that is computed, as by weight norm, is laid out behind what computes it."""
         from torch.nn.utils.parametrizations import weight_norm

@@ -473,6 +473,7 @@ def test_a_1d_model_computes_in_channels_last(training: bool) -> None:
         torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_of_a_1d_model() -> None:
     """Forward and backward compute in channels_last, and give float64's numbers."""
     from served_on_cpu import served_on_cpu
