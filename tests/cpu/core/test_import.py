@@ -166,13 +166,10 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "here").iterdir()), "the demo leaves no file behind"
     assert "no gpu" in done.stdout.lower()
-    for mode in BUILT_IN_MODES:
-        assert f"│ {mode} " in done.stdout, mode
-    # Tables fit 80 columns, and nothing is cut.
-    tables = [line for line in done.stdout.splitlines() if line]
-    assert max(map(len, tables)) <= 80
-    ends = ("┃", "│", "┓", "┩", "┤", "┘")
-    assert all(line.endswith(ends) for line in tables if line[0] in "┃│┏┡├└")
+    # In a pipe a table is lines of cells apart by tabs.
+    rows = [line.partition("\t")[0] for line in done.stdout.splitlines() if "\t" in line]
+    assert rows == ["mode", *BUILT_IN_MODES]
+    assert not set("┃│┏┡├└") & set(done.stdout)
     assert "…" not in done.stdout
 
 
