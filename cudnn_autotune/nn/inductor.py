@@ -42,6 +42,7 @@ from torch import Tensor
 
 from cudnn_autotune.core.after_import import after_import
 from cudnn_autotune.engines.norms import operators as operators  # it defines those of norms
+from cudnn_autotune.engines.weights.operators import fold_weights
 from cudnn_autotune.nn.fake import (
     conv_memory_format,
     is_channels_last_image,
@@ -284,7 +285,7 @@ def _register(conv: Any) -> None:
 
     ours = torch.ops.cudnn_autotune
     lowering.make_fallback(ours.conv_fused.default, lay_out_fused, warn=False)
-    lowering.make_fallback(ours.fold_weights.default, lay_out_weights, warn=False)
+    lowering.make_fallback(fold_weights, lay_out_weights, warn=False)
     for norm in (ours.batch_norm_act, ours.batch_norm_act_backward):
         lowering.make_fallback(norm.default, lay_out_norm, warn=False)
     for operator in (_conv_fprop, _conv_dgrad, _conv_wgrad):
