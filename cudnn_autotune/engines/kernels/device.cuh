@@ -304,8 +304,8 @@ struct Two<float> {
 
 // The activations that a convolution can be fused with, by the number that the macro ACTIVATION
 // gives: 0 none, 1 relu, 2 silu, 3 gelu, 4 gelu_tanh, 5 sigmoid, 6 hardswish, 7 relu6, 8 tanh,
-// 9 mish, 10 leaky_relu, 11 elu. NaN stays NaN. The slope of leaky_relu and the alpha of elu are the
-// macro ACTIVATION_PARAMETER.
+// 9 mish, 10 leaky_relu, 11 elu. NaN stays NaN. The slope of leaky_relu and the alpha of elu are
+// the macro ACTIVATION_PARAMETER.
 template <int activation>
 __device__ __forceinline__ float activate(float x) {
   switch (activation) {
@@ -328,7 +328,8 @@ __device__ __forceinline__ float activate(float x) {
     case 8:
       return tanhf(x);
     case 9: {
-      // x * tanh(log(1 + e)) with e = exp(x), as a fraction of polynomials of e. From 20 on it is x.
+      // x * tanh(log(1 + e)) with e = exp(x), as a fraction of polynomials of e. From 20 on it is
+      // x.
       const float e = expf(x < 20.0f ? x : 20.0f);
       const float n = e * (e + 2.0f);
       return x * (n / (n + 2.0f));

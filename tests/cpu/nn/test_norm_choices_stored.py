@@ -1,4 +1,4 @@
-"""What computes a norm of eager training is on disk for the next process."""
+"""Choices for norms of eager training are on disk for the next process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TUNED, STORED = [["half kept", "tuned"]], [["half kept", "store"]]
 
 
 def in_process(folder: Path, fastest: str, *sides: int, mode: str = "read_write") -> Any:
-    """What :func:`trained` returns in a process of its own."""
+    """Returns what :func:`trained` does in a process of its own."""
     script = str(checkout.TESTS / "stored_norms.py")
     env = {"CUDNN_AUTOTUNE_CACHE_DIR": str(folder), "CUDNN_AUTOTUNE_CACHE": mode}
     done = python(script, fastest, *map(str, sides), env=env)

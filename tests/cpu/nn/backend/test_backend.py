@@ -129,7 +129,7 @@ def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: to
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_scaled_branch_is_added_to_its_residual(dtype: torch.dtype, freezing: bool) -> None:
-    """As in ESRGAN."""
+    """ESRGAN has such branches."""
 
     class Dense(nn.Module):
         def __init__(self) -> None:
@@ -387,7 +387,7 @@ class TestComparison:
             return compare(programs, *rest)
 
         monkeypatch.setattr(compiled_graph, "compare", compared)
-        # What is timed on a CPU tells nothing.
+        # Times of a CPU tell nothing.
         times = {"pytorch": 2.0, "inductor": 3.0, "cudnn_autotune": 1.0}
         monkeypatch.setattr(
             "cudnn_autotune.nn.backend.comparison.time_in_turns",

@@ -179,7 +179,7 @@ def test_whatever_scales_and_shifts_channels_is_folded(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_scaled_branch_is_added_to_its_residual(bias: bool, dtype: torch.dtype) -> None:
-    """As in ESRGAN."""
+    """ESRGAN has such branches."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
