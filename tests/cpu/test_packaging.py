@@ -65,7 +65,7 @@ def backend(call: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an sdist is unpacked into."""
+    """The folder that an sdist is unpacked into."""
     packed, unpacked = (tmp_path_factory.mktemp(name) for name in ("packed", "unpacked"))
     backend(f"build_sdist({str(packed)!r})", checkout)
     (archive,) = packed.iterdir()

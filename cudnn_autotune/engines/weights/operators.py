@@ -55,6 +55,12 @@ def strides_of(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def _empty(weight: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
+    """Returns memory for a folded weight."""
+    strides = strides_of(weight.shape, channels_last)
+    return weight.new_empty_strided(weight.shape, strides, dtype=dtype)
+
+
 def _vectors_of(vectors: Sequence[Tensor], given: Sequence[int]) -> list[dict[int, Tensor]]:
     """Returns the vectors of each weight by their bits."""
     left = iter(vectors)
@@ -94,10 +100,7 @@ def reference(
             scale = deviation.reciprocal() if scale is None else scale / deviation
         if scale is not None:
             value = value * scale.reshape(-1, *[1] * (weight.dim() - 1))
-        result = weight.new_empty_strided(
-            weight.shape, strides_of(weight.shape, channels_last), dtype=dtype
-        )
-        folded.append(result.copy_(value))
+        folded.append(_empty(weight, dtype, channels_last).copy_(value))
         bias = own[BIAS].to(wide) if BIAS in own else None
         if MEAN in own:
             mean = own[MEAN].to(wide)
@@ -124,10 +127,7 @@ def _(
     dtype: torch.dtype,
     channels_last: bool,
 ) -> list[Tensor]:
-    folded = [
-        weight.new_empty_strided(weight.shape, strides_of(weight.shape, channels_last), dtype=dtype)
-        for weight in weights
-    ]
+    folded = [_empty(weight, dtype, channels_last) for weight in weights]
     with_bias = [weight for weight, bits in zip(weights, given, strict=True) if has_bias(bits)]
     return folded + [weight.new_empty(weight.shape[0], dtype=dtype) for weight in with_bias]
 

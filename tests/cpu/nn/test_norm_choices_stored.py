@@ -54,7 +54,7 @@ def test_processes_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def trained_with(folder: Path, fastest: str, *sides: int, **options: Any) -> Any:
-    """What :func:`trained` returns in this process with a store of its own."""
+    """Returns what :func:`trained` does in this process with a store of its own."""
     ca.set_store(folder, **{"mode": "read_write", **options})
     return trained(fastest, sides)
 

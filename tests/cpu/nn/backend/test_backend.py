@@ -89,6 +89,20 @@ def compiled(model: nn.Module, **options: Any) -> Any:
     return torch.compile(model, backend="cudnn_autotune", options={**FUSED, **options})
 
 
+def formats_of_groups(monkeypatch: pytest.MonkeyPatch) -> list[torch.memory_format]:
+    """Fuses every group, and returns a list that gets the layout of each."""
+    from cudnn_autotune.nn.backend import groups
+
+    formats: list[torch.memory_format] = []
+
+    def judge(group: Any) -> Any:
+        formats.append(group.problem().memory_format)
+        return groups.always(group)
+
+    monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+    return formats
+
+
 def last() -> ca.Compilation:
     return ca.compilations()[-1]
 
@@ -554,15 +568,7 @@ class TestLayout:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """It computes in the layout, whatever that of the model, and gives the model's strides."""
-        from cudnn_autotune.nn.backend import groups
-
-        formats: list[torch.memory_format] = []
-
-        def judge(group: Any) -> Any:
-            formats.append(group.problem().memory_format)
-            return groups.always(group)
-
-        monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        formats = formats_of_groups(monkeypatch)
         self.win(monkeypatch, other)
         block, input = block.to(memory_format=given), input.to(memory_format=given)
         model = compiled(block, **self.options(other))
@@ -706,15 +712,7 @@ class TestLayout:
         self, dims: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Inductor lays out 2-d graphs only. The caller gets the strides that PyTorch gives."""
-        from cudnn_autotune.nn.backend import groups
-
-        formats: list[torch.memory_format] = []
-
-        def judge(group: Any) -> Any:
-            formats.append(group.problem().memory_format)
-            return groups.always(group)
-
-        monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        formats = formats_of_groups(monkeypatch)
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
         layers = (conv(16, 32, 3), nn.ReLU(), conv(32, 16, 3, padding=1), nn.ReLU())
         block = nn.Sequential(*layers).eval().to(torch.bfloat16)
@@ -792,15 +790,7 @@ class TestLayout:
     ) -> None:
         """They are PyTorch's operators with a mark in the graph of Dynamo, and laid out like its
         functions."""
-        from cudnn_autotune.nn.backend import groups
-
-        formats: list[torch.memory_format] = []
-
-        def judge(group: Any) -> Any:
-            formats.append(group.problem().memory_format)
-            return groups.always(group)
-
-        monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        formats = formats_of_groups(monkeypatch)
         self.win(monkeypatch, "contiguous")
         conv, up = (nn.Conv1d, nn.ConvTranspose1d) if dims == 1 else (nn.Conv2d, nn.ConvTranspose2d)
         block = nn.Sequential(conv(5, 8, 3), nn.ReLU(), up(8, 6, 2, 2), nn.ReLU(), conv(6, 4, 1))
