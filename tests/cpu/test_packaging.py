@@ -131,7 +131,8 @@ ca.convert(conv, memory_format="auto")
 problem = ca.ConvProblem("fprop", (1, 3, 8, 8), (8, 3, 3, 3), padding="same", activation="relu")
 ca.ConvProblem("forward", (1, 3, 8, 8), (8, 3, 3, 3))  # wrong: ConvProblem
 ca.ConvProblem("fprop", (1, 3, 8, 8), (8, 3, 3, 3), padding="full")  # wrong: padding
-ca.ConvProblem("fprop", (1, 3, 8, 8), (8, 3, 3, 3), activation="tanh")  # wrong: activation
+ca.ConvProblem("fprop", (1, 3, 8, 8), (8, 3, 3, 3), activation="leaky_relu(0.1)")
+ca.ConvProblem("fprop", (1, 3, 8, 8), (8, 3, 3, 3), activation=None)  # wrong: activation
 ca.expert.measure(problem, ["aten"], cache="warm")  # wrong: cache
 times: dict[str, list[float]] = ca.expert.measure(problem, ["aten"])
 mode: int = ca.get_new_shapes()  # wrong: Literal
