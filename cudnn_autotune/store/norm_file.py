@@ -7,7 +7,9 @@ entry is plain JSON, which whoever asks for it checks.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +24,11 @@ from cudnn_autotune.store.process_lock import LOCK
 SUFFIX = ".norms"
 
 
+def path_of(file: Path) -> Path:
+    """Returns the path of the file beside a store's file."""
+    return file.with_suffix(SUFFIX)
+
+
 class NormFile:
     """The file beside a store's file, which need not exist.
 
@@ -34,7 +41,7 @@ class NormFile:
     """
 
     def __init__(self, store: Store, read_only: bool) -> None:
-        path = store.path.with_suffix(SUFFIX)
+        path = path_of(store.path)
         with suppress(OSError):  # a link that is not followed is only read
             path = atomic_file.followed(path)
         self._environment = store.environment
@@ -58,13 +65,32 @@ class NormFile:
         """Adds an entry, or replaces the one of its name."""
         value = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
         changes: Changes = {_quoted(name): codec.sealed(_quoted(name), value, self._environment)}
+        self._change(lambda entries: changes)
+
+    def add(self, lines: Mapping[bytes, bytes]) -> int | None:
+        """Adds the entries that the file does not have, and returns how many these were; None if
+        the file cannot be written.
+
+        Args:
+            lines: name to line, as ``file_format.Content`` has them, of the store's environment.
+        """
+        missing: dict[bytes, bytes] = {}
+
+        def changes_of(entries: Mapping[bytes, bytes]) -> Changes:
+            missing.update((name, lines[name]) for name in lines.keys() - entries.keys())
+            return missing
+
+        return len(missing) if self._change(changes_of) else None
+
+    def _change(self, changes_of: Callable[[Mapping[bytes, bytes]], Changes]) -> bool:
+        """Changes the file as ``Journal.update`` does; returns whether that is on the disk."""
         with WarningsPutOff():
             with LOCK:
                 is_left_alone = self._file.is_left_alone()
             if is_left_alone:
-                return
+                return False
             with self._file.locked() as failure, LOCK:
-                self._file.update(lambda entries: changes, failure)
+                return self._file.update(changes_of, failure)
 
 
 _of_layers: WeakKeyDictionary[Layered, tuple[NormFile, ...]] = WeakKeyDictionary()

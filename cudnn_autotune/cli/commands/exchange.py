@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from cudnn_autotune.cli.filters import Filter, filter_options, passing
 from cudnn_autotune.cli.options import FILE, check_new, force_option, refuse, refusing, write
-from cudnn_autotune.cli.stores import (
-    kind_of,
-    read_whole,
-    store_option,
-)
+from cudnn_autotune.cli.stores import StoreFile, kind_of, read, read_whole, store_option
 from cudnn_autotune.cli.wording import count, say
-from cudnn_autotune.store import Environment, Store, codec, file_format
+from cudnn_autotune.store import Environment, Store, codec, file_format, norm_file
 from cudnn_autotune.store.environment import SUFFIX, names_file
 
 
@@ -27,7 +24,8 @@ from cudnn_autotune.store.environment import SUFFIX, names_file
 def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> None:
     """Write decisions into FILE (.json), to ship them with an application.
 
-    A file is of one environment: import and cudnn_autotune.set_store(shipped=[FILE]) take it.
+    A file is of one environment: import and cudnn_autotune.set_store(shipped=[FILE]) take it. If
+    all decisions are written, the choices for batch norms are too, into a file beside it (.norms).
     """
     if out.suffix != SUFFIX:
         raise refuse("FILE", f"must end in {SUFFIX}, got {out}")
@@ -35,12 +33,20 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
     if kind_of(out, "FILE") and os.path.samefile(out, found.path):
         raise refuse("FILE", f"{out} is there already; it is the store itself")
     check_new("FILE", out, force)
+    check_new("FILE", beside := norm_file.path_of(out), force)
+    norms = None if wanted.words else _norms_beside(found.path)
     lines = sorted(codec.encode(decision, found.environment) for decision in decisions)
     write("FILE", out, file_format.encode(found.environment, lines))
     say(
         f"{count(len(lines), 'decision')} of {found.environment.file_name.removesuffix(SUFFIX)}"
         f" -> {out} ({out.stat().st_size / 1024:.0f} KiB)"
     )
+    if norms is None:
+        with suppress(OSError):  # of what --force has replaced
+            beside.unlink()
+        return
+    write("FILE", beside, file_format.encode(norms.environment, sorted(norms.lines.values())))
+    say(f"{count(norms.count, 'choice')} for batch norms -> {beside}")
 
 
 @click.command("import")
@@ -56,18 +62,22 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
     """Take over the decisions of FILEs into the store.
 
     The later one of two for a problem stays, unless the earlier one was measured under looser
-    constraints. Decisions of another environment go into that environment's own file. All FILEs are
-    read before anything is written; one that is damaged is refused.
+    constraints. Decisions of another environment go into that environment's own file. Choices for
+    batch norms, in a file beside FILE (.norms), are added where there is none. All FILEs are read
+    before anything is written; one that is damaged is refused.
     """
-    files = []
+    files: list[tuple[StoreFile, StoreFile | None]] = []
     for path in paths:
         with refusing("FILE..."):
-            files.append(read_whole(path))
+            file = read_whole(path)
+            files.append((file, norms := _norms_beside(path)))
+            if norms is not None and norms.environment != file.environment:
+                raise ValueError(f"{norms.path}: it is of another environment than {path}")
     is_one_file = store_path is not None and names_file(store_path)
-    if is_one_file and len({file.environment for file in files}) > 1:
+    if is_one_file and len({file.environment for file, _ in files}) > 1:
         raise refuse("--store", "a file holds one environment; name a folder")
     here = Environment.of()
-    for file in files:
+    for file, norms in files:
         decisions = list(file.decisions)
         store = Store(store_path, file.environment)
         taken = store.add(decisions)
@@ -82,3 +92,21 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
             f"{taken.replaced} newer, {older} not newer than what is there"
         )
         say(f"  -> {store.path}")
+        if norms is not None:
+            added = norm_file.NormFile(store, read_only=False).add(norms.lines)
+            if added is None:
+                raise refuse("--store", f"{norm_file.path_of(store.path)} cannot be written to")
+            say(f"{norms.path}: {count(norms.count, 'choice')} for batch norms: {added} new")
+
+
+def _norms_beside(path: Path) -> StoreFile | None:
+    """Reads the choices for batch norms beside a store's file; None if there are none. Raises
+    BadParameter if anything in them cannot be read."""
+    beside = norm_file.path_of(path)
+    if not kind_of(beside, "FILE"):
+        return None
+    with refusing("FILE"):
+        found = read(beside)
+        if found.complaints:
+            raise ValueError(f"{beside}: {'; '.join(found.complaints)}")
+    return found if found.count else None

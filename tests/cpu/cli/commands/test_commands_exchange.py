@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from decisions import under
 from stored import H200, NEWER_CUDNN, decisions, fill, later, misspelt, refused, succeeded
+from stored_norms import trained
 
+import cudnn_autotune as ca
 from cudnn_autotune.cli.stores import read_whole
 from cudnn_autotune.store import Decision, Environment, Store
 
@@ -161,3 +163,50 @@ def test_import_into_a_store_that_cannot_be_written_to(file: Path, tmp_path: Pat
     assert "exchange.py" not in message
     assert "'--store'" in message
     assert "cannot be written to" in message
+
+
+def norms_in(folder: Path, fastest: str, *sides: int) -> list[list[str]]:
+    """Chooses for batch norms with a store; returns what each choice is, and where it is from."""
+    ca.set_store(folder, mode="read_write")
+    chosen: list[list[str]] = trained(fastest, sides)["chosen"]
+    return chosen
+
+
+def test_choices_for_batch_norms_go_along(tmp_path: Path) -> None:
+    fill(tmp_path / "mine", decisions()[:2], Environment.of())
+    assert norms_in(tmp_path / "mine", "kept", 5, 6) == [["kept", "tuned"]] * 2
+    shipped = tmp_path / "shipped.json"
+    text = succeeded("export", shipped, "--store", tmp_path / "mine")
+    assert "2 choices for batch norms" in text
+    # What is there already stays.
+    assert norms_in(tmp_path / "other", "two passes", 6) == [["two passes", "tuned"]]
+    text = succeeded("import", shipped, "--store", tmp_path / "other")
+    assert "2 choices for batch norms: 1 new" in text
+    expected = [["kept", "store"], ["two passes", "store"]]
+    assert norms_in(tmp_path / "other", "pytorch", 5, 6) == expected
+    ca.set_store(tmp_path / "empty", mode="read", shipped=[shipped])
+    assert trained("pytorch", [5])["chosen"] == [["kept", "store"]]
+
+
+def test_a_part_of_the_decisions_goes_without_batch_norms(tmp_path: Path) -> None:
+    fill(tmp_path / "mine", decisions()[:2], Environment.of())
+    norms_in(tmp_path / "mine", "kept", 6)
+    shipped = tmp_path / "shipped.json"
+    given = ("export", shipped, "--store", tmp_path / "mine")
+    succeeded(*given)
+    assert "--force" in refused(*given)
+    succeeded(*given, "--force", "--contains", "x=")
+    assert list(tmp_path.glob("shipped*")) == [shipped]
+
+
+def test_damaged_choices_for_batch_norms_are_refused(tmp_path: Path) -> None:
+    fill(tmp_path / "mine", decisions()[:2], Environment.of())
+    norms_in(tmp_path / "mine", "kept", 6)
+    (file,) = (tmp_path / "mine").glob("*.norms")
+    sound = file.read_bytes()
+    for data in (sound[:-20], sound.replace(b"kept", b"cept"), b"not a store"):
+        file.write_bytes(data)
+        assert file.name in refused("export", tmp_path / "x.json", "--store", tmp_path / "mine")
+        assert file.name in refused("import", file.with_suffix(".json"), "--store", tmp_path / "x")
+        assert not list(tmp_path.glob("x*"))
+        assert file.read_bytes() == data
