@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
-from cudnn_autotune.cli.report.reasons import when
+from cudnn_autotune.cli.report.section import when
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store import Decision
