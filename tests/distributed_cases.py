@@ -32,8 +32,8 @@ from cudnn_autotune.distributed import (
 )
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.group import group_of
+from cudnn_autotune.distributed.model import share_in
 from cudnn_autotune.distributed.rendezvous import exchange_with
-from cudnn_autotune.distributed.sharing import share_in
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.nn.models import memory_format

@@ -43,8 +43,8 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
     """Lets `online` decide and `race` choose; then all contenders of both take turns."""
     import cudnn_autotune as ca
     from cudnn_autotune.audit import oracle
-    from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST
+    from cudnn_autotune.audit.summary import truth_of
     from cudnn_autotune.timers.measuring import operands, run_operator
     from cudnn_autotune.tuning.online_tuner import TUNER
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
-from cudnn_autotune.audit.oracle import against_pytorch, candidate_of, measure
+from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
 from cudnn_autotune.audit.processes import Poisoned
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_dataclass import decode

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit.judging import relative_error
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Pick, Record, Truth
+from cudnn_autotune.audit.oracle import relative_error
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings

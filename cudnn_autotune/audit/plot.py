@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_autotune.audit.analysis import shared_cases
 from cudnn_autotune.audit.model import PYTORCH_MODES, STEADY, SUSTAINED, Record
 from cudnn_autotune.audit.report import headline
-from cudnn_autotune.audit.summary import regrets_of, summarize, tuning_of
+from cudnn_autotune.audit.summary import regrets_of, shared_cases, summarize, tuning_of
 from cudnn_autotune.core import atomic_file
 
 # The axis is linear below 1 %, because the oracle does not resolve much smaller regrets.

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cudnn_autotune.audit.analysis import left_out
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.audit.summary import left_out, summarize
 from cudnn_autotune.core import atomic_file
 from cudnn_autotune.core.json_dataclass import decode, encode
 from cudnn_autotune.core.json_node import read_json, shown

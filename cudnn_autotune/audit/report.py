@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from rich.console import Console
 
-from cudnn_autotune.audit.analysis import NOT_YET, left_out, missed, shared_cases, truth_of
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import (
     BURST,
@@ -20,7 +19,16 @@ from cudnn_autotune.audit.model import (
     SUSTAINED,
     Record,
 )
-from cudnn_autotune.audit.summary import AgainstPytorch, ModeSummary, summarize
+from cudnn_autotune.audit.summary import (
+    NOT_YET,
+    AgainstPytorch,
+    ModeSummary,
+    left_out,
+    missed,
+    shared_cases,
+    summarize,
+    truth_of,
+)
 from cudnn_autotune.audit.table import Table
 from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.engines.roofline import Peaks, limit

@@ -12,15 +12,15 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit.analysis import truth_of
-from cudnn_autotune.audit.config import SOLO, AuditConfig, Solo
 from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
+from cudnn_autotune.audit.oracle import SOLO, OracleSettings, Solo
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
+from cudnn_autotune.audit.summary import truth_of
 from cudnn_autotune.core.json_dataclass import decode, encode
 
 ORACLE = "oracle"
@@ -33,6 +33,30 @@ _SECONDS = {
 }
 # Added where steady times are measured and the board throttles.
 _SECONDS_ALONE = {ORACLE: 5.0, **dict.fromkeys(PYTORCH_MODES, 3.5)}
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """The configuration of an audit in fresh processes."""
+
+    runs: Mapping[str, int]
+    """Number of runs of each of our modes."""
+    pytorch: Sequence[str]
+    """Names of ``model.PYTORCH_MODES``."""
+    reference: str
+    """The mode, one of ``runs``, with whose first pick PyTorch is compared."""
+    oracle: OracleSettings = field(default_factory=OracleSettings)
+    budget_ms: float | None = None
+    """The most milliseconds that a choice may take; None stands for no limit."""
+    time_limit_s: float | None = None
+    """About the most seconds that one session may take; None stands for no limit."""
+    case_limit_s: float = 60.0
+    """Most seconds of a process for a case; a slower one is killed, and the case counts as
+    failed."""
+    modules: Sequence[str] = ()
+    """Modules that every process imports first: they may register modes."""
+    backend: str = "cudnn_autotune.audit.gpu"
+    """The module whose ``open_backend`` makes what does the work in a process (see ``worker``)."""
 
 
 @dataclass(frozen=True)

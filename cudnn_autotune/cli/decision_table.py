@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
-from cudnn_autotune.cli.report.reasons import when
+from cudnn_autotune.cli.report.section import when
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store import Decision
@@ -105,27 +105,21 @@ def print_json(
     peaks: Peaks | None = None,
     more: Callable[[Decision], dict[str, Any]] = lambda decision: {},
 ) -> None:
-    """Prints the head's fields, and one decision after another, since there may be many.
+    """Prints the head's fields and the decisions as one document.
 
     Args:
         peaks: those of the GPU; without them no limits are printed.
         more: further fields of a decision.
     """
-    click.echo(json.dumps(head, indent=1).removesuffix("\n}") + ',\n "decisions": [', nl=False)
-    separator = "\n  "
+    trees = []
     for decision in decisions:
         against = gain.against_pytorch(decision)
-        tree = {
-            "key": decision.key,
-            **({} if peaks is None else {"limit": asdict(limit(decision.problem, peaks))}),
-            **more(decision),
-            "gain": None if against is None else against.to_json(),
-            **decision.to_json(),
-        }
-        text = json.dumps(tree, indent=1, allow_nan=False).replace("\n", "\n  ")
-        click.echo(separator + text, nl=False)
-        separator = ",\n  "
-    click.echo("\n ]\n}")
+        limits = {} if peaks is None else {"limit": asdict(limit(decision.problem, peaks))}
+        gained = {"gain": None if against is None else against.to_json()}
+        trees.append(
+            {"key": decision.key, **limits, **more(decision), **gained, **decision.to_json()}
+        )
+    click.echo(json.dumps({**head, "decisions": trees}, indent=1, allow_nan=False))
 
 
 def _cells(decision: Decision, distance: Far | None) -> list[tuple[str, ...]]:

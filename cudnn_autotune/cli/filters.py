@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import functools
-import heapq
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -20,12 +16,9 @@ from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import count
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
-from cudnn_autotune.store import codec
 from cudnn_autotune.store.decision import Decision
 
-_T = TypeVar("_T")
 _PROBLEM = "problem"
-_SHAPES = re.compile(r"\S+ x=(\d{1,19}(?:x\d{1,19})*) w=(\d{1,19}(?:x\d{1,19})*) ", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -143,55 +136,21 @@ def none_of(found: StoreFile, wanted: Filter) -> str:
     return f"none of its {count(found.count, 'decision')} has {wanted.words}"
 
 
-def passing(store_path: Path | None, wanted: Filter) -> tuple[StoreFile, Iterator[Decision]]:
+def passing(store_path: Path | None, wanted: Filter) -> tuple[StoreFile, list[Decision]]:
     """The store's file that a command is about, and its decisions that pass; raises BadParameter if
     there are none."""
     found = open_store(store_path, wanted.may_pass)
     if found is None:
         raise refuse("--store", nothing_there(store_path))
-    decisions = wanted.of(found.decisions)
-    first = next(decisions, None)
-    if first is None:
+    decisions = list(wanted.of(found.decisions))
+    if not decisions:
         raise refuse("--store", f"{found.path}: {none_of(found, wanted)}")
-    return found, chain([first], decisions)
+    return found, decisions
 
 
 def in_order(decisions: Iterable[Decision], by: str) -> list[Decision]:
     """The decisions sorted by one of the choices of ``--sort``."""
     return sorted(decisions, key=_ORDERS[by])
-
-
-def names_in_order(found: StoreFile, wanted: Filter, by: str, most: int) -> tuple[list[bytes], int]:
-    """The names of the first entries whose decisions pass, sorted by one of the choices of
-    ``--sort``, and how many pass. No more decisions are parsed than need be, and none is kept."""
-    if by == _PROBLEM and not wanted.engine:  # both are in the names of the entries
-        return heapq.nsmallest(most, found.lines, key=_by_name), len(found.lines)
-    passing = ((_ORDERS[by](d), codec.name_of(d)) for d in wanted.of(found.decisions))
-    numbered = Counted(passing)
-    return [name for _, name in heapq.nsmallest(most, numbered)], numbered.count
-
-
-class Counted(Iterator[_T]):
-    """The items of an iterator, and how many there have been."""
-
-    def __init__(self, items: Iterator[_T]) -> None:
-        self.count = 0
-        self._items = items
-
-    def __next__(self) -> _T:
-        item = next(self._items)
-        self.count += 1
-        return item
-
-
-def _by_name(name: bytes) -> tuple[Any, ...]:
-    """The order of :func:`_by_problem`, by the name of an entry; others come last."""
-    key = codec.key_of(name)
-    match = _SHAPES.match(key)
-    if match is None:
-        return (math.inf, (), (), (), key, name)
-    x, w = (tuple(map(int, shape.split("x"))) for shape in match.groups())
-    return (len(x) - 2, tuple(-size for size in x[2:]), x, w, key, name)
 
 
 def _by_problem(decision: Decision) -> tuple[Any, ...]:

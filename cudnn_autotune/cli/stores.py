@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,7 @@ def nothing(key: str) -> bool:
 
 @dataclass
 class StoreFile:
-    """The content of a store's file. Its decisions are parsed when they are asked for, since there
-    may be many."""
+    """The content of a store's file. Its decisions are decoded when they are asked for."""
 
     path: Path
     environment: Environment
@@ -66,25 +65,25 @@ class StoreFile:
     """The file's bytes."""
     complaints: list[str]
     """Printable sentences that say what cannot be read, and why."""
-    known: Sequence[Decision] | None = None
-    """The decisions that were asked for, if they have been parsed."""
 
     @property
-    def decisions(self) -> Iterator[Decision]:
-        """The decisions that were asked for, as :meth:`parsed` yields them."""
-        return self.parsed(self.lines) if self.known is None else iter(self.known)
-
-    def parsed(self, names: Iterable[bytes]) -> Iterator[Decision]:
-        """Yields the decisions of some entries. At the end it tells on standard error which cannot
-        be read, and adds them to the complaints."""
-        left_out = []
-        for name in names:
-            try:
-                yield codec.decode(self.lines[name], self.environment)
-            except ValueError as error:
-                left_out.append(printable(f"left out: {error}"))
+    def decisions(self) -> list[Decision]:
+        """The decisions that were asked for. What cannot be read is said on standard error, and
+        added to the complaints."""
+        decisions, left_out = self.decoded()
         self.complaints += left_out
         _complain([f"{self.path}: {complaint}" for complaint in left_out])
+        return decisions
+
+    def decoded(self) -> tuple[list[Decision], list[str]]:
+        """Returns the decisions that were asked for, and why others of these cannot be read."""
+        decisions, left_out = [], []
+        for line in self.lines.values():
+            try:
+                decisions.append(codec.decode(line, self.environment))
+            except ValueError as error:
+                left_out.append(printable(f"left out: {error}"))
+        return decisions, left_out
 
 
 def kind_of(place: Path, option: str = "--store") -> str:
@@ -153,19 +152,11 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
 
 
 def read_whole(path: Path) -> StoreFile:
-    """Reads a file as :func:`read` does, and parses all its decisions. Raises ValueError if
-    anything in it cannot be read."""
+    """Reads a file as :func:`read` does. Raises ValueError if any decision in it cannot be read."""
     found = read(path)
-    complaints = list(found.complaints)
-    known = []
-    for line in found.lines.values():
-        try:
-            known.append(codec.decode(line, found.environment))
-        except ValueError as error:
-            complaints.append(printable(f"left out: {error}"))
-    if complaints:
+    _, left_out = found.decoded()
+    if complaints := [*found.complaints, *left_out]:
         raise ValueError(f"{path}: {'; '.join(complaints[:_TOLD])}")
-    found.known = known
     return found
 
 

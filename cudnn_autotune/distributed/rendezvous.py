@@ -31,10 +31,9 @@ from cudnn_autotune.distributed.exchange import (
     Exchange,
     place_name,
 )
-from cudnn_autotune.distributed.group import Group
+from cudnn_autotune.distributed.group import Group, call_of
 from cudnn_autotune.distributed.heartbeat import PATIENCE_S
 from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
-from cudnn_autotune.distributed.turns import call_of
 from cudnn_autotune.distributed.verdict import DistributedTuningError, Verdict
 
 _WELCOME = "welcome"

@@ -10,59 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Ints = Sequence[int]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _check_least(name: str, values: Ints, least: int) -> None:
-    for value in values:
-        torch._check(value >= least, lambda: f"{name} must be {least} or more")
-
-
-def _output_size(
-    input_size: Ints, weight_size: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
-) -> list[int]:
-    """The size of the forward convolution's output. It checks what the CUDA kernels check."""
-    n = len(stride)
-    lists = (len(input_size) - 2, len(weight_size) - 2, len(dilation))
-    torch._check(
-        1 <= n <= 3 and lists == (n, n, n) and len(padding) in (n, 2 * n),
-        lambda: (
-            f"a convolution of input {list(input_size)} and weight {list(weight_size)} does not "
-            f"take stride {list(stride)}, padding {list(padding)}, dilation {list(dilation)}"
-        ),
-    )
-    _check_least("stride", stride, 1)
-    _check_least("dilation", dilation, 1)
-    _check_least("padding", padding, 0)
-    torch._check(groups >= 1, lambda: "groups must be 1 or more")
-    torch._check(
-        input_size[1] == weight_size[1] * groups,
-        lambda: (
-            f"expected input {list(input_size)} to have {weight_size[1] * groups} channels for "
-            f"weight {list(weight_size)} and groups {groups}"
-        ),
-    )
-    torch._check(
-        weight_size[0] % groups == 0,
-        lambda: f"weight {list(weight_size)} does not divide into {groups} groups",
-    )
-    after = padding[n:] if len(padding) == 2 * n else padding
-    size = [input_size[0], weight_size[0]]
-    for d in range(n):
-        room = input_size[2 + d] + padding[d] + after[d] - dilation[d] * (weight_size[2 + d] - 1)
-        torch._check(
-            room >= 1,
-            lambda: (
-                f"the kernel of weight {list(weight_size)} is larger than the padded input "
-                f"{list(input_size)}"
-            ),
-        )
-        size.append((room - 1) // stride[d] + 1)
-    return size
 
 
 def _check_operands(a: Tensor, b: Tensor) -> None:
@@ -72,19 +25,6 @@ def _check_operands(a: Tensor, b: Tensor) -> None:
             f"expected one dtype and device, got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
         ),
     )
-
-
-def _check_gradient(grad_output: Tensor, other: Tensor, expected: Sequence[int]) -> None:
-    _check_operands(grad_output, other)
-    torch._check(
-        grad_output.dim() == len(expected),
-        lambda: f"expected grad_output of size {list(expected)}, got {list(grad_output.shape)}",
-    )
-    for found, size in zip(grad_output.shape, expected, strict=True):
-        torch._check(
-            found == size,
-            lambda: f"expected grad_output of size {list(expected)}, got {list(grad_output.shape)}",
-        )
 
 
 def conv_memory_format(a: Tensor, b: Tensor) -> torch.memory_format:
@@ -152,13 +92,20 @@ def _(
     padding: Ints,
     dilation: Ints,
     groups: int,
-    sampling: str = "",
-    workspace_limit: int = -1,
+    *policy: object,
 ) -> Tensor:
-    size = _output_size(input.shape, weight.shape, stride, padding, dilation, groups)
     _check_operands(input, weight)
-    pads = len(padding) > len(stride)
-    return _empty(size, input, weight, is_image_of_height_1(input, weight, pads))
+    n = len(stride)
+    pads = len(padding) > n
+    padded = input
+    if pads:  # as PyTorch does for padding="same"
+        rest = [after - before for before, after in zip(padding[:n], padding[n:], strict=True)]
+        padded = F.pad(input, [size for one in reversed(rest) for size in (0, one)])
+    # PyTorch's operator refuses what does not fit.
+    output = torch.ops.aten.convolution(
+        padded, weight, bias, stride, padding[:n], dilation, False, [0] * n, groups
+    )
+    return _empty(output.shape, input, weight, is_image_of_height_1(input, weight, pads))
 
 
 @torch.library.register_fake("cudnn_autotune::conv_fused")
@@ -171,12 +118,10 @@ def _(
     padding: Ints,
     dilation: Ints,
     groups: int,
-    activation: str = "",
-    sampling: str = "",
-    workspace_limit: int = -1,
+    *activation_and_policy: object,
 ) -> Tensor:
     convolved = torch.ops.cudnn_autotune.conv_fprop(
-        input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
+        input, weight, bias, stride, padding, dilation, groups
     )
     if residual is not None:
         torch._check(
@@ -200,8 +145,7 @@ def _(
     output_padding: Ints,
     dilation: Ints,
     groups: int,
-    sampling: str = "",
-    workspace_limit: int = -1,
+    *policy: object,
 ) -> Tensor:
     output = torch.ops.aten.convolution(
         input, weight, bias, stride, padding, dilation, True, output_padding, groups
@@ -210,37 +154,20 @@ def _(
     return _empty(output.shape, input, weight, has_height_1)
 
 
+# The sizes of a gradient are given. What does not fit them is refused by the kernels.
+
+
 @torch.library.register_fake("cudnn_autotune::conv_dgrad")
 def _(
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Ints,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    groups: int,
-    sampling: str = "",
-    workspace_limit: int = -1,
+    grad_output: Tensor, weight: Tensor, input_size: Ints, *geometry_and_policy: object
 ) -> Tensor:
-    expected = _output_size(input_size, weight.shape, stride, padding, dilation, groups)
-    _check_gradient(grad_output, weight, expected)
-    has_height_1 = is_dgrad_of_height_1(grad_output, weight)
-    return _empty(input_size, grad_output, weight, has_height_1)
+    _check_operands(grad_output, weight)
+    return _empty(input_size, grad_output, weight, is_dgrad_of_height_1(grad_output, weight))
 
 
 @torch.library.register_fake("cudnn_autotune::conv_wgrad")
 def _(
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Ints,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    groups: int,
-    sampling: str = "",
-    workspace_limit: int = -1,
+    grad_output: Tensor, input: Tensor, weight_size: Ints, *geometry_and_policy: object
 ) -> Tensor:
-    expected = _output_size(input.shape, weight_size, stride, padding, dilation, groups)
-    _check_gradient(grad_output, input, expected)
-    has_height_1 = is_wgrad_of_height_1(grad_output, input)
-    return _empty(weight_size, grad_output, input, has_height_1)
+    _check_operands(grad_output, input)
+    return _empty(weight_size, grad_output, input, is_wgrad_of_height_1(grad_output, input))

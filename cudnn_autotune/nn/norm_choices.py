@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,7 @@ from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.nn import norm_measuring
-from cudnn_autotune.nn.norm_measuring import PYTORCH, Measured
+from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice
 from cudnn_autotune.store import norm_file
 from cudnn_autotune.tuning import remembering, settings
 
@@ -37,42 +37,6 @@ _MOST_MEASURED = 4
 _log = logging.getLogger(__name__)
 
 Signature = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class NormChoice:
-    """The way to compute the batch norms of a signature in eager training on a GPU, with the times
-    by which it was chosen."""
-
-    signature: str
-    """The dtype, shape and layout of the input, the dtype of weight and bias, the activation, and
-    what needs gradients."""
-    chosen: str
-    """``"pytorch"``, or the form of this package's kernels: ``"kept"``, ``"half kept"`` or
-    ``"two passes"`` (docs/norms.md)."""
-    times_ms: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds of the GPU for a forward with its backward, by ``"pytorch"`` and by each form;
-    empty if nothing was timed."""
-    rejected: Mapping[str, str] = field(default_factory=dict)
-    """Reason why a form was not timed: it fails, or its results are wrong."""
-    note: str = ""
-    """Reason why nothing was timed; empty if it was."""
-    tuning_ms: float = 0.0
-    """Milliseconds that the choice took, compiling included."""
-    source: str = "tuned"
-    """The source of the choice: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
-
-    @property
-    def is_served(self) -> bool:
-        """Whether this package's operators compute it."""
-        return self.chosen != PYTORCH
-
-    def __str__(self) -> str:
-        times = ", ".join(f"{name} {ms:.4f} ms" for name, ms in self.times_ms.items())
-        if self.source == "store":
-            times = f"from the store: {times}"
-        why = [self.note or times, *(f"{name} {why}" for name, why in self.rejected.items())]
-        return f"{self.signature}: {self.chosen} ({'; '.join(why)})"
 
 
 _choices: dict[tuple[bool, Signature], NormChoice] = {}
@@ -124,7 +88,7 @@ def first_choice(norm: Any, input: Tensor, activation: str) -> NormChoice | None
         # The operators' plan for a size that no form was adopted for is that of the first one.
         chosen = _first_form() if near.is_served else PYTORCH
         note = f"its sizes change; it is computed as {near.signature}"
-        return NormChoice(_text(input, signature), chosen, note=note)
+        return NormChoice(chosen, note=note, signature=_text(input, signature))
     if found is None:
         if times and input.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
@@ -200,7 +164,8 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
     *_, needs, activation, tracks = signature
     text = _text(input, signature)
     if not times:
-        return NormChoice(text, _first_form(), note="the sampling mode times nothing")
+        note = "the sampling mode times nothing"
+        return NormChoice(_first_form(), note=note, signature=text)
     step = (text, norm, input, activation, needs, tracks)
     name, source = _stored_name(signature), "store"
     device = input.get_device() if input.is_cuda else None
@@ -209,15 +174,8 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
         found, source = norm_measuring.measured(*step), "tuned"
         if found.times_ms:  # without memory, say, nothing was learnt
             norm_file.keep(device, name, json_dataclass.encode(found))
-    return NormChoice(
-        text,
-        found.chosen,
-        found.times_ms,
-        found.rejected,
-        found.note,
-        1e3 * (time.perf_counter() - start_s),
-        source,
-    )
+    took_ms = 1e3 * (time.perf_counter() - start_s)
+    return replace(found, signature=text, tuning_ms=took_ms, source=source)
 
 
 def _first_form() -> str:
@@ -248,10 +206,10 @@ def _stored_name(signature: Signature) -> str:
     return f"batch_norm {' '.join(named)}".replace("torch.", "").replace(", ", ",")
 
 
-def _remembered(tree: Any) -> Measured | None:
+def _remembered(tree: Any) -> NormChoice | None:
     """Returns what an earlier process measured; None if the tree is not that."""
     try:
-        return None if tree is None else json_dataclass.decode(Measured, tree, "entry")
+        return None if tree is None else json_dataclass.decode(NormChoice, tree, "entry")
     except ValueError as error:
         _log.info("a batch norm's entry in the store is not served: %s", error)
         return None

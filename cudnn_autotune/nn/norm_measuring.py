@@ -49,21 +49,31 @@ _operators = torch.ops.cudnn_autotune
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The result of a measurement.
+class NormChoice:
+    """The way to compute the batch norms of a signature in eager training on a GPU, with the times
+    by which it was chosen.
 
     Raises:
         ValueError: ``chosen`` is unknown.
     """
 
     chosen: str
-    """``"pytorch"``, or the name of a form."""
+    """``"pytorch"``, or the form of this package's kernels: ``"kept"``, ``"half kept"`` or
+    ``"two passes"`` (docs/norms.md)."""
     times_ms: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds of the GPU by ``"pytorch"`` and by each form; empty if nothing was timed."""
+    """Milliseconds of the GPU for a forward with its backward, by ``"pytorch"`` and by each form;
+    empty if nothing was timed."""
     rejected: Mapping[str, str] = field(default_factory=dict)
-    """Reason why a form was not timed."""
+    """Reason why a form was not timed: it fails, or its results are wrong."""
     note: str = ""
     """Reason why nothing was timed; empty if it was."""
+    signature: str = ""
+    """The dtype, shape and layout of the input, the dtype of weight and bias, the activation, and
+    what needs gradients; empty on disk, where the entry's name says it."""
+    tuning_ms: float = 0.0
+    """Milliseconds that the choice took, compiling included."""
+    source: str = "tuned"
+    """The source of the choice: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
 
     def __post_init__(self) -> None:
         from cudnn_autotune.engines.norms.plan import FORMS
@@ -71,6 +81,18 @@ class Measured:
         allowed = (PYTORCH, *FORMS)
         if self.chosen not in allowed:
             raise ValueError(f"chosen: must be one of {', '.join(allowed)}, got {self.chosen!r}")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this package's operators compute it."""
+        return self.chosen != PYTORCH
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {ms:.4f} ms" for name, ms in self.times_ms.items())
+        if self.source == "store":
+            times = f"from the store: {times}"
+        why = [self.note or times, *(f"{name} {why}" for name, why in self.rejected.items())]
+        return f"{self.signature}: {self.chosen} ({'; '.join(why)})"
 
 
 @dataclass(frozen=True)
@@ -106,9 +128,9 @@ class _Operands:
 
 def measured(
     text: str, norm: Any, input: Tensor, activation: str, needs: Any, tracks: bool
-) -> Measured:
+) -> NormChoice:
     """Returns what computes the calls of a norm the fastest, and lets later calls of the operators
-    have the form that was chosen.
+    have the form that was chosen. The choice does not say its signature.
 
     Args:
         text: what is measured, for the log.
@@ -122,11 +144,11 @@ def measured(
         with torch.no_grad(), saved_tensors_hooks(_same, _same):
             return _measured(text, _operands(norm, input, activation, needs, tracks))
     except torch.OutOfMemoryError:
-        return Measured(PYTORCH, note="there was not enough memory to measure it")
+        return NormChoice(PYTORCH, note="there was not enough memory to measure it")
     except Exception as failure:  # the module's own class runs, with its errors
         why = f"{type(failure).__name__}: {failure}".partition("\n")[0]
         _log.warning("batch norm %s could not be measured: %s", text, why)
-        return Measured(PYTORCH, note=f"it could not be measured: {why}")
+        return NormChoice(PYTORCH, note=f"it could not be measured: {why}")
 
 
 def holds(
@@ -197,7 +219,7 @@ def _operands(norm: Any, input: Tensor, activation: str, needs: Any, tracks: boo
     )
 
 
-def _measured(text: str, given: _Operands) -> Measured:
+def _measured(text: str, given: _Operands) -> NormChoice:
     """Checks the forms against PyTorch's functions, times those that are right, and returns the
     fastest."""
     expected = _with_statistics(given, _by_pytorch(given))
@@ -213,7 +235,7 @@ def _measured(text: str, given: _Operands) -> Measured:
     del expected
     if len(programs) == 1:
         note = "no form of this package's kernels computes it"
-        return Measured(PYTORCH, rejected=rejected, note=note)
+        return NormChoice(PYTORCH, rejected=rejected, note=note)
     times_ms = time_in_turns(
         programs,
         (),
@@ -226,7 +248,7 @@ def _measured(text: str, given: _Operands) -> Measured:
     chosen = min(times_ms, key=times_ms.__getitem__)
     if chosen != PYTORCH:
         _by_operators(given, cast("Form", chosen), adopts=True)
-    return Measured(chosen, times_ms, rejected)
+    return NormChoice(chosen, times_ms, rejected)
 
 
 def _fault(

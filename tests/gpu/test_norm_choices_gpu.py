@@ -22,7 +22,7 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.norms.plan import FORMS, Form
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn import norm_choices, norm_measuring
-from cudnn_autotune.nn.norm_choices import NormChoice
+from cudnn_autotune.nn.norm_measuring import NormChoice
 
 pytestmark = pytest.mark.gpu
 

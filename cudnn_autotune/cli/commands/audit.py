@@ -17,10 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import layers, offline_cases, plot, record_file, report
-from cudnn_autotune.audit.config import AuditConfig, OracleSettings
 from cudnn_autotune.audit.model import PEAKS, PYTORCH_MODES, Record
+from cudnn_autotune.audit.oracle import OracleSettings
 from cudnn_autotune.audit.processes import ProcessFailure
-from cudnn_autotune.audit.schedule import Session
+from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.cli import gpu_peaks, options
 from cudnn_autotune.cli.options import check_output, drawable, writing
 from cudnn_autotune.core.json_dataclass import encode

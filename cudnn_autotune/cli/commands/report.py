@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 
 import click
@@ -35,11 +34,10 @@ def report(out: Path, store_path: Path | None, wanted: Filter, sort: str, force:
     if out.suffix.lower() not in _SUFFIXES:
         raise refuse("FILE.html", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
     check_new("FILE.html", out, force)
-    found, decisions = passing(store_path, wanted)
-    shown = list(islice(decisions, _MOST))
-    if more := sum(1 for _ in decisions):
+    found, shown = passing(store_path, wanted)
+    if len(shown) > _MOST:
         raise click.UsageError(
-            f"{len(shown) + more} decisions are more than the {_MOST} that a page may have; choose "
+            f"{len(shown)} decisions are more than the {_MOST} that a page may have; choose "
             "some by --op, --dtype, --engine, --contains or --sampling"
         )
     html = page.render(

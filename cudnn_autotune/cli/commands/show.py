@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,7 @@ import click
 from click.core import ParameterSource
 
 from cudnn_autotune.cli import gpu_peaks
-from cudnn_autotune.cli.filters import (
-    Counted,
-    Filter,
-    filter_options,
-    names_in_order,
-    none_of,
-    sort_option,
-)
+from cudnn_autotune.cli.filters import Filter, filter_options, in_order, none_of, sort_option
 from cudnn_autotune.cli.gpu_peaks import farthest
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store, store_option
@@ -73,23 +65,18 @@ def show(
         click.echo(json.dumps(nowhere, indent=1) if as_json else nothing_there(store_path))
         return
     peaks = _peaks(found, is_needed=bool(most))
-    passing = Counted(wanted.of(found.decisions))
+    passing = in_order(wanted.of(found.decisions), sort)
     distant = farthest(passing, peaks, most) if most else []
-    decisions = iter([one.decision for one in distant])
-    if not most:
-        limit = len(found.lines) if show_all or as_json else _MOST_SHOWN
-        names, total = names_in_order(found, wanted, sort, limit)
-        decisions = found.parsed(names)
     from cudnn_autotune.cli import decision_table
 
     if as_json:
         head = {"path": str(found.path), "environment": found.environment.to_json()}
-        decision_table.print_json(head, decisions, peaks)
+        shown = [one.decision for one in distant] if most else passing
+        decision_table.print_json(head, shown, peaks)
         return
-    block = list(islice(decisions, _MOST_SHOWN))
-    if not block:
-        near = f"none of {count(passing.count, 'decision')} is known to be slower than its limit"
-        say(f"{found.path}: {near if passing.count else none_of(found, wanted)}")
+    if not (distant if most else passing):
+        near = f"none of {count(len(passing), 'decision')} is known to be slower than its limit"
+        say(f"{found.path}: {near if passing else none_of(found, wanted)}")
         return
     console, note, named = decision_table.console(), str(found.path), _named(found)
     if most:
@@ -97,20 +84,16 @@ def show(
         title += ", farthest from the roofline"
         decision_table.show_farthest(console, distant, title, note)
         return
-    shown = len(block) if len(names) <= _MOST_SHOWN else len(names)
-    title = f"{named}: {shown:,} of {count(found.count, 'decision')}"
-    if len(names) <= _MOST_SHOWN:  # more are not held in memory
-        which = f" (of the {shown:,} shown)" if total > shown else ""
-        for line in gain.lines(block):
-            say(line + which)
-    while block:
-        following = list(islice(decisions, _MOST_SHOWN))
-        decision_table.show(console, block, title, "" if following else note, peaks)
-        title, block = "", following
-    if total > len(names):
+    shown = passing if show_all else passing[:_MOST_SHOWN]
+    more = len(passing) - len(shown)
+    for line in gain.lines(shown):
+        say(line + (f" (of the {len(shown):,} shown)" if more else ""))
+    title = f"{named}: {len(shown):,} of {count(found.count, 'decision')}"
+    decision_table.show(console, shown, title, note, peaks)
+    if more:
         say(
-            f"and {total - len(names):,} more: --all shows them; --op, --dtype, --engine, "
-            "--contains and --sampling choose some"
+            f"and {more:,} more: --all shows them; --op, --dtype, --engine, --contains and "
+            "--sampling choose some"
         )
 
 

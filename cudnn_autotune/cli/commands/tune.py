@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from rich import progress
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from cudnn_autotune import sampling
-from cudnn_autotune.cli import decision_table, gpu_peaks, options
-from cudnn_autotune.cli.commands import tune_problems, tune_run
+from cudnn_autotune.cli import decision_table, gpu_peaks, options, wording
+from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import store_option
 from cudnn_autotune.cli.wording import count, say
@@ -31,6 +40,8 @@ from cudnn_autotune.tuning import events, progress_bar, settings, tune_problem
 from cudnn_autotune.tuning.model_tuning import Progress
 
 _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups", "bias")
+# The remaining time is estimated from all searches, which differ much, not from the last ones.
+_ESTIMATED_OVER_S = 3600.0
 
 
 TuneTogether = Callable[
@@ -198,32 +209,44 @@ def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
         store_settings.restore_settings(before)
 
 
+@dataclass
+class Outcome:
+    """The decisions of a run, and the problems that failed."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    known: int = 0
+    """The number of decisions that the store already had."""
+    failed: list[tuple[ConvProblem, str]] = field(default_factory=list)
+    """The problems without a decision, and the error of each."""
+    is_interrupted: bool = False
+    """Whether Ctrl-C ended the run."""
+
+
 def _race(
     calls: Mapping[ConvProblem, int],
     tune_together: TuneTogether,
     mode: str,
     store: Store,
     given: dict[str, Any],
-) -> tune_run.Tuned:
+) -> Outcome:
     """Tunes the problems of a model in one race."""
-    kept = f"what was decided before is kept in {store.path}"
     try:
         console = decision_table.console(given["as_json"])
         with events.SEARCHES.shown_elsewhere(), progress_bar.shown(console) as report:
             decisions = tune_together(calls, mode, given["budget_s"], given["retune"], report)
     except KeyboardInterrupt:
         found = (_known(problem, Store(store.path, store.environment), mode) for problem in calls)
-        return tune_run.Tuned([one for one in found if one is not None], is_interrupted=True)
+        return Outcome([one for one in found if one is not None], is_interrupted=True)
     except RuntimeError as error:
-        if tune_run.is_device_lost(error):
-            raise click.ClickException(f"the GPU fails; {kept}: {error}") from error
-        raise click.ClickException(f"{error}; {kept}") from error
-    return tune_run.Tuned(decisions)
+        if _is_device_lost(error):
+            raise _gpu_fails(str(error), store) from error
+        raise click.ClickException(f"{error}; {_kept(store)}") from error
+    return Outcome(decisions)
 
 
 def _run(
     problems: list[ConvProblem], bench: Bench, mode: str, store: Store, given: dict[str, Any]
-) -> tune_run.Tuned:
+) -> Outcome:
     """Tunes one problem after the other."""
 
     def known(problem: ConvProblem) -> Decision | None:
@@ -231,14 +254,98 @@ def _run(
         is_unfit = found is None or was_cut_short(found, settings.get_budget_ms())
         return None if is_unfit else found
 
-    try:
-        console = decision_table.console(given["as_json"])
-        return tune_run.run(
-            problems, lambda problem: bench.tune(problem, mode), store, known, console
-        )
-    except tune_run.DeviceLost as error:
-        kept = f"what was decided before is kept in {store.path}"
-        raise click.ClickException(f"the GPU fails; {kept}: {error}") from error
+    console = decision_table.console(given["as_json"])
+    return tune_each(problems, lambda problem: bench.tune(problem, mode), store, known, console)
+
+
+def tune_each(
+    problems: Sequence[ConvProblem],
+    tune: Callable[[ConvProblem], Decision],
+    store: Store,
+    known: Callable[[ConvProblem], Decision | None],
+    console: Console,
+) -> Outcome:
+    """Tunes the problems that are not ``known``, with a line for each choice and a progress bar,
+    and stores each decision as soon as it is made. If ``tune`` raises RuntimeError for a problem,
+    the others go on, unless the GPU fails (ClickException). Ctrl-C ends the run.
+    """
+    made = Outcome()
+    found = {problem: known(problem) for problem in problems}
+    columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = progress.Progress(
+        *columns,
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        speed_estimate_period=_ESTIMATED_OVER_S,
+    )
+    with events.SEARCHES.shown_elsewhere(), bar:
+        task = bar.add_task("tuning", total=sum(each is None for each in found.values()))
+        for problem, decision in found.items():
+            if decision is not None:
+                made.known += 1
+                note = ", known already"
+            else:
+                try:
+                    decision = tune(problem)
+                except KeyboardInterrupt:
+                    made.is_interrupted = True
+                    break
+                except RuntimeError as error:
+                    if _is_device_lost(error):
+                        where = f"{problem.op} {wording.shapes(problem)}"
+                        raise _gpu_fails(f"{where}: {error}", store) from error
+                    why = str(error)
+                    if isinstance(error, torch.OutOfMemoryError):
+                        why = f"out of memory: {why.splitlines()[0]}"
+                    made.failed.append((problem, why))
+                    _say(console, problem, f"not tuned: {why}")
+                    continue
+                finally:
+                    bar.advance(task)
+                note = ", nothing was timed"
+                if provisional := decision.selection.evidence.provisional:
+                    note = f", not kept: provisional, {provisional}"
+                elif decision.selection.total_samples > 0:
+                    store.add([decision])
+                    note = ""
+            made.decisions.append(decision)
+            _say(console, problem, _described(decision) + note)
+    return made
+
+
+def _is_device_lost(error: RuntimeError) -> bool:
+    """Returns whether the CUDA context is unusable after an error: every later call fails too."""
+    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+
+
+def _gpu_fails(why: str, store: Store) -> click.ClickException:
+    return click.ClickException(f"the GPU fails; {_kept(store)}: {why}")
+
+
+def _kept(store: Store) -> str:
+    return f"what was decided before is kept in {store.path}"
+
+
+def _say(console: Console, problem: ConvProblem, text: str) -> None:
+    line = wording.printable(f"{problem.op} {wording.shapes(problem)}: {text}")
+    # The texts are not parsed as markup, since they contain brackets.
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _described(decision: Decision) -> str:
+    chosen = decision.chosen
+    if chosen is None:
+        return "aten: every other's output was wrong"
+    parts = [chosen.candidate.text]
+    if chosen.reported_ms is not None:
+        parts.append(f"{wording.milliseconds(chosen.reported_ms)} ms")
+    if chosen.candidate.workspace_bytes:
+        parts.append(f"workspace {wording.size(chosen.candidate.workspace_bytes)}")
+    if rule := decision.selection.evidence.rule_in_words:
+        parts.append(rule)
+    return ", ".join(parts)
 
 
 def _known(problem: ConvProblem, store: Store, mode: str) -> Decision | None:
@@ -250,9 +357,7 @@ def _known(problem: ConvProblem, store: Store, mode: str) -> Decision | None:
     )
 
 
-def _show(
-    tuned: Tuned, made: tune_run.Tuned, store: Store, layout: str | None, as_json: bool
-) -> None:
+def _show(tuned: Tuned, made: Outcome, store: Store, layout: str | None, as_json: bool) -> None:
     """Shows what was decided and what it gains; raises what the command ends with."""
     peaks = gpu_peaks.known(store.path.parent, store.environment)
     if as_json:
@@ -275,7 +380,7 @@ def _show(
     if not store.is_writable:
         raise refuse("--store", f"{store.path} cannot be written to any more: not all is kept")
     if made.is_interrupted:
-        click.echo(f"interrupted; what was decided before is kept in {store.path}", err=True)
+        click.echo(f"interrupted; {_kept(store)}", err=True)
         raise KeyboardInterrupt
     if made.failed:
         raise click.ClickException(

@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import farthest
-from cudnn_autotune.cli.report.reasons import when
-from cudnn_autotune.cli.report.view import section
+from cudnn_autotune.cli.report.section import section, when
 from cudnn_autotune.core import versions
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store.decision import Decision

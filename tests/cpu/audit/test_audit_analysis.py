@@ -14,15 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cudnn_autotune.audit import judging, record_file, report
-from cudnn_autotune.audit.analysis import (
-    NOT_YET,
-    left_out,
-    pytorch_regret,
-    regret,
-    shared_cases,
-    truth_of,
-)
+from cudnn_autotune.audit import record_file, report
 from cudnn_autotune.audit.model import (
     BURST,
     BURST_COLD,
@@ -36,7 +28,16 @@ from cudnn_autotune.audit.model import (
     Record,
     Truth,
 )
-from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.audit.oracle import of_blocks, of_rounds
+from cudnn_autotune.audit.summary import (
+    NOT_YET,
+    left_out,
+    pytorch_regret,
+    regret,
+    shared_cases,
+    summarize,
+    truth_of,
+)
 from cudnn_autotune.timers import recordings
 
 ERRORS = {"b": 0.004, "c": 0.004, "d": 0.004}
@@ -277,7 +278,7 @@ def test_the_figures_of_a_recording() -> None:
             effect += centre
     expected = dict(zip(times, np.exp(level + np.median(drift)), strict=True))
 
-    truth = judging.of_rounds(times)
+    truth = of_rounds(times)
     assert truth.best == min(expected, key=expected.__getitem__)
     assert truth.times_ms == pytest.approx(expected, rel=1e-3)
     ratios = np.divide(times["aten"], times[truth.best])
@@ -293,7 +294,7 @@ def test_pairing_cancels_what_a_round_shares() -> None:
         text: list(level * drift * np.exp(rng.normal(0, 0.002, 20)))
         for text, level in (("slow", 1.02), ("fast", 1.0))
     }
-    truth = judging.of_rounds(times)
+    truth = of_rounds(times)
     assert truth.best == "fast"
     assert truth.times_ms["slow"] / truth.times_ms["fast"] == pytest.approx(1.02, abs=0.003)
     assert 0 < truth.errors["slow"] < 0.002
@@ -301,7 +302,7 @@ def test_pairing_cancels_what_a_round_shares() -> None:
 
 
 def test_two_blocks_far_apart_are_a_large_error() -> None:
-    truth = judging.of_blocks({"a": [1.0, 1.0], "b": [1.5, 1.7]})
+    truth = of_blocks({"a": [1.0, 1.0], "b": [1.5, 1.7]})
     assert truth.times_ms["b"] == pytest.approx(math.sqrt(1.5 * 1.7))
     assert truth.errors["b"] > 0.05
 

@@ -15,9 +15,8 @@ from simulation.audit import SimulatedCase
 
 from cudnn_autotune import ConvProblem, sampling
 from cudnn_autotune.audit import offline_cases, report
-from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
-from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.audit.summary import summarize, truth_of
 from cudnn_autotune.sampling import Candidates, Evidence, Limits, Measurement, Selection, Timer
 
 PROBLEM = ConvProblem(

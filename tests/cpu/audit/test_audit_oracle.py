@@ -10,10 +10,9 @@ import pytest
 import simulation
 from simulation import SimulatedTimer
 
-from cudnn_autotune.audit.analysis import truth_of
-from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle
-from cudnn_autotune.audit.oracle import against_pytorch, candidate_of, measure
+from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
+from cudnn_autotune.audit.summary import truth_of
 from cudnn_autotune.engines.configs import ATEN, Candidate
 
 # Boards on which bursts do not reach the power limit: there turns show the times at full clock.

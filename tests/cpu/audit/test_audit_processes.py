@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from cudnn_autotune.audit import record_file
-from cudnn_autotune.audit.analysis import left_out, shared_cases
-from cudnn_autotune.audit.config import AuditConfig, OracleSettings, Solo
 from cudnn_autotune.audit.model import Record
+from cudnn_autotune.audit.oracle import OracleSettings, Solo
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
-from cudnn_autotune.audit.schedule import Session, Step, steps
-from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.audit.schedule import AuditConfig, Session, Step, steps
+from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
 
 SIMULATION = "simulation.audit"
 Config = functools.partial(AuditConfig, backend=SIMULATION)

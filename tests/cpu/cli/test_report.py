@@ -26,7 +26,7 @@ from stored import (
 )
 
 from cudnn_autotune.cli.report import page
-from cudnn_autotune.cli.report.view import MOST_CANDIDATES
+from cudnn_autotune.cli.report.section import MOST_CANDIDATES
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store import Decision, Environment, Policy
 from cudnn_autotune.tuning.gain import against_pytorch, pytorchs_entry, total

@@ -13,7 +13,7 @@ from stored import decisions
 
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.cli import wording
-from cudnn_autotune.cli.report.view import Axis
+from cudnn_autotune.cli.report.section import Axis
 from cudnn_autotune.engines.selection import Measurement
 
 

@@ -14,10 +14,8 @@ import simulation
 from simulation import GPU, STILL, candidate, engine, timer_of
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import SUSTAINED
-from cudnn_autotune.audit.oracle import measure
-from cudnn_autotune.audit.sustained import steady_time
+from cudnn_autotune.audit.oracle import OracleSettings, measure, steady_time
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_sustained

@@ -11,8 +11,8 @@ from strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases
-from cudnn_autotune.audit.analysis import measured_regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED
+from cudnn_autotune.audit.summary import measured_regret, truth_of
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.offline.recording import ENVIRONMENT

@@ -9,7 +9,7 @@ import pytest
 from recorder import TraceCriterion
 from simulation import candidate, engine, timer_of
 
-from cudnn_autotune.audit.sustained import RunCriterion
+from cudnn_autotune.audit.oracle import RunCriterion
 from cudnn_autotune.sampling.racing import LeadCriterion, RaceCriterion, RaceRules, Standings
 from cudnn_autotune.sampling.steady_final import FinalCriterion, FinalRules, SteadyLog, SteadyTimes
 from cudnn_autotune.sampling.strategy import Budget, Limits

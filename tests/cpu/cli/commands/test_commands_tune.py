@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from rich.console import Console
@@ -21,9 +22,8 @@ from stored import H200, decide, layer, refused, run, simulation, succeeded
 from torch import nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.cli.commands import tune_problems, tune_run
-from cudnn_autotune.cli.commands.tune import Bench
-from cudnn_autotune.cli.commands.tune_run import DeviceLost
+from cudnn_autotune.cli.commands import tune_problems
+from cudnn_autotune.cli.commands.tune import Bench, tune_each
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.nn.modules import Conv2d
@@ -609,21 +609,21 @@ def test_run_by_hand(tmp_path: Path) -> None:
     console = Console(quiet=True)
     problems = [layer(op) for op in ("fprop", "dgrad", "wgrad")]
     store = Store(tmp_path, H200)
-    outcome = tune_run.run(problems, tune, store, lambda problem: None, console)
+    outcome = tune_each(problems, tune, store, lambda problem: None, console)
     assert [decision.problem.op for decision in outcome.decisions] == ["fprop", "wgrad"]
     assert outcome.failed == [(problems[1], "no choice was made: groups")]
 
     def lose(problem: ConvProblem) -> Decision:
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
-    with pytest.raises(DeviceLost, match="illegal memory access"):
-        tune_run.run(problems, lose, store, lambda problem: None, console)
+    with pytest.raises(click.ClickException, match=r"the GPU fails.*illegal memory access"):
+        tune_each(problems, lose, store, lambda problem: None, console)
 
 
 def test_progress_tells_of_the_time_left(tmp_path: Path) -> None:
     with (tmp_path / "terminal").open("w+") as file:
         console = Console(file=file, force_terminal=True, width=100, force_interactive=True)
-        tune_run.run(
+        tune_each(
             [layer(channels=c) for c in (32, 64, 96)],
             lambda problem: simulation("quiet", problem),
             Store(tmp_path, H200),
