@@ -1,17 +1,8 @@
-"""A script for the tests whose processes write to one store; forks start faster than spawned ones.
-
-    python store_writers.py together FOLDER PROCESSES DECISIONS
-    python store_writers.py killed FOLDER KILLS SEED
-    python store_writers.py replacing FOLDER
-    python store_writers.py forked FOLDER FORKS
-
-Prints what happened as JSON.
-"""
+"""Processes that write to one store. Each function returns what happened."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -163,11 +154,3 @@ def forked(folder: Path, forks: int) -> dict[str, Any]:
         thread.join()
     hung = sum(os.WIFSIGNALED(status) for status in ends)
     return {"hung": hung, "failed": sum(map(bool, ends)), "added": len(added)}
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("error")
-    command = {"together": together, "killed": killed, "replacing": replacing, "forked": forked}[
-        sys.argv[1]
-    ]
-    print(json.dumps(command(Path(sys.argv[2]), *map(int, sys.argv[3:]))))

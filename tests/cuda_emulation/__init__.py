@@ -71,6 +71,8 @@ _OPTIONS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-mf16c", "-w")
 # Without -fsanitize the linker does not ask for the sanitizer's library, whose one function that is
 # called emulation.cpp has.
 _CHECKED = (*_OPTIONS, "-fsanitize=alignment", "-fsanitize-recover=alignment")
+# gold links a kernel in a fifth of the time.
+_LINKED = ("-shared", "-Wl,-z,defs", *(["-fuse-ld=gold"] if shutil.which("ld.gold") else []))
 
 
 @functools.cache
@@ -116,7 +118,7 @@ def compiled(kernel: Kernel) -> ctypes.CDLL:
     source = header + defines + kernel.source + _MAIN % (kernel.function, kernel.function)
     kernel_object = _built(".o", source, [*_CHECKED, "-c", "IN", "-o", "OUT"])
     objects = [str(kernel_object), str(_runtime())]
-    target = _built(".so", "", ["-shared", "-Wl,-z,defs", *objects, "-o", "OUT"])
+    target = _built(".so", "", [*_LINKED, *objects, "-o", "OUT"])
     library = ctypes.CDLL(str(target))
     library.emulate.restype = ctypes.c_char_p
     return library

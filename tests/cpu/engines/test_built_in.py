@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
@@ -58,7 +58,7 @@ def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:
     code = "import sys, cudnn_autotune; from cudnn_autotune.engines import registry\n"
     loaded = "print(any('engines.kernels' in name for name in sys.modules))\n"
     listed = "print(*(one.name for one in registry.registered()))\n"
-    before, names, after = evaluate(code + loaded + listed + loaded).splitlines()
+    before, names, after = evaluate_forked(code + loaded + listed + loaded).splitlines()
     assert (before, after) == ("False", "True")
     assert names.split() == [one.name for one in BUILT_IN]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from subprocesses import evaluate
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
@@ -221,14 +221,15 @@ def test_a_kernel_that_was_kept_is_not_compiled(folder: Path, compiled: list[obj
     assert cubin(ADD, HOPPER) == first
     assert len(compiled) == 1
     code = f"""
+import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.recipe import Kernel
+ca.set_store({str(folder)!r}, mode="read_write")
 _C.compile_kernel = None
 print(len(cubin(Kernel({SOURCE!r}, "add", (("ADDED", 1),)), (9, 0))))
 """
-    env = {"CUDNN_AUTOTUNE_CACHE": "read_write", "CUDNN_AUTOTUNE_CACHE_DIR": str(folder)}
-    assert evaluate(code, env) == str(len(first))
+    assert evaluate_forked(code) == str(len(first))
 
 
 def test_another_compiler_compiles_anew(

@@ -18,7 +18,7 @@ import pytest
 import torch
 from problems import make
 from stored import succeeded
-from subprocesses import evaluate, python
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.search
 
 PROBLEM = make("resnet_fp16_nhwc")
 TESTS = str(checkout.TESTS)
-WRITERS = str(checkout.TESTS / "plan_writers.py")
 
 
 @pytest.fixture(autouse=True)
@@ -79,20 +78,31 @@ def test_several_are_read_back_on_several_threads() -> None:
         assert all(plan and plan.is_read_back is is_read_back for plan, _ in built)
 
 
-def test_another_process_reads_it_back(folder: Path) -> None:
-    code = f"""
-import sys
+def begin(folder: Path) -> str:
+    """The first lines of the code of another process."""
+    return f"""
+import resource, sys
 sys.path.insert(0, {TESTS!r})
 from problems import make
+import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
 from cudnn_autotune.store import kept_plans
+ca.set_store({str(folder)!r}, mode="read_write")
 _C.keep_plans("", kept_plans.find, kept_plans.keep)
-plan = open_search(make("resnet_fp16_nhwc"), "h200").build({texts()[0]!r})
+search = open_search(make("resnet_fp16_nhwc"), "h200")
+"""
+
+
+def test_another_process_reads_it_back(folder: Path) -> None:
+    code = (
+        begin(folder)
+        + f"""
+plan = search.build({texts()[0]!r})
 print(plan.is_read_back, plan.workspace_bytes, kept_plans.counts())
 """
-    env = {"CUDNN_AUTOTUNE_CACHE": "read_write", "CUDNN_AUTOTUNE_CACHE_DIR": str(folder)}
-    first, second = evaluate(code, env), evaluate(code, env)
+    )
+    first, second = evaluate_forked(code), evaluate_forked(code)
     assert first.startswith("False")
     assert first.endswith("{'read': 0, 'compiled': 1}")
     assert second.startswith("True")
@@ -315,16 +325,7 @@ def test_a_forked_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-FULL = f"""
-import resource, sys
-sys.path.insert(0, {TESTS!r})
-from problems import make
-import cudnn_autotune as ca
-from cudnn_autotune import _C
-from cudnn_autotune.engines.configs import open_search
-from cudnn_autotune.store import kept_plans
-_C.keep_plans("", kept_plans.find, kept_plans.keep)
-search = open_search(make("resnet_fp16_nhwc"), "h200")
+FULL = """
 one, other = [c.text for c in search.query("A")][:2]
 search.build(one)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
@@ -337,8 +338,13 @@ print(search.build(other).is_read_back, search.build(other).is_read_back)
 
 def test_a_full_disk(folder: Path) -> None:
     """Writes fail half way. Plans are built all the same, and what is kept stays."""
-    env = {"CUDNN_AUTOTUNE_CACHE": "read_write", "CUDNN_AUTOTUNE_CACHE_DIR": str(folder)}
-    assert evaluate(FULL, env).split() == ["False", "False", "True", "False", "True"]
+    assert evaluate_forked(begin(folder) + FULL).split() == [
+        "False",
+        "False",
+        "True",
+        "False",
+        "True",
+    ]
     assert [file.suffix for file in files(folder)] == [".plan"] * 2  # nothing half written is left
 
 
@@ -351,9 +357,14 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_that_write_the_same_plans_and_are_killed(tmp_path: Path) -> None:
-    done = python(WRITERS, str(tmp_path), "20", "1")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = json.loads(
+        evaluate_forked(f"""
+import json, pathlib, sys
+sys.path.insert(0, {TESTS!r})
+import plan_writers
+print(json.dumps(plan_writers.killed(pathlib.Path({str(tmp_path)!r}), 20)))
+""")
+    )
     assert told["wrong"] == 0
     assert told["found"] == 20 * 4  # what was there once is there, the old or the new one
     assert told["left"] >= 20

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from decisions import H200, L4, decision
-from subprocesses import evaluate
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import Environment, Store
@@ -104,10 +103,9 @@ def test_the_default_folder() -> None:
         assert default_folder(ignored) == Path(home, ".cache", "cudnn_autotune")
 
 
-def test_a_store_without_a_path_goes_there(tmp_path: Path) -> None:
-    code = "from cudnn_autotune.store import Store; print(Store().path)"
-    found = evaluate(code, env={"CUDNN_AUTOTUNE_CACHE_DIR": str(tmp_path)})
-    assert found == str(tmp_path.resolve() / Environment.of().file_name)
+def test_a_store_without_a_path_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDNN_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    assert Store().path == tmp_path.resolve() / Environment.of().file_name
 
 
 def test_a_path_is_a_file_or_a_folder(tmp_path: Path) -> None:

@@ -529,10 +529,10 @@ def starts_again(tmp_path: Path, start_s: float) -> str:
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_program_that_sys_executable_starts_again_runs_twice_at_most(tmp_path: Path) -> None:
-    with Program(tmp_path, starts_again(tmp_path, 20.0)) as program:
+    with Program(tmp_path, starts_again(tmp_path, 10.0)) as program:
         *whys, offers = program.said()
         assert [why.partition(":")[0] for why in whys] == ["mine@1"] * 2
-        assert all("does not finish within 20 s" in why for why in whys)
+        assert all("does not finish within 10 s" in why for why in whys)
         assert offers == "2 offers"
         assert program.imported() == 2
         assert_none_left(program.mark)

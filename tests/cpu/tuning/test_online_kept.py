@@ -347,50 +347,58 @@ def process(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
     return python("-c", PROCESS + end, env=env)
 
 
-@pytest.mark.basic(1)
-@pytest.mark.search
-@pytest.mark.parametrize(
-    "end", ["", "time.sleep(0.1)\n", "time.sleep(0.1)\nraise KeyboardInterrupt\n"]
-)
-def test_the_rounds_of_processes_add_up(folder: Path, end: str) -> None:
-    rounds = []
-    for _ in range(3):
-        ended = process(folder, end)
-        assert "KeyboardInterrupt" in ended.stderr if "raise" in end else ended.stderr == ""
-        rounds.append(int(ended.stdout))
-    assert rounds[0] == 0
-    assert 0 < rounds[1] < rounds[2]
+INTERRUPTED = "time.sleep(0.1)\nraise KeyboardInterrupt\n"
+FORKS = """
+child = os.fork()
+if child == 0:
+    assert TUNER.undecided == 0
+    raise SystemExit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), TUNER.undecided)
+"""
+"""As a process that loads data after the model was tuned. The child keeps nothing, and ends."""
 
 
-@pytest.mark.slow
-@pytest.mark.search
-def test_a_forked_process_keeps_nothing_and_ends(folder: Path) -> None:
-    """As one that loads data after the model was tuned."""
-    ended = process(
-        folder,
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    assert TUNER.undecided == 0\n"
-        "    raise SystemExit(0)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        "print(TUNER.undecided)\n",
-    )
-    assert (ended.stdout.split(), ended.stderr) == (["0", "0", "1"], "")
-    assert int(process(folder, "").stdout) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.search
-def test_a_process_that_is_killed_has_kept_most(folder: Path) -> None:
+def killed(folder: Path) -> str:
+    """Kills a process once it has kept its trial; returns what it has printed."""
     env = {**os.environ, "CUDNN_AUTOTUNE_CACHE": "read_write", "PYTHONPATH": PACKAGE_PARENT}
     env["CUDNN_AUTOTUNE_CACHE_DIR"] = str(folder)
     code = PROCESS.replace("TUNER.add", "online_tuner._KEEP_EVERY_S = 0.05\nTUNER.add")
     command = [sys.executable, "-c", f"{code}\ntime.sleep(60)"]
-    running = subprocess.Popen(command, env=env, cwd=PACKAGE_PARENT)
+    before = {path: path.stat().st_ino for path in folder.glob("plans-*/*.trial")}
+    running = subprocess.Popen(
+        command, env=env, cwd=PACKAGE_PARENT, stdout=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 600
-    while not list(folder.glob("plans-*/*.trial")):
+    while {path: path.stat().st_ino for path in folder.glob("plans-*/*.trial")} == before:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     running.send_signal(signal.SIGKILL)
-    assert running.wait(30) == -signal.SIGKILL
-    assert int(process(folder, "").stdout) > 0
+    printed, _ = running.communicate(timeout=30)
+    assert running.returncode == -signal.SIGKILL
+    return printed
+
+
+@pytest.mark.search
+def test_a_trial_that_ctrl_c_interrupts_goes_on_in_the_next_process(folder: Path) -> None:
+    first, second = process(folder, INTERRUPTED), process(folder, "")
+    assert "KeyboardInterrupt" in first.stderr
+    assert first.stdout == "0\n"
+    assert int(second.stdout) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.search
+def test_the_rounds_of_processes_add_up_however_they_end(folder: Path) -> None:
+    rounds = []
+    for end in ("", "time.sleep(0.1)\n", FORKS, "killed", ""):
+        if end == "killed":
+            printed = killed(folder)
+        else:
+            ended = process(folder, end)
+            assert ended.stderr == ""
+            printed = ended.stdout
+        begun, *forked = printed.splitlines()
+        assert forked == (["0 1"] if end == FORKS else [])
+        rounds.append(int(begun))
+    assert rounds[0] == 0
+    assert rounds == sorted(set(rounds))

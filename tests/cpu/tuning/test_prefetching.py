@@ -19,7 +19,7 @@ import pytest
 import torch
 from decisions import H200
 from problems import make
-from subprocesses import evaluate, python
+from subprocesses import python
 from torch import nn
 
 import cudnn_autotune as ca
@@ -247,16 +247,6 @@ def test_without_threads_the_calls_build_their_plans(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     prefetching.read_ahead(choice(candidates()[0], of_size(1)))
     assert not prefetching._waiting
-
-
-@pytest.mark.slow
-def test_the_variable() -> None:
-    code = "from cudnn_autotune.tuning import settings; print(settings.is_prefetching())"
-    assert evaluate(code) == "True"
-    assert evaluate(code, {"CUDNN_AUTOTUNE_PREFETCH": "off"}) == "False"
-    told = python("-c", code, env={"CUDNN_AUTOTUNE_PREFETCH": "no"})
-    assert told.stdout.strip() == "True"
-    assert "CUDNN_AUTOTUNE_PREFETCH must be on or off, got 'no'" in told.stderr
 
 
 def test_reading_ahead_is_bounded_and_follows_the_calls(folder: Path) -> None:

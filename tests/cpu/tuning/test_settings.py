@@ -47,65 +47,22 @@ def test_the_modes() -> None:
     )
 
 
-def test_default_then_environment_then_setter() -> None:
-    """In processes of their own: the environment is read when the package is imported."""
-    show = (
-        "print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit(),"
-        " ca.get_budget_ms(), ca.get_new_shapes());"
-    )
-    code = (
-        f"import cudnn_autotune as ca; {show} ca.set_sampling('heuristic');"
-        f"ca.set_workspace_limit(5); ca.set_benchmark_limit(3); ca.set_budget_ms(80);"
-        f"ca.set_new_shapes('neighbour'); {show}"
-    )
-    after = "heuristic 5 3 80.0 neighbour"
-    assert evaluate(code).splitlines() == ["auto None 0 None online", after]
-    assert evaluate(code, VARIABLES).splitlines() == ["sample_once 1048576 7 12.5 tune", after]
+# In processes of their own, as the environment is read when the package is imported.
 
-
-BAD = {
-    "CUDNN_AUTOTUNE_SAMPLING": 'my"mode',
-    "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "lots",
-    "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "ten",
-    "CUDNN_AUTOTUNE_BUDGET_MS": "a second",
-    "CUDNN_AUTOTUNE_NEW_SHAPES": "sometimes",
-    "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": "0",
-    "CUDNN_AUTOTUNE_CACHE": "no",
+OTHERS = {
+    "CUDNN_AUTOTUNE_SAMPLING": "mine",
+    "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": "7",
+    "CUDNN_AUTOTUNE_PREFETCH": "off",
 }
-
-
-def test_bad_environment_does_not_stop_the_import() -> None:
-    """What is not allowed has the default; but what forbids the store in other words is heard."""
-    code = (
-        "import cudnn_autotune as ca;"
-        "print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit(),"
-        " ca.get_budget_ms(), ca.store_settings.get_store_settings().mode)"
-    )
-    done = python("-c", code, env=BAD)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["auto", "None", "0", "None", "off"]
-    for variable, value in BAD.items():
-        lines = [line for line in done.stderr.splitlines() if f"{variable} must be" in line]
-        assert len(lines) == 1, done.stderr
-        assert f"got {value!r}" in lines[0]
-
-
-def test_a_warning_of_the_environment_names_the_users_import(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import torch\n\nimport cudnn_autotune\n")
-    bad = {"CUDNN_AUTOTUNE_NEW_SHAPES": "nearest", "CUDNN_AUTOTUNE_CACHE": "no"}
-    done = python("program.py", env=bad, cwd=tmp_path)
-    assert done.returncode == 0
-    for variable in bad:
-        (line,) = [line for line in done.stderr.splitlines() if f"{variable} must be" in line]
-        assert line.startswith(f"{tmp_path / 'program.py'}:3: UserWarning: ")
-
-
-def test_a_mode_of_the_environment_may_be_registered_after_the_import() -> None:
-    code = """
+READ = """
 import warnings
 warnings.simplefilter("error")
 import torch, cudnn_autotune as ca
-print(ca.get_sampling())
+def show():
+    print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit(),
+          ca.get_budget_ms(), ca.get_new_shapes())
+show()
+print(ca.settings.is_prefetching(), ca._C and ca._C.plan_cache_capacity())
 ca.Conv2d(4, 6, 3)(torch.randn(2, 4, 9, 8))
 try:
     ca.sampling.get(ca.get_sampling())
@@ -119,11 +76,57 @@ class Mine:
         return None
 ca.sampling.register(Mine())
 print(type(ca.sampling.get(ca.get_sampling())).__name__)
+ca.set_sampling("heuristic")
+ca.set_workspace_limit(5)
+ca.set_benchmark_limit(3)
+ca.set_budget_ms(80)
+ca.set_new_shapes("neighbour")
+show()
 """
-    named, refused, found = evaluate(code, {"CUDNN_AUTOTUNE_SAMPLING": "mine"}).splitlines()
-    assert (named, found) == ("mine", "Mine")
+
+
+def test_the_environment_is_read_then_setters_win() -> None:
+    """A mode that the environment names may be registered after the import."""
+    read, others, refused, found, after = evaluate(READ, VARIABLES | OTHERS).splitlines()
+    assert read == "mine 1048576 7 12.5 tune"
+    assert others == ("False 7" if extension_available() else "False None")
     assert refused.startswith("CUDNN_AUTOTUNE_SAMPLING must be one of 'heuristic', ")
     assert refused.endswith(", got 'mine'")
+    assert found == "Mine"
+    assert after == "heuristic 5 3 80.0 neighbour"
+
+
+BAD = {
+    "CUDNN_AUTOTUNE_SAMPLING": 'my"mode',
+    "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "lots",
+    "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "ten",
+    "CUDNN_AUTOTUNE_BUDGET_MS": "a second",
+    "CUDNN_AUTOTUNE_NEW_SHAPES": "sometimes",
+    "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": "0",
+    "CUDNN_AUTOTUNE_PREFETCH": "no",
+    "CUDNN_AUTOTUNE_CACHE": "no",
+}
+PROGRAM = """import torch
+
+import cudnn_autotune as ca
+print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit(),
+      ca.get_budget_ms(), ca.get_new_shapes(), ca.settings.is_prefetching(),
+      ca.store_settings.get_store_settings().mode, ca._C and ca._C.plan_cache_capacity())
+"""
+
+
+def test_a_bad_environment_is_told_at_the_users_import(tmp_path: Path) -> None:
+    """What is not allowed has the default; but what forbids the store in other words is heard."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = python("program.py", env=BAD, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *found, capacity = done.stdout.split()
+    assert found == ["auto", "None", "0", "None", "online", "True", "off"]
+    assert capacity == ("10000" if extension_available() else "None")
+    for variable, value in BAD.items():
+        (line,) = [line for line in done.stderr.splitlines() if f"{variable} must be" in line]
+        assert line.startswith(f"{tmp_path / 'program.py'}:3: UserWarning: ")
+        assert f"got {value!r}" in line
 
 
 @pytest.mark.parametrize(
@@ -369,14 +372,3 @@ def test_names_of_modes_are_taken_once() -> None:
         with pytest.raises(ValueError, match=r"strategy\.name"):
             ca.sampling.register(Impostor())  # type: ignore[arg-type]
         assert name not in ca.sampling.names()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not extension_available(), reason="built with a CPU-only torch: no plans")
-def test_plan_cache_limit_from_the_environment() -> None:
-    code = "import cudnn_autotune as ca; print(ca._C.plan_cache_capacity())"
-    assert evaluate(code) == "10000"
-    assert evaluate(code, env={"CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": "7"}) == "7"
-    refused = python("-c", code, env={"CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": "0"})
-    assert refused.stdout.strip() == "10000"
-    assert "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT must be 1 or more" in refused.stderr

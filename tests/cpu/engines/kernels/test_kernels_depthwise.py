@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import Any
 
@@ -11,16 +10,16 @@ import pytest
 import torch
 from cuda_emulation.checks import (
     H200,
-    assert_compiles,
     check,
     check_not_finite,
     random_tensors,
 )
+from depthwise_layers import depthwise
 
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.depthwise import Depthwise
 from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
-from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
@@ -30,46 +29,38 @@ CONTIGUOUS = torch.contiguous_format
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 
 
-def depthwise(
-    op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], **options: Any
-) -> ConvProblem:
-    options.setdefault("memory_format", CHANNELS_LAST.get(len(size), CONTIGUOUS))
-    n, k = options.pop("n", 2), c * options.pop("multiplier", 1)
-    return ConvProblem(op, (n, c, *size), (k, 1, *kernel), groups=c, allow_tf32=False, **options)
-
-
 def that_computes(problem: ConvProblem) -> Implementation:
     return PLANES if problem.memory_format == CONTIGUOUS else DEPTHWISE
 
 
-def check_offers(problem: ConvProblem) -> None:
-    """All offers are right, in one order of threads or the other."""
+def check_offers(problem: ConvProblem, most: int = 9) -> None:
+    """The offers, or ``most`` of them, are right, in one order of threads or the other."""
     implementation = that_computes(problem)
     offers = implementation.offers(problem, H200)
     assert offers, problem.text
-    for i, offer in enumerate(offers):
+    drawn = random.Random(problem.text).sample(offers, min(most, len(offers)))
+    for i, offer in enumerate(drawn):
         check(implementation, problem, offer.settings, is_reversed=bool(i % 2))
 
 
 @pytest.mark.basic(2)
-@pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("c", "size", "kernel", "options"),
     [
         # EfficientNet, MobileNet: stride 2
-        (24, (18, 18), (3, 3), {"dtype": FP16, "stride": 2, "padding": 1}),
+        (24, (18, 18), (3, 3), {"stride": 2, "padding": 1}),
         (16, (13, 12), (5, 5), {"dtype": BF16, "stride": 2, "padding": 2}),
         # TensorFlow's padding: none before
-        (16, (12, 14), (3, 3), {"dtype": FP16, "stride": 2, "padding": (0, 0, 1, 1)}),
+        (16, (12, 14), (3, 3), {"stride": 2, "padding": (0, 0, 1, 1)}),
         # odd channels: one a thread
-        (9, (11, 14), (3, 3), {"dtype": FP16, "padding": 1}),
+        (9, (11, 14), (3, 3), {"padding": 1}),
         (9, (7, 7), (5, 5), {"dtype": FP32, "padding": 2, "stride": 2}),
         # ConvNeXt
         (8, (15, 18), (7, 7), {"dtype": FP32, "padding": 3}),
         # DeepLab
-        (16, (11, 10), (3, 3), {"dtype": FP16, "padding": 3, "dilation": (3, 2)}),
+        (16, (11, 10), (3, 3), {"padding": 3, "dilation": (3, 2)}),
         # X3D
-        (10, (4, 7, 9), (3, 3, 3), {"dtype": FP16, "padding": 1}),
+        (10, (4, 7, 9), (3, 3, 3), {"padding": 1}),
         (8, (5, 8, 9), (3, 3, 3), {"dtype": FP32, "padding": 1, "stride": 2}),
         (8, (6, 5, 5), (5, 1, 1), {"dtype": BF16, "padding": (2, 0, 0), "stride": (3, 1, 1)}),
         (8, (6, 5, 5), (3, 1, 2), {"dtype": FP32, "dilation": (2, 1, 3), "stride": (2, 1, 1)}),
@@ -78,48 +69,50 @@ def check_offers(problem: ConvProblem) -> None:
         (8, (16, 17), (3, 4), {"dtype": FP32, "stride": (2, 3), "dilation": (3, 2), "padding": 4}),
         # padding beyond the kernel, an image below it
         (8, (2, 3), (5, 3), {"dtype": FP32, "padding": (6, 5), "stride": (2, 1)}),
-        (8, (1, 1), (3, 3), {"dtype": FP16, "padding": 1}),
+        (8, (1, 1), (3, 3), {"padding": 1}),
     ],
 )
 def test_fixed_shapes(
-    op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
+    c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    check_offers(depthwise(op, c, size, kernel, **options))
+    for op in ("fprop", "dgrad"):
+        check_offers(depthwise(op, c, size, kernel, **options), most=2)
 
 
 @pytest.mark.basic(2)
-@pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("c", "size", "kernel", "options"),
     [
-        (3, (9, 16), (3, 3), {"dtype": FP16, "padding": 1}),
-        (5, (14, 12), (3, 3), {"dtype": FP16, "stride": 2, "padding": 1}),
+        (3, (9, 16), (3, 3), {"padding": 1}),
+        (5, (14, 12), (3, 3), {"stride": 2, "padding": 1}),
         (2, (13, 11), (5, 5), {"dtype": BF16, "stride": 2, "padding": 2}),
         (3, (18, 12), (7, 7), {"dtype": FP32, "padding": 3}),
         # more columns than a tile has
-        (2, (6, 300), (3, 3), {"dtype": FP16, "padding": 1, "stride": 2}),
+        (2, (6, 300), (3, 3), {"padding": 1, "stride": 2}),
         # a Conformer; a long row, and one of odd length
         (3, (1, 100), (1, 31), {"dtype": FP32, "padding": (0, 15)}),
         (2, (1, 1500), (1, 31), {"dtype": FP32, "padding": (0, 30, 0, 0)}),
         (2, (1301,), (15,), {"dtype": FP32, "padding": 2, "stride": 2}),
         # dilation
-        (3, (13, 12), (3, 3), {"dtype": FP16, "padding": (4, 2), "dilation": (3, 2)}),
+        (3, (13, 12), (3, 3), {"padding": (4, 2), "dilation": (3, 2)}),
         (3, (16, 12), (3, 3), {"dtype": FP32, "stride": (2, 1), "dilation": (3, 2), "padding": 4}),
         # X3D
         (3, (5, 8, 8), (3, 3, 3), {"dtype": FP32, "padding": 1}),
-        (2, (5, 8, 9), (3, 3, 3), {"dtype": FP16, "padding": 1, "stride": 2}),
-        (2, (7, 8, 8), (5, 1, 1), {"dtype": FP16, "padding": (2, 0, 0), "dilation": (2, 1, 1)}),
+        (2, (5, 8, 9), (3, 3, 3), {"padding": 1, "stride": 2}),
+        (2, (7, 8, 8), (5, 1, 1), {"padding": (2, 0, 0), "dilation": (2, 1, 1)}),
         (2, (4, 8, 8), (1, 3, 3), {"dtype": FP32, "padding": (0, 1, 1), "stride": (1, 2, 2)}),
         # stride above the kernel; padding beyond the kernel, an image below it
         (3, (9, 11), (2, 3), {"dtype": FP32, "stride": (3, 4), "padding": (1, 2)}),
         (3, (2, 3), (5, 3), {"dtype": FP32, "padding": (6, 5), "stride": (2, 1)}),
-        (3, (1, 1), (3, 3), {"dtype": FP16, "padding": 1}),
+        (3, (1, 1), (3, 3), {"padding": 1}),
     ],
 )
 def test_fixed_shapes_in_contiguous_layout(
-    op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
+    c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    check_offers(depthwise(op, c, size, kernel, memory_format=CONTIGUOUS, **options))
+    for op in ("fprop", "dgrad"):
+        problem = depthwise(op, c, size, kernel, memory_format=CONTIGUOUS, **options)
+        check_offers(problem, most=2)
 
 
 @pytest.mark.basic(5)
@@ -150,7 +143,7 @@ def test_several_outputs_a_channel() -> None:
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 def test_tensors_that_are_hardly_aligned(op: str) -> None:
-    options = {"dtype": FP16, "stride": 2, "alignment": (32, 32, 2)}
+    options = {"stride": 2, "alignment": (32, 32, 2)}
     problem = depthwise(op, 16, (6, 6), (3, 3), **options)
     offers = [offer.settings for offer in DEPTHWISE.offers(problem, H200)]
     assert offers
@@ -211,16 +204,16 @@ def test_what_is_not_finite_goes_where_it_belongs(
 @pytest.mark.parametrize(
     ("op", "c", "size", "kernel", "options"),
     [
-        ("wgrad", 16, (9, 9), (3, 3), {"dtype": FP16}),
+        ("wgrad", 16, (9, 9), (3, 3), {}),
         ("fprop", 16, (9, 9), (3, 3), {"dtype": torch.float64}),
-        ("fprop", 16, (9, 9), (1, 1), {"dtype": FP16}),
+        ("fprop", 16, (9, 9), (1, 1), {}),
         ("fprop", 16, (19, 19), (9, 9), {"dtype": FP32}),
-        ("fprop", 16, (9, 9), (7, 7), {"dtype": FP16}),
-        ("dgrad", 16, (9, 9), (3, 3), {"dtype": FP16, "stride": 2, "dilation": 2}),
-        ("dgrad", 16, (9, 9), (3, 3), {"dtype": FP16, "multiplier": 2}),
+        ("fprop", 16, (9, 9), (7, 7), {}),
+        ("dgrad", 16, (9, 9), (3, 3), {"stride": 2, "dilation": 2}),
+        ("dgrad", 16, (9, 9), (3, 3), {"multiplier": 2}),
         # most threads would have no pixel, and there would be more of them than a grid can have
-        ("fprop", 16, (9, 9), (3, 3), {"dtype": FP16, "dilation": 19, "padding": 19}),
-        ("dgrad", 16, (8, 8), (1, 7), {"dtype": FP16, "dilation": 7**8, "padding": (0, 3 * 7**8)}),
+        ("fprop", 16, (9, 9), (3, 3), {"dilation": 19, "padding": 19}),
+        ("dgrad", 16, (8, 8), (1, 7), {"dilation": 7**8, "padding": (0, 3 * 7**8)}),
     ],
 )
 def test_what_is_not_offered(
@@ -250,30 +243,6 @@ def test_what_would_compile_for_long_is_not_offered(
 ) -> None:
     problem = depthwise(op, 8, size, kernel, memory_format=CONTIGUOUS, **options)
     assert not PLANES.offers(problem, H200)
-
-
-@pytest.mark.basic(1)
-@pytest.mark.parametrize("compute_capability", [(7, 5), (9, 0)])
-@pytest.mark.parametrize(
-    "problem",
-    [
-        depthwise("fprop", 96, (28, 28), (3, 3), dtype=FP16, stride=2, padding=1),
-        depthwise("dgrad", 96, (28, 28), (5, 5), dtype=BF16, stride=2, padding=2),
-        depthwise("fprop", 12, (28,), (31,), dtype=FP32, padding=15),
-        depthwise("dgrad", 6, (8, 8, 8), (3, 3, 3), dtype=BF16, stride=2, memory_format=CONTIGUOUS),
-        depthwise(
-            "fprop", 9, (9, 9), (3, 3), dtype=BF16, bias=True, residual=True, activation="silu"
-        ),
-    ],
-    ids=lambda problem: problem.text,
-)
-def test_nvrtc_compiles_the_kernels(
-    problem: ConvProblem, compute_capability: tuple[int, int]
-) -> None:
-    implementation = that_computes(problem)
-    gpu = dataclasses.replace(H200, compute_capability=compute_capability)
-    for offer in implementation.offers(problem, gpu):
-        assert_compiles(implementation.recipe(problem, offer.settings, gpu), compute_capability)
 
 
 def test_each_kernel_has_its_layout() -> None:

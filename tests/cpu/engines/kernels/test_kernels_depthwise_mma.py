@@ -7,7 +7,8 @@ import random
 import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
+from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
+from depthwise_layers import depthwise
 from fused_cases import NAMES
 
 from cudnn_autotune.engines.implementations import Gpu
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulat
 DEPTHWISE = DepthwiseMma()
 
 
-def depthwise(
+def layer(
     images: int,
     channels: int,
     size: tuple[int, ...],
@@ -29,24 +30,17 @@ def depthwise(
     is_channels_last: bool = True,
     **options: object,
 ) -> ConvProblem:
-    options = {"dtype": torch.float16, "padding": tuple(k // 2 for k in kernel), **options}
-    form = torch.channels_last if is_channels_last else torch.contiguous_format
-    return ConvProblem(
-        op,
-        (images, channels, *size),
-        (channels, 1, *kernel),
-        groups=channels,
-        memory_format=form,
-        **options,  # type: ignore[arg-type]
-    )
+    options = {"padding": tuple(k // 2 for k in kernel), **options}
+    if not is_channels_last:
+        options["memory_format"] = torch.contiguous_format
+    return depthwise(op, channels, size, kernel, n=images, **options)
 
 
 def settings(problem: ConvProblem, gpu: Gpu = H200) -> list[str]:
     return [offer.settings for offer in DEPTHWISE.offers(problem, gpu)]
 
 
-@pytest.mark.basic(5)
-@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.basic(3)
 @pytest.mark.parametrize(
     ("op", "images", "channels", "size", "kernel"),
     [
@@ -67,18 +61,18 @@ def test_layers_of_models(
     channels: int,
     size: tuple[int, int],
     kernel: tuple[int, int],
-    is_reversed: bool,
 ) -> None:
-    problem = depthwise(images, channels, size, kernel, op)
+    problem = layer(images, channels, size, kernel, op)
     before = cuda_emulation.MATRIX_LOADS.conflicts
-    check(DEPTHWISE, problem, settings(problem)[0], is_reversed=is_reversed)
+    for is_reversed in (False, True):
+        check(DEPTHWISE, problem, settings(problem)[0], is_reversed=is_reversed)
     assert cuda_emulation.MATRIX_LOADS.conflicts == before
 
 
 @pytest.mark.slow
 def test_every_offer_is_right() -> None:
     for kernel in ((7, 7), (31, 31)):
-        problem = depthwise(3, 40, (21, 17), kernel)
+        problem = layer(3, 40, (21, 17), kernel)
         offered = settings(problem)
         assert 2 <= len(offered) <= 6
         assert len(set(offered)) == len(offered)
@@ -101,7 +95,7 @@ def test_every_offer_is_right() -> None:
 def test_contiguous_tensors(
     op: str, size: tuple[int, ...], kernel: tuple[int, ...], padding: tuple[int, ...]
 ) -> None:
-    problem = depthwise(
+    problem = layer(
         2, 24, size, kernel, op, padding=padding, dtype=torch.bfloat16, is_channels_last=False
     )
     for is_reversed in (False, True):
@@ -109,7 +103,7 @@ def test_contiguous_tensors(
 
 
 def test_addresses_that_are_aligned_to_two_bytes() -> None:
-    problem = depthwise(
+    problem = layer(
         1, 16, (6, 24), (5, 5), is_channels_last=False, alignment=(2, 2, 2), dtype=torch.bfloat16
     )
     check(DEPTHWISE, problem, settings(problem)[0])
@@ -125,7 +119,7 @@ def test_addresses_that_are_aligned_to_two_bytes() -> None:
     ],
 )
 def test_epilogues(activation: str, bias: bool, residual: bool, is_channels_last: bool) -> None:
-    problem = depthwise(
+    problem = layer(
         2,
         24,
         (9, 11),
@@ -148,7 +142,7 @@ def test_random_shapes() -> None:
             for low, high in zip(padding[:2], padding[2:], strict=True)
         )
         images, channels = random_.randint(1, 5), 8 * random_.randint(1, 3)
-        problem = depthwise(images, channels, size, (5, 5), "dgrad", padding=padding)
+        problem = layer(images, channels, size, (5, 5), "dgrad", padding=padding)
         check(DEPTHWISE, problem, settings(problem)[0], is_reversed=random_.random() < 0.5)
 
 
@@ -156,7 +150,7 @@ def test_random_shapes() -> None:
 @pytest.mark.parametrize("is_channels_last", [True, False])
 def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last: bool) -> None:
     """Also where the matrices of the filter have zeros, and where two infinities meet."""
-    problem = depthwise(2, 16, (12, 26), (5, 7), op, is_channels_last=is_channels_last)
+    problem = layer(2, 16, (12, 26), (5, 7), op, is_channels_last=is_channels_last)
     tensors = random_tensors(problem)
     read = tensors["y" if op == "dgrad" else "x"]
     read[0, 3, 5, 9] = torch.nan
@@ -169,36 +163,17 @@ def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last
     check_not_finite(DEPTHWISE, problem, settings(problem)[0], tensors, inside=inside)
 
 
-@pytest.mark.basic(1)
-@pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize(
     "problem",
     [
-        depthwise(64, 96, (56, 56), (7, 7), bias=True, residual=True, activation="silu"),
-        depthwise(64, 128, (56, 56), (31, 31), "dgrad", dtype=torch.bfloat16),
-        depthwise(64, 96, (56, 56), (7, 7), is_channels_last=False),
-        depthwise(32, 512, (1001,), (31,), is_channels_last=False),
-    ],
-    ids=lambda problem: problem.text,
-)
-def test_nvrtc_compiles_the_kernels(
-    problem: ConvProblem, compute_capability: tuple[int, int]
-) -> None:
-    for setting in settings(problem)[:1]:
-        assert_compiles(DEPTHWISE.recipe(problem, setting, H200), compute_capability)
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        depthwise(2, 16, (9, 9), (7, 7), "wgrad"),
-        depthwise(2, 16, (9, 9), (3, 3)),
-        depthwise(2, 16, (9, 9), (7, 7), dtype=torch.float32),
-        depthwise(2, 16, (9, 9), (7, 7), stride=2),
-        depthwise(2, 16, (30, 30), (7, 7), dilation=(1, 2)),
-        depthwise(2, 12, (9, 9), (7, 7)),
-        depthwise(2, 16, (9, 9), (7, 7), alignment=(8, 32, 32)),
-        depthwise(64, 16, (7, 7), (7, 7), is_channels_last=False),  # many copies of 2 bytes
+        layer(2, 16, (9, 9), (7, 7), "wgrad"),
+        layer(2, 16, (9, 9), (3, 3)),
+        layer(2, 16, (9, 9), (7, 7), dtype=torch.float32),
+        layer(2, 16, (9, 9), (7, 7), stride=2),
+        layer(2, 16, (30, 30), (7, 7), dilation=(1, 2)),
+        layer(2, 12, (9, 9), (7, 7)),
+        layer(2, 16, (9, 9), (7, 7), alignment=(8, 32, 32)),
+        layer(64, 16, (7, 7), (7, 7), is_channels_last=False),  # many copies of 2 bytes
         ConvProblem("fprop", (2, 16, 9, 9), (32, 1, 7, 7), groups=16, dtype=torch.float16),
         ConvProblem("fprop", (2, 16, 9, 9), (16, 2, 7, 7), groups=8, dtype=torch.float16),
     ],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any
 
 import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
+from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
+from depthwise_layers import depthwise
 
 from cudnn_autotune.engines.kernels.depthwise import Depthwise
 from cudnn_autotune.engines.kernels.depthwise_tile import block_tiles
@@ -20,15 +22,7 @@ DEPTHWISE = Depthwise()
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 
 
-def depthwise(
-    op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], **options: Any
-) -> ConvProblem:
-    options = {"dtype": FP16, "memory_format": torch.channels_last} | options
-    n = options.pop("n", 2)
-    return ConvProblem(op, (n, c, *size), (c, 1, *kernel), groups=c, allow_tf32=False, **options)
-
-
-@pytest.mark.basic(3)
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("c", "size", "kernel", "options"),
@@ -48,13 +42,13 @@ def depthwise(
         (16, (12, 14), (3, 3), {"stride": 2, "padding": (0, 0, 1, 1), "dtype": FP32}),
     ],
 )
-def test_all_tiles(
+def test_tiles(
     op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     problem = depthwise(op, c, size, kernel, **options)
     tiles = block_tiles(problem, H200)
     assert tiles
-    for i, tile in enumerate(tiles):
+    for i, tile in enumerate(random.Random(problem.text).sample(tiles, min(2, len(tiles)))):
         check(DEPTHWISE, problem, tile.settings, is_reversed=bool(i % 2))
 
 
@@ -76,27 +70,6 @@ def test_what_is_not_finite_goes_where_it_belongs(op: str, value: float) -> None
         tensors = random_tensors(problem)
         tensors["x" if op == "fprop" else "y"][1, 3, 2, 3] = value
         check_not_finite(DEPTHWISE, problem, tile.settings, tensors)
-
-
-@pytest.mark.basic(1)
-@pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
-@pytest.mark.parametrize(
-    "problem",
-    [
-        depthwise("fprop", 672, (14, 14), (5, 5), n=64, stride=2, padding=2),
-        depthwise("dgrad", 144, (56, 56), (5, 5), n=64, stride=2, padding=2, dtype=BF16),
-        depthwise("fprop", 96, (112, 112), (3, 3), n=64, stride=2, padding=1, dtype=FP32),
-        depthwise("fprop", 96, (56, 56), (3, 3), padding=1, bias=True, activation="silu"),
-    ],
-    ids=lambda problem: problem.text,
-)
-def test_nvrtc_compiles_all_tiles(
-    problem: ConvProblem, compute_capability: tuple[int, int]
-) -> None:
-    gpu = dataclasses.replace(H200, compute_capability=compute_capability)
-    for tile in block_tiles(problem, gpu):
-        assert tile.shared_bytes <= gpu.shared_bytes
-        assert_compiles(DEPTHWISE.recipe(problem, tile.settings, gpu), compute_capability)
 
 
 @pytest.mark.parametrize(

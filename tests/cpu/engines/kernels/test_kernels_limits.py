@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from cuda_emulation.checks import assert_compiles
+from depthwise_layers import depthwise
+from first_layers import first_layer
+from grouped_layers import problem as grouped
 from random_problems import TAKES, random_problem
 
 from cudnn_autotune import _C, ConvProblem
@@ -22,6 +26,7 @@ FAMILIES = [one for one in BUILT_IN if isinstance(one, KernelFamily)]
 ON_CUDA_CORES = {"depthwise", "depthwise_planes", "depthwise_wgrad"}
 AT_LAUNCH = {"depthwise_planes", "depthwise_wgrad"}
 """The kernels to which the layout of shared memory comes with the arguments of a launch."""
+TENSOR_CORES = ("a100", "l4", "h200")
 MIN_BLOCKS = ("MIN_BLOCKS", "BLOCKS")
 """The macros by which kernels ask for so many blocks on a multiprocessor."""
 
@@ -77,9 +82,67 @@ def test_a_kernel_refuses_less_shared_memory_than_its_layout_needs(family: Kerne
             cubin(replace(kernel, defines=tuple(defines.items())), (9, 0))
 
 
+BF16, FP32 = torch.bfloat16, torch.float32
+PLAIN = {"memory_format": torch.contiguous_format}
+TF32 = {"dtype": FP32, "allow_tf32": True}
+ALL_FUSED: dict[str, Any] = {"bias": True, "residual": True, "activation": "silu"}
+LAYERS = [  # most of them as large as in models
+    depthwise("fprop", 96, (28, 28), (3, 3), stride=2, padding=1),
+    depthwise("dgrad", 96, (28, 28), (5, 5), dtype=BF16, stride=2, padding=2),
+    depthwise("fprop", 12, (28,), (31,), dtype=FP32, padding=15),
+    depthwise("dgrad", 6, (8, 8, 8), (3, 3, 3), dtype=BF16, stride=2, **PLAIN),
+    depthwise("fprop", 9, (9, 9), (3, 3), dtype=BF16, **ALL_FUSED),
+    depthwise("fprop", 672, (14, 14), (5, 5), n=64, stride=2, padding=2),
+    depthwise("dgrad", 144, (56, 56), (5, 5), n=64, stride=2, padding=2, dtype=BF16),
+    depthwise("fprop", 96, (112, 112), (3, 3), n=64, stride=2, padding=1, dtype=FP32),
+    depthwise("fprop", 96, (56, 56), (3, 3), padding=1, bias=True, activation="silu"),
+    depthwise("fprop", 96, (56, 56), (7, 7), n=64, padding=3, **ALL_FUSED),
+    depthwise("dgrad", 128, (56, 56), (31, 31), n=64, padding=15, dtype=BF16),
+    depthwise("fprop", 96, (56, 56), (7, 7), n=64, padding=3, **PLAIN),
+    depthwise("fprop", 512, (1001,), (31,), n=32, padding=15),
+    depthwise("wgrad", 96, (112, 112), (3, 3), n=64, stride=2, padding=1),
+    depthwise("wgrad", 96, (56, 56), (7, 7), n=64, padding=3, dtype=FP32),
+    depthwise("wgrad", 54, (16, 56, 56), (3, 3, 3), n=8, padding=1),
+    depthwise("wgrad", 96, (56, 56), (7, 7), n=64, padding=3),
+    depthwise("wgrad", 128, (56, 56), (31, 31), n=8, padding=15, dtype=BF16),
+    depthwise("wgrad", 512, (1000,), (31,), n=16, padding=15),
+    grouped("fprop", (64, 14, 14), 24, 24),
+    grouped("fprop", (64, 14, 14), 24, 24, dtype=FP32, bias=True),
+    grouped("dgrad", (64, 56, 56), 32, 4, dtype=FP32),
+    grouped("dgrad", (64, 56, 56), 4, 16, 1, 2, 0, dtype=FP32),
+    grouped("dgrad", (64, 28, 28), 24, 24, 3, 2),
+    grouped("fprop", (64, 56, 56), 32, 4, **ALL_FUSED),
+    grouped("fprop", (64, 56, 56), 32, 4, activation="elu(2)"),
+    grouped("wgrad", (64, 14, 14), 24, 24),
+    grouped("wgrad", (64, 14, 14), 24, 24, dtype=FP32),
+    first_layer("fprop", (1, 3, 40, 72), (64, 3, 7, 7), 2, 3),
+    first_layer("fprop", (1, 3, 9, 72), (64, 3, 3, 3), 1, 1),
+    first_layer("fprop", (1, 3, 15, 39), (32, 3, 3, 3), 2),
+    first_layer("wgrad", (2, 3, 24, 48), (64, 3, 7, 7), 2, 3),
+    first_layer("wgrad", (1, 3, 9, 40), (64, 3, 3, 3), 1, 1, dtype=BF16),
+    first_layer("wgrad", (1, 3, 15, 39), (32, 3, 3, 3), 2),
+    first_layer("wgrad", (1, 3, 15, 39), (32, 3, 3, 3), 2, **TF32),
+]
+
+
+@pytest.mark.search
 @pytest.mark.basic(2)
+@pytest.mark.parametrize("problem", LAYERS, ids=lambda problem: problem.text)
+def test_every_offer_compiles_for_one_of_three_gpus(problem: ConvProblem) -> None:
+    draw = random.Random(problem.text)
+    compiled = 0
+    for family in FAMILIES:
+        for place, gpu in enumerate(draw.sample([gpu_of(name) for name in TENSOR_CORES], 3)):
+            for offer in family.offers(problem, gpu)[place::3]:
+                recipe = family.recipe(problem, offer.settings, gpu)
+                assert_compiles(recipe, gpu.compute_capability)
+                compiled += 1
+    assert compiled
+
+
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("name", sorted(ON_CUDA_CORES))
-@pytest.mark.parametrize("gpu_name", ["a100", "l4", "t4"])
+@pytest.mark.parametrize("gpu_name", ["l4", "t4"])
 def test_kernels_compile_for_older_gpus(name: str, gpu_name: str) -> None:
     """A T4 has no cp.async and no conversion to bfloat16."""
     gpu = gpu_of(gpu_name)

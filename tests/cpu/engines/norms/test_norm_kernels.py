@@ -11,6 +11,7 @@ from typing import Any
 import cuda_emulation
 import pytest
 import torch
+from covering import covering
 from cuda_emulation.checks import H200
 from norm_cases import Norm, by_pytorch, norm
 from norm_launches import by_kernels
@@ -52,12 +53,13 @@ def compare(
     return plans
 
 
-@pytest.mark.basic(10)
-@pytest.mark.parametrize("is_reversed", [False, True])
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("form", FORMS)
+BOTH = (False, True)
+
+
+@pytest.mark.basic(5)
+@covering(
+    3, form=FORMS, dtype=list(TOLERANCES), channels_last=BOTH, residual=BOTH, is_reversed=BOTH
+)
 def test_layouts_and_dtypes(
     form: Form, dtype: torch.dtype, channels_last: bool, residual: bool, is_reversed: bool
 ) -> None:
@@ -78,42 +80,33 @@ SHAPES = {
 }
 
 
-@pytest.mark.basic(8)
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("form", FORMS)
-def test_shapes(form: Form, name: str, channels_last: bool) -> None:
-    shape = SHAPES[name]
+@pytest.mark.basic(4)
+@covering(form=FORMS, shape=SHAPES, channels_last=BOTH)
+def test_shapes(form: Form, shape: tuple[int, ...], channels_last: bool) -> None:
     dtype = torch.float32  # whose single numbers can be copied to shared memory, too
     compare(norm(shape, dtype, channels_last=channels_last, residual=True), form)
 
 
-@pytest.mark.basic(8)
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.basic(3)
+@covering(form=FORMS, activation=list(NORM_ACTIVATIONS), residual=BOTH)
 def test_activations(form: Form, activation: str, residual: bool) -> None:
     compare(norm((6, 16, 5, 6), activation=activation, residual=residual, channels_last=True), form)
 
 
-@pytest.mark.basic(3)
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.basic(2)
+@covering(form=FORMS, channels_last=BOTH, residual=BOTH)
 def test_a_second_gradient(form: Form, channels_last: bool, residual: bool) -> None:
     compare(norm((6, 16, 5, 6), second=True, residual=residual, channels_last=channels_last), form)
 
 
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.basic(2)
+@covering(form=FORMS, affine=BOTH)
 def test_parameters(form: Form, affine: bool) -> None:
     dtype = torch.bfloat16
     compare(norm((6, 16, 5, 6), dtype, affine=affine, parameters=dtype, channels_last=True), form)
 
 
-@pytest.mark.parametrize("is_reversed", [False, True])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("form", ["kept", "half kept"])
+@covering(form=["kept", "half kept"], channels_last=BOTH, is_reversed=BOTH)
 def test_rounds_of_a_kept_form(form: Form, channels_last: bool, is_reversed: bool) -> None:
     """The launch works on several slabs, one after the other, each of several blocks."""
     tight = replace(SMALL, shared_bytes=(120 if form == "kept" else 68) << 10)
@@ -124,10 +117,12 @@ def test_rounds_of_a_kept_form(form: Form, channels_last: bool, is_reversed: boo
         assert plan.launches[0].blocks < plan.slabs * plan.parts
 
 
-@pytest.mark.basic(6)
-@pytest.mark.parametrize("shape", [(3, 200, 9, 10), (6, 16, 13, 9), (5, 64, 16, 20), (70, 40)])
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.basic(3)
+@covering(
+    form=FORMS,
+    dtype=list(TOLERANCES),
+    shape=[(3, 200, 9, 10), (6, 16, 13, 9), (5, 64, 16, 20), (70, 40)],
+)
 def test_masks(form: Form, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Masks of rows narrower than a segment, of whole segments, and of some that are not."""
     # Numbers of 16 bits that are rounded to 6 have a gradient of 0.
@@ -146,14 +141,11 @@ def test_a_mask_where_the_residuals_gradient_is_not_asked_for(form: Form) -> Non
         assert_close(getattr(found, name), getattr(expected, name), 1.5e-2, name)
 
 
-@pytest.mark.basic(1)
-@pytest.mark.parametrize("alignment", [2, 4, 8])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_hardly_aligned(channels_last: bool, alignment: int) -> None:
+@pytest.mark.basic(2)
+@covering(form=FORMS, channels_last=BOTH, alignment=[2, 4, 8])
+def test_hardly_aligned(form: Form, channels_last: bool, alignment: int) -> None:
     given = norm((4, 24, 6, 8), torch.float16, residual=True, channels_last=channels_last)
-    for form in FORMS:
-        if form == "two passes" or alignment > 2:
-            compare(given, form, alignment=alignment)
+    compare(given, form if alignment > 2 else "two passes", alignment=alignment)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -167,8 +159,7 @@ def test_a_large_mean_costs_no_more_than_it_costs_pytorch(form: Form) -> None:
         assert error <= 2 * relative_error(getattr(pytorch, name), wanted) + 2e-6, name
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("form", FORMS)
+@covering(form=FORMS, value=[math.nan, math.inf, -math.inf])
 def test_values_that_are_not_finite_stay_in_their_channel(form: Form, value: float) -> None:
     given = norm((4, 16, 6, 6), activation="identity", channels_last=True)
     for place in (0, 3):  # the first value of a part is special
@@ -289,18 +280,16 @@ def test_a_form_keeps_less_where_the_tensors_do_not_fit() -> None:
 
 
 @pytest.mark.basic(1)
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
-def test_they_compile(capability: tuple[int, int]) -> None:
+@covering(capability=[(7, 5), (8, 0), (9, 0), (10, 0)], planes=BOTH, is_backward=BOTH)
+def test_they_compile(capability: tuple[int, int], planes: bool, is_backward: bool) -> None:
     gpu = replace(gpu_of("h100" if capability > (7, 5) else "t4"), compute_capability=capability)
-    for is_backward in (False, True):
-        for planes, residual in ((False, True), (True, False)):
-            problem = NormProblem(
-                is_backward, torch.bfloat16, torch.float32, 8, 64, 196, planes, 16, "silu",
-                residual=residual, grad_residual=is_backward and residual,
-            )  # fmt: skip
-            for (plan,) in distinct_plans([problem], gpu).values():
-                for launch in plan.launches:
-                    assert cubin(launch.kernel, capability)
+    problem = NormProblem(
+        is_backward, torch.bfloat16, torch.float32, 8, 64, 196, planes, 16, "silu",
+        residual=not planes, grad_residual=is_backward and not planes,
+    )  # fmt: skip
+    for (plan,) in distinct_plans([problem], gpu).values():
+        for launch in plan.launches:
+            assert cubin(launch.kernel, capability)
 
 
 def test_what_the_kernels_do_not_take() -> None:
@@ -315,8 +304,7 @@ def test_what_the_kernels_do_not_take() -> None:
         assert reason == "a mask is for rows that are read in whole vectors"
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@covering(form=FORMS, channels_last=BOTH)
 def test_a_lone_first_value_does_not_cancel(form: Form, channels_last: bool) -> None:
     """Differences from it are as large as the sum of all squares."""
     given = norm((8, 16, 16, 16), channels_last=channels_last)
