@@ -61,10 +61,7 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
     """
 
     name = "depthwise"
-    version = version_of(
-        *("device.cuh", "depthwise_thread.cuh", "depthwise.cu", "depthwise_tile.cu"),
-        *("depthwise.py", "depthwise_sizes.py", "depthwise_tile.py", "family.py"),
-    )
+    version = version_of(__name__)
 
     min_capability = (0, 0)
     numerical_notes = ()

@@ -243,9 +243,7 @@ class DepthwiseMma(KernelFamily[_Tiling]):
     """
 
     name = "depthwise_mma"
-    version = sources.version_of(
-        "device.cuh", *_SOURCES, "depthwise_mma.py", "depthwise_sizes.py", "family.py"
-    )
+    version = sources.version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         return _offered(problem, gpu)

@@ -59,10 +59,7 @@ class DepthwisePlanes(KernelFamily[Tile]):
     """
 
     name = "depthwise_planes"
-    version = version_of(
-        *("device.cuh", "depthwise_planes.cu"),
-        *("depthwise_planes.py", "depthwise_sizes.py", "family.py"),
-    )
+    version = version_of(__name__)
 
     min_capability = (0, 0)
     numerical_notes = ()

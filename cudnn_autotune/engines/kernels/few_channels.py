@@ -102,9 +102,7 @@ class FewChannels(KernelFamily[_Settings]):
     a multiple of 8 out, no dilation, no groups."""
 
     name = "few_channels"
-    version = version_of(
-        "device.cuh", *_SOURCES, "few_channels_rows.py", "few_channels.py", "family.py"
-    )
+    version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Settings]:
         return _all_settings(problem, gpu)

@@ -55,10 +55,7 @@ class FewChannelsWgrad(KernelFamily[_Settings]):
     and a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
-    version = version_of(
-        *("device.cuh", *_ROWS, _OF_HALVES, _OF_TF32, "sum_parts.cu"),
-        *("few_channels_rows.py", "few_channels_wgrad.py", "sum_parts.py", "family.py"),
-    )
+    version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Settings]:
         return _all_settings(problem, gpu)

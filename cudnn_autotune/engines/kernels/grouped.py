@@ -143,7 +143,7 @@ class Grouped(KernelFamily[Plan]):
     """
 
     name = "grouped"
-    version = sources.version_of("device.cuh", *_SOURCES, *_PLANNING)
+    version = sources.version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Plan]:
         layer = None if problem.op == "wgrad" else layer_of(problem)

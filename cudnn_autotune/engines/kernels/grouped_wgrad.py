@@ -130,9 +130,7 @@ class GroupedWgrad(KernelFamily[Plan]):
     """
 
     name = "grouped_wgrad"
-    version = sources.version_of(
-        "device.cuh", *_SOURCES, *_PLANNING, "sum_parts.cu", "sum_parts.py"
-    )
+    version = sources.version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Plan]:
         layer = layer_of(problem) if problem.op == "wgrad" else None
