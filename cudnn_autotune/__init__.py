@@ -35,7 +35,7 @@ else:
     from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
     from cudnn_autotune.core.extension import extension_available as _extension_available
     from cudnn_autotune.core.versions import environment, version
-    from cudnn_autotune.engines import compiled_kernels, implementations, registry
+    from cudnn_autotune.engines import compiled_kernels
     from cudnn_autotune.engines.norms import operators as norm_operators
     from cudnn_autotune.engines.problem import ConvProblem
     from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -89,12 +89,6 @@ else:
     )
     from cudnn_autotune.tuning.settings import use_sampling as use_sampling  # a former name
 
-    def _built_in() -> tuple[implementations.Implementation, ...]:
-        from cudnn_autotune.engines.built_in import BUILT_IN
-
-        return BUILT_IN
-
-    registry.load_first(_built_in)
     if _extension_available():
         from cudnn_autotune.tuning import building, miss, serving
 

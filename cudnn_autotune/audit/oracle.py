@@ -25,8 +25,8 @@ from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.judging import ROUNDS, JudgedTurns, of_rounds, relative_error
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio, Truth
 from cudnn_autotune.audit.sustained import SustainedRuns
+from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.listing import named
 from cudnn_autotune.timers.timer import Cache, Timer
 
 CACHE_OF: dict[str, Cache] = {BURST_COLD: "cold", BURST_HOT: "hot"}

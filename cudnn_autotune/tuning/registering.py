@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cudnn_autotune.engines import registry
+from cudnn_autotune.engines import implementations
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.user_implementation import (
     BEHAVIOR_NOTES,
@@ -68,7 +68,7 @@ def register_implementation(
     def register(build: Build) -> Build:
         notes = {"numerical_notes": numerical_notes, "behavior_notes": behavior_notes}
         own = UserImplementation(name, version, supports, build, settings, workspace, **notes)
-        registry.register(own)
+        implementations.register(own)
         remembering.forget()
         return build
 
@@ -85,6 +85,6 @@ def unregister_implementation(name: str) -> None:
     Raises:
         KeyError: no implementation of this name is registered.
     """
-    registry.unregister(name)
+    implementations.unregister(name)
     isolated_run.forget(name)
     remembering.forget()

@@ -16,7 +16,7 @@ from problems import make
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.engines import compiled_kernels, queried, registry
+from cudnn_autotune.engines import candidates, compiled_kernels, implementations
 from cudnn_autotune.store import Policy, kept_plans, process_lock
 from cudnn_autotune.tuning import choice_log, new_sizes, pins, remembering
 from cudnn_autotune.tuning.prefetching import clear as clear_prefetched
@@ -42,7 +42,7 @@ def asked() -> None:
     remembering.find(PROBLEM, Policy("auto"), 0)
     with remembering.retuned(PROBLEM):
         pass
-    registry.registered()
+    implementations.registered()
     kept_plans.counts()
     compiled_kernels.clear()
     clear_prefetched()
@@ -66,7 +66,7 @@ def ends_in_time(work: Callable[[], None]) -> bool:
 LOCKS = {
     module.__name__: module._lock
     for module in (
-        *(choice_log, new_sizes, pins, remembering, registry, queried, kept_plans),
+        *(choice_log, new_sizes, pins, remembering, implementations, candidates, kept_plans),
         compiled_kernels,
     )
 }

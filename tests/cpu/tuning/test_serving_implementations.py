@@ -16,8 +16,8 @@ from user_implementations import registered
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import offers
+from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Policy
