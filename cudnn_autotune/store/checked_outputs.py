@@ -23,7 +23,7 @@ from cudnn_autotune.core import versions
 from cudnn_autotune.store import settings
 from cudnn_autotune.store.environment import default_folder
 from cudnn_autotune.store.kept_plans import environment_of
-from cudnn_autotune.store.plan_files import folder_beside
+from cudnn_autotune.store.private_folder import folder_beside
 from cudnn_autotune.store.process_lock import LOCK
 
 _NAME = "checked-outputs"
