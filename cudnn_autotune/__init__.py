@@ -71,8 +71,11 @@ else:
     from cudnn_autotune.tuning.choice import Choice
     from cudnn_autotune.tuning.choice_log import choices, fallbacks
     from cudnn_autotune.tuning.events import on_decision
+    from cudnn_autotune.tuning.implementing import (
+        register_implementation,
+        unregister_implementation,
+    )
     from cudnn_autotune.tuning.pins import pin, pins, unpin
-    from cudnn_autotune.tuning.registering import register_implementation, unregister_implementation
     from cudnn_autotune.tuning.remembering import forget
     from cudnn_autotune.tuning.settings import (
         flags,
@@ -90,11 +93,11 @@ else:
     from cudnn_autotune.tuning.settings import use_sampling as use_sampling  # a former name
 
     if _extension_available():
-        from cudnn_autotune.tuning import building, miss, serving
+        from cudnn_autotune.tuning import implementing, miss, serving
 
         PlanError: type[RuntimeError] = _C.PlanError
         CudnnError: type[RuntimeError] = _C.CudnnError
-        _C.set_plan_builder(building.build)
+        _C.set_plan_builder(implementing.build)
         _C.set_miss_handler(miss.choose)
         _C.set_norm_planner(norm_operators.load_plan)
         _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)

@@ -15,9 +15,10 @@ import pytest
 from problems import make
 
 import cudnn_autotune as ca
+from cudnn_autotune.core import fork_safe_lock
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines import candidates, compiled_kernels, implementations
-from cudnn_autotune.store import Policy, kept_plans, process_lock
+from cudnn_autotune.store import Policy, kept_plans
 from cudnn_autotune.tuning import choice_log, new_sizes, pins, remembering
 from cudnn_autotune.tuning.prefetching import clear as clear_prefetched
 
@@ -127,7 +128,7 @@ def modules() -> Iterator[str]:
 
 
 # These begin anew in a child process by hooks of their own.
-ALLOWED = {process_lock.__name__, "cudnn_autotune.tuning.isolated_run"}
+ALLOWED = {fork_safe_lock.__name__, "cudnn_autotune.tuning.isolated_run"}
 
 
 def test_no_module_has_another_kind_of_lock() -> None:

@@ -22,7 +22,7 @@ from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.sources import digest, version_of
 from cudnn_autotune.engines.offers import gpu_of, offers_of
-from cudnn_autotune.tuning import building
+from cudnn_autotune.tuning import implementing
 
 H200 = gpu_of("h200")
 DEPTHWISE = ca.ConvProblem(
@@ -81,8 +81,8 @@ def test_without_nvrtc_no_kernel_builds_and_the_log_says_so_once(
         raise _C.PlanError("NVRTC is not there: libnvrtc.so")
 
     monkeypatch.setattr(_C, "nvrtc_version", absent)
-    monkeypatch.setattr(building, "_reported", set())
-    monkeypatch.setattr(building, "gpu_of", lambda device: H200)
+    monkeypatch.setattr(implementing, "_reported", set())
+    monkeypatch.setattr(implementing, "gpu_of", lambda device: H200)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with registered(*BUILT_IN):
         offered = texts()
