@@ -35,7 +35,7 @@ else:
     from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
     from cudnn_autotune.core.extension import extension_available as _extension_available
     from cudnn_autotune.core.versions import environment, version
-    from cudnn_autotune.engines import compiled_kernels, implementations, registry
+    from cudnn_autotune.engines import compiled_kernels
     from cudnn_autotune.engines.norms import operators as norm_operators
     from cudnn_autotune.engines.problem import ConvProblem
     from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -71,8 +71,11 @@ else:
     from cudnn_autotune.tuning.choice import Choice
     from cudnn_autotune.tuning.choice_log import choices, fallbacks
     from cudnn_autotune.tuning.events import on_decision
+    from cudnn_autotune.tuning.implementing import (
+        register_implementation,
+        unregister_implementation,
+    )
     from cudnn_autotune.tuning.pins import pin, pins, unpin
-    from cudnn_autotune.tuning.registering import register_implementation, unregister_implementation
     from cudnn_autotune.tuning.remembering import forget
     from cudnn_autotune.tuning.settings import (
         flags,
@@ -89,18 +92,12 @@ else:
     )
     from cudnn_autotune.tuning.settings import use_sampling as use_sampling  # a former name
 
-    def _built_in() -> tuple[implementations.Implementation, ...]:
-        from cudnn_autotune.engines.built_in import BUILT_IN
-
-        return BUILT_IN
-
-    registry.load_first(_built_in)
     if _extension_available():
-        from cudnn_autotune.tuning import building, miss, serving
+        from cudnn_autotune.tuning import implementing, miss, serving
 
         PlanError: type[RuntimeError] = _C.PlanError
         CudnnError: type[RuntimeError] = _C.CudnnError
-        _C.set_plan_builder(building.build)
+        _C.set_plan_builder(implementing.build)
         _C.set_miss_handler(miss.choose)
         _C.set_norm_planner(norm_operators.load_plan)
         _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)

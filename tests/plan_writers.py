@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from cudnn_autotune.store.plan_files import PlanFiles
+from cudnn_autotune.store.kept_plans import PlanFiles
 
 _ENGINES = 4
 _SIZE = 1 << 20

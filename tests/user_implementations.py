@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cudnn_autotune import ConvProblem
-from cudnn_autotune.engines import registry
+from cudnn_autotune.engines import implementations
 from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
@@ -51,17 +51,17 @@ class Written:
 
 
 @contextmanager
-def registered(*implementations: Implementation) -> Iterator[None]:
+def registered(*wanted: Implementation) -> Iterator[None]:
     """Within the context these are registered, and no others."""
-    others = registry.registered()
+    others = implementations.registered()
     for one in others:
-        registry.unregister(one.name)
+        implementations.unregister(one.name)
     try:
-        for one in implementations:
-            registry.register(one)
+        for one in wanted:
+            implementations.register(one)
         yield
     finally:
-        for one in registry.registered():
-            registry.unregister(one.name)
+        for one in implementations.registered():
+            implementations.unregister(one.name)
         for one in others:
-            registry.register(one)
+            implementations.register(one)

@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio, Truth
 from cudnn_autotune.audit.summary import truth_of
+from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.listing import named
 from cudnn_autotune.sampling.statistics import median_polish
 from cudnn_autotune.timers.board_power import FAR, at_limit_ms
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion

@@ -1,4 +1,4 @@
-"""Locks that a forked process finds free."""
+"""Locks that a forked process finds free: of modules, and the one of stores."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+LOCK = threading.RLock()
+"""Guards what threads of this process share of stores, and of plans that are made ahead.
+
+``os.fork`` acquires it first, and so waits until no other thread holds it: what such a thread does
+to a file would never be completed in the child.
+"""
+
+os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)

@@ -111,7 +111,7 @@ ATEN = Candidate(
 
 def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearch:
     """Opens cuDNN's list of engines for ``problem`` on ``device`` (see
-    :func:`~cudnn_autotune.engines.listing.candidates`)."""
+    :func:`~cudnn_autotune.engines.candidates.candidates`)."""
     check_problem(problem)
     extension = require_cuda_build()
     index = cuda_index(device)
@@ -187,7 +187,7 @@ def query(
 
     Args:
         problem, workspace_limit, filtered: as of
-            :func:`~cudnn_autotune.engines.listing.candidates`.
+            :func:`~cudnn_autotune.engines.candidates.candidates`.
         known: the texts of those that are left out.
     """
     extension = require_cuda_build()
@@ -262,7 +262,7 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
     Args:
         problem: the convolution.
         engine_text: as :attr:`Candidate.text`.
-        device: any that :func:`~cudnn_autotune.engines.listing.candidates` takes; for what an
+        device: any that :func:`~cudnn_autotune.engines.candidates.candidates` takes; for what an
             implementation offers, a CUDA device.
 
     Returns:

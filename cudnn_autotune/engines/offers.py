@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from cudnn_autotune.engines import devices, registry
+from cudnn_autotune.engines import devices, implementations
 from cudnn_autotune.engines.candidate_id import check_settings, of_implementation, parse
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index
-from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
+from cudnn_autotune.engines.implementations import Gpu, Implementation, ImplementationError, Offer
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Recipe
-from cudnn_autotune.engines.registry import ImplementationError
 
 _log = logging.getLogger(__name__)
 _FIRST_RANK = 20_000
@@ -76,11 +75,11 @@ def offers_of(
 
     Args:
         problem, workspace_limit, filtered: as of
-            :func:`~cudnn_autotune.engines.listing.candidates`.
+            :func:`~cudnn_autotune.engines.candidates.candidates`.
     """
     asked = problem if filtered else None
     found: dict[str, Candidate] = {}
-    for implementation in registry.registered():
+    for implementation in implementations.registered():
         for candidate in _candidates(implementation, problem, gpu, asked, workspace_limit):
             rank = _FIRST_RANK + len(found)
             found.setdefault(candidate.text, replace(candidate, rank=rank))
@@ -95,7 +94,7 @@ def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
         ValueError: ``text`` does not parse.
     """
     try:
-        implementation = registry.get(parse(text))
+        implementation = implementations.get(parse(text))
     except ImplementationError:
         return []
     found = _candidates(implementation, problem, gpu, problem, None)
@@ -169,7 +168,7 @@ def described(text: str, problem: ConvProblem, gpu: Gpu) -> Offer:
             not offer these settings for the problem.
     """
     named = parse(text)
-    for offer in _offered(registry.get(named), problem, gpu):
+    for offer in _offered(implementations.get(named), problem, gpu):
         if offer.settings == named.settings:
             return offer
     raise ImplementationError(f"{text}: it is not offered for {problem.text}")
@@ -186,7 +185,7 @@ def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
     """
     named = parse(text)
     try:
-        return registry.get(named).recipe(problem, named.settings, gpu)
+        return implementations.get(named).recipe(problem, named.settings, gpu)
     except Exception as error:  # a user's code
         # Only the text is kept: the error itself would keep the frames, and what they hold.
         raise ImplementationError(f"{text}: {type(error).__name__}: {error}") from None

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
@@ -30,6 +31,9 @@ CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _INT32_MAX = 2**31 - 1
 
 Ints = int | Iterable[int]
+Operands = tuple[Tensor, ...]
+"""The forward's input, weight and output, and then the bias and the residual of a fused problem
+that has them."""
 
 
 @dataclass(frozen=True, init=False)

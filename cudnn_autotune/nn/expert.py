@@ -13,6 +13,7 @@ from torch import Tensor
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines import recipe
+from cudnn_autotune.engines.candidates import candidates, named
 from cudnn_autotune.engines.configs import (
     Candidate,
     Device,
@@ -21,7 +22,6 @@ from cudnn_autotune.engines.configs import (
     engine_text,
     parse_engine_text,
 )
-from cudnn_autotune.engines.listing import candidates, named
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import MOST_ALIGNED, added_shapes

@@ -26,7 +26,7 @@ from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import events, gain, settings, tune_problem
 from cudnn_autotune.tuning.choice_log import choices
-from cudnn_autotune.tuning.model_tuning import Progress, tune_together
+from cudnn_autotune.tuning.model_tuning import Progress, progress_bar, tune_together
 
 _log = logging.getLogger(__name__)
 
@@ -236,11 +236,7 @@ def _is_terminal() -> bool:
 def _bar() -> AbstractContextManager[Callable[[Progress], None]]:
     """The progress bar in a terminal or a notebook, else nothing."""
     console = bar_console()
-    if console is None:
-        return nullcontext(lambda progress: None)
-    from cudnn_autotune.tuning import progress_bar
-
-    return progress_bar.shown(console)
+    return nullcontext(lambda progress: None) if console is None else progress_bar(console)
 
 
 def check_budget(budget_s: object, mode: str) -> None:

@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 
 from cudnn_autotune.core import versions
+from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.store import settings
 from cudnn_autotune.store.environment import default_folder
 from cudnn_autotune.store.kept_plans import environment_of
-from cudnn_autotune.store.plan_files import folder_beside
-from cudnn_autotune.store.process_lock import LOCK
+from cudnn_autotune.store.private_folder import folder_beside
 
 _NAME = "checked-outputs"
 _MOST_BYTES = 4 << 20  # some 50,000 lines; then the older half goes

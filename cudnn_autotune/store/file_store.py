@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cudnn_autotune.core import atomic_file
+from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.engines.selection import Selection
@@ -23,7 +24,6 @@ from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.merge import Taken, measured_at, reconciled
 from cudnn_autotune.store.neighbours import Neighbours
 from cudnn_autotune.store.notices import WarningsPutOff, warn_once
-from cudnn_autotune.store.process_lock import LOCK
 
 _log = logging.getLogger(__name__)
 

@@ -1,5 +1,9 @@
-"""The compiled plans and kernels of this process, and the trials of ``online`` that it could not
-decide, in the user's private folder.
+"""Compiled plans of this user on disk, a file for each, and beside them compiled kernels and the
+trials of ``online`` that a process could not decide.
+
+A file is named by the digest of what its content depends on. Its first line says that in full, as
+JSON, its second line is the digest of the rest, and the rest is cuDNN's serialized plan, a kernel's
+cubin, or a trial's record as JSON.
 
 The functions are called on any thread; :func:`find` and :func:`keep` by C++, for plans whose engine
 cuDNN compiles at run time. None raises: what cannot be read or written is not kept.
@@ -8,11 +12,13 @@ cuDNN compiles at run time. None raises: what cannot be read or written is not k
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,10 +26,27 @@ from cudnn_autotune.core import versions
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.store import settings
 from cudnn_autotune.store.environment import Environment, default_folder
-from cudnn_autotune.store.plan_files import KERNEL, PLAN, TRIAL, Kind, PlanFiles
+from cudnn_autotune.store.private_folder import folder_beside
 
 Gpu = int | str
 """The index of a CUDA device, or the JSON description of a GPU that need not be here."""
+
+
+class Kind(NamedTuple):
+    """The kind of content of a file."""
+
+    format: str
+    suffix: str
+
+
+PLAN = Kind("cudnn_autotune compiled plan", ".plan")
+KERNEL = Kind("cudnn_autotune compiled kernel", ".cubin")
+TRIAL = Kind("cudnn_autotune trial of online, version 1", ".trial")
+MOST_BYTES = 256 << 20
+"""About the most that a user's plans take on disk; those that were not used for longest go."""
+_MOST_PLAN_BYTES = 16 << 20
+# A process looks at the folder's size each time it has written so much.
+_PORTION_BYTES = MOST_BYTES // 16
 
 _log = logging.getLogger(__name__)
 _lock = ForkSafeLock()
@@ -36,26 +59,16 @@ def find(problem: str, engine: str, gpu: Gpu) -> bytes | None:
     Args:
         problem, engine: Their texts.
     """
-    try:
-        files = files_for(gpu)
-        data = files and files.find(problem, engine)
-    except Exception:
-        _log.warning("%s of %s is compiled", engine, problem, exc_info=True)
-        return None
+    data = _found(PLAN, problem, engine, gpu)
     if data:
         _count("read")
-    return data or None
+    return data
 
 
 def keep(problem: str, engine: str, gpu: Gpu, data: bytes) -> None:
     """Keeps a plan that was just compiled."""
     _count("compiled")
-    try:
-        files = files_for(gpu)
-        if files:
-            files.keep(problem, engine, data)
-    except Exception:
-        _log.warning("%s of %s is not kept", engine, problem, exc_info=True)
+    _keep(PLAN, problem, engine, gpu, data)
 
 
 def find_kernel(function: str, digest: str) -> bytes | None:
@@ -64,21 +77,12 @@ def find_kernel(function: str, digest: str) -> bytes | None:
     Its digest says what it depends on (``engines.compiled_kernels``), so that any GPU of its
     architecture, with any driver, finds it.
     """
-    try:
-        files = files_for(None, KERNEL)
-        return files.find(function, digest) if files else None
-    except Exception:
-        _log.warning("the kernel %s is compiled", function, exc_info=True)
-        return None
+    return _found(KERNEL, function, digest, None)
 
 
 def keep_kernel(function: str, digest: str, cubin: bytes) -> None:
     """Keeps a kernel that was just compiled."""
-    try:
-        if files := files_for(None, KERNEL):
-            files.keep(function, digest, cubin)
-    except Exception:
-        _log.warning("the kernel %s is not kept", function, exc_info=True)
+    _keep(KERNEL, function, digest, None, cubin)
 
 
 def find_trial(problem: str, limits: str, gpu: Gpu) -> Any:
@@ -88,31 +92,45 @@ def find_trial(problem: str, limits: str, gpu: Gpu) -> Any:
         problem: Its text.
         limits: What the trial was held to, as a text.
     """
+    found = _found(TRIAL, problem, _trial_with(limits), gpu)
     try:
-        files = files_for(gpu, TRIAL)
-        found = files and files.find(problem, _trial_with(limits))
         return json.loads(found) if found else None
-    except Exception:
-        _log.warning("%s: its trial begins anew", problem, exc_info=True)
+    except (ValueError, RecursionError) as error:
+        _log.warning("%s: its trial begins again: %s", problem, error)
         return None
 
 
 def keep_trial(problem: str, limits: str, gpu: Gpu, record: Any) -> None:
     """Keeps a record in the place of an earlier one; None removes that."""
-    try:
-        files = files_for(gpu, TRIAL)
-        if files and record is None:
-            files.remove(problem, _trial_with(limits))
-        elif files:
-            files.keep(problem, _trial_with(limits), json.dumps(record).encode())
-    except Exception:
-        _log.warning("%s: its trial is not kept", problem, exc_info=True)
+    data = None if record is None else json.dumps(record).encode()
+    _keep(TRIAL, problem, _trial_with(limits), gpu, data)
 
 
 def _trial_with(limits: str) -> str:
     """Returns the terms beside the problem and cuDNN on which the candidates and their times
     depend: PyTorch's own path is one of them."""
     return f"online {limits} torch={torch.__version__}"
+
+
+def _found(kind: Kind, problem: str, engine: str, gpu: Gpu | None) -> bytes | None:
+    try:
+        files = files_for(gpu, kind)
+        return (files.find(problem, engine) if files else None) or None
+    except Exception:
+        _log.warning("%s of %s: what is kept cannot be read", engine, problem, exc_info=True)
+        return None
+
+
+def _keep(kind: Kind, problem: str, engine: str, gpu: Gpu | None, data: bytes | None) -> None:
+    """Keeps data in the place of earlier data; None removes that."""
+    try:
+        files = files_for(gpu, kind)
+        if files and data is None:
+            files.remove(problem, engine)
+        elif files and data is not None:
+            files.keep(problem, engine, data)
+    except Exception:
+        _log.warning("%s of %s is not kept", engine, problem, exc_info=True)
 
 
 def counts() -> dict[str, int]:
@@ -156,3 +174,95 @@ def environment_of(gpu: Gpu) -> dict[str, object] | None:
     if found["driver"] is None:
         return None
     return {**here, "cuda": torch.version.cuda, "driver": found["driver"]}
+
+
+class PlanFiles:
+    """The plans for one GPU, driver and cuDNN in a store's private folder.
+
+    A plan that cannot be written is not kept, and one that cannot be read, is damaged or was
+    written by another user is not found. Neither raises.
+
+    Args:
+        place: The path of the store, a folder or a file.
+        environment: What every plan depends on.
+        is_read, is_written: Whether plans are read, and written.
+        kind: What is kept instead of plans.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        environment: Mapping[str, object],
+        *,
+        is_read: bool,
+        is_written: bool,
+        kind: Kind = PLAN,
+    ) -> None:
+        self.folder = folder_beside(place)
+        self._environment = dict(environment)
+        self._is_read = is_read
+        self._is_written = is_written
+        self._kind = kind
+        self._unchecked_bytes = _PORTION_BYTES  # the first write looks at the folder's size
+
+    def find(self, problem: str, engine: str) -> bytes | None:
+        """Returns the serialized plan of an engine config for a problem, or None."""
+        if not self._is_read:
+            return None
+        title = self._title(problem, engine)
+        name = self._name(title)
+        try:
+            content = self.folder.read(name, _MOST_PLAN_BYTES)
+            if content is None:
+                return None
+            data = _checked(content, title)
+        except (OSError, ValueError) as error:
+            _log.info("%s of %s: what is kept is not used: %s", engine, problem, error)
+            return None
+        if self._is_written:
+            self.folder.mark_used(name)
+        return data
+
+    def keep(self, problem: str, engine: str, data: bytes) -> None:
+        """Keeps a serialized plan, in the place of an earlier one."""
+        title = self._title(problem, engine)
+        content = b"\n".join((title, _digest(data).encode(), data))
+        if not self._is_written or len(content) > _MOST_PLAN_BYTES:
+            return
+        try:
+            self.folder.write(self._name(title), content)
+        except OSError as error:
+            _log.info("%s of %s is not kept: %s", engine, problem, error)
+            return
+        self._unchecked_bytes += len(content)
+        if self._unchecked_bytes > _PORTION_BYTES:
+            self._unchecked_bytes = 0
+            self.folder.trim(MOST_BYTES - _PORTION_BYTES)
+
+    def remove(self, problem: str, engine: str) -> None:
+        """Removes the plan of an engine config for a problem, if there is one."""
+        if self._is_written:
+            self.folder.remove(self._name(self._title(problem, engine)))
+
+    def _title(self, problem: str, engine: str) -> bytes:
+        """The first line of a plan's file."""
+        depends_on = {**self._environment, "problem": problem, "engine": engine}
+        return json.dumps({"format": self._kind.format, **depends_on}, sort_keys=True).encode()
+
+    def _name(self, title: bytes) -> str:
+        return _digest(title) + self._kind.suffix
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _checked(content: bytes, title: bytes) -> bytes:
+    """Returns the plan in a file; raises ValueError unless it is whole and has this title."""
+    found, _, rest = content.partition(b"\n")
+    digest, _, data = rest.partition(b"\n")
+    if found != title:
+        raise ValueError("its file is of another GPU, version, problem or engine")
+    if digest != _digest(data).encode():
+        raise ValueError("its file is damaged")
+    return data

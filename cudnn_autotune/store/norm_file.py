@@ -14,11 +14,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cudnn_autotune.core import atomic_file
+from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.store import codec, settings
 from cudnn_autotune.store.file_store import Layered, Store
 from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.notices import WarningsPutOff
-from cudnn_autotune.store.process_lock import LOCK
 
 # Not that of a store's files, among which it lies.
 SUFFIX = ".norms"

@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from cudnn_autotune.store.process_lock import LOCK
+from cudnn_autotune.core.fork_safe_lock import LOCK
 
 _log = logging.getLogger("cudnn_autotune.store")
 _given: set[Hashable] = set()

@@ -15,6 +15,7 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from cudnn_autotune.core import file_lock
+from cudnn_autotune.store.environment import names_file
 
 _LOCK_TIMEOUT_S = 5.0  # only this user's processes can hold a lock, for milliseconds
 _MOST_LINE_BYTES = 4096
@@ -209,6 +210,13 @@ class PrivateFolder:
             yield folder
         finally:
             os.close(folder)
+
+
+def folder_beside(place: Path) -> PrivateFolder:
+    """Returns the folder of this user's plans for a store, which is a folder or a file."""
+    if names_file(place):
+        return PrivateFolder(place.parent, f"{place.stem}.plans")
+    return PrivateFolder(place, "plans")
 
 
 def _inode(folder: int, name: str) -> int | None:

@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.store import Environment, Layered, Store
 from cudnn_autotune.store.environment import SUFFIX, located
 from cudnn_autotune.store.notices import WarningsPutOff, warn_once
-from cudnn_autotune.store.process_lock import LOCK
 
 MODE_VARIABLE = "CUDNN_AUTOTUNE_CACHE"
 StoreMode = Literal["off", "read", "read_write", "retune"]

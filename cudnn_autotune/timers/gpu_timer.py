@@ -15,7 +15,7 @@ from cudnn_autotune.core.background import CORES, spare_threads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.guard_bands import with_room
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.timers import board_power
 from cudnn_autotune.timers.lacking import Lacking, available_bytes, bytes_of, is_passing
@@ -40,7 +40,6 @@ _FLUSH_L2_MULTIPLE = 2
 
 _WATCHED_MS = 1e3 * (board_power.WINDOW_S + board_power.LATE_S)
 
-Operands = tuple[Tensor, ...]
 Built = list[tuple["_C.Plan | None", str]]
 """Pairs of a plan and an empty text, or of None and the reason why there is no plan; one for each
 text."""
@@ -56,7 +55,7 @@ class GpuTimer:
     Args:
         problem: the convolution.
         search: cuDNN's engines for it, on the tensors' device.
-        operands: as ``engines.queried.Tensors``, of which the one that the operation writes is
+        operands: as ``engines.problem.Operands``, of which the one that the operation writes is
             overwritten.
         builders: threads that build what timers prepare; None: the timer starts its own.
         begun: the plans of single candidates, by their texts, whose building has begun elsewhere.

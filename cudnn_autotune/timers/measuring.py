@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.guard_bands import GuardedMemory
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem, Operands
 
 # The share of free memory that the copies for a cold cache may use.
 _MEMORY_SHARE = 0.25
@@ -19,8 +19,6 @@ _L2_MULTIPLE = 5
 MOST_ALIGNED = 32
 """The largest alignment, in bytes, that engines distinguish."""
 
-Operands = tuple[Tensor, ...]
-"""Input, weight, output, and what a fused problem adds (``engines.queried.Tensors``)."""
 WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
 """The index of the operand (0: input, 1: weight, 2: output) that an operation writes."""
 

@@ -25,8 +25,7 @@ from torch import Tensor
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.guard_bands import GuardedMemory, are_touched
 from cudnn_autotune.engines.candidate_id import identify
-from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.queried import Tensors
+from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.timers.measuring import WRITTEN, telling_operands, terms
 
 _log = logging.getLogger(__name__)
@@ -178,7 +177,7 @@ class OutputChecks:
     rejected: list[tuple[str, float]] = field(default_factory=list)
     """``(engine text, relative error)`` of the candidates whose output is wrong."""
 
-    def is_right(self, problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> bool:
+    def is_right(self, problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> bool:
         """Runs the candidate named ``text`` and compares its output with the reference; returns
         False if it is wrong. If it is not comparable, ``errors`` say so."""
         return self.conclude(problem, text, examined(problem, text, plan, tensors))
@@ -277,7 +276,7 @@ class Verdict:
         return isinstance(self._found, Tensor) and bool(self._found[-1])
 
 
-def examined(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:
+def examined(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
     """Runs the candidate named ``text`` and compares its output on the caller's tensors, or on
     random ones if those do not tell whether it is right. Waits for the device."""
     try:
@@ -287,7 +286,7 @@ def examined(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -
         return Verdict(None)
 
 
-def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:
+def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
     """Enqueues the candidate named ``text`` and the comparison of its output. The error of one that
     fails to run is infinite.
 
@@ -299,7 +298,7 @@ def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> V
     return _begun(problem, text, plan, tensors, is_random=False)
 
 
-def begin_anew(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:
+def begin_anew(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
     """Does the same as :func:`begin`, on random operands instead of the caller's.
 
     Raises:
@@ -310,7 +309,7 @@ def begin_anew(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors)
 
 
 def _begun(
-    problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors, is_random: bool
+    problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands, is_random: bool
 ) -> Verdict:
     compared = Compared(problem, new_seed(), is_random)
     try:
@@ -321,7 +320,7 @@ def _begun(
         return Verdict(math.inf, str(failure))
 
 
-def _compared(text: str, plan: _C.Plan, tensors: Tensors, compared: Compared) -> Verdict:
+def _compared(text: str, plan: _C.Plan, tensors: Operands, compared: Compared) -> Verdict:
     problem, seed = compared.problem, compared.seed
     place = WRITTEN[problem.op]
     try:
@@ -346,13 +345,13 @@ def _compared(text: str, plan: _C.Plan, tensors: Tensors, compared: Compared) ->
 
 
 def _run(
-    problem: ConvProblem, plan: _C.Plan, tensors: Tensors, workspace: Tensor | None = None
+    problem: ConvProblem, plan: _C.Plan, tensors: Operands, workspace: Tensor | None = None
 ) -> None:
     # PyTorch's own path allocates its result.
     tensors[WRITTEN[problem.op]].copy_(_C.execute(plan, *tensors, workspace=workspace))
 
 
-def refusal(problem: ConvProblem, tensors: Tensors) -> Callable[[str, _C.Plan], str]:
+def refusal(problem: ConvProblem, tensors: Operands) -> Callable[[str, _C.Plan], str]:
     """Returns a function of a candidate's text and plan, which says why the candidate must not run
     on the caller's tensors, and nothing if it may. Only an implementation's is run to find out,
     which raises OutOfMemoryError where there is no memory for that."""

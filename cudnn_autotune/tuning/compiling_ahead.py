@@ -19,14 +19,14 @@ from dataclasses import replace
 from cudnn_autotune import sampling
 from cudnn_autotune.core.background import COMPILING, CORES, BackgroundThreads
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.fork_safe_lock import LOCK
+from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.sampling.strategy import Shortlist
 from cudnn_autotune.store import Policy
-from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.timers.gpu_timer import Built
 from cudnn_autotune.timers.measuring import MOST_ALIGNED
 from cudnn_autotune.tuning import remembering, settings

@@ -12,9 +12,9 @@ import torch
 
 from cudnn_autotune.core.background import spare_threads
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.queried import QueriedCandidates
+from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.model_race import Entrant, is_final, rules, steps_in_model
@@ -23,7 +23,7 @@ from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import available_bytes
-from cudnn_autotune.timers.measuring import Operands, operands
+from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import choice_log, miss, remembering, settings, tune_problem
 from cudnn_autotune.tuning.checking import refusal
 from cudnn_autotune.tuning.choice import untimed

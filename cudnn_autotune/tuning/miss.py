@@ -25,9 +25,9 @@ from torch import Tensor
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
+from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.strategy import Limits, Shortlist
@@ -64,7 +64,7 @@ class _Miss:
     problem: ConvProblem
     policy: Policy
     device: int
-    tensors: Tensors
+    tensors: Operands
     serving: _C.Plan | None = None
     is_checked: bool = False
     """Whether the output is checked even where PyTorch would run the same plan unchecked."""
@@ -92,7 +92,7 @@ def choose(
     Args:
         native, mode, workspace_limit, benchmark_limit, device: The key of the choice
             (``Policy.of_call``).
-        tensors: as ``engines.queried.Tensors``, on the device, in the problem's layout and dtype;
+        tensors: as ``engines.problem.Operands``, on the device, in the problem's layout and dtype;
             the one that the operation writes may be overwritten.
         serving: the plan that has served the calling thread provisionally.
 
@@ -310,7 +310,7 @@ def _search(miss: _Miss, mode: str) -> Served:
     return _concluded(replace(miss, tensors=tensors), selection, timer, why)
 
 
-def _to_measure_on(problem: ConvProblem, tensors: Tensors) -> Tensors:
+def _to_measure_on(problem: ConvProblem, tensors: Operands) -> Operands:
     """The caller's operands, or random ones if those do not tell a right output from a wrong one:
     they would not tell a fast engine from a slow one either, since zeros draw less power. The
     result is another tensor, between unused memory.

@@ -7,14 +7,18 @@ nothing that was decided.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.model_race import Entrant, ModelRace
 from cudnn_autotune.store.decision import Decision
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -125,3 +129,21 @@ def tune_together(
         ModelRace(entrants, decided, is_out_of_time, say).run()
     say(None)
     return [made[problem] for problem in calls]
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """Shows a bar within the context; yields the function that moves it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
+        task = bar.add_task("tuning", total=None, left="")
+
+        def report(progress: Progress) -> None:
+            loss = progress.expected_loss
+            left = "timing" if loss is None else f"the step may gain {100 * loss:.2f} %"
+            bar.update(task, total=progress.problems, completed=progress.decided, left=left)
+
+        yield report

@@ -18,8 +18,9 @@ from torch import Tensor
 from cudnn_autotune.core.background import COMPILING
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
+from cudnn_autotune.engines.problem import Operands
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.online_race import TrialRecord
 from cudnn_autotune.sampling.strategy import Shortlist, left_unseen
@@ -129,7 +130,7 @@ class OnlinePreparation:
         self._end()
         return None, 0
 
-    def _step(self, tensors: Tensors) -> tuple[Candidate, _C.Plan] | None:
+    def _step(self, tensors: Operands) -> tuple[Candidate, _C.Plan] | None:
         """Does the next step; returns the candidate that joins by it, and its plan."""
         if self._search is None:
             self._list(tensors)
@@ -139,7 +140,7 @@ class OnlinePreparation:
             self._check_next(tensors)
         return joins
 
-    def _check_next(self, tensors: Tensors) -> None:
+    def _check_next(self, tensors: Operands) -> None:
         """Builds the next candidate, or takes one that is compiled, and begins to check it."""
         compiled = (c for c, built in self._compiling.items() if built.done())
         candidate = self._pending.popleft() if self._pending else next(compiled, None)
@@ -160,7 +161,7 @@ class OnlinePreparation:
         else:
             self._checking.append((candidate, plan, verdict))
 
-    def _note(self, failure: BaseException, tensors: Tensors) -> None:
+    def _note(self, failure: BaseException, tensors: Operands) -> None:
         """Notes a failure of a candidate that need not be one in another trial."""
         lacks = self._prepared.lacking
         if isinstance(failure, torch.OutOfMemoryError):
@@ -169,7 +170,7 @@ class OnlinePreparation:
         elif is_passing(str(failure)):
             self._prepared.lacking = lacks.and_build()
 
-    def _concluded(self, tensors: Tensors) -> tuple[Candidate, _C.Plan] | None:
+    def _concluded(self, tensors: Operands) -> tuple[Candidate, _C.Plan] | None:
         """Returns the candidate whose check is over next, and its plan, if it is right and is to
         join. Where the call's tensors did not tell, it is checked once more, on random ones."""
         if not self._checking or not self._checking[0][2].is_ready:
@@ -191,7 +192,7 @@ class OnlinePreparation:
             return None
         return None if is_wrong or checks.errors[text] is None else (candidate, plan)
 
-    def _list(self, tensors: Tensors) -> None:
+    def _list(self, tensors: Operands) -> None:
         others = [c for c in self._offered(tensors) if c.text != self._first.text]
         self._prepared.left_out += [c for c in others if self._earlier.is_out(c.text)]
         joining = [c for c in others if not self._earlier.is_out(c.text)]
@@ -201,7 +202,7 @@ class OnlinePreparation:
             for candidate in (c for c in joining if c.is_compiled):
                 self._compiling[candidate] = self._compile(candidate)
 
-    def _offered(self, tensors: Tensors) -> Sequence[Candidate]:
+    def _offered(self, tensors: Operands) -> Sequence[Candidate]:
         limit = self._choice.workspace_limit
         self._search = _C.EngineSearch.on_device(self._problem.native(), self._choice.device)
         every = QueriedCandidates(self._search, self._problem, tensors, limit, self._nearby)

@@ -18,12 +18,12 @@ from dataclasses import replace
 
 from cudnn_autotune.core.background import COMPILING, BackgroundThreads
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store import Decision, Layered
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.kept_plans import Gpu
-from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.tuning import settings
 from cudnn_autotune.tuning.choice import Choice
 

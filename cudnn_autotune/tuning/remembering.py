@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store import Decision, Policy, checked_outputs

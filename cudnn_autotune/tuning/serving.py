@@ -18,8 +18,7 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import MOST
 from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.candidate_id import identify
-from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.queried import Tensors
+from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.store import Policy, checked_outputs
@@ -57,7 +56,7 @@ class Served:
     """False if a search found no candidate that is right, and PyTorch's own path serves."""
 
 
-def serve(known: Choice, tensors: Tensors, plan: _C.Plan | None = None) -> Served | None:
+def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Served | None:
     """Builds a known choice, and checks its output on ``tensors``, unless a process of this user
     has found it right before (``store.checked_outputs``). It is provisional if the output cannot be
     compared.
@@ -109,7 +108,7 @@ def serve(known: Choice, tensors: Tensors, plan: _C.Plan | None = None) -> Serve
     return Served(served, plan)
 
 
-def _checked(known: Choice, plan: _C.Plan, tensors: Tensors) -> float | None:
+def _checked(known: Choice, plan: _C.Plan, tensors: Operands) -> float | None:
     """Returns the relative error of the output, None if it cannot be compared; raises UnfitError
     where it is wrong, unless the choice is pinned."""
     problem, text, checks = known.problem, known.text, OutputChecks()

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import (
     MOST_ALIGNED,
     WRITTEN,
-    Operands,
     operands,
     run_operator,
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cudnn_autotune.store import kept_plans
-from cudnn_autotune.store.plan_files import PLAN, Kind, PlanFiles
+from cudnn_autotune.store.kept_plans import PLAN, Kind, PlanFiles
 
 
 @pytest.fixture(scope="session")

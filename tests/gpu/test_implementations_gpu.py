@@ -24,7 +24,7 @@ from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.timers.timer import Batch
-from cudnn_autotune.tuning import building, isolated_run
+from cudnn_autotune.tuning import implementing, isolated_run
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
@@ -202,7 +202,7 @@ def test_without_nvrtc_others_serve_and_the_log_says_so_once(
         raise _C.PlanError("NVRTC is not there: libnvrtc.so")
 
     monkeypatch.setattr(_C, "nvrtc_version", absent)
-    monkeypatch.setattr(building, "_reported", set())
+    monkeypatch.setattr(implementing, "_reported", set())
     with registered(*BUILT_IN):
         assert of_the_package(call_grouped()) == []
     assert caplog.text.count("NVRTC is not there") == 1

@@ -15,10 +15,10 @@ from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.wording import count, milliseconds, say, size
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.candidate_id import identify
+from cudnn_autotune.engines.candidates import candidates, named
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.configs import Candidate, build_plan, cuda_index
 from cudnn_autotune.engines.kernels.sources import files_of
-from cudnn_autotune.engines.listing import candidates, named
 from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import EngineLaunch, Kernel, KernelLaunch, Recipe

@@ -22,7 +22,7 @@ from cudnn_autotune.engines.unlisted import KERNEL_CFGS, kernel_cfgs
 from cudnn_autotune.store import Environment, disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.environment import FOLDER_VARIABLE, default_folder, file_in
-from cudnn_autotune.store.plan_files import folder_beside
+from cudnn_autotune.store.private_folder import folder_beside
 from cudnn_autotune.tuning import settings
 
 _PREFIX = "CUDNN_AUTOTUNE_"

@@ -24,8 +24,7 @@ from cudnn_autotune.cli.wording import count, printable, say
 from cudnn_autotune.store import Decision, Environment, Store, disk_file
 from cudnn_autotune.store.decision import utc_text
 from cudnn_autotune.store.environment import default_folder
-from cudnn_autotune.store.plan_files import folder_beside
-from cudnn_autotune.store.private_folder import PrivateFolder
+from cudnn_autotune.store.private_folder import PrivateFolder, folder_beside
 
 _THIS, _OTHER, _ANY = "this", "other-than-this", "any"
 

@@ -36,8 +36,8 @@ from cudnn_autotune.nn.tune import tune_problems as tune_all
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import was_cut_short
-from cudnn_autotune.tuning import events, progress_bar, settings, tune_problem
-from cudnn_autotune.tuning.model_tuning import Progress
+from cudnn_autotune.tuning import events, settings, tune_problem
+from cudnn_autotune.tuning.model_tuning import Progress, progress_bar
 
 _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups", "bias")
 # The remaining time is estimated from all searches, which differ much, not from the last ones.
@@ -232,7 +232,7 @@ def _race(
     """Tunes the problems of a model in one race."""
     try:
         console = decision_table.console(given["as_json"])
-        with events.SEARCHES.shown_elsewhere(), progress_bar.shown(console) as report:
+        with events.SEARCHES.shown_elsewhere(), progress_bar(console) as report:
             decisions = tune_together(calls, mode, given["budget_s"], given["retune"], report)
     except KeyboardInterrupt:
         found = (_known(problem, Store(store.path, store.environment), mode) for problem in calls)

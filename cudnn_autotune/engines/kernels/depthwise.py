@@ -9,8 +9,8 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_sizes import (
+    added,
     dimensions,
-    epilogue,
     is_depthwise,
     is_for_tensor_cores,
 )
@@ -19,10 +19,16 @@ from cudnn_autotune.engines.kernels.depthwise_tile import (
     block_recipe,
     block_tiles,
 )
-from cudnn_autotune.engines.kernels.family import INT32_MAX, MMA_CAPABILITY, KernelFamily
+from cudnn_autotune.engines.kernels.family import (
+    INT32_MAX,
+    MMA_CAPABILITY,
+    KernelFamily,
+    epilogue_macros,
+    operands,
+)
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
 _MOST_TAPS = 49  # so that a thread's registers hold one filter for each of its channels
 _LEAST_CHANNELS = 8  # below, accesses are too narrow
@@ -61,10 +67,7 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
     """
 
     name = "depthwise"
-    version = version_of(
-        *("device.cuh", "depthwise_thread.cuh", "depthwise.cu", "depthwise_tile.cu"),
-        *("depthwise.py", "depthwise_sizes.py", "depthwise_tile.py", "family.py"),
-    )
+    version = version_of(__name__)
 
     min_capability = (0, 0)
     numerical_notes = ()
@@ -224,7 +227,6 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
     block_x = min(groups, -(-groups // (8 * chunks)) * 8)  # 8 lanes fill whole sectors
     block_y = max(1, min(_BLOCK_THREADS // block_x, tiles))
     taps = depth.taps * height.taps * width.taps
-    extra_defines, extra_arguments = epilogue(problem)
     kernel = Kernel(
         source("depthwise_thread.cuh", "depthwise.cu"),
         "depthwise_channels_last",
@@ -238,7 +240,7 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
             ("KW", width.taps),
             ("STRIDE_H", height.stride),
             ("STRIDE_W", width.stride),
-            *extra_defines,
+            *epilogue_macros(problem),
         ),
     )
     launch = KernelLaunch(
@@ -246,10 +248,8 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
         grid=(-(-tiles // block_y), -(-groups // block_x), 1),
         block=(block_x, block_y, 1),
         arguments=(
-            Address("y" if is_dgrad else "x"),
-            Address("w"),
-            Address("x" if is_dgrad else "y"),
-            *extra_arguments,
+            *operands(problem),
+            *added(problem),
             output_channels,
             output_channels // problem.groups,
             *read,

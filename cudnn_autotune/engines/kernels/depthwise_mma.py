@@ -11,9 +11,9 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.kernels.depthwise_sizes import PlanarLayer
-from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
+from cudnn_autotune.engines.kernels.family import NULL, KernelFamily, occupancy, operands
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("depthwise_mma_tile.cuh", "depthwise_mma_rows.cuh", "depthwise_mma.cu")
 _POSITIONS = 16  # rows of an mma's first matrix
@@ -226,14 +226,6 @@ def _is_computed(problem: ConvProblem) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def _offered(problem: ConvProblem, gpu: Gpu) -> tuple[_Tiling, ...]:
-    if not _is_computed(problem):
-        return ()
-    tilings = sorted(_tilings(_Shape.of(problem), gpu), key=lambda tiling: tiling.cost(gpu))
-    return tuple(tilings[:_MOST_OFFERS])
-
-
 class DepthwiseMma(KernelFamily[_Tiling]):
     """Depthwise convolutions with a multiplier of 1, stride 1 and dilation 1, in the half types.
 
@@ -243,12 +235,13 @@ class DepthwiseMma(KernelFamily[_Tiling]):
     """
 
     name = "depthwise_mma"
-    version = sources.version_of(
-        "device.cuh", *_SOURCES, "depthwise_mma.py", "depthwise_sizes.py", "family.py"
-    )
+    version = sources.version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
-        return _offered(problem, gpu)
+        if not _is_computed(problem):
+            return ()
+        tilings = sorted(_tilings(_Shape.of(problem), gpu), key=lambda tiling: tiling.cost(gpu))
+        return tuple(tilings[:_MOST_OFFERS])
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
         return Recipe((_launch(problem, tiling, gpu),))
@@ -278,17 +271,14 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
         ("HAS_RESIDUAL", int(problem.residual)),
         *tiling.layout.items(),
     )
-    read, written = ("y", "x") if problem.op == "dgrad" else ("x", "y")
     return KernelLaunch(
         kernel=Kernel(sources.source(*_SOURCES), "depthwise_mma", defines),
         grid=(tiling.blocks, 1, 1),
         block=(32 * tiling.warps, 1, 1),
         arguments=(
-            Address(read),  # type: ignore[arg-type]
-            Address("w"),
-            Address(written),  # type: ignore[arg-type]
-            Address("bias") if problem.bias else Int64(0),
-            Address("residual") if problem.residual else Int64(0),
+            *operands(problem),
+            Address("bias") if problem.bias else NULL,
+            Address("residual") if problem.residual else NULL,
             shape.images,
             shape.channels,
             *shape.in_size,

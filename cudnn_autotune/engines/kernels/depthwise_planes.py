@@ -11,15 +11,15 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_sizes import (
     Dimension,
+    added,
     dimensions,
-    epilogue,
     is_depthwise,
     is_for_tensor_cores,
 )
-from cudnn_autotune.engines.kernels.family import INT32_MAX, KernelFamily
+from cudnn_autotune.engines.kernels.family import INT32_MAX, KernelFamily, epilogue_macros, operands
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
 _MOST_TAPS = 64  # so that a thread's registers hold the filter
 _MOST_WINDOW = 64  # pixels of a row in a thread's registers
@@ -59,10 +59,7 @@ class DepthwisePlanes(KernelFamily[Tile]):
     """
 
     name = "depthwise_planes"
-    version = version_of(
-        *("device.cuh", "depthwise_planes.cu"),
-        *("depthwise_planes.py", "depthwise_sizes.py", "family.py"),
-    )
+    version = version_of(__name__)
 
     min_capability = (0, 0)
     numerical_notes = ()
@@ -238,7 +235,6 @@ class _Geometry:
             "x": (depth.size if is_3d else planes, height.size, width.size),
             "y": (depth.output if is_3d else planes, height.output, width.output),
         }
-        defines, addresses = epilogue(problem)
         kernel = Kernel(
             source("depthwise_planes.cu"),
             "depthwise_planes",
@@ -258,7 +254,7 @@ class _Geometry:
                 ("VECTOR_IN", self.vector_in),
                 ("VECTOR_OUT", self.vector_out),
                 ("SHIFT", self.shift),
-                *defines,
+                *epilogue_macros(problem),
             ),
         )
         launch = KernelLaunch(
@@ -266,10 +262,8 @@ class _Geometry:
             grid=(self.blocks, 1, 1),
             block=(self.threads, 1, 1),
             arguments=(
-                Address(read),  # type: ignore[arg-type]
-                Address("w"),
-                Address(written),  # type: ignore[arg-type]
-                *addresses,
+                *operands(problem),
+                *added(problem),
                 problem.groups,
                 *sizes[read],
                 *sizes[written],

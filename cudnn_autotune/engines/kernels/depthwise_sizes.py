@@ -10,7 +10,7 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.family import INT32_MAX, MMA_CAPABILITY
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, activation_macros
+from cudnn_autotune.engines.kernels.sources import ELEMENTS
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address
 
@@ -136,12 +136,6 @@ def is_for_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
     )
 
 
-def epilogue(problem: ConvProblem) -> tuple[tuple[tuple[str, str | int], ...], tuple[Address, ...]]:
-    """Returns the macros and the arguments of what a kernel adds to its sums."""
-    defines: tuple[tuple[str, str | int], ...] = (
-        ("HAS_BIAS", int(problem.bias)),
-        ("HAS_RESIDUAL", int(problem.residual)),
-        *activation_macros(problem.activation),
-    )
-    addresses = [Address("bias")] * problem.bias + [Address("residual")] * problem.residual
-    return defines, tuple(addresses)
+def added(problem: ConvProblem) -> list[Address]:
+    """Returns the arguments of what a kernel adds to its sums."""
+    return [Address("bias")] * problem.bias + [Address("residual")] * problem.residual

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -15,13 +14,18 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_sizes import (
     Dimension,
+    added,
     dimensions,
-    epilogue,
 )
-from cudnn_autotune.engines.kernels.family import INT32_MAX, MMA_CAPABILITY
+from cudnn_autotune.engines.kernels.family import (
+    INT32_MAX,
+    MMA_CAPABILITY,
+    epilogue_macros,
+    operands,
+)
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
 _VECTOR_BYTES = 16
 _SECTOR = 32
@@ -198,7 +202,6 @@ class BlockTile:
         return total + _BLOCK_LATENCY * (0.7 + 0.3 * waves)
 
 
-@functools.lru_cache(maxsize=256)
 def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
     """Returns those that are worth a measurement, the best guess first."""
     is_half = problem.dtype != torch.float32
@@ -285,7 +288,6 @@ def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
     is_dgrad = problem.op == "dgrad"
     x_size, y_size = (height.size, width.size), (height.output, width.output)
     read, written = (y_size, x_size) if is_dgrad else (x_size, y_size)
-    extra_defines, extra_arguments = epilogue(problem)
     kernel = Kernel(
         source("depthwise_thread.cuh", "depthwise_tile.cu"),
         "depthwise_tile",
@@ -304,7 +306,7 @@ def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
             ("KW", width.taps),
             ("STRIDE_H", height.stride),
             ("STRIDE_W", width.stride),
-            *extra_defines,
+            *epilogue_macros(problem),
         ),
     )
     launch = KernelLaunch(
@@ -312,10 +314,8 @@ def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
         grid=(tile.blocks, 1, 1),
         block=(tile.threads, 1, 1),
         arguments=(
-            Address("y" if is_dgrad else "x"),
-            Address("w"),
-            Address("x" if is_dgrad else "y"),
-            *extra_arguments,
+            *operands(problem),
+            *added(problem),
             problem.groups,
             *read,
             *written,

@@ -247,10 +247,7 @@ class DepthwiseWgrad(KernelFamily[_Tiling]):
     """
 
     name = "depthwise_wgrad"
-    version = version_of(
-        *("device.cuh", "depthwise_wgrad.cu", "depthwise_wgrad_sum.cu"),
-        *("depthwise_sizes.py", "depthwise_wgrad.py", "depthwise_wgrad_sum.py", "family.py"),
-    )
+    version = version_of(__name__)
 
     min_capability = (0, 0)
     numerical_notes = ()

@@ -230,10 +230,7 @@ class DepthwiseWgradMma(KernelFamily[_Tiling]):
     """
 
     name = "depthwise_wgrad_mma"
-    version = version_of(
-        *("device.cuh", "depthwise_wgrad_mma.cu", "depthwise_wgrad_sum.cu"),
-        *("depthwise_sizes.py", "depthwise_wgrad_mma.py", "depthwise_wgrad_sum.py", "family.py"),
-    )
+    version = version_of(__name__)
 
     def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
         return partial_bytes(problem, tiling.splits(gpu))

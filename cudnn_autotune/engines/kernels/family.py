@@ -3,15 +3,19 @@ of its blocks a multiprocessor holds."""
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.kernels.sources import activation_macros
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Recipe
+from cudnn_autotune.engines.recipe import Address, Int64, Recipe
 
 INT32_MAX = 2**31 - 1
+NULL = Int64(0)
+"""A null pointer."""
 MMA_CAPABILITY = (8, 0)
 """The first compute capability with cp.async, and with mma of bfloat16 and TF32."""
 
@@ -53,7 +57,7 @@ class KernelFamily(ABC, Generic[AnyTiling]):
         """Returns the tilings as offers, the best guess first."""
         return [
             Offer(t.settings, self.workspace_bytes(problem, t, gpu), self.numerical_notes)
-            for t in self._offered(problem, gpu)
+            for t in _tilings(self, problem, gpu)
         ]
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
@@ -62,7 +66,7 @@ class KernelFamily(ABC, Generic[AnyTiling]):
         Raises:
             ValueError: no tiling that is offered has these settings.
         """
-        offered = self._offered(problem, gpu)
+        offered = _tilings(self, problem, gpu)
         for tiling in offered:
             if tiling.settings == settings:
                 return self.build(problem, tiling, gpu)
@@ -72,8 +76,13 @@ class KernelFamily(ABC, Generic[AnyTiling]):
             f"{allowed}"
         )
 
-    def _offered(self, problem: ConvProblem, gpu: Gpu) -> Sequence[AnyTiling]:
-        return () if gpu.compute_capability < self.min_capability else self.tilings(problem, gpu)
+
+@functools.lru_cache(maxsize=2048)
+def _tilings(family: KernelFamily[Any], problem: ConvProblem, gpu: Gpu) -> tuple[Any, ...]:
+    """Returns the tilings; none on a GPU without the kernel's instructions. Planning takes
+    milliseconds, and a search asks several times."""
+    is_older = gpu.compute_capability < family.min_capability
+    return () if is_older else tuple(family.tilings(problem, gpu))
 
 
 def occupancy(gpu: Gpu, threads: int, registers: int, shared_bytes: int) -> int:
@@ -89,4 +98,19 @@ def occupancy(gpu: Gpu, threads: int, registers: int, shared_bytes: int) -> int:
         gpu.sm_registers // (whole_warps * -(-registers // 8) * 8),
         gpu.sm_threads // whole_warps,
         gpu.sm_shared_bytes // max(1, shared_bytes + gpu.reserved_shared_bytes),
+    )
+
+
+def operands(problem: ConvProblem) -> tuple[Address, Address, Address]:
+    """Returns the tensor that a fprop or dgrad reads, the weight, and the tensor that it writes."""
+    x, w, y = Address("x"), Address("w"), Address("y")
+    return (y, w, x) if problem.op == "dgrad" else (x, w, y)
+
+
+def epilogue_macros(problem: ConvProblem) -> tuple[tuple[str, str | int], ...]:
+    """Returns the macros that tell a kernel what it adds to its sums."""
+    return (
+        ("HAS_BIAS", int(problem.bias)),
+        ("HAS_RESIDUAL", int(problem.residual)),
+        *activation_macros(problem.activation),
     )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.kernels.family import KernelFamily
+from cudnn_autotune.engines.kernels.family import KernelFamily, epilogue_macros
 from cudnn_autotune.engines.kernels.few_channels_rows import (
     Rows,
     is_computed,
 )
-from cudnn_autotune.engines.kernels.sources import activation_macros, source, version_of
+from cudnn_autotune.engines.kernels.sources import source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
@@ -102,12 +101,37 @@ class FewChannels(KernelFamily[_Settings]):
     a multiple of 8 out, no dilation, no groups."""
 
     name = "few_channels"
-    version = version_of(
-        "device.cuh", *_SOURCES, "few_channels_rows.py", "few_channels.py", "family.py"
-    )
+    version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Settings]:
-        return _all_settings(problem, gpu)
+        geometry = _Geometry(problem)
+        if problem.op != "fprop" or not is_computed(problem):
+            return ()
+        if geometry.registers > _MOST_WEIGHT_REGISTERS:
+            return ()
+        found = []
+        for n_tiles in range(1, 9):
+            for m_tiles in (1, 2):
+                used = n_tiles * geometry.registers + m_tiles * (4 * n_tiles + 4)
+                used += _OTHER_REGISTERS + _RESIDUAL_REGISTERS * problem.residual
+                if problem.weight_shape[0] % (8 * n_tiles) == 0 and used <= _MOST_REGISTERS:
+                    blocks = min(4, gpu.sm_registers // (32 * _WARPS * used))
+                    found.append(_tiled(n_tiles, m_tiles, blocks, problem, gpu))
+        # Enough warps hide latencies, and each fragment of the image should serve many products.
+        found.sort(
+            key=lambda s: (
+                s.n_tiles > 1,
+                min(s.blocks, 2),
+                min(s.n_tiles, 4),
+                s.m_tiles,
+                -s.n_tiles,
+            ),
+            reverse=True,
+        )
+        best = [s for s in found if s.n_tiles > 1 or found[0].n_tiles == 1][: _MOST_OFFERS - 1]
+        if best and best[0].rows > 1:
+            best.append(replace(best[0], rows=-(-best[0].rows // 2)))
+        return tuple(s for s in best if s.blocks > 0)
 
     def build(self, problem: ConvProblem, tiling: _Settings, gpu: Gpu) -> Recipe:
         geometry = _Geometry(problem)
@@ -126,9 +150,7 @@ class FewChannels(KernelFamily[_Settings]):
             "WARPS_N": warps_n,
             "BLOCKS": tiling.blocks,
             "SHARED_BYTES": geometry.shared_bytes(tiling),
-            "HAS_BIAS": int(problem.bias),
-            "HAS_RESIDUAL": int(problem.residual),
-            **dict(activation_macros(problem.activation)),
+            **dict(epilogue_macros(problem)),
         }
         resident = gpu.multiprocessors * tiling.blocks
         launch = KernelLaunch(
@@ -146,32 +168,6 @@ class FewChannels(KernelFamily[_Settings]):
             shared_bytes=geometry.shared_bytes(tiling),
         )
         return Recipe((launch,))
-
-
-@functools.lru_cache(maxsize=256)
-def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
-    geometry = _Geometry(problem)
-    if problem.op != "fprop" or not is_computed(problem):
-        return ()
-    if geometry.registers > _MOST_WEIGHT_REGISTERS:
-        return ()
-    found = []
-    for n_tiles in range(1, 9):
-        for m_tiles in (1, 2):
-            used = n_tiles * geometry.registers + m_tiles * (4 * n_tiles + 4)
-            used += _OTHER_REGISTERS + _RESIDUAL_REGISTERS * problem.residual
-            if problem.weight_shape[0] % (8 * n_tiles) == 0 and used <= _MOST_REGISTERS:
-                blocks = min(4, gpu.sm_registers // (32 * _WARPS * used))
-                found.append(_tiled(n_tiles, m_tiles, blocks, problem, gpu))
-    # Enough warps hide latencies, and each fragment of the image should serve many products.
-    found.sort(
-        key=lambda s: (s.n_tiles > 1, min(s.blocks, 2), min(s.n_tiles, 4), s.m_tiles, -s.n_tiles),
-        reverse=True,
-    )
-    best = [s for s in found if s.n_tiles > 1 or found[0].n_tiles == 1][: _MOST_OFFERS - 1]
-    if best and best[0].rows > 1:
-        best.append(replace(best[0], rows=-(-best[0].rows // 2)))
-    return tuple(s for s in best if s.blocks > 0)
 
 
 def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -55,13 +54,37 @@ class FewChannelsWgrad(KernelFamily[_Settings]):
     and a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
-    version = version_of(
-        *("device.cuh", *_ROWS, _OF_HALVES, _OF_TF32, "sum_parts.cu"),
-        *("few_channels_rows.py", "few_channels_wgrad.py", "sum_parts.py", "family.py"),
-    )
+    version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Settings]:
-        return _all_settings(problem, gpu)
+        if problem.op != "wgrad" or not is_computed(problem, in_tf32=True):
+            return ()
+        elements = math.prod(problem.weight_shape[1:])
+        if elements > _MOST_ELEMENTS:
+            return ()
+        q = problem.output_shape[3]
+        columns = -(-q // (-(-q // _MOST_COLUMNS) * 8)) * 8
+        found = []
+        for m_tiles in range(1, 5):
+            blocks_y = -(-problem.weight_shape[0] // (16 * m_tiles))
+            if m_tiles > 1 and problem.weight_shape[0] <= 16 * (m_tiles - 1) * blocks_y:
+                continue  # fewer would do
+            for warps_n in (1, 2, 4, 8):
+                n_tiles = _n_tiles(problem, warps_n)
+                sums = 4 * m_tiles * n_tiles
+                if sums <= _MOST_SUMS and 8 * n_tiles * (warps_n - 1) < elements:  # no warp idles
+                    found.append((m_tiles, n_tiles, warps_n))
+        found.sort(key=lambda s: _cost(problem, *s))
+        settings = []
+        for m_tiles, n_tiles, warps_n in found[: _MOST_OFFERS - 1]:
+            sums = 4 * m_tiles * n_tiles
+            blocks = 1 + (sums <= _SUMS_OF_TWO_BLOCKS) + (sums <= _SUMS_OF_THREE_BLOCKS)
+            settings.append(_fitted(_Settings(columns, m_tiles, warps_n, blocks), problem, gpu))
+        if settings and columns > 32:
+            turn = 8 * _WARPS // settings[0].warps_n  # all groups of warps have equal shares
+            half = -(-columns // (2 * turn)) * turn
+            settings.append(_fitted(replace(settings[0], columns=half), problem, gpu))
+        return tuple(dict.fromkeys(s for s in settings if s.blocks > 0))
 
     def workspace_bytes(self, problem: ConvProblem, tiling: _Settings, gpu: Gpu) -> int:
         return _workspace_bytes(problem, tiling, gpu)
@@ -149,38 +172,6 @@ def _shared_bytes(problem: ConvProblem, settings: _Settings) -> int:
     gradients = 2 * settings.columns * (32 * settings.m_tiles + 16)
     image = (kernel_h + problem.stride[0]) * pitch * 2
     return max(2 * (gradients + image) + kernel_h * pitch * 4, sums)
-
-
-@functools.lru_cache(maxsize=256)
-def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
-    if problem.op != "wgrad" or not is_computed(problem, in_tf32=True):
-        return ()
-    elements = math.prod(problem.weight_shape[1:])
-    if elements > _MOST_ELEMENTS:
-        return ()
-    q = problem.output_shape[3]
-    columns = -(-q // (-(-q // _MOST_COLUMNS) * 8)) * 8
-    found = []
-    for m_tiles in range(1, 5):
-        blocks_y = -(-problem.weight_shape[0] // (16 * m_tiles))
-        if m_tiles > 1 and problem.weight_shape[0] <= 16 * (m_tiles - 1) * blocks_y:
-            continue  # fewer would do
-        for warps_n in (1, 2, 4, 8):
-            n_tiles = _n_tiles(problem, warps_n)
-            sums = 4 * m_tiles * n_tiles
-            if sums <= _MOST_SUMS and 8 * n_tiles * (warps_n - 1) < elements:  # no warp idles
-                found.append((m_tiles, n_tiles, warps_n))
-    found.sort(key=lambda s: _cost(problem, *s))
-    settings = []
-    for m_tiles, n_tiles, warps_n in found[: _MOST_OFFERS - 1]:
-        sums = 4 * m_tiles * n_tiles
-        blocks = 1 + (sums <= _SUMS_OF_TWO_BLOCKS) + (sums <= _SUMS_OF_THREE_BLOCKS)
-        settings.append(_fitted(_Settings(columns, m_tiles, warps_n, blocks), problem, gpu))
-    if settings and columns > 32:
-        turn = 8 * _WARPS // settings[0].warps_n  # all groups of warps have equal shares
-        half = -(-columns // (2 * turn)) * turn
-        settings.append(_fitted(replace(settings[0], columns=half), problem, gpu))
-    return tuple(dict.fromkeys(s for s in settings if s.blocks > 0))
 
 
 def _cost(problem: ConvProblem, m_tiles: int, n_tiles: int, warps_n: int) -> float:

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import grouped_layer, sources
-from cudnn_autotune.engines.kernels.family import KernelFamily
-from cudnn_autotune.engines.kernels.grouped_layer import Layer, Tile, layer_of, tiles_of
-from cudnn_autotune.engines.kernels.grouped_plan import (
-    Plan,
+from cudnn_autotune.engines.kernels.family import NULL, KernelFamily, epilogue_macros, operands
+from cudnn_autotune.engines.kernels.grouped_layer import (
+    Layer,
+    Tile,
+    Tiling,
     Work,
     best,
     block_groups_of,
     divisors,
+    layer_of,
     n_tiles_of,
-    planned,
+    tiles_of,
+    tiling_of,
 )
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("grouped_tile.cuh", "grouped_multiply.cuh", "grouped.cu")
-_PLANNING = ("family.py", "grouped_layer.py", "grouped_plan.py", "grouped.py")
-_NONE = Int64(0)
-"""A null pointer."""
 _MOST_SUMS = 16
 """Tiles of 16 x 8 of a warp, which take four registers each."""
 _MOST_ROWS = 8
@@ -86,9 +86,9 @@ def _work_of(layer: Layer, item: _Item) -> tuple[float, float, float]:
     return mma, matrices, instructions
 
 
-def _plan(
+def _tiling(
     layer: Layer, tile: Tile, block_groups: int, stages: int, item: _Item, gpu: Gpu
-) -> Plan | None:
+) -> Tiling | None:
     n = item.n_tiles
     segments = tile.pixels // (8 * item.rows)
     items = -(-segments // 2) * (block_groups // item.groups) * (layer.out_chunks // n)
@@ -121,35 +121,35 @@ def _plan(
     )
     registers = 56 + 4 * item.rows * stored + 2 * layer.y.kernel * n
     warp = {"ROWS": item.rows, "GROUPS": item.groups, "N_TILES": n}
-    return planned(layer, tile, block_groups, warp, stages, warps, registers, shared, work, gpu)
+    return tiling_of(layer, tile, block_groups, warp, stages, warps, registers, shared, work, gpu)
 
 
 @functools.lru_cache(maxsize=256)
-def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
+def _tilings(layer: Layer, gpu: Gpu) -> tuple[Tiling, ...]:
     found = [
-        _plan(layer, tile, block_groups, stages, item, gpu)
+        _tiling(layer, tile, block_groups, stages, item, gpu)
         for tile in tiles_of(layer)
         for block_groups in block_groups_of(layer)
         for item in _items_of(layer, tile, block_groups)
         for stages in (1, 2)
     ]
-    return best(plan for plan in found if plan is not None)
+    return best(tiling for tiling in found if tiling is not None)
 
 
-class Grouped(KernelFamily[Plan]):
+class Grouped(KernelFamily[Tiling]):
     """Forward and input gradient of grouped convolutions, by grouped.cu.
 
     An output is NaN or infinite only if its own group's operands make it so.
     """
 
     name = "grouped"
-    version = sources.version_of("device.cuh", *_SOURCES, *_PLANNING)
+    version = sources.version_of(__name__)
 
-    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Plan]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Tiling]:
         layer = None if problem.op == "wgrad" else layer_of(problem)
-        return () if layer is None else _plans(layer, gpu)
+        return () if layer is None else _tilings(layer, gpu)
 
-    def build(self, problem: ConvProblem, tiling: Plan, gpu: Gpu) -> Recipe:
+    def build(self, problem: ConvProblem, tiling: Tiling, gpu: Gpu) -> Recipe:
         layer = layer_of(problem)
         assert layer is not None
         defines = {
@@ -162,21 +162,16 @@ class Grouped(KernelFamily[Plan]):
             "STAGES": tiling.stages,
             "MIN_BLOCKS": tiling.resident,
             "SHARED_BYTES": tiling.shared_bytes,
-            "HAS_BIAS": int(problem.bias),
-            "HAS_RESIDUAL": int(problem.residual),
-            **dict(sources.activation_macros(problem.activation)),
+            **dict(epilogue_macros(problem)),
         }
-        x, y = Address("x"), Address("y")
         launch = KernelLaunch(
             Kernel(sources.source(*_SOURCES), "grouped", tuple(defines.items())),
             grid=(layer.merged_groups // tiling.block_groups, tiling.runs, 1),
             block=(32 * tiling.warps, 1, 1),
             arguments=(
-                y if layer.y.is_dgrad else x,
-                Address("w"),
-                x if layer.y.is_dgrad else y,
-                Address("bias") if problem.bias else _NONE,
-                Address("residual") if problem.residual else _NONE,
+                *operands(problem),
+                Address("bias") if problem.bias else NULL,
+                Address("residual") if problem.residual else NULL,
                 *grouped_layer.arguments(layer, tiling.tile),
             ),
             shared_bytes=tiling.shared_bytes,

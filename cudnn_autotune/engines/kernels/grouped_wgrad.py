@@ -9,22 +9,24 @@ from dataclasses import dataclass
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import grouped_layer, sources
 from cudnn_autotune.engines.kernels.family import KernelFamily
-from cudnn_autotune.engines.kernels.grouped_layer import Layer, Tile, layer_of, tiles_of
-from cudnn_autotune.engines.kernels.grouped_plan import (
-    Plan,
+from cudnn_autotune.engines.kernels.grouped_layer import (
+    Layer,
+    Tile,
+    Tiling,
     Work,
     best,
     block_groups_of,
     divisors,
+    layer_of,
     n_tiles_of,
-    planned,
+    tiles_of,
+    tiling_of,
 )
 from cudnn_autotune.engines.kernels.sum_parts import sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("grouped_tile.cuh", "grouped_wgrad_operands.cuh", "grouped_wgrad.cu")
-_PLANNING = ("family.py", "grouped_layer.py", "grouped_plan.py", "grouped_wgrad.py")
 _MOST_SUMS = 20
 """Tiles of 16 x 8 of a warp, which take four registers each, unless one pair has more."""
 _MOST_PRODUCTS = 256
@@ -66,9 +68,9 @@ def _rows_of(tile: Tile, products: int) -> int:
     return max(d for d in divisors(tile.rows) if d == 1 or d * products <= _MOST_PRODUCTS)
 
 
-def _plan(
+def _tiling(
     layer: Layer, tile: Tile, block_groups: int, stages: int, item: _Item, gpu: Gpu
-) -> Plan | None:
+) -> Tiling | None:
     taps, pairs, n = layer.y.kernel, item.pairs, item.n_tiles
     parts = -(-_pairs(layer) // pairs)
     n_parts = layer.out_chunks // n
@@ -104,44 +106,42 @@ def _plan(
     registers = 48 + 4 * products + 2 * n * min(rows, taps) + 6 * pairs
     if layer.is_tf32:
         registers += 8
-    return planned(
+    return tiling_of(
         *(layer, tile, block_groups, {"PAIRS": pairs, "N_TILES": n}, stages, warps),
         *(registers, shared, work, gpu, blocks),
     )
 
 
 @functools.lru_cache(maxsize=256)
-def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
+def _tilings(layer: Layer, gpu: Gpu) -> tuple[Tiling, ...]:
     items = _items_of(layer)
     found = [
-        _plan(layer, tile, block_groups, stages, item, gpu)
+        _tiling(layer, tile, block_groups, stages, item, gpu)
         for tile in tiles_of(layer)
         for block_groups in block_groups_of(layer)
         for stages in (1, 2)
         for item in items
     ]
-    return best(plan for plan in found if plan is not None)
+    return best(tiling for tiling in found if tiling is not None)
 
 
-class GroupedWgrad(KernelFamily[Plan]):
+class GroupedWgrad(KernelFamily[Tiling]):
     """Weight gradient of grouped convolutions, by grouped_wgrad.cu and sum_parts.cu.
 
     A gradient is NaN or infinite only if a product that it consists of is, where padding is zero.
     """
 
     name = "grouped_wgrad"
-    version = sources.version_of(
-        "device.cuh", *_SOURCES, *_PLANNING, "sum_parts.cu", "sum_parts.py"
-    )
+    version = sources.version_of(__name__)
 
-    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Plan]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Tiling]:
         layer = layer_of(problem) if problem.op == "wgrad" else None
-        return () if layer is None else _plans(layer, gpu)
+        return () if layer is None else _tilings(layer, gpu)
 
-    def workspace_bytes(self, problem: ConvProblem, tiling: Plan, gpu: Gpu) -> int:
+    def workspace_bytes(self, problem: ConvProblem, tiling: Tiling, gpu: Gpu) -> int:
         return sums_bytes(problem, tiling.runs)
 
-    def build(self, problem: ConvProblem, tiling: Plan, gpu: Gpu) -> Recipe:
+    def build(self, problem: ConvProblem, tiling: Tiling, gpu: Gpu) -> Recipe:
         layer = layer_of(problem)
         assert layer is not None
         element = sources.ELEMENTS[problem.dtype]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Iterable
 from importlib import resources
 
 import torch
@@ -16,6 +17,7 @@ ELEMENTS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "f
 ACTIVATION_NUMBERS = {kind: number for number, kind in enumerate(ACTIVATIONS, 1)}
 """The number of each kind of activation in device.cuh; 0 is none."""
 _VERSION_DIGITS = 8
+_NAMED = re.compile(r'"(\w+\.cuh?)"')
 
 
 @functools.cache
@@ -55,11 +57,43 @@ def _read(file_name: str, package: str) -> str:
 
 
 @functools.cache
-def version_of(*file_names: str, package: str = __package__, versions: tuple[str, ...] = ()) -> str:
-    """Returns a digest of files of a package's folder: the version of an implementation. They are
-    all whose change may change its results or what it offers: its sources, its module, and what
-    that imports from the folder, but for this module. ``versions`` are those of other
-    implementations that it runs."""
-    texts = (_read(name, package) for name in sorted(file_names))
-    parts = (*texts, *versions)
+def version_of(module: str, versions: tuple[str, ...] = ()) -> str:
+    """Returns the version of an implementation: a digest of all files of the package whose change
+    may change its results or what it offers.
+
+    These are its module and the modules of the same folder that this imports, but for this one, and
+    the sources that they name.
+
+    Args:
+        module: the module's ``__name__``.
+        versions: those of other implementations that it runs.
+    """
+    package, _, name = module.rpartition(".")
+    return digest(files_behind(f"{name}.py", package), versions)
+
+
+def files_behind(file_name: str, package: str) -> set[tuple[str, str]]:
+    """Returns the names and the packages of a module's file and of the files that it depends on
+    (see :func:`version_of`)."""
+    found: set[tuple[str, str]] = set()
+    waiting = [file_name]
+    while waiting:
+        name = waiting.pop()
+        if (name, package) in found:
+            continue
+        found.add((name, package))
+        code = _read(name, package)
+        found |= {(named, package) for named in _NAMED.findall(code)}
+        if re.search(r"\bsource\(", code):
+            found.add(("device.cuh", __package__))
+        imported = re.findall(rf"^from {re.escape(package)}\.(\w+) import", code, re.MULTILINE)
+        for names in re.findall(rf"^from {re.escape(package)} import (.+)$", code, re.MULTILINE):
+            imported += names.split(", ")
+        waiting += [f"{one}.py" for one in imported if one != "sources"]
+    return found
+
+
+def digest(files: Iterable[tuple[str, str]], versions: tuple[str, ...] = ()) -> str:
+    """Returns the digest of files, given by their names and packages, and of versions."""
+    parts = (*(_read(*file) for file in sorted(files)), *versions)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_VERSION_DIGITS]

@@ -25,14 +25,7 @@ FORMS: tuple[Form, ...] = ("kept", "half kept", "two passes")
 """One launch that keeps what it reads twice in shared memory; a backward has two such tensors, and
 may keep one of them. Or two launches, which read all of it twice."""
 
-VERSION = version_of(
-    "forward.cu",
-    "backward.cu",
-    "tile.cuh",
-    "plan.py",
-    package=__package__,
-    versions=(version_of("device.cuh"),),
-)
+VERSION = version_of(__name__)
 """The digest of what decides how fast a form is, and what it computes."""
 
 _NUMBERS = {"identity": 0}

@@ -20,12 +20,7 @@ from cudnn_autotune.engines.recipe import (
     Recipe,
     workspace_room,
 )
-from cudnn_autotune.engines.rewrites.rewrite import (
-    FILES,
-    MOST_OFFERS,
-    best_engines,
-    with_compilation,
-)
+from cudnn_autotune.engines.rewrites.rewrite import MOST_OFFERS, best_engines, with_compilation
 
 _LEAST_TAPS = 16
 """Elements of a kernel from which the other direction's engines may be much faster. For few taps,
@@ -33,7 +28,7 @@ both directions have engines that are equally good."""
 _THREADS = 256
 _MOST_BLOCKS = 65535
 """The most blocks of a grid in its second dimension."""
-_SOURCE = sources.text("device.cuh") + sources.text("adjoint.cu", __package__)
+_SOURCE = sources.source() + sources.text("adjoint.cu", __package__)
 
 
 class Adjoint:
@@ -55,11 +50,7 @@ class Adjoint:
     """
 
     name = "adjoint"
-    version = sources.version_of(
-        *("adjoint.cu", "adjoint.py", *FILES),
-        package=__package__,
-        versions=(sources.version_of("device.cuh"),),
-    )
+    version = sources.version_of(__name__)
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         """Returns the inner problem's engines with tensor cores that cuDNN's heuristics rank

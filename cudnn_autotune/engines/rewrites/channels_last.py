@@ -62,12 +62,7 @@ class ChannelsLast:
     """
 
     name = "channels_last"
-    version = version_of(
-        *("channels_last.py", "division.cuh", "division.py"),
-        *("several_tensors.cuh", "transpose.cu", "transpose.py"),
-        package=__package__,
-        versions=tuple(one.version for one in (*_INNER, _CONTIGUOUS)),
-    )
+    version = version_of(__name__, tuple(one.version for one in (*_INNER, _CONTIGUOUS)))
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [offer for offer, _ in _offered(problem, gpu)]

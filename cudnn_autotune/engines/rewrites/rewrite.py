@@ -42,13 +42,6 @@ class Form:
     """Packings of the tensors that are not used as they are."""
 
 
-FILES = (
-    *("division.cuh", "division.py", "packing.cu", "packing.py"),
-    *("rewrite.py", "several_tensors.cuh"),
-)
-"""The files of this folder that all rewrites depend on: a part of their versions."""
-
-
 class Rewrite(ABC):
     """An implementation that solves a problem by an engine of cuDNN for another problem.
 
@@ -56,10 +49,9 @@ class Rewrite(ABC):
     """
 
     name: str
-    """Also that of the module, whose text is part of the version."""
 
     def __init__(self) -> None:
-        self.version = sources.version_of(*FILES, f"{self.name}.py", package=__package__)
+        self.version = sources.version_of(type(self).__module__)
 
     @abstractmethod
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:

@@ -15,9 +15,10 @@ import pytest
 from problems import make
 
 import cudnn_autotune as ca
+from cudnn_autotune.core import fork_safe_lock
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.engines import compiled_kernels, queried, registry
-from cudnn_autotune.store import Policy, kept_plans, process_lock
+from cudnn_autotune.engines import candidates, compiled_kernels, implementations
+from cudnn_autotune.store import Policy, kept_plans
 from cudnn_autotune.tuning import choice_log, new_sizes, pins, remembering
 from cudnn_autotune.tuning.prefetching import clear as clear_prefetched
 
@@ -42,7 +43,7 @@ def asked() -> None:
     remembering.find(PROBLEM, Policy("auto"), 0)
     with remembering.retuned(PROBLEM):
         pass
-    registry.registered()
+    implementations.registered()
     kept_plans.counts()
     compiled_kernels.clear()
     clear_prefetched()
@@ -66,7 +67,7 @@ def ends_in_time(work: Callable[[], None]) -> bool:
 LOCKS = {
     module.__name__: module._lock
     for module in (
-        *(choice_log, new_sizes, pins, remembering, registry, queried, kept_plans),
+        *(choice_log, new_sizes, pins, remembering, implementations, candidates, kept_plans),
         compiled_kernels,
     )
 }
@@ -127,7 +128,7 @@ def modules() -> Iterator[str]:
 
 
 # These begin anew in a child process by hooks of their own.
-ALLOWED = {process_lock.__name__, "cudnn_autotune.tuning.isolated_run"}
+ALLOWED = {fork_safe_lock.__name__, "cudnn_autotune.tuning.isolated_run"}
 
 
 def test_no_module_has_another_kind_of_lock() -> None:

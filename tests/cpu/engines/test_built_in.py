@@ -17,12 +17,12 @@ from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines import kernels, registry, rewrites
+from cudnn_autotune.engines import implementations, kernels, rewrites
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation
-from cudnn_autotune.engines.kernels.sources import version_of
+from cudnn_autotune.engines.kernels.sources import digest, version_of
 from cudnn_autotune.engines.offers import gpu_of, offers_of
-from cudnn_autotune.tuning import building
+from cudnn_autotune.tuning import implementing
 
 H200 = gpu_of("h200")
 DEPTHWISE = ca.ConvProblem(
@@ -55,9 +55,9 @@ def test_every_implementation_of_the_package_is_built_in() -> None:
 
 
 def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:
-    code = "import sys, cudnn_autotune; from cudnn_autotune.engines import registry\n"
+    code = "import sys, cudnn_autotune; from cudnn_autotune.engines import implementations\n"
     loaded = "print(any('engines.kernels' in name for name in sys.modules))\n"
-    listed = "print(*(one.name for one in registry.registered()))\n"
+    listed = "print(*(one.name for one in implementations.registered()))\n"
     before, names, after = evaluate_forked(code + loaded + listed + loaded).splitlines()
     assert (before, after) == ("False", "True")
     assert names.split() == [one.name for one in BUILT_IN]
@@ -66,11 +66,11 @@ def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:
 def test_one_of_the_package_can_be_taken_away() -> None:
     with registered(*BUILT_IN):
         with pytest.raises(ValueError, match="'depthwise' is registered"):
-            registry.register(Fixed("depthwise"))
+            implementations.register(Fixed("depthwise"))
         assert "depthwise@" in " ".join(texts())
         ca.unregister_implementation("depthwise")
         assert "depthwise@" not in " ".join(texts())
-        registry.register(Fixed("depthwise"))
+        implementations.register(Fixed("depthwise"))
 
 
 @pytest.mark.search
@@ -81,8 +81,8 @@ def test_without_nvrtc_no_kernel_builds_and_the_log_says_so_once(
         raise _C.PlanError("NVRTC is not there: libnvrtc.so")
 
     monkeypatch.setattr(_C, "nvrtc_version", absent)
-    monkeypatch.setattr(building, "_reported", set())
-    monkeypatch.setattr(building, "gpu_of", lambda device: H200)
+    monkeypatch.setattr(implementing, "_reported", set())
+    monkeypatch.setattr(implementing, "gpu_of", lambda device: H200)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with registered(*BUILT_IN):
         offered = texts()
@@ -99,10 +99,15 @@ def test_without_nvrtc_no_kernel_builds_and_the_log_says_so_once(
 
 
 def sources_named(tree: ast.AST) -> Iterator[str]:
-    """The files of CUDA C++ that a module names."""
+    """The files of CUDA C++ that a module names, and device.cuh if it has it before them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and re.fullmatch(r"\w+\.cuh?", str(node.value)):
             yield str(node.value)
+        elif isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+            if name == "source":
+                yield "device.cuh"
 
 
 def modules_imported(tree: ast.AST, package: str) -> Iterator[str]:
@@ -116,7 +121,7 @@ def modules_imported(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def files_behind(module: str, package: str, found: set[str]) -> set[str]:
-    """The files of a package's folder that a module of it depends on."""
+    """The files that a module of a package depends on."""
     path = Path(str(importlib.import_module(package).__file__)).with_name(f"{module}.py")
     if path.name in found or not path.exists():
         return found
@@ -131,15 +136,10 @@ def files_behind(module: str, package: str, found: set[str]) -> set[str]:
 def test_a_version_covers_all_files_that_results_depend_on(implementation: Implementation) -> None:
     package, _, module = type(implementation).__module__.rpartition(".")
     files = files_behind(module, package, set())
-    if package == kernels.__name__:
-        files.add("device.cuh")  # which is before every source
     assert len(files) >= 3
+    places = {(f, kernels.__name__ if f == "device.cuh" else package) for f in files}
     runs = versions_behind(implementation) if package == rewrites.__name__ else ()
-    if package == rewrites.__name__ and "device.cuh" in files:
-        files.remove("device.cuh")  # of the other package
-        runs = (*runs, version_of("device.cuh"))
-    expected = version_of(*files, package=package, versions=runs)
-    assert implementation.version == expected, sorted(files)
+    assert implementation.version == digest(places, runs), sorted(files)
 
 
 def versions_behind(rewrite: Implementation) -> tuple[str, ...]:
@@ -159,6 +159,5 @@ def test_the_version_of_a_rewrite_covers_the_kernels_that_it_runs() -> None:
     behind = versions_behind(rewrite)
     assert {one.version for one in BUILT_IN if one.name in imported} == set(behind)
     assert len(behind) == len(imported) >= 6
-    files = ("channels_last.py", "transpose.py")
-    digests = [version_of(*files, package=rewrites.__name__, versions=(v,)) for v in ("1", "2")]
-    assert digests[0] != digests[1]
+    versions = [version_of(type(rewrite).__module__, (v,)) for v in ("1", "2")]
+    assert versions[0] != versions[1]

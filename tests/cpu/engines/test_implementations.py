@@ -22,15 +22,13 @@ import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.filters import Filter
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines import queried as queried_module
-from cudnn_autotune.engines import registry
+from cudnn_autotune.engines import candidates as queried_module
+from cudnn_autotune.engines import implementations
 from cudnn_autotune.engines.candidate_id import CandidateId, of_implementation, parse
+from cudnn_autotune.engines.candidates import QueriedCandidates, named
 from cudnn_autotune.engines.configs import ATEN, build_plan, open_search, query
-from cudnn_autotune.engines.implementations import Gpu, Offer
-from cudnn_autotune.engines.listing import named
+from cudnn_autotune.engines.implementations import Gpu, ImplementationError, Offer
 from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_of
-from cudnn_autotune.engines.queried import QueriedCandidates
-from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.auto import Shortlist
@@ -103,12 +101,12 @@ def test_texts_of_every_kind_name_a_candidate() -> None:
 def test_a_name_is_registered_once() -> None:
     with registered(Fixed()):
         with pytest.raises(ValueError, match="'fixed' is registered"):
-            registry.register(Fixed(version="2"))
-        assert registry.unregister("fixed") == Fixed()
+            implementations.register(Fixed(version="2"))
+        assert implementations.unregister("fixed") == Fixed()
         with pytest.raises(KeyError, match="no implementation 'fixed'"):
-            registry.unregister("fixed")
-        registry.register(Fixed(version="2"))
-        assert registry.registered() == (Fixed(version="2"),)
+            implementations.unregister("fixed")
+        implementations.register(Fixed(version="2"))
+        assert implementations.registered() == (Fixed(version="2"),)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def test_a_name_is_registered_once() -> None:
 )  # fmt: skip
 def test_bad_names_and_versions_are_refused(name: str, version: str) -> None:
     with registered(), pytest.raises(ValueError, match=r"^(name|version) must be"):
-        registry.register(Fixed(name, version))
+        implementations.register(Fixed(name, version))
 
 
 def test_what_is_not_registered_is_not_built() -> None:

@@ -12,8 +12,8 @@ import torch
 from simulation import GPU, SimulatedEngine, SimulatedTimer
 
 import cudnn_autotune as ca
+from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
-from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.unlisted import timed_by_pytorch
 from cudnn_autotune.sampling.auto import Auto, Shortlist
 from cudnn_autotune.sampling.strategy import Limits

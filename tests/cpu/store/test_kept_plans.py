@@ -23,8 +23,8 @@ from subprocesses import evaluate_forked
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
-from cudnn_autotune.store import kept_plans, plan_files
-from cudnn_autotune.store.plan_files import PlanFiles
+from cudnn_autotune.store import kept_plans
+from cudnn_autotune.store.kept_plans import PlanFiles
 from cudnn_autotune.store.private_folder import PrivateFolder
 
 pytestmark = pytest.mark.search
@@ -299,8 +299,8 @@ def test_without_the_drivers_version_nothing_is_kept(monkeypatch: pytest.MonkeyP
 
 
 def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_files, "MOST_BYTES", 16_000)
-    monkeypatch.setattr(plan_files, "_PORTION_BYTES", 1_000)
+    monkeypatch.setattr(kept_plans, "MOST_BYTES", 16_000)
+    monkeypatch.setattr(kept_plans, "_PORTION_BYTES", 1_000)
     kept = PlanFiles(tmp_path, {"gpu": "x"}, is_read=True, is_written=True)
     for number in range(40):
         kept.keep("problem", f"eng{number}", bytes(1000))

@@ -23,8 +23,8 @@ from simulation import StaticCandidates, candidate
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines import compiled_kernels, offers
+from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.online import few

@@ -13,10 +13,10 @@ from user_implementations import Fixed, registered
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import compiled_kernels
+from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.implementations import Offer
-from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import alike, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 from cudnn_autotune.tuning import new_sizes

@@ -15,8 +15,8 @@ from references import random_operands
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
+from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import ATEN, open_search
-from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.store import Decision, Policy, checked_outputs, kept_plans

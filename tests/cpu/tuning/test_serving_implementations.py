@@ -16,13 +16,13 @@ from user_implementations import registered
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import offers
+from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import building, isolated_run, miss, remembering, serving
+from cudnn_autotune.tuning import implementing, isolated_run, miss, remembering, serving
 from cudnn_autotune.tuning.isolated_run import Outcome
 
 pytestmark = pytest.mark.search
@@ -39,7 +39,7 @@ def elsewhere(outcome: Outcome) -> Callable[..., list[Outcome]]:
 def on_an_h200(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Functions run on the CPU, where implementations are asked about another GPU."""
     h200 = replace(gpu_of("h200"), device=None)
-    monkeypatch.setattr(building, "gpu_of", lambda device: h200)
+    monkeypatch.setattr(implementing, "gpu_of", lambda device: h200)
     monkeypatch.setattr(offers, "gpu_of", lambda device: h200)
     monkeypatch.setattr(isolated_run, "run_elsewhere", elsewhere(Outcome()))
     ca.set_store(tmp_path, mode="read_write")

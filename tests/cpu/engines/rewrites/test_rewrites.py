@@ -22,7 +22,7 @@ from random_problems import KINDS, random_problem
 from torch import Tensor
 
 from cudnn_autotune.engines.candidate_id import of_implementation, parse
-from cudnn_autotune.engines.listing import candidates
+from cudnn_autotune.engines.candidates import candidates
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, EngineLaunch, Kernel, KernelLaunch, Recipe

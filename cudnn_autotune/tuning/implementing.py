@@ -1,11 +1,16 @@
-"""Registers users' implementations, which then compete with cuDNN's engines."""
+"""Registers users' implementations, which then compete with cuDNN's engines, and builds the plans
+of all implementations."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
-from cudnn_autotune.engines import registry
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.engines.user_implementation import (
     BEHAVIOR_NOTES,
     Build,
@@ -13,6 +18,9 @@ from cudnn_autotune.engines.user_implementation import (
     UserImplementation,
 )
 from cudnn_autotune.tuning import isolated_run, remembering
+
+_log = logging.getLogger(__name__)
+_reported: set[str] = set()
 
 
 def register_implementation(
@@ -68,7 +76,7 @@ def register_implementation(
     def register(build: Build) -> Build:
         notes = {"numerical_notes": numerical_notes, "behavior_notes": behavior_notes}
         own = UserImplementation(name, version, supports, build, settings, workspace, **notes)
-        registry.register(own)
+        implementations.register(own)
         remembering.forget()
         return build
 
@@ -85,6 +93,31 @@ def unregister_implementation(name: str) -> None:
     Raises:
         KeyError: no implementation of this name is registered.
     """
-    registry.unregister(name)
+    implementations.unregister(name)
     isolated_run.forget(name)
     remembering.forget()
+
+
+def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
+    """Builds the plan of an implementation's candidate (a ``_C.PlanBuilder``). A user's is first
+    run in another process.
+
+    Raises:
+        ValueError: ``text`` does not parse.
+        ImplementationError: the implementation is not registered, in this version, does not offer
+            this for the problem, does harm (see ``isolated_run``), or does not build.
+        PlanError: a part of it does not build.
+    """
+    problem, gpu = ConvProblem.from_native(native), gpu_of(device)
+    described(text, problem, gpu)
+    isolated_run.check(text, problem, device)
+    try:
+        return recipe_plan(problem, text, recipe_of(text, problem, gpu), device)
+    except Exception as error:
+        # A search leaves it out without a word, since engines that do not build are many. Without
+        # NVRTC all kernels fail for one reason, which is logged once.
+        known = {text, str(error)}
+        if _reported.isdisjoint(known):
+            _log.warning("%s does not build; first for %s: %s", text, problem.text, error)
+        _reported.update(known)
+        raise
