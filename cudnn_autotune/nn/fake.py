@@ -1,6 +1,6 @@
-"""Fake kernels of the operators, for ``torch.compile``.
+"""The layouts in which the operators compute, and their fake kernels for ``torch.compile``.
 
-They compute shapes and strides, which are those of the kernels (csrc/conv_cuda.cpp): channels_last
+Shapes and strides are those of the kernels (csrc/conv_layout.h, csrc/conv_cuda.cpp): channels_last
 if either operand is, and never in float64. Tensors of 1-d convolutions are channels_last as images
 of height 1.
 """
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Ints = Sequence[int]
+from cudnn_autotune.engines.problem import CHANNELS_LAST
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+Ints = Sequence[int]
 
 
 def _check_operands(a: Tensor, b: Tensor) -> None:
@@ -29,11 +29,25 @@ def _check_operands(a: Tensor, b: Tensor) -> None:
 
 def conv_memory_format(a: Tensor, b: Tensor) -> torch.memory_format:
     """The memory format that the CUDA kernels compute in for these operands."""
-    if a.dtype == torch.float64 or a.dim() not in _CHANNELS_LAST:
+    wanted = CHANNELS_LAST.get(a.dim() - 2)
+    if a.dtype == torch.float64 or wanted is None:
         return torch.contiguous_format
-    wanted = _CHANNELS_LAST[a.dim()]
     suggest = torch._prims_common.suggest_memory_format
     return wanted if wanted in (suggest(a), suggest(b)) else torch.contiguous_format
+
+
+def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Returns a tensor contiguous or in channels_last, which is no copy if it has that layout
+    already. One of 3 dimensions is laid out as images of height 1.
+
+    ``contiguous()`` would keep the strides of a kernel of size 1, which fit both layouts, and by
+    which an operator would take the weight as contiguous.
+    """
+    if tensor.dim() == 3:
+        return laid_out(tensor.unsqueeze(2), memory_format).squeeze(2)
+    is_last = memory_format != torch.contiguous_format
+    wanted = CHANNELS_LAST[tensor.dim() - 2] if is_last else torch.contiguous_format
+    return tensor.to(memory_format=wanted)
 
 
 def is_channels_last_image(tensor: Tensor) -> bool:
@@ -98,7 +112,7 @@ def _(
     n = len(stride)
     pads = len(padding) > n
     padded = input
-    if pads:  # as PyTorch does for padding="same"
+    if pads:  # PyTorch pads so for padding="same"
         rest = [after - before for before, after in zip(padding[:n], padding[n:], strict=True)]
         padded = F.pad(input, [size for one in reversed(rest) for size in (0, one)])
     # PyTorch's operator refuses what does not fit.

@@ -35,12 +35,12 @@ from cudnn_autotune.nn.backend.groups import (
     fuse_judged,
     never,
 )
-from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1
+from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1, laid_out
 from cudnn_autotune.nn.models.routing import CONVOLUTIONS, COUNTERPARTS
 from cudnn_autotune.tuning.settings import check_policy
 
 OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # A convolution of fewer channels a group has engines for contiguous tensors that transpose nothing.
 _FEW_CHANNELS = 16
 
@@ -400,7 +400,7 @@ class FrozenWeights:
         """Returns whether the same weights are given, and nothing was written into them since.
 
         A write that PyTorch itself does not count is not seen: one through ``.data``, or by a CUDA
-        kernel that was not told of the tensor.
+        kernel that PyTorch does not know of.
         """
         given = [inputs[i] for i in self._positions]
         return (
@@ -504,14 +504,14 @@ def in_layout(
     weights = _weights_of_convolutions(graph.graph)
     dims = {weight.meta["example_value"].dim() for weight in weights}
     for node, value in inputs.items():
-        if node in weights or value.dim() not in dims or value.dim() not in _LAST:
+        if node in weights or value.dim() not in dims or value.dim() == 3:
             continue
         readers = list(node.users)
         with graph.graph.inserting_after(node):
-            laid_out = graph.graph.call_function(_laid_out, (node, memory_format))
-        laid_out.meta = dict(node.meta)
+            copy = graph.graph.call_function(_laid_out, (node, memory_format))
+        copy.meta = dict(node.meta)
         for reader in readers:
-            reader.replace_input_with(node, laid_out)
+            reader.replace_input_with(node, copy)
     _lay_out_weights(
         graph.graph, _each_laid_out if with_constants else _laid_out_together, memory_format
     )
@@ -552,10 +552,10 @@ def _lay_out_weights(
         with graph.inserting_before(before):
             together = graph.call_function(lay_out, (weights, memory_format))
             for i, weight in enumerate(weights):
-                laid_out = graph.call_function(operator.getitem, (together, i))
-                laid_out.meta = dict(weight.meta)
+                copy = graph.call_function(operator.getitem, (together, i))
+                copy.meta = dict(weight.meta)
                 for reader in readers[weight]:
-                    reader.replace_input_with(weight, laid_out)
+                    reader.replace_input_with(weight, copy)
 
 
 def _tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
@@ -568,31 +568,27 @@ def _tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
 
 
 def _laid_out(x: Tensor, memory_format: str) -> Tensor:
-    # contiguous() would keep the strides of a kernel of size 1, which fit both layouts.
-    wanted = _LAST[x.dim()] if memory_format == "channels_last" else torch.contiguous_format
-    return x.to(memory_format=wanted)
+    return laid_out(x, _FORMATS[memory_format])
 
 
 def _each_laid_out(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
     """Weights of convolutions in a layout, 1-d ones as images of height 1, each for itself."""
-    images = [w.unsqueeze(2) if w.dim() == 3 else w for w in weights]
-    laid_out = [_laid_out(image, memory_format) for image in images]
-    return [y.squeeze(2) if w.dim() == 3 else y for w, y in zip(weights, laid_out, strict=True)]
+    return [_laid_out(weight, memory_format) for weight in weights]
 
 
 def _laid_out_together(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
     """Weights of convolutions in a layout, 1-d ones as images of height 1. One operator copies
     those whose elements move."""
     is_last = memory_format == "channels_last"
-    laid_out: dict[int, Tensor] = {}
+    found: dict[int, Tensor] = {}
     for i, weight in enumerate(weights):
         if weight.is_contiguous() and 1 in (weight.shape[1], weight[0, 0].numel()):
-            laid_out[i] = weight.as_strided(weight.shape, strides_of(weight.shape, is_last))
-    others = [i for i in range(len(weights)) if i not in laid_out]
+            found[i] = weight.as_strided(weight.shape, strides_of(weight.shape, is_last))
+    others = [i for i in range(len(weights)) if i not in found]
     if others:
         copies = weight_operators.laid_out([weights[i] for i in others], is_last)
-        laid_out.update(zip(others, copies, strict=True))
-    return [laid_out[i] for i in range(len(weights))]
+        found.update(zip(others, copies, strict=True))
+    return [found[i] for i in range(len(weights))]
 
 
 def _in_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:

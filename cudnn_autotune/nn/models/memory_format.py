@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cudnn_autotune.nn.backend.comparison import difference, is_among_ranks, time_in_turns, watched
+from cudnn_autotune.nn.fake import laid_out
 from cudnn_autotune.nn.untouched import (
     check_initialized,
     step,
@@ -27,7 +28,6 @@ Result = TypeVar("Result")
 _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
 _FORMATS = (_CONTIGUOUS, _CHANNELS_LAST, torch.channels_last_3d)
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
 
 
@@ -196,7 +196,7 @@ def _times_ms(
         text = wrong()
         if text is not None:
             # PyTorch fills a tensor with random numbers in the order of its memory. A compiled
-            # model, which runs as it was written here, would draw others whatever the layout.
+            # model, which runs as it was written here, would draw others in either layout.
             with _EqualDraws() as draws:
                 other_text = wrong()
             text = other_text if draws.any else text
@@ -325,7 +325,7 @@ def _laid_out(model: nn.Module) -> list[Tensor]:
         for module in model.modules()
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d))
     }
-    has_layout = {t for t in every if t.dim() in _LAST or (t in of_1d and t.dim() == 3)}
+    has_layout = {t for t in every if t.dim() in (4, 5) or (t in of_1d and t.dim() == 3)}
     return [t for t in every if t in has_layout and t.layout == torch.strided]
 
 
@@ -334,20 +334,12 @@ def _gradients(weights: list[Tensor]) -> list[Tensor]:
 
 
 def _as(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """Returns the tensor's data in a layout, which is no copy if it has that already.
-
-    ``contiguous()`` would keep the strides of a kernel of size 1, which fit both layouts, and by
-    which an operator would take the weight as contiguous. A tensor of 3 dimensions is laid out as
-    images of height 1.
-    """
+    """Returns the tensor's data in a layout."""
     with torch.inference_mode(tensor.is_inference()):  # else the weight could not be trained
-        if tensor.dim() == 3:
-            return _as(tensor.detach().unsqueeze(2), memory_format).squeeze(2)
-        wanted = _CONTIGUOUS if memory_format == _CONTIGUOUS else _LAST[tensor.dim()]
-        return tensor.detach().to(memory_format=wanted)
+        return laid_out(tensor.detach(), memory_format)
 
 
 def _set(data: Mapping[Tensor, Tensor]) -> None:
-    for tensor, laid_out in data.items():
-        tensor.data = laid_out
+    for tensor, copy in data.items():
+        tensor.data = copy
     torch.clear_autocast_cache()  # it holds casts of the weights, by the tensors' identity
