@@ -23,9 +23,8 @@ from cudnn_autotune.audit import ways as in_worker
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.core import versions
-from cudnn_autotune.core.bar_console import bar_console
+from cudnn_autotune.core.display import bar_console, html_table
 from cudnn_autotune.core.extension import _C, extension_available
-from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.nn.backend.comparison import is_among_ranks, own_steps, paired
 from cudnn_autotune.nn.modules import check_model
@@ -64,7 +63,7 @@ class Row:
     GPU."""
     output_error: float | None = None
     """Norm of the difference of the outputs from those of float32 without TF32, over their norm;
-    None if it cannot be told, or something is not finite."""
+    None if it is not known, or something is not finite."""
     gradient_error: float | None = None
     """The same of the gradients of all parameters; None without a backward, too."""
     note: str = ""
@@ -232,7 +231,7 @@ def compare(
     with (
         tempfile.TemporaryDirectory(prefix="cudnn_autotune_", ignore_cleanup_errors=True) as folder,
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
-        _bar(1 + len(names) + _ROUNDS) as tell,
+        _bar(1 + len(names) + _ROUNDS) as advance,
     ):
         task = {
             "backend": in_worker.__name__,
@@ -243,7 +242,7 @@ def compare(
             "settings": pytorch_settings.read(),
             "main": getattr(sys.modules["__main__"], "__file__", None) or "",
         }
-        measured = _Measurement((model, inputs), task, names, time_limit_s, tell)
+        measured = _Measurement((model, inputs), task, names, time_limit_s, advance)
         was_interrupted = False
         try:
             measured.run()
@@ -292,9 +291,9 @@ class _Measurement:
         task: dict[str, Any],
         names: Sequence[str],
         limit_s: float,
-        tell: Callable[[str], None],
+        advance: Callable[[str], None],
     ) -> None:
-        self._given, self._task, self._limit_s, self._tell = given, task, limit_s, tell
+        self._given, self._task, self._limit_s, self._advance = given, task, limit_s, advance
         self._on_gpu, self._is_here = torch.device(task["device"]).type == "cuda", False
         self._workers: dict[str, Process | _Here] = {}
         self._rows = {n: Row(n, code_of(n, task["train"], self._on_gpu)) for n in names}
@@ -303,7 +302,7 @@ class _Measurement:
 
     def run(self) -> None:
         """Measures all ways; may be interrupted at any time."""
-        self._tell(_REFERENCE)
+        self._advance(_REFERENCE)
         try:
             torch.save(self._given, Path(self._task["folder"]) / MODEL)
             self._start(_REFERENCE)
@@ -326,7 +325,7 @@ class _Measurement:
                 else:
                     self._start(name)
             for name in list(self._workers):
-                self._tell(f"first call: {name}")
+                self._advance(f"first call: {name}")
                 with self._failing(name):
                     self._set_up(name)
                     self._rows[name] = replace(self._rows[name], **self._ask(name, "begin"))
@@ -358,7 +357,7 @@ class _Measurement:
         for index in range(_ROUNDS):
             if index >= _LEAST_ROUNDS and time.monotonic() - begin > _TURNS_S:
                 break
-            self._tell("turns")
+            self._advance("turns")
             order = list(self._samples)
             for name in order if index % 2 else reversed(order):
                 with self._failing(name):
@@ -401,7 +400,7 @@ class _Measurement:
             self._end(name)
             self._samples.pop(name, None)
             if name == _REFERENCE:
-                self.notes.append(f"errors cannot be told: float32 fails: {reason}")
+                self.notes.append(f"errors are not known: float32 fails: {reason}")
             else:
                 self._rows[name] = replace(self._rows[name], step_ms=None, note=reason)
 

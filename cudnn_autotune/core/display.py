@@ -1,13 +1,20 @@
-"""A table for notebooks, from texts that are escaped."""
+"""Tables for notebooks, and the progress bars of notebooks and terminals."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
-    """Returns a title and rows of cells as HTML; None is an empty cell."""
+    """Returns a title and rows of cells as HTML. Texts are escaped; None is an empty cell."""
     body = "".join(
         "<tr>"
         + "".join(
@@ -18,3 +25,27 @@ def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
         for row in rows
     )
     return f"<p><b>{escape(title)}</b></p><table><tbody>{body}</tbody></table>"
+
+
+def bar_console() -> Console | None:
+    """Returns standard error if it is a terminal, or the cell of a notebook; None elsewhere.
+
+    In a notebook rich draws by ipywidgets, and would warn where there is none.
+    """
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    can_be_notebook = "IPython" in sys.modules and find_spec("ipywidgets") is not None
+    if not is_terminal and not can_be_notebook:
+        return None
+    from rich.console import Console  # most programs need none
+
+    console = Console(stderr=True)
+    return console if is_terminal or console.is_jupyter else None
+
+
+def progress_bar(console: Console) -> Progress:
+    """Returns a context manager for a bar that counts what is done, and goes when all is."""
+    from rich import progress
+
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn())
+    counts = (progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
+    return progress.Progress(*columns, *counts, console=console, transient=True)

@@ -122,8 +122,8 @@ _Fields = tuple[dict[str, tuple[Any, Callable[[Any], bool]]], tuple[str, ...], t
 
 @functools.cache
 def _fields_of(kind: Any) -> _Fields:
-    """Returns the type of each field with what tells its plain values, the names of fields without
-    a default, and the names of former fields."""
+    """Returns the type of each field with the test for its plain values, the names of fields
+    without a default, and the names of former fields."""
     hints = typing.get_type_hints(kind)
     fields = dataclasses.fields(kind)
     types_of = {field.name: (hints[field.name], _plain(hints[field.name])) for field in fields}

@@ -183,7 +183,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _operands(norm: Any, input: Tensor, activation: str, needs: Any, tracks: bool) -> _Operands:
-    """Returns what a signature is measured on: the caller's input, unless that tells nothing, and
+    """Returns what a signature is measured on: the caller's input, unless it is constant, and
     random numbers that do not advance the caller's generators."""
     generator = torch.Generator(input.device).manual_seed(0)
 
@@ -371,7 +371,7 @@ def _with_statistics(given: _Operands, results: dict[str, Tensor]) -> dict[str, 
 
 def _allowed_errors(given: _Operands, expected: Mapping[str, Tensor]) -> dict[str, float]:
     """Returns the relative error that each result may have against PyTorch's: thrice PyTorch's own
-    error, which some channels tell in float64."""
+    error, measured on some channels in float64."""
     count = given.input.shape[1]
     most = min(_SAMPLED_CHANNELS, count)
     places = torch.linspace(0, count - 1, most, device=given.input.device).long()

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from cudnn_autotune import sampling
-from cudnn_autotune.core.bar_console import bar_console
+from cudnn_autotune.core.display import bar_console, html_table
 from cudnn_autotune.core.extension import extension_available
-from cudnn_autotune.core.html_table import html_table
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.nn.models import memory_format as layouts
@@ -144,18 +143,18 @@ def tune(
             c.decision for c in choices() if c.problem in found.counts and c.sampling == mode
         ]
         calls = calls_in(found, layouts.CANDIDATES[0] if memory_format else None)
-        _tell(Tuned(decided, calls, name, time.monotonic() - begin_s))
+        _announce(Tuned(decided, calls, name, time.monotonic() - begin_s))
         raise
     took_s, chosen = time.monotonic() - begin_s, None
     if memory_format == "auto":
         with torch.set_grad_enabled(train):
             chosen = layouts.choose(model, inputs, kwargs).chosen
     made = Tuned(decisions, calls_in(found, chosen), name, took_s)
-    _tell(made)
+    _announce(made)
     return made
 
 
-def _tell(made: Tuned) -> None:
+def _announce(made: Tuned) -> None:
     if _is_terminal():
         print(made, file=sys.stderr)
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from cudnn_autotune.core.html_table import html_table
+from cudnn_autotune.core.display import html_table
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem

@@ -13,7 +13,6 @@ from typing import Any
 import click
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import layers, offline_cases, plot, record_file, report
@@ -23,6 +22,7 @@ from cudnn_autotune.audit.processes import ProcessFailure
 from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.cli import gpu_peaks, options
 from cudnn_autotune.cli.options import check_output, drawable, writing
+from cudnn_autotune.core.display import progress_bar
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.sampling.strategy import Limits
@@ -176,8 +176,7 @@ def _replay(record: Record, given: dict[str, Any], console: Console) -> Record:
     gpus = {str(case.described()["gpu"]) for case in cases}
     record.environment["gpu"] = ", ".join(sorted(gpus))
     _check_replaceable(given["json_path"])
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("runs", total=None)
         offline_cases.audit(
             record,

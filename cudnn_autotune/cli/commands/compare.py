@@ -16,7 +16,7 @@ from cudnn_autotune.audit.ways import WAYS, calibrate
 from cudnn_autotune.cli import decision_table, options
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.wording import say
-from cudnn_autotune.core.bar_console import bar_console
+from cudnn_autotune.core.display import bar_console
 from cudnn_autotune.engines.problem import DTYPES_BY_NAME
 from cudnn_autotune.nn.models import memory_format
 

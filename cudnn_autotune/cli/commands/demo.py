@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import click
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases, report
 from cudnn_autotune.audit.model import BURST_COLD, Record
 from cudnn_autotune.audit.table import Table
+from cudnn_autotune.core.display import progress_bar
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
@@ -180,8 +180,7 @@ def _measure(console: Console, details: bool) -> None:
     found = environment()
     here = f"{found['gpu']}, cuDNN {found['cudnn']}, torch {found['torch']}"
     _print(console, f"{here}: forward and backward, in short batches.")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         total = len(LAYERS) * len(OPERATIONS) * len(sampling.names())
         task = progress.add_task("tuning", total=total)
         for layer in LAYERS:

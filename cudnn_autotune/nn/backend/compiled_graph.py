@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from cudnn_autotune.core.html_table import html_table
+from cudnn_autotune.core.display import html_table
 from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, Comparison, Run, compare
 from cudnn_autotune.nn.backend.groups import JUDGES, GroupReport, gain
 from cudnn_autotune.nn.backend.norms import NormReport

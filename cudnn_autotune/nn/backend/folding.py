@@ -337,7 +337,7 @@ def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | Non
         return leaf
 
     def expression(node: Any) -> Expr:
-        """Returns the arithmetic behind a vector, whatever its shape and its conversions."""
+        """Returns the arithmetic behind a vector; reshapes and conversions do not count."""
         if not isinstance(node, Node):
             return Integer(node) if isinstance(node, int) else Float(node)
         target: Any = node.target

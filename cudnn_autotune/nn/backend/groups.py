@@ -116,7 +116,7 @@ class Group:
     """Whether its value has to be written to memory, even where a compiler makes one kernel of
     pointwise operators: something else than those reads it."""
     channels_last: bool = False
-    """Whether the graph will run in channels_last, whatever the strides in it."""
+    """Whether the graph will run in channels_last, also if the strides in it are others."""
     obstacle: str | None = None
     """Reason why ``conv_fused`` does not take the convolution, which is a group by itself then;
     None if it does."""
@@ -238,7 +238,8 @@ def find_groups(
     Args:
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
         decompositions: those that the graph was traced with.
-        channels_last: the graph will run in channels_last, whatever the strides in it.
+        channels_last: whether the graph will run in channels_last, also if the strides in it are
+            others.
     """
     activations = find_activations(graph, decompositions)
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -316,7 +317,7 @@ def _residual_addition(convolution: Node) -> tuple[Node, Node] | None:
 
 
 def is_same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Returns whether two shapes are the same whatever symbolic sizes stand for."""
+    """Returns whether two shapes are the same for all values of symbolic sizes."""
     # Importing this takes half a second, and most programs compile nothing.
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -341,7 +342,7 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
     Args:
         groups: some of those found in the graph, in its order. They do not hold afterwards.
     """
-    # One may be an operand of those after it, which are calls by then, so that they are told.
+    # From the last one: an output may be an operand of a later call, which is updated then.
     for group in reversed(groups):
         operands = (group.input, group.weight, group.bias, group.residual)
         options = (*group.geometry, group.activation, *group.policy)
@@ -577,7 +578,7 @@ def _times_ms(
         program(sets[0])
         graph = torch.cuda.CUDAGraph()
         # Without a stream PyTorch takes one that it keeps, on the GPU of the first capture. Other
-        # threads may compile kernels meanwhile, and load them.
+        # threads may compile and load kernels during the capture.
         stream = torch.cuda.Stream()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for i in range(_CALLS):

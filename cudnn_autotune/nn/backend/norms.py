@@ -3,7 +3,7 @@
 They are looked for in the graph that Dynamo hands over, before autograd, so that the operator's own
 backward takes the place of what autograd and Inductor would make of it. That graph calls PyTorch's
 functions, and some write into their operands. What an operator replaces is therefore only what
-nobody else can see: values with one reader each, whose operands nothing writes into meanwhile.
+nobody else can see: values with one reader each, whose operands nothing writes into in between.
 
 The statistics of all norms are updated together at the end of the graph, and so are their counters:
 a kernel for each would cost more than what it computes.
@@ -376,7 +376,7 @@ def _begins_transform(node: Node) -> bool:
 
 def serve_norms(graph: Graph, norms: Sequence[Norm]) -> None:
     """Replaces norms by calls of ``batch_norm_act``, and updates the running statistics of all of
-    them, and whatever the graph counts, by few operators at its end.
+    them, and the counters of the graph, by few operators at its end.
 
     Args:
         norms: those found in the graph, in its order; those with an obstacle stay what they are.

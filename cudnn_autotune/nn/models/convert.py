@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from cudnn_autotune.core.html_table import html_table
+from cudnn_autotune.core.display import html_table
 from cudnn_autotune.nn.models import classes
 from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.models.memory_format import MemoryFormatChoice
