@@ -127,7 +127,7 @@ class GpuBackend:
             others = [c.problem.text for c in choice_log.choices()]
             reasons = [*choice_log.fallbacks(), *(f"tuned as {text}" for text in others)]
             return Pick(error="no choice was made: " + ", ".join(reasons))
-        return _told(made[-1], max(0.0, first_ms - steady_ms))
+        return _pick_of(made[-1], max(0.0, first_ms - steady_ms))
 
     def _pytorch(self, problem: ConvProblem, reference: str) -> PytorchRow:
         call = _pytorch_call(problem, operands(problem))
@@ -206,7 +206,7 @@ def _wall_ms(call: Call) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def _told(choice: Choice, tuning_ms: float) -> Pick:
+def _pick_of(choice: Choice, tuning_ms: float) -> Pick:
     # The error is infinite if the output had a NaN, or if the engine failed.
     rejected = {text: error if 0 <= error <= MOST else None for text, error in choice.rejected}
     pick = dataclasses.replace(Pick.of(choice.selection, tuning_ms), rejected=rejected)

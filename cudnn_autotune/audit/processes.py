@@ -77,12 +77,12 @@ class Process:
             },
         )
         self._answers: queue.Queue[str | None] = queue.Queue()
-        self._told: collections.deque[str] = collections.deque(maxlen=20)
+        self._errors: collections.deque[str] = collections.deque(maxlen=20)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._readers = [
             threading.Thread(target=self._read_answers, args=[self._process.stdout], daemon=True),
-            threading.Thread(target=self._told.extend, args=[self._process.stderr], daemon=True),
+            threading.Thread(target=self._errors.extend, args=[self._process.stderr], daemon=True),
         ]
         for reader in self._readers:
             reader.start()
@@ -163,7 +163,7 @@ class Process:
             raise ProcessFailure(f"{self.name}: no answer within {limit_s:.0f} s") from None
         if line is None:
             self.close(_KILL_S)
-            last = next((line.strip() for line in reversed(self._told) if line.strip()), "")
+            last = next((line.strip() for line in reversed(self._errors) if line.strip()), "")
             code = self._process.returncode
             raise ProcessFailure(
                 f"{self.name}: ended with exit code {code}" + (f": {last}" if last else "")

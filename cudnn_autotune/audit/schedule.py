@@ -106,7 +106,7 @@ _SAVE_EVERY_S = 10.0
 # After so many processes lost at a step, the session gives up the rest of its cases.
 _MOST_LOST = 3
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 Row = Pick | PytorchRow | Oracle
 
 
@@ -118,7 +118,7 @@ class Session:
         record: the record, which is continued in place.
         wanted: ids of the cases to do, of those that the record describes.
         save: saves the record; it is called every few cases.
-        tell: receives lines of progress.
+        report: receives lines of progress.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Session:
         record: Record,
         wanted: Sequence[str],
         save: Callable[[], None] = lambda: None,
-        tell: Tell = lambda line: None,
+        report: Report = lambda line: None,
     ) -> None:
         self.config = config
         self.record = record
         self.steps = steps(config)
         self._process = partial(Process, modules=[config.backend, *config.modules])
         self._save = save
-        self._tell = tell
+        self._report = report
         self._begin = self._saved = time.monotonic()
         self.wanted = list(wanted)
 
@@ -228,13 +228,13 @@ class Session:
                 if is_first:
                     raise
                 self.record.failures.append(str(failure))
-                self._tell(str(failure))
+                self._report(str(failure))
                 lost += 1
             except BaseException:
                 process.close()
                 raise
         took_s = time.monotonic() - begin
-        self._tell(f"{step.name}: {done} cases in {took_s:.1f} s, {len(cases)} left")
+        self._report(f"{step.name}: {done} cases in {took_s:.1f} s, {len(cases)} left")
         self._save()
 
     def _set_up(self, process: Process, step: Step) -> None:

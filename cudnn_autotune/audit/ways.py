@@ -167,7 +167,7 @@ class Runner:
 
     def _expect(self, _: Any) -> str:
         """Writes what a step computes in float32, without TF32, into the file EXPECTED. Returns
-        why that cannot be told; empty if it can."""
+        why that is no reference; empty if it is."""
         self._model.float()
         self._autocast, self._inputs = None, tree_map(_in_float32, self._inputs)
         self._keep()
@@ -175,7 +175,7 @@ class Runner:
             found, again = self._results(seed=0), self._results(seed=1)
         error = relative_error(again[0], found[0])
         if error is None or error > _RANDOM:
-            return "errors cannot be told: the model draws random numbers, or is not finite"
+            return "errors are not known: the model draws random numbers, or is not finite"
         torch.save(found, self._expected)
         return ""
 

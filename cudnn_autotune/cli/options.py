@@ -187,7 +187,7 @@ shape_options = group(
 
 
 force_option = click.option("--force", is_flag=True, help="Replace what is there.")
-"""``--force``, for :func:`check_new`."""
+"""``--force``, for :func:`check_output`."""
 
 
 def drawable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
@@ -203,30 +203,22 @@ def drawable(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
     return value
 
 
-def check_new(option: str, path: Path, force: bool) -> None:
-    """Raises BadParameter if the path exists and ``--force`` was not given, or if it leads to
-    something else than a regular file."""
+def check_output(option: str, path: Path | None, force: bool = True) -> None:
+    """Makes the folder of a file that is to be written, and tries to write in it. Raises
+    BadParameter if no regular file can be written there, or there is one already and ``force`` is
+    False."""
+    if path is None:
+        return
     if os.path.exists(path) and not force:
         raise refuse(option, f"{path} is there already; --force replaces it")
     try:
-        atomic_file.check_regular(atomic_file.followed(path))
-    except OSError as error:
-        raise refuse(option, f"cannot write {path}: {error.strerror or error}") from error
-
-
-def check_output(option: str, path: Path | None) -> None:
-    """Makes the folder of a file that is to be written, and tries to write in it. Raises
-    BadParameter if no regular file can be written there."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+        place = atomic_file.followed(path)
+        atomic_file.check_regular(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}."):
             pass
     except OSError as error:
-        raise refuse(option, f"cannot write {path}: {error.strerror}") from error
-    if path.exists() and not path.is_file():
-        raise refuse(option, f"{path} is no regular file")
+        raise refuse(option, f"cannot write {path}: {error.strerror or error}") from error
 
 
 @contextmanager

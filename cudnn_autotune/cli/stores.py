@@ -23,7 +23,7 @@ from cudnn_autotune.store.environment import (
     names_file,
 )
 
-_TOLD = 3
+_MOST_COMPLAINTS = 3
 
 
 def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +156,7 @@ def read_whole(path: Path) -> StoreFile:
     found = read(path)
     _, left_out = found.decoded()
     if complaints := [*found.complaints, *left_out]:
-        raise ValueError(f"{path}: {'; '.join(complaints[:_TOLD])}")
+        raise ValueError(f"{path}: {'; '.join(complaints[:_MOST_COMPLAINTS])}")
     return found
 
 
@@ -210,10 +210,10 @@ def open_store(
 
 def _complain(lines: Sequence[str]) -> None:
     """Prints the first few lines on standard error, and the number of others."""
-    for line in lines[:_TOLD]:
+    for line in lines[:_MOST_COMPLAINTS]:
         say(line, err=True)
-    if len(lines) > _TOLD:
-        say(f"and {len(lines) - _TOLD} more", err=True)
+    if len(lines) > _MOST_COMPLAINTS:
+        say(f"and {len(lines) - _MOST_COMPLAINTS} more", err=True)
 
 
 def nothing_there(store_path: Path | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from cudnn_autotune.cli.filters import Filter, filter_options, passing
-from cudnn_autotune.cli.options import FILE, check_new, force_option, refuse, refusing, write
+from cudnn_autotune.cli.options import FILE, check_output, force_option, refuse, refusing, write
 from cudnn_autotune.cli.stores import StoreFile, kind_of, read, read_whole, store_option
 from cudnn_autotune.cli.wording import count, say
 from cudnn_autotune.store import Environment, Store, codec, file_format, norm_file
@@ -32,8 +32,8 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
     found, decisions = passing(store_path, wanted)
     if kind_of(out, "FILE") and os.path.samefile(out, found.path):
         raise refuse("FILE", f"{out} is there already; it is the store itself")
-    check_new("FILE", out, force)
-    check_new("FILE", beside := norm_file.path_of(out), force)
+    check_output("FILE", out, force)
+    check_output("FILE", beside := norm_file.path_of(out), force)
     norms = None if wanted.words else _norms_beside(found.path)
     lines = sorted(codec.encode(decision, found.environment) for decision in decisions)
     write("FILE", out, file_format.encode(found.environment, lines))

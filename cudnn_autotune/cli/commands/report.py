@@ -8,7 +8,7 @@ import click
 
 from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.filters import Filter, filter_options, in_order, passing, sort_option
-from cudnn_autotune.cli.options import FILE, check_new, force_option, refuse, write
+from cudnn_autotune.cli.options import FILE, check_output, force_option, refuse, write
 from cudnn_autotune.cli.stores import store_option
 from cudnn_autotune.cli.wording import count, say
 from cudnn_autotune.tuning import gain
@@ -33,7 +33,7 @@ def report(out: Path, store_path: Path | None, wanted: Filter, sort: str, force:
 
     if out.suffix.lower() not in _SUFFIXES:
         raise refuse("FILE.html", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
-    check_new("FILE.html", out, force)
+    check_output("FILE.html", out, force)
     found, shown = passing(store_path, wanted)
     if len(shown) > _MOST:
         raise click.UsageError(

@@ -44,15 +44,15 @@ def section(decision: Decision, peaks: Peaks | None = None) -> dict[str, Any]:
 def _listed(decision: Decision) -> list[Measurement]:
     """The first candidates, and the chosen, tied and rejected ones and PyTorch's pick."""
     ranking = decision.selection.ranking
-    telling = {text for text, _ in decision.rejected} | set(decision.selection.evidence.tied)
-    telling.add(ATEN.text)
+    wanted = {text for text, _ in decision.rejected} | set(decision.selection.evidence.tied)
+    wanted.add(ATEN.text)
     for entry in (decision.chosen, pytorchs_entry(decision.selection)):
         if entry is not None:
-            telling.add(entry.candidate.text)
+            wanted.add(entry.candidate.text)
     return [
         entry
         for place, entry in enumerate(ranking)
-        if place < MOST_CANDIDATES or entry.candidate.text in telling
+        if place < MOST_CANDIDATES or entry.candidate.text in wanted
     ]
 
 
