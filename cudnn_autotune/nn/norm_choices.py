@@ -27,7 +27,7 @@ from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.nn import norm_measuring
-from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice
+from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice, Signature
 from cudnn_autotune.store import norm_file
 from cudnn_autotune.tuning import remembering, settings
 
@@ -35,9 +35,6 @@ from cudnn_autotune.tuning import remembering, settings
 _MOST_MEASURED = 4
 
 _log = logging.getLogger(__name__)
-
-Signature = tuple[Any, ...]
-
 
 _choices: dict[tuple[bool, Signature], NormChoice] = {}
 _of_modules: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
@@ -115,16 +112,16 @@ def _signature_of(norm: Any, input: Tensor, activation: str) -> Signature:
             weight is not None and weight.requires_grad,
             bias is not None and bias.requires_grad,
         )
-    return (
-        input.shape,
-        input.stride(),
-        input.dtype,
-        input.get_device(),
-        None if weight is None else weight.dtype,
-        None if bias is None else bias.dtype,
-        needs,
-        activation,
-        norm.training and norm.track_running_stats,
+    return Signature(
+        shape=input.shape,
+        stride=input.stride(),
+        dtype=input.dtype,
+        device=input.get_device(),
+        weight=None if weight is None else weight.dtype,
+        bias=None if bias is None else bias.dtype,
+        needs=needs,
+        activation=activation,
+        tracks=norm.training and norm.track_running_stats,
     )
 
 
@@ -133,27 +130,26 @@ def _nearest(known: Mapping[Signature, NormChoice], signature: Signature) -> Nor
     layout and with the rest of a signature."""
 
     def rest(of: Signature) -> tuple[Any, ...]:
-        shape, stride, *others = of
-        return len(shape), stride[1] == 1, *others
+        return len(of.shape), of.stride[1] == 1, *of[2:]
 
     def distance(other: Signature) -> float:
-        return abs(math.log(max(1, other[0].numel()) / max(1, signature[0].numel())))
+        return abs(math.log(max(1, other.shape.numel()) / max(1, signature.shape.numel())))
 
     alike = [other for other in known if rest(other) == rest(signature)]
     return known[min(alike, key=distance)] if len(alike) >= _MOST_MEASURED else None
 
 
 def _text(input: Tensor, signature: Signature) -> str:
-    *_, weight, _, needs, activation, _ = signature
-    names = ("input", "weight", "bias")
-    wanted = [name for name, needed in zip(names, needs or (), strict=False) if needed]
+    needs = zip(("input", "weight", "bias"), signature.needs or (), strict=False)
+    wanted = [name for name, needed in needs if needed]
+    weight = signature.weight
     parameters = "no parameters" if weight is None else str(weight).removeprefix("torch.")
     return " ".join(
         (
             str(input.dtype).removeprefix("torch."),
             "x".join(map(str, input.shape)),
             _layout(input),
-            f"{parameters}, {activation},",
+            f"{parameters}, {signature.activation},",
             f"gradients of {', '.join(wanted)}" if wanted else "no gradients",
         )
     )
@@ -161,12 +157,11 @@ def _text(input: Tensor, signature: Signature) -> str:
 
 def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> NormChoice:
     start_s = time.perf_counter()
-    *_, needs, activation, tracks = signature
     text = _text(input, signature)
     if not times:
         note = "the sampling mode times nothing"
         return NormChoice(_first_form(), note=note, signature=text)
-    step = (text, norm, input, activation, needs, tracks)
+    step = (text, norm, input, signature)
     name, source = _stored_name(signature), "store"
     device = input.get_device() if input.is_cuda else None
     found = _remembered(norm_file.find(device, name))
@@ -190,14 +185,14 @@ def _stored_name(signature: Signature) -> str:
     that uses cuDNN, and a version of the kernels."""
     from cudnn_autotune.engines.norms import plan
 
-    shape, stride, dtype, _, weight, bias, needs, activation, tracks = signature
+    of = signature
     fields = {
-        "input": f"{dtype}{[*shape]}{[*stride]}",
-        "weight": weight,
-        "bias": bias,
-        "gradients": None if needs is None else [*map(int, needs)],
-        "activation": activation,
-        "statistics": int(tracks),
+        "input": f"{of.dtype}{[*of.shape]}{[*of.stride]}",
+        "weight": of.weight,
+        "bias": of.bias,
+        "gradients": None if of.needs is None else [*map(int, of.needs)],
+        "activation": of.activation,
+        "statistics": int(of.tracks),
         "torch": torch.__version__,
         "cudnn": int(torch.backends.cudnn.enabled),
         "kernels": plan.VERSION,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,30 @@ _LEAST_SUM = 0.2
 
 _log = logging.getLogger(__name__)
 _operators = torch.ops.cudnn_autotune
+
+
+class Signature(NamedTuple):
+    """The facts of a batch norm's call that a choice holds for."""
+
+    shape: torch.Size
+    """Shape of the input."""
+    stride: tuple[int, ...]
+    """Strides of the input, in elements."""
+    dtype: torch.dtype
+    """Type of the input."""
+    device: int
+    """Index of the GPU; -1 for the CPU."""
+    weight: torch.dtype | None
+    """Type of the weight; None without one."""
+    bias: torch.dtype | None
+    """Type of the bias; None without one."""
+    needs: tuple[bool, bool, bool] | None
+    """Whether the gradients of input, weight and bias are computed; None where gradients are
+    off."""
+    activation: str
+    """Function that follows the norm, a key of ``NORM_ACTIVATIONS``."""
+    tracks: bool
+    """Whether the call updates the module's running statistics."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +150,7 @@ class _Operands:
         )
 
 
-def measured(
-    text: str, norm: Any, input: Tensor, activation: str, needs: Any, tracks: bool
-) -> NormChoice:
+def measured(text: str, norm: Any, input: Tensor, signature: Signature) -> NormChoice:
     """Returns what computes the calls of a norm the fastest, and lets later calls of the operators
     have the form that was chosen. The choice does not say its signature.
 
@@ -136,13 +158,11 @@ def measured(
         text: what is measured, for the log.
         norm: a batch norm module.
         input: (N, C, *spatial).
-        activation: what follows the norm, a key of ``NORM_ACTIVATIONS``.
-        needs: whether the gradients of input, weight and bias are computed; None for none.
-        tracks: whether the call updates the module's running statistics.
+        signature: that of the call.
     """
     try:
         with torch.no_grad(), saved_tensors_hooks(_same, _same):
-            return _measured(text, _operands(norm, input, activation, needs, tracks))
+            return _measured(text, _operands(norm, input, signature))
     except torch.OutOfMemoryError:
         return NormChoice(PYTORCH, note="there was not enough memory to measure it")
     except Exception as failure:  # the module's own class runs, with its errors
@@ -151,9 +171,7 @@ def measured(
         return NormChoice(PYTORCH, note=f"it could not be measured: {why}")
 
 
-def holds(
-    chosen: str, text: str, norm: Any, input: Tensor, activation: str, needs: Any, tracks: bool
-) -> bool:
+def holds(chosen: str, text: str, norm: Any, input: Tensor, signature: Signature) -> bool:
     """Returns whether an earlier process's choice still computes what PyTorch's functions do; if so
     later calls of the operators have its form. The arguments are those of :func:`measured`.
 
@@ -165,7 +183,7 @@ def holds(
     form = cast("Form", chosen)
     try:
         with torch.no_grad(), saved_tensors_hooks(_same, _same):
-            given = _operands(norm, input, activation, needs, tracks)
+            given = _operands(norm, input, signature)
             expected = _with_statistics(given, _by_pytorch(given))
             why = _fault(given, form, expected, _allowed_errors(given, expected))
             if not why:
@@ -182,7 +200,7 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _operands(norm: Any, input: Tensor, activation: str, needs: Any, tracks: bool) -> _Operands:
+def _operands(norm: Any, input: Tensor, signature: Signature) -> _Operands:
     """Returns what a signature is measured on: the caller's input, unless it is constant, and
     random numbers that do not advance the caller's generators."""
     generator = torch.Generator(input.device).manual_seed(0)
@@ -200,12 +218,12 @@ def _operands(norm: Any, input: Tensor, activation: str, needs: Any, tracks: boo
         given = random(given)
     weight, bias = parameter(norm.weight, 1.0), parameter(norm.bias, 0.0)
     grad_output = random(given)
-    if jumps := _JUMPS.get(activation):
+    if jumps := _JUMPS.get(signature.activation):
         z = F.batch_norm(given, None, None, weight, bias, True, 0.0, norm.eps)
         for place in jumps:
             grad_output.masked_fill_((z - place).abs_() < _BESIDE_JUMP, 0)
     running = None
-    if tracks:
+    if signature.tracks:
         running = (torch.zeros_like(norm.running_mean), torch.ones_like(norm.running_var))
     return _Operands(
         given,
@@ -213,8 +231,8 @@ def _operands(norm: Any, input: Tensor, activation: str, needs: Any, tracks: boo
         bias,
         grad_output,
         running,
-        needs or (False, False, False),
-        activation,
+        signature.needs or (False, False, False),
+        signature.activation,
         norm.eps,
     )
 
