@@ -42,7 +42,7 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
         f" -> {out} ({out.stat().st_size / 1024:.0f} KiB)"
     )
     if norms is None:
-        with suppress(OSError):  # of what --force has replaced
+        with suppress(OSError):  # there may be none to replace
             beside.unlink()
         return
     write("FILE", beside, file_format.encode(norms.environment, sorted(norms.lines.values())))
