@@ -475,21 +475,11 @@ def misplaced(tree: list[Any]) -> list[Any]:
     return [tree[0], codec.encode(other, environment()).decode()]
 
 
-def shared_in_version(rank: int, version: str, protocol: int) -> list[dict[str, Any]]:
-    """One rank has another version of the package, or none that it tells."""
+def shared_in_version(rank: int, version: str) -> list[dict[str, Any]]:
+    """One rank has another version of the package."""
     if dist.get_rank() != rank:
         return shared("race", "aa", 4, 0)[1]
-    if not version:  # as the first version
-        members = group_of(None, 30.0)
-        assert members is not None
-        with exchange_with(members, 30.0) as call:
-            hello = {"environment": environment().to_json(), "terms": {"call": "share"}}
-            call.put(f"hello/{rank}", hello)
-            call.get("hello of all/0")
-    with (
-        mock.patch.object(exchange.versions, "version", return_value=version),
-        mock.patch.object(exchange, "PROTOCOL", protocol),
-    ):
+    with mock.patch.object(exchange.versions, "version", return_value=version):
         return shared("race", "aa", 4, 0)[1]
 
 

@@ -23,9 +23,6 @@ from cudnn_autotune.store import Decision, Environment, codec
 
 _T = TypeVar("_T")
 
-PROTOCOL = 2
-"""Number of the messages' format, which rises when an earlier version of this package would
-misunderstand one. The first one did not tell it."""
 LATEST = "latest"
 """The key that names the call which the ranks of the group join; no other key stays between
 calls."""
@@ -34,7 +31,6 @@ FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.1
 # After a failure rank 0, which often hosts the store, stays this long, so that others learn of it.
 _FAREWELL_S = 2.0
-_VERSION, _PROTOCOL = "the version of cudnn_autotune", "the protocol of cudnn_autotune"
 _CAME, _READY, _LEFT, _TURNS = "came", "ready", "left", "turns"
 
 _log = logging.getLogger(__name__)
@@ -164,7 +160,6 @@ class Exchange:
         """
 
         def sort(hellos: dict[int, _Hello]) -> list[list[int]]:
-            self._compare_versions({rank: hello.terms for rank, hello in hellos.items()})
             equals: dict[str, list[int]] = {}
             for rank, hello in hellos.items():
                 self.compare(hellos[0].terms, hello.terms, 0, rank)
@@ -172,8 +167,7 @@ class Exchange:
             return list(equals.values())
 
         self._environment = environment
-        # Among the terms, so that an earlier version of this package compares them too.
-        own = {_VERSION: versions.version(), _PROTOCOL: PROTOCOL}
+        own = {"the version of cudnn_autotune": versions.version()}  # it is compared first
         hello = {"environment": environment.to_json(), "terms": {**own, **terms}}
         subgroups = self.combine("hello", hello, range(self.group.size), sort, _Hello.read)
         return self.read(
@@ -181,20 +175,6 @@ class Exchange:
             "its list of equal ranks",
             lambda: next(tuple(ranks) for ranks in subgroups if self.group.rank in ranks),
         )
-
-    def _compare_versions(self, terms: Mapping[int, Mapping[str, Any]]) -> None:
-        for name in (_VERSION, _PROTOCOL):
-            ranks: dict[str, list[int]] = {}
-            for rank, given in terms.items():
-                version = str(given.get(name, "one that does not tell it"))
-                ranks.setdefault(version, []).append(rank)
-            if len(ranks) > 1:
-                each = "; ".join(
-                    f"{version} on {', '.join(f'rank {self.group.ranks[r]}' for r in some)}"
-                    for version, some in ranks.items()
-                )
-                others = list(ranks.values())[1]
-                self.fail(others[0], f"{name} must be the same on all ranks, and is {each}")
 
     def compare(
         self, wanted: Mapping[str, Any], given: Mapping[str, Any], first: int, rank: int
