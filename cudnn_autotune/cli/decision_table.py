@@ -15,6 +15,7 @@ from rich.text import Text
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
 from cudnn_autotune.cli.report.section import when
+from cudnn_autotune.core.display import NONE, milliseconds
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store import Decision
@@ -89,7 +90,7 @@ def _joined(lines: tuple[str, ...]) -> str:
 
 def _far_cells(one: Far) -> list[tuple[str, ...]]:
     chosen = one.decision.chosen
-    times = map(wording.milliseconds, (one.time_ms, one.limit.limit_ms, one.gain_ms))
+    times = map(milliseconds, (one.time_ms, one.limit.limit_ms, one.gain_ms))
     time, least, gain_ms = times
     return [
         _described(one.decision),
@@ -127,15 +128,15 @@ def _cells(decision: Decision, distance: Far | None) -> list[tuple[str, ...]]:
     chosen = decision.chosen
     candidate = chosen.candidate if chosen else ATEN
     rule = decision.selection.evidence.rule_in_words if chosen else "every other's output was wrong"
-    time = wording.milliseconds(chosen.time_ms if chosen else None)
+    time = milliseconds(chosen.time_ms if chosen else None)
     interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""
-    alone = wording.milliseconds(chosen.sustained_ms if chosen else None)
+    alone = milliseconds(chosen.sustained_ms if chosen else None)
     facts = [decision.sampling, when(decision.provenance.time)]
     if candidate.workspace_bytes:
         facts.insert(0, f"workspace {wording.size(candidate.workspace_bytes)}")
-    times = [time, interval, "" if alone == wording.NONE else f"alone {alone}"]
+    times = [time, interval, "" if alone == NONE else f"alone {alone}"]
     if distance is not None:
-        times.append(f"limit {wording.milliseconds(distance.limit.limit_ms)}")
+        times.append(f"limit {milliseconds(distance.limit.limit_ms)}")
         times.append(f"{wording.ratio(distance.times_limit)} {distance.limit.bound_by}")
     return [_described(decision), (candidate.text, rule, ", ".join(facts)), tuple(times)]
 

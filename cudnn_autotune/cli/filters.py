@@ -13,7 +13,7 @@ import click
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.options import WORD, group, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
-from cudnn_autotune.cli.wording import count
+from cudnn_autotune.core.display import count
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
 from cudnn_autotune.store.decision import Decision

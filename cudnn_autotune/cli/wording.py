@@ -3,7 +3,6 @@ no text from a file can control."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +10,12 @@ from contextlib import contextmanager
 import click
 import torch
 
+from cudnn_autotune.core.display import NONE, milliseconds
 from cudnn_autotune.engines.problem import DTYPES, ConvProblem
 from cudnn_autotune.engines.roofline import Bound, Limit
 
-NONE = "–"
 _LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_DIGITS = 4
 _BOUNDS: dict[Bound, str] = {
     "memory": "the bandwidth of the memory",
     "compute": "the rate of arithmetic",
@@ -66,16 +64,6 @@ def conditions(problem: ConvProblem) -> str:
     if problem.alignment != (32, 32, 32):
         parts.append(f"alignment {_listed(problem.alignment)}")
     return ", ".join(parts)
-
-
-def milliseconds(ms: float | None) -> str:
-    """A time in four digits without its unit, or a dash for None."""
-    if ms is None:
-        return NONE
-    if ms <= 0:
-        return "0"
-    decimals = _DIGITS - 1 - math.floor(math.log10(ms))
-    return f"{ms:.{min(max(decimals, 0), 7)}f}"
 
 
 def bound(limit: Limit) -> str:
@@ -127,11 +115,6 @@ def printable(text: str) -> str:
     Names in a file are not trusted: such characters could control a terminal.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
-
-
-def count(number: int, noun: str) -> str:
-    """A number and a noun, as ``1 problem`` or ``1,234 problems``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _times(values: Sequence[int]) -> str:

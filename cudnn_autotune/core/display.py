@@ -1,7 +1,9 @@
-"""Tables for notebooks, and the progress bars of notebooks and terminals."""
+"""Times and counts as texts, tables for notebooks, and the progress bars of notebooks and
+terminals."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -11,6 +13,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+NONE = "–"
+"""The text of a number that is not known."""
+_DIGITS = 4
+
+
+def milliseconds(ms: float | None) -> str:
+    """A time in four digits without its unit, or a dash for None."""
+    if ms is None:
+        return NONE
+    if ms <= 0:
+        return "0"
+    decimals = _DIGITS - 1 - math.floor(math.log10(ms))
+    return f"{ms:.{min(max(decimals, 0), 7)}f}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and a noun, as ``1 problem`` or ``1,234 problems``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:

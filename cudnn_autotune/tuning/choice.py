@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from cudnn_autotune.core.display import html_table
+from cudnn_autotune.core.display import html_table, milliseconds
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
@@ -124,7 +124,7 @@ class Choice(_Facts):
     def __repr__(self) -> str:
         parts = [self.text]
         if self.time_ms is not None:
-            parts.append(f"{gain.milliseconds(self.time_ms)} ms")
+            parts.append(f"{milliseconds(self.time_ms)} ms")
         parts.append(f"speedup {self._gain.ratio_in_words}")
         parts.append(f"{self.origin}, {self.sampling}" + (", provisional" * bool(self.provisional)))
         return f"Choice({self.problem.text}: {', '.join(parts)})"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
@@ -121,10 +122,10 @@ class Total(Gain):
             took_s: seconds that the tuning took.
         """
         number = self.compared_calls
-        where = f"a step by estimate of its {_count(number, 'convolution call')}"
+        where = f"a step by estimate of its {count(number, 'convolution call')}"
         if not is_step:
             each = "each of " if number > 1 else ""
-            where = f"for one call of {each}{_count(number, 'convolution')}"
+            where = f"for one call of {each}{count(number, 'convolution')}"
         if not self.calls:
             text = "no convolution was decided"
         elif self.ratio is None:
@@ -206,12 +207,3 @@ def lines(decisions: Iterable[Decision]) -> list[str]:
         total(of_mode).line(f"By {mode}" if len(modes) > 1 else "")
         for mode, of_mode in modes.items()
     ]
-
-
-def milliseconds(ms: float) -> str:
-    """Returns a time in four digits, without its unit."""
-    return f"{ms:#.4g}".rstrip(".")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

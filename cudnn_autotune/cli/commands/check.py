@@ -12,7 +12,8 @@ import torch
 from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.options import refuse
-from cudnn_autotune.cli.wording import count, milliseconds, say, size
+from cudnn_autotune.cli.wording import say, size
+from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.candidates import candidates, named

@@ -13,7 +13,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases, report
 from cudnn_autotune.audit.model import BURST_COLD, Record
 from cudnn_autotune.audit.table import Table
-from cudnn_autotune.core.display import progress_bar
+from cudnn_autotune.core.display import milliseconds, progress_bar
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
@@ -26,7 +26,7 @@ from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import events, settings
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices
-from cudnn_autotune.tuning.gain import milliseconds, pytorchs_entry
+from cudnn_autotune.tuning.gain import pytorchs_entry
 from cudnn_autotune.tuning.remembering import forget
 
 _RUNS = 10

@@ -14,7 +14,8 @@ import click
 from cudnn_autotune.cli.filters import Filter, filter_options
 from cudnn_autotune.cli.options import TOLERANCE, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
-from cudnn_autotune.cli.wording import count, milliseconds, say
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.store import Decision, Environment, codec
 

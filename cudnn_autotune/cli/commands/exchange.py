@@ -11,7 +11,8 @@ import click
 from cudnn_autotune.cli.filters import Filter, filter_options, passing
 from cudnn_autotune.cli.options import FILE, check_output, force_option, refuse, refusing, write
 from cudnn_autotune.cli.stores import StoreFile, kind_of, read, read_whole, store_option
-from cudnn_autotune.cli.wording import count, say
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.display import count
 from cudnn_autotune.store import Environment, Store, codec, file_format, norm_file
 from cudnn_autotune.store.environment import SUFFIX, names_file
 

@@ -15,7 +15,8 @@ import click
 
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.options import check_modes, refuse
-from cudnn_autotune.cli.wording import count, say
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.display import count
 from cudnn_autotune.nn.models.process_wide import enable
 from cudnn_autotune.tuning import gain
 from cudnn_autotune.tuning.choice import Choice

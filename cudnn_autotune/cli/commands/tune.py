@@ -26,7 +26,8 @@ from cudnn_autotune.cli import decision_table, gpu_peaks, options, wording
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import store_option
-from cudnn_autotune.cli.wording import count, say
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import calls_of
@@ -340,7 +341,7 @@ def _described(decision: Decision) -> str:
         return "aten: every other's output was wrong"
     parts = [chosen.candidate.text]
     if chosen.reported_ms is not None:
-        parts.append(f"{wording.milliseconds(chosen.reported_ms)} ms")
+        parts.append(f"{milliseconds(chosen.reported_ms)} ms")
     if chosen.candidate.workspace_bytes:
         parts.append(f"workspace {wording.size(chosen.candidate.workspace_bytes)}")
     if rule := decision.selection.evidence.rule_in_words:

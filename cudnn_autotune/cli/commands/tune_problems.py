@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from cudnn_autotune.cli.options import did_you_mean, refuse
-from cudnn_autotune.cli.wording import count, say
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.display import count
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 from cudnn_autotune.nn.models import memory_format
 from cudnn_autotune.nn.models.convert import conversion, convert

@@ -15,6 +15,7 @@ from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import farthest
 from cudnn_autotune.cli.report.section import section, when
 from cudnn_autotune.core import versions
+from cudnn_autotune.core.display import milliseconds
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -24,7 +25,7 @@ _FILES = resources.files(__package__)
 _OPEN_UP_TO = 3
 _MOST_DISTANT = 10
 _FILTERS = {
-    "ms": wording.milliseconds,
+    "ms": milliseconds,
     "interval": wording.interval,
     "size": wording.size,
     "duration": wording.duration,

@@ -10,6 +10,7 @@ from typing import Any
 
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
+from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.engines.selection import Measurement
@@ -93,7 +94,7 @@ def why(
     if evidence.rule:
         found.append(f"Rule: {evidence.rule_in_words}.")
     if others > 0:
-        found.append(f"{wording.count(others, 'other')} could not be told from it.")
+        found.append(f"{count(others, 'other')} could not be told from it.")
     if evidence.regret_bound is not None:
         sure = "" if evidence.confidence is None else f" ({100 * evidence.confidence:.3g} % sure)"
         found.append(f"{_bound(evidence.regret_bound)}{sure}.")
@@ -104,7 +105,7 @@ def why(
     if distance is not None:
         found.append(_from_limit(distance))
     if decision.rejected:
-        wrong = wording.count(len(decision.rejected), "candidate")
+        wrong = count(len(decision.rejected), "candidate")
         found.append(f"{wrong} gave wrong results and could not be chosen.")
     return tuple(found)
 
@@ -125,12 +126,12 @@ def _compared(against: Against, chosen: Measurement) -> str:
         how = ", by a single launch"
     elif not against.is_sure:
         how = "; the two could not be told apart"
-    sentence = f"PyTorch would run {against.text}: {wording.milliseconds(against.pytorch_ms)} ms"
-    return f"{sentence} against {wording.milliseconds(against.ours_ms)} ms, {where}{how}."
+    sentence = f"PyTorch would run {against.text}: {milliseconds(against.pytorch_ms)} ms"
+    return f"{sentence} against {milliseconds(against.ours_ms)} ms, {where}{how}."
 
 
 def _from_limit(distance: Far) -> str:
-    limit = f"{wording.milliseconds(distance.limit.limit_ms)} ms"
+    limit = f"{milliseconds(distance.limit.limit_ms)} ms"
     if distance.times_limit < 1:
         return (
             f"Below the limit of {limit} that {wording.bound(distance.limit)} sets: by the cache, "

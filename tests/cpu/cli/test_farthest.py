@@ -21,6 +21,7 @@ from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, PEAKS, Oracle, Pic
 from cudnn_autotune.cli import gpu_peaks, wording
 from cudnn_autotune.cli.gpu_peaks import far, farthest
 from cudnn_autotune.core import versions
+from cudnn_autotune.core.display import milliseconds
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.engines import roofline
 from cudnn_autotune.engines.roofline import Peaks
@@ -101,10 +102,10 @@ def test_the_table(file: Path) -> None:
     found = farthest(decisions(), H200_LIKE, 3)
     assert rows == [
         [
-            wording.milliseconds(one.time_ms),
-            wording.milliseconds(one.limit.limit_ms),
+            milliseconds(one.time_ms),
+            milliseconds(one.limit.limit_ms),
             wording.ratio(one.time_ms / one.limit.limit_ms),
-            wording.milliseconds(one.time_ms - one.limit.limit_ms),
+            milliseconds(one.time_ms - one.limit.limit_ms),
             one.limit.bound_by,
         ]
         for one in found
@@ -125,7 +126,7 @@ def test_show_tells_limits_beside_times(file: Path) -> None:
     for decision in decisions():
         found = far(decision, H200_LIKE)
         assert found is not None
-        assert f"limit {wording.milliseconds(found.limit.limit_ms)}" in text
+        assert f"limit {milliseconds(found.limit.limit_ms)}" in text
         assert f"{wording.ratio(found.times_limit)} {found.limit.bound_by}" in text
 
 
@@ -201,10 +202,10 @@ def test_report(file: Path, tmp_path: Path) -> None:
         assert by_number[number] == f"{problem.op} {wording.shapes(problem)}"
         cells = re.findall(r"<td[^>]*>([^<]*)</td>", row)
         assert cells == [
-            wording.milliseconds(one.time_ms),
-            wording.milliseconds(one.limit.limit_ms),
+            milliseconds(one.time_ms),
+            milliseconds(one.limit.limit_ms),
             wording.ratio(one.times_limit),
-            wording.milliseconds(one.gain_ms),
+            milliseconds(one.gain_ms),
             one.limit.bound_by,
         ]
         times = f"{one.times_limit:.2f} times the limit"

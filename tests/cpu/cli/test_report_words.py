@@ -14,6 +14,7 @@ from stored import decisions
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.section import Axis
+from cudnn_autotune.core.display import milliseconds
 from cudnn_autotune.engines.selection import Measurement
 
 
@@ -68,7 +69,7 @@ def test_groups_layouts_and_conditions() -> None:
     ],
 )
 def test_milliseconds(ms: float | None, said: str) -> None:
-    assert wording.milliseconds(ms) == said
+    assert milliseconds(ms) == said
 
 
 @pytest.mark.parametrize(

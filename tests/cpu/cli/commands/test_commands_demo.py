@@ -11,7 +11,8 @@ from strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.commands.demo import LAYERS, Tried, answer
-from cudnn_autotune.tuning.gain import milliseconds, pytorchs_entry
+from cudnn_autotune.core.display import milliseconds
+from cudnn_autotune.tuning.gain import pytorchs_entry
 
 TIMES = {"eng1": 2.0, "eng2": 3.0}
 MODES = BUILT_IN_MODES
