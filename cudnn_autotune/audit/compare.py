@@ -23,7 +23,7 @@ from cudnn_autotune.audit import ways as in_worker
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.core import versions
-from cudnn_autotune.core.display import bar_console, html_table
+from cudnn_autotune.core.display import NONE, bar_console, html_table
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.nn.backend.comparison import is_among_ranks, own_steps, paired
@@ -32,7 +32,6 @@ from cudnn_autotune.nn.untouched import check_initialized, generators_kept, tens
 from cudnn_autotune.tuning.settings import get_sampling
 
 _REFERENCE = "float32"
-_NONE = "–"
 _BLOCK_MS = 100.0
 _ROUNDS = 12
 # Long steps have fewer rounds: none begins after these seconds, once there are _LEAST_ROUNDS.
@@ -140,7 +139,7 @@ class ModelComparison:
     def _lines(self) -> list[Sequence[str]]:
         """The columns' names, and the cells of each row, without the columns that are empty."""
         cells = [_cells(row) for row in self.rows]
-        shown = [i for i in range(len(_COLUMNS)) if i < 2 or any(c[i] != _NONE for c in cells)]
+        shown = [i for i in range(len(_COLUMNS)) if i < 2 or any(c[i] != NONE for c in cells)]
         return [tuple(line[i] for i in shown) for line in (_COLUMNS, *cells)]
 
     def _notes(self) -> list[str]:
@@ -444,13 +443,13 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     def text(value: float | None, form: str) -> str:
-        return _NONE if value is None else format(value, form) if value else "0"
+        return NONE if value is None else format(value, form) if value else "0"
 
     return (
         row.way,
         text(row.step_ms, ".4g"),
-        _NONE if row.spread is None else f"±{row.spread:.1%}",
-        _NONE if row.speedup is None else f"{row.speedup:.2f}×",
+        NONE if row.spread is None else f"±{row.spread:.1%}",
+        NONE if row.speedup is None else f"{row.speedup:.2f}×",
         text(row.first_call_s, ".3g"),
         text(row.peak_mib, ",.0f"),
         text(row.output_error, ".1e"),

@@ -30,10 +30,10 @@ from cudnn_autotune.audit.summary import (
     truth_of,
 )
 from cudnn_autotune.audit.table import Table
+from cudnn_autotune.core.display import NONE
 from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.engines.roofline import Peaks, limit
 
-_NONE = "–"
 _FEW_CASES = 3
 _MOST_LEFT_OUT = 12
 _MOST_FAR = 12
@@ -85,7 +85,7 @@ def _regrets(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
     table = Table("Picked against best", columns, note=_note(record, shared, some_sustained))
     for mode, summary in summaries.items():
         if summary.unavailable:
-            filler = [_NONE] * (len(columns) - 2)
+            filler = [NONE] * (len(columns) - 2)
             table.rows.append((mode, "not possible", *filler))
             continue
         regret = summary.regret
@@ -100,11 +100,11 @@ def _regrets(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
                 f"{regret.p95:.4f}",
                 f"{regret.worst:.4f}",
                 _percent(regret.within_1_percent),
-                *(f"{mean.mean:.4f}" if mean else _NONE for mean in means),
+                *(f"{mean.mean:.4f}" if mean else NONE for mean in means),
                 _flips(summary),
-                milliseconds(summary.tuning.median_ms) if summary.tuning else _NONE,
-                milliseconds(summary.tuning.total_ms) if summary.tuning else _NONE,
-                _percent(summary.coverage.share) if summary.coverage else _NONE,
+                milliseconds(summary.tuning.median_ms) if summary.tuning else NONE,
+                milliseconds(summary.tuning.total_ms) if summary.tuning else NONE,
+                _percent(summary.coverage.share) if summary.coverage else NONE,
             )
         )
     return table
@@ -112,7 +112,7 @@ def _regrets(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
 
 def _flips(summary: ModeSummary) -> str:
     if summary.flips is None:
-        return _NONE
+        return NONE
     if summary.flips.of <= _FEW_CASES:
         return _percent(summary.flips.pairs)
     return f"{summary.flips.cases} of {summary.flips.of}"
@@ -269,5 +269,5 @@ def _left_out(record: Record) -> Table:
     notes = [f"and {len(reasons) - _MOST_LEFT_OUT} more"] if len(reasons) > _MOST_LEFT_OUT else []
     table.note = "; ".join(notes + record.failures[-3:])
     if record.failures and not table.rows:
-        table.rows.append((_NONE, "processes failed"))
+        table.rows.append((NONE, "processes failed"))
     return table
