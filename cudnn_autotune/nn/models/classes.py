@@ -188,7 +188,7 @@ def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
     cls = type(module)
     if isinstance(module, fx.GraphModule):
         if calls_convolutions(cls):
-            raise NotConverted("it is an fx.GraphModule, which makes its forward anew")
+            raise NotConverted("it is an fx.GraphModule, which generates its forward")
         return None
     try:
         made = _converted(cls, serves_calls)

@@ -658,7 +658,7 @@ def traced_by_fx() -> nn.Module:
 
 
 LEFT = {
-    "fx graph": (traced_by_fx, "it is an fx.GraphModule, which makes its forward anew"),
+    "fx graph": (traced_by_fx, "it is an fx.GraphModule, which generates its forward"),
     "scripted": (scripted, "it is compiled by torch.jit"),
     "quantized": (quantized, "it is quantized, and runs kernels for integers"),
     "own attribute": (
