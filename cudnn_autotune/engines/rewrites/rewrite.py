@@ -117,7 +117,7 @@ def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ..
         listed = query(open_search(form.inner, gpu.device), form.inner, rewrite.modes)
     except require_cuda_build().CudnnError:  # cuDNN has no graph for it
         return ()
-    best: dict[tuple[object, ...], Candidate] = {}  # of each family
+    best: dict[tuple[object, ...], Candidate] = {}  # config family -> its first engine
     for engine in listed:
         if not engine.is_unfused:
             best.setdefault(engine.config_family, engine)
