@@ -31,9 +31,9 @@ class Dimension:
     dilation: int
 
     def residue_length(self, op: str) -> int:
-        """Returns how many y pixels, or groups of ``stride`` x pixels, share inputs: those at a
+        """Returns how many y pixels, in dgrad groups of ``stride`` x pixels, share inputs: those at a
         distance of the dilation."""
-        if op == "fprop":
+        if op != "dgrad":
             return -(-self.output // self.dilation)
         period = self.stride * self.dilation
         starts = (self.stride * r - self.padding for r in range(self.dilation))
@@ -56,6 +56,44 @@ def dimensions(problem: ConvProblem) -> tuple[Dimension, Dimension, Dimension]:
     ]
     depth, height, width = [Dimension(1, 1, 1, 1, 0, 1)] * (3 - len(found)) + found
     return depth, height, width
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A depthwise problem in the words of the kernels that run on CUDA cores."""
+
+    op: str
+    images: int
+    channels: int
+    depth: Dimension
+    height: Dimension
+    width: Dimension
+    itemsize: int
+    alignment: int
+    """Bytes that x and y begin at a multiple of."""
+
+    @classmethod
+    def of(cls, problem: ConvProblem) -> Self:
+        return cls(
+            *(problem.op, problem.input_shape[0], problem.groups, *dimensions(problem)),
+            itemsize=problem.dtype.itemsize,
+            alignment=min(problem.alignment[0], problem.alignment[2]),
+        )
+
+    @property
+    def taps(self) -> int:
+        """Taps of one depth."""
+        return self.height.taps * self.width.taps
+
+    @property
+    def slots(self) -> int:
+        """Rows of y that a row of x meets in one depth."""
+        return -(-self.height.taps // self.height.stride)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Rows and columns that share inputs (``Dimension.residue_length``)."""
+        return self.height.residue_length(self.op), self.width.residue_length(self.op)
 
 
 @dataclass(frozen=True)
