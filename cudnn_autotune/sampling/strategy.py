@@ -24,7 +24,7 @@ class Limits:
     budget_ms: float | None = None
     """Wall time in milliseconds that the choice may take, plan building included; None: no limit.
     Candidates beyond the budget are left out, and the evidence says so. PyTorch's own path (the
-    heuristics' first plan where that is cuDNN) is timed whatever it costs. For ``online`` the
+    heuristics' first plan where that is cuDNN) is timed at any cost. For ``online`` the
     budget bounds how long the caller's calls wait for building and checking, but not the turns."""
 
 

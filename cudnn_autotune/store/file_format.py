@@ -137,7 +137,7 @@ def encode(environment: Environment, lines: Iterable[bytes], identity: str = "")
 
 
 def decode(data: bytes, environment: Environment | None = None) -> Content:
-    """Returns the content of a file. It raises nothing, whatever ``data`` is.
+    """Returns the content of a file. It raises nothing for any ``data``.
 
     A file that cannot be read is DAMAGED if it is recognisable as a store's, else NO_STORE. With
     ``environment`` None, the decisions are of the environment that the header names.

@@ -245,7 +245,7 @@ class PlanFiles:
             self.folder.remove(self._name(self._title(problem, engine)))
 
     def _title(self, problem: str, engine: str) -> bytes:
-        """The first line of a plan's file."""
+        """Returns the first line of a plan's file."""
         depends_on = {**self._environment, "problem": problem, "engine": engine}
         return json.dumps({"format": self._kind.format, **depends_on}, sort_keys=True).encode()
 

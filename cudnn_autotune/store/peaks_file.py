@@ -1,6 +1,6 @@
 """The measured peaks of a GPU on disk: a small file beside the decisions, which any process reads.
 
-The file is of a GPU, whatever the version of cuDNN. One that is damaged, of another GPU or of
+The file is of a GPU, with any version of cuDNN. One that is damaged, of another GPU or of
 another version of the format is not used, and the next measurement replaces it. A file that does
 not say that it holds peaks is never changed. Nothing in it decides what runs.
 """

@@ -48,13 +48,13 @@ class OnlinePreparation:
     The first step lists the candidates, and has those compiled in the background that are compiled
     at run time. Each later step builds one of the others, or takes one that is compiled, and
     enqueues a check of its output on the call's own tensors. No step waits for the GPU: a candidate
-    joins the trial in the step that sees that it is right. The candidate that serves meanwhile is
+    joins the trial in the step that sees that it is right. The candidate that serves until then is
     checked before all others. Only ``_C.OnlineTrial`` holds this object, so that its plans are
     freed on a caller's thread.
 
     cuDNN captures a stream of its own while it answers a heuristic query, and another thread's
-    ``torch.cuda.synchronize()`` fails meanwhile ("operation not permitted when stream is
-    capturing"). So queries, and whatever runs on the GPU, belong into a call; to compile a plan
+    ``torch.cuda.synchronize()`` fails then ("operation not permitted when stream is
+    capturing"). So queries, and all that runs on the GPU, belong into a call; to compile a plan
     captures nothing.
 
     Args:
@@ -330,8 +330,8 @@ class OnlineCommitter:
         tree = kept_plans.find_trial(*self._name)
         try:
             return TrialRecord() if tree is None else TrialRecord.from_json(tree)
-        except Exception as error:  # whatever was kept, a call is served
-            _log.info("%s: its trial begins anew: %s", self._first.problem.text, shown(str(error)))
+        except Exception as error:  # any record: a call is served
+            _log.info("%s: its trial begins again: %s", self._first.problem.text, shown(str(error)))
             return TrialRecord()
 
     @property

@@ -43,7 +43,7 @@ _readers: dict[int, Reader] = {}
 def read_ahead(known: Choice) -> None:
     """Begins to read back the compiled plans of the decisions around ``known``, which comes from
     the store. Does nothing if that has begun already, or is switched off. It does not raise,
-    whatever the store holds around ``known``."""
+    even if an entry around ``known`` cannot be read."""
     if known.origin != "store" or not settings.is_prefetching():
         return
     try:
@@ -95,7 +95,8 @@ def start(
 
 
 def _is_without_plan(built: Built) -> bool:
-    """Whether a plan has not been begun, or was not kept. Cancels what has not been begun."""
+    """Returns whether a plan has not been begun, or was not kept. Cancels what has not been
+    begun."""
     if built.cancel():
         return True
     return built.done() and not built.exception() and built.result() is None
@@ -154,7 +155,7 @@ class Reader:
 
 
 def _after_fork() -> None:
-    """A child process has none of the threads that would make the plans."""
+    """Drops the plans in a child process, which has none of the threads that would make them."""
     _waiting.clear()
     _readers.clear()
 

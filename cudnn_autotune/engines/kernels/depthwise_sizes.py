@@ -31,8 +31,8 @@ class Dimension:
     dilation: int
 
     def residue_length(self, op: str) -> int:
-        """Returns how many y pixels, in dgrad groups of ``stride`` x pixels, share inputs: those at a
-        distance of the dilation."""
+        """Returns how many y pixels share inputs: those at a distance of the dilation. For dgrad
+        they are groups of ``stride`` x pixels."""
         if op != "dgrad":
             return -(-self.output // self.dilation)
         period = self.stride * self.dilation
@@ -133,16 +133,16 @@ class PlanarLayer:
 
 
 def is_dilation_small(problem: ConvProblem) -> bool:
-    """Whether most threads of kernels that share pixels by their residue modulo the dilation have
-    some; and to go over the residues is quick."""
+    """Returns whether most threads of kernels that share pixels by their residue modulo the
+    dilation have some; and to go over the residues is quick."""
     return all(
         d.dilation <= min(_MOST_DILATION, 2 * d.size, 2 * d.output) for d in dimensions(problem)[1:]
     )
 
 
 def is_depthwise(problem: ConvProblem) -> bool:
-    """Whether each output channel has one input channel, and the sizes are such that the kernels
-    of this folder count pixels in 32 bits."""
+    """Returns whether each output channel has one input channel, and the sizes are such that the
+    kernels of this folder count pixels in 32 bits."""
     return (
         problem.op in ("fprop", "dgrad")
         and problem.dtype in ELEMENTS
@@ -163,8 +163,8 @@ def is_depthwise(problem: ConvProblem) -> bool:
 
 
 def is_for_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether the products bound the problem, and tensor cores can compute them: large kernels at
-    stride 1 in the half types."""
+    """Returns whether the products bound the problem, and tensor cores can compute them: large
+    kernels at stride 1 in the half types."""
     return (
         gpu.compute_capability >= MMA_CAPABILITY
         and problem.dtype != torch.float32

@@ -98,7 +98,7 @@ class BlockTile:
         return self.layer.images * self.chunks * math.prod(self.tiles)
 
     def _read(self, units: _Numbers, d: Dimension) -> _Numbers:
-        """The pixels that so many of y, or groups of x, need."""
+        """Returns the pixels that so many of y, or groups of x, need."""
         if self.layer.op == "fprop":
             return (units - 1) * d.stride + d.taps
         return units + -(-d.taps // d.stride) - 1
@@ -164,7 +164,7 @@ class BlockTile:
         return of_thread * -(-self.threads // 32)
 
     def clocks(self) -> _Numbers:
-        """Estimated clocks of the busiest multiprocessor."""
+        """Estimates the clocks of the busiest multiprocessor."""
         blocks = -(-self.blocks // self.gpu.multiprocessors)
         warps = self.residents * self.threads / 32
         issue = blocks * self._instructions / 4 / np.minimum(1.0, warps / _BUSY_WARPS)

@@ -144,7 +144,7 @@ class _Tile:
         return min(needed, self.blocks_at_once(gpu))
 
     def best_rows(self, gpu: Gpu) -> int:
-        """The rows of a tile with which the busiest thread has the fewest steps."""
+        """Returns the rows of a tile with which the busiest thread has the fewest steps."""
 
         def steps(rows: int) -> int:
             a_time = self.splits(rows, gpu) * self.tiles_at_a_time

@@ -82,7 +82,7 @@ class _Geometry(Rows):
 
 
 def _warps(problem: ConvProblem, settings: _Settings) -> tuple[int, int]:
-    """The warps of a block along pixels and along channels."""
+    """Returns the warps of a block along pixels and along channels."""
     groups = problem.weight_shape[0] // (8 * settings.n_tiles)
     along_channels = next(n for n in (4, 3, 2, 1) if groups % n == 0)
     return _WARPS // along_channels, along_channels
@@ -191,8 +191,8 @@ def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: G
 
 
 def _clocks(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> int:
-    """About how many a multiprocessor is busy: a large tile copies fewer elements twice, but warps
-    and blocks should have equal shares."""
+    """Estimates the clocks for which a multiprocessor is busy: a large tile copies fewer elements
+    twice, but warps and blocks should have equal shares."""
     geometry = _Geometry(problem)
     _, _, tiles, blocks_y = _grid(problem, settings)
     warps_m, warps_n = _warps(problem, settings)

@@ -126,7 +126,7 @@ def _inner(problem: ConvProblem) -> ConvProblem:
 
 
 def _room(problem: ConvProblem, name: Buffer) -> int:
-    """The bytes in the workspace of a tensor that is transposed."""
+    """Returns the bytes in the workspace of a tensor that is transposed."""
     return workspace_room(math.prod(_shape(problem, name)) * problem.dtype.itemsize)
 
 

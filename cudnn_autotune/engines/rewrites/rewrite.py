@@ -146,13 +146,13 @@ def _buffers(problem: ConvProblem) -> list[Buffer]:
 
 
 def may_use_half(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether tensor cores of this GPU take the problem's 16-bit operands."""
+    """Returns whether tensor cores of this GPU take the problem's 16-bit operands."""
     least = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}.get(problem.dtype)
     return least is not None and gpu.compute_capability >= least
 
 
 def may_use_tf32(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether tensor cores of this GPU may round the problem's operands to TF32."""
+    """Returns whether tensor cores of this GPU may round the problem's operands to TF32."""
     return problem.may_use_tf32 and gpu.compute_capability >= (8, 0)
 
 

@@ -73,7 +73,7 @@ class SpaceToDepth(Rewrite):
 
 
 def _form(problem: ConvProblem, run: int) -> Form:
-    """The argument is what a row of a packed pixel is padded to."""
+    """Returns the form in which a row of a packed pixel is padded to ``run`` elements."""
     n = problem.spatial_dims
     stride, kernel = pair(problem.stride[-2:]), pair(problem.weight_shape[-2:])
     size, out = pair(problem.input_shape[-2:]), pair(problem.output_shape[-2:])
