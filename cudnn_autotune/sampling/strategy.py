@@ -87,7 +87,7 @@ class Strategy(Protocol):
         """
 
 
-Shortlist = Callable[[Candidates, int], Sequence[Candidate]]
+Shortlister = Callable[[Candidates, int], Sequence[Candidate]]
 """(candidates, ``Limits.benchmark_limit``) -> those that a mode looks at."""
 
 
@@ -104,7 +104,7 @@ class Traits:
     races_models: bool = False
     """Whether a model's problems are tuned in one race of all of them, within ``budget_s``, instead
     of by ``select``, one after the other."""
-    shortlist: Shortlist | None = None
+    shortlist: Shortlister | None = None
     """The candidates that it looks at. Where they are known, they are compiled ahead; None: the
     mode takes what is compiled, or compiles itself."""
     seconds: float = 0.6

@@ -30,7 +30,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import online
-from cudnn_autotune.sampling.strategy import Limits, Shortlist
+from cudnn_autotune.sampling.strategy import Limits, Shortlister
 from cudnn_autotune.store import Policy
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.gpu_timer import GpuTimer
@@ -237,7 +237,7 @@ def _preparation(
     schedule: _C.TurnSchedule,
     first: Served,
     since: int,
-    shortlist: Shortlist,
+    shortlist: Shortlister,
     nearby: Sequence[Candidate],
     budget_ms: float | None,
 ) -> OnlinePreparation:

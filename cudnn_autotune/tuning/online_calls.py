@@ -23,7 +23,7 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import Operands
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.online_race import TrialRecord
-from cudnn_autotune.sampling.strategy import Shortlist, left_unseen
+from cudnn_autotune.sampling.strategy import Shortlister, left_unseen
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
@@ -31,7 +31,7 @@ from cudnn_autotune.tuning import checking, choice_log, remembering
 from cudnn_autotune.tuning.checking import Verdict
 from cudnn_autotune.tuning.choice import Choice, of_search
 from cudnn_autotune.tuning.online_tuner import Prepared
-from cudnn_autotune.tuning.prefetching import Built
+from cudnn_autotune.tuning.prefetching import PlanFuture
 
 _log = logging.getLogger(__name__)
 _OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what was fast on sizes nearby"
@@ -75,7 +75,7 @@ class OnlinePreparation:
         first: Candidate,
         plan: _C.Plan,
         prepared: Prepared,
-        shortlist: Shortlist,
+        shortlist: Shortlister,
         nearby: Sequence[Candidate] = (),
         budget_ms: float | None = None,
         earlier: TrialRecord | None = None,
@@ -92,7 +92,7 @@ class OnlinePreparation:
         self._prepared = prepared
         self._search: _C.EngineSearch | None = None
         self._pending: deque[Candidate] = deque()
-        self._compiling: dict[Candidate, Built] = {}
+        self._compiling: dict[Candidate, PlanFuture] = {}
         self._checking: deque[tuple[Candidate, _C.Plan, Verdict]] = deque()
 
     def __del__(self) -> None:
@@ -208,7 +208,7 @@ class OnlinePreparation:
         every = QueriedCandidates(self._search, self._problem, tensors, limit, self._nearby)
         return self._shortlist(every, self._choice.benchmark_limit)
 
-    def _compile(self, candidate: Candidate) -> Built:
+    def _compile(self, candidate: Candidate) -> PlanFuture:
         """Begins to build a candidate that is compiled at run time."""
         native, device = self._problem.native(), self._choice.device
         return COMPILING.submit(_C.build_ahead, native, device, candidate.text, may_compile=True)

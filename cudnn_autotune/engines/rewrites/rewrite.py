@@ -15,7 +15,7 @@ from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import (
-    WRITTEN,
+    RESULTS,
     Address,
     Buffer,
     EngineLaunch,
@@ -69,7 +69,7 @@ class Rewrite(ABC):
     def build(self, problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
         """Returns the launches around an engine of the inner problem: those that pack its operands,
         and those that unpack its result."""
-        inner, written = form.inner, WRITTEN[problem.op]
+        inner, written = form.inner, RESULTS[problem.op]
         places: dict[Buffer, Address] = {name: Address(name) for name in _buffers(problem)}
         copies: dict[Buffer, Copy] = {}
         used = 0
