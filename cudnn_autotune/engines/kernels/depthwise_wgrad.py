@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,6 +44,13 @@ class _Tile:
     columns: int
     depths: int
     """Depths of the filter."""
+    rows: int = 1
+    """Rows of dy."""
+
+    @property
+    def settings(self) -> str:
+        depths = f",DEPTHS={self.depths}" if self.layer.depth.taps > 1 else ""
+        return f"CHANNELS={self.channels},COLUMNS={self.columns}{depths},ROWS={self.rows}"
 
     @property
     def taps(self) -> int:
@@ -132,27 +139,29 @@ class _Tile:
         )
         return max(1, gpu.multiprocessors * resident // (self.channel_chunks * self.depth_groups))
 
-    def tiles_down(self, rows: int) -> int:
-        return self.layer.height.dilation * -(-self.layer.lengths[0] // rows)
+    @property
+    def tiles_down(self) -> int:
+        return self.layer.height.dilation * -(-self.layer.lengths[0] // self.rows)
 
-    def tile_count(self, rows: int) -> int:
-        planes = self.layer.images * self.layer.depth.output
-        return planes * self.tiles_across * self.tiles_down(rows)
+    @property
+    def tile_count(self) -> int:
+        return self.layer.images * self.layer.depth.output * self.tiles_across * self.tiles_down
 
-    def splits(self, rows: int, gpu: Gpu) -> int:
-        needed = -(-self.tile_count(rows) // self.tiles_at_a_time)
+    def splits(self, gpu: Gpu) -> int:
+        needed = -(-self.tile_count // self.tiles_at_a_time)
         return min(needed, self.blocks_at_once(gpu))
 
-    def best_rows(self, gpu: Gpu) -> int:
-        """Returns the rows of a tile with which the busiest thread has the fewest steps."""
+    def with_best_rows(self, gpu: Gpu) -> _Tile:
+        """Returns the tile with which the busiest thread has the fewest steps."""
 
-        def steps(rows: int) -> int:
-            a_time = self.splits(rows, gpu) * self.tiles_at_a_time
+        def steps(tile: _Tile) -> int:
+            a_time = tile.splits(gpu) * self.tiles_at_a_time
             # The beginning of a tile costs about as much as two steps.
-            return -(-self.tile_count(rows) // a_time) * (rows + self.layer.slots + 1)
+            return -(-tile.tile_count // a_time) * (tile.rows + self.layer.slots + 1)
 
         longest = self.layer.lengths[0]
-        return min({-(-longest // pieces) for pieces in range(1, 33)}, key=steps)
+        rows = {-(-longest // pieces) for pieces in range(1, 33)}
+        return min((replace(self, rows=count) for count in rows), key=steps)
 
 
 def _tiles(layer: Layer) -> list[_Tile]:
@@ -187,23 +196,7 @@ def _tiles_of(layer: Layer, widths: list[int]) -> Iterator[_Tile]:
                 yield tile
 
 
-@dataclass(frozen=True)
-class _Tiling:
-    tile: _Tile
-    rows: int
-    """Rows of dy in a tile."""
-
-    @property
-    def settings(self) -> str:
-        tile = self.tile
-        depths = f",DEPTHS={tile.depths}" if tile.layer.depth.taps > 1 else ""
-        return f"CHANNELS={tile.channels},COLUMNS={tile.columns}{depths},ROWS={self.rows}"
-
-    def splits(self, gpu: Gpu) -> int:
-        return self.tile.splits(self.rows, gpu)
-
-
-class DepthwiseWgrad(KernelFamily[_Tiling]):
+class DepthwiseWgrad(KernelFamily[_Tile]):
     """Weight gradients of depthwise convolutions with a multiplier of 1, in channels_last: any
     stride, dilations up to twice the image, up to 49 taps in a depth, float16, bfloat16 and
     float32.
@@ -218,15 +211,15 @@ class DepthwiseWgrad(KernelFamily[_Tiling]):
     min_capability = (0, 0)
     numerical_notes = ()
 
-    def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
+    def workspace_bytes(self, problem: ConvProblem, tiling: _Tile, gpu: Gpu) -> int:
         return partial_bytes(problem, tiling.splits(gpu))
 
-    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+    def build(self, problem: ConvProblem, tiling: _Tile, gpu: Gpu) -> Recipe:
         splits = tiling.splits(gpu)
-        add = _launch(problem, tiling.tile, tiling.rows, gpu)
+        add = _launch(problem, tiling, gpu)
         return Recipe((add, sum_launch(problem, splits)), partial_bytes(problem, splits))
 
-    def tilings(self, problem: ConvProblem, gpu: Gpu) -> list[_Tiling]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> list[_Tile]:
         if not is_depthwise_wgrad(problem) or problem.memory_format == torch.contiguous_format:
             return []
         layer = Layer.of(problem)
@@ -247,11 +240,11 @@ class DepthwiseWgrad(KernelFamily[_Tiling]):
         if is_large and is_plain and has_pairs and layer.alignment >= 4:
             return []  # bound by the products, of which tensor cores compute more
         tiles = [tile for tile in _tiles(layer) if tile.channel_chunks < 1 << 16]
-        found = [(tile, tile.best_rows(gpu)) for tile in tiles]
-        return [_Tiling(tile, rows) for tile, rows in found if tile.tile_count(rows) <= INT32_MAX]
+        found = [tile.with_best_rows(gpu) for tile in tiles]
+        return [tile for tile in found if tile.tile_count <= INT32_MAX]
 
 
-def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLaunch:
+def _launch(problem: ConvProblem, tile: _Tile, gpu: Gpu) -> KernelLaunch:
     layer = tile.layer
     depth, height, width = layer.depth, layer.height, layer.width
     kernel = Kernel(
@@ -272,7 +265,7 @@ def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLau
     )
     return KernelLaunch(
         kernel,
-        grid=(tile.splits(rows, gpu), tile.channel_chunks, tile.depth_groups),
+        grid=(tile.splits(gpu), tile.channel_chunks, tile.depth_groups),
         block=(tile.lanes, tile.tiles_at_a_time, 1),
         arguments=(
             Address("x"),
@@ -284,10 +277,10 @@ def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLau
             depth.stride,
             *(d.padding for d in (depth, height, width)),
             *(d.dilation for d in (depth, height, width)),
-            tile.tiles_down(rows),
+            tile.tiles_down,
             tile.tiles_across,
-            tile.tile_count(rows),
-            rows,
+            tile.tile_count,
+            tile.rows,
         ),
         shared_bytes=tile.shared_bytes,
     )
