@@ -31,8 +31,6 @@ _RETRY_TIMEOUT_S = 0.5
 _IN_MEMORY = "new decisions stay in the memory of this process"
 _FEW_LINES = 64
 """A file with at most this many lines out of date is not rewritten."""
-_FEW_BYTES = 64 << 10
-"""A file with at most this many blank bytes is not rewritten."""
 
 
 class Journal:
@@ -161,9 +159,7 @@ class Journal:
             self._has_written = True
         content = self.content
         dead = content.lines + len(changes) - len(content.entries)
-        is_worn = dead > max(len(content.entries), _FEW_LINES) or content.blank_bytes > max(
-            content.end // 2, _FEW_BYTES
-        )
+        is_worn = dead > max(len(content.entries), _FEW_LINES)
         if content.state is not State.SOUND or not content.head or is_worn:
             self._rewrite(changes)
             return
