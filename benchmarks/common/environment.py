@@ -79,7 +79,7 @@ def environment(device: str) -> dict[str, Any]:
     import torch
 
     from cudnn_autotune import environment as versions
-    from cudnn_autotune.timers.telemetry import Gpu
+    from cudnn_autotune.timers.telemetry import Board
 
     own, (head, dirty) = versions(), commit()
     is_gpu = device == "cuda"
@@ -101,7 +101,7 @@ def environment(device: str) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
     }
     if is_gpu:
-        fixed = Gpu().fixed()
+        fixed = Board().fixed()
         record["driver"] = fixed["driver"] or own["driver"]
         record["clocks_and_limits"] = {
             key: round(fixed[key]) for key in LIMITS if fixed[key] is not None

@@ -37,7 +37,7 @@ class Record:
         if device == "cpu" and self.path is not None and "results" in self.path.resolve().parts:
             text = "a --device cpu run is a dry run and is not recorded under results/"
             sys.exit(f"{self.path}: {text}")
-        self._telemetry = telemetry.Telemetry(telemetry.Gpu())
+        self._telemetry = telemetry.Telemetry(telemetry.Board())
         self.data: dict[str, Any] = {
             "benchmark": benchmark,
             "schema": SCHEMA,

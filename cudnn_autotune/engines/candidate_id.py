@@ -32,7 +32,7 @@ class CandidateId(NamedTuple):
     """The parts of the text of a candidate."""
 
     kind: Kind
-    """``engine`` is a config of cuDNN's, and whatever text is none of the others; ``unfused`` is
+    """``engine`` is a config of cuDNN's, and any text that is none of the others; ``unfused`` is
     one of the convolution alone."""
     name: str
     """``eng67``, ``aten``, ``matmul``, or the name of an implementation."""

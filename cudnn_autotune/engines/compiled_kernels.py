@@ -37,7 +37,7 @@ def keep_kernels(find: Find, keep: Keep) -> None:
 def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
     """Returns the machine code of a kernel for GPUs of a compute capability.
 
-    Threads that ask for the same kernel meanwhile wait, so that it is compiled once.
+    Threads that ask for a kernel that is being compiled wait, so that it is compiled once.
 
     Raises:
         PlanError: it does not compile, or NVRTC is not there. The compiler's log is in the message.
@@ -63,8 +63,8 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
 
 
 def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
-    """Whether :func:`cubin` returns without compiling, because this process or an earlier one has
-    compiled the kernel."""
+    """Returns whether :func:`cubin` returns without compiling, because this process or an earlier
+    one has compiled the kernel."""
     digest = _digest(kernel, _options(kernel, compute_capability))
     with _lock:
         found = _asked_for(digest)

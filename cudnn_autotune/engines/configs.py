@@ -131,7 +131,7 @@ def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearc
 
 @cache
 def _driver_is_found() -> bool:
-    """Whether cuDNN can load the CUDA driver's library; says it once if not."""
+    """Returns whether cuDNN can load the CUDA driver's library; says it once if not."""
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:

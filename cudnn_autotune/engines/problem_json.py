@@ -47,7 +47,8 @@ def problem_to_json(problem: ConvProblem) -> dict[str, Any]:
 
 
 def _rare_to_json(problem: ConvProblem) -> dict[str, Any]:
-    """The fields that few problems have; others are written as they were before there were any."""
+    """Returns the fields that few problems have; others are written as they were before there were
+    any."""
     names = _EPILOGUE if problem.is_fused else ()
     if problem.depthwise_kernel != "auto":
         names = (_DEPTHWISE, *names)
@@ -134,7 +135,7 @@ _TEXT = re.compile(
 
 
 def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
-    """The inverse of :func:`problem_text`; ValueError where the text is no problem's."""
+    """Reads what :func:`problem_text` writes; raises ValueError where the text is no problem's."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ValueError(f"{shown(text)} is no problem's text")

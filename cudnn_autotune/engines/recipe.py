@@ -16,7 +16,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 Buffer = Literal["x", "w", "y", "bias", "residual", "workspace"]
 """The forward convolution's input, weight and output, what its epilogue adds, and the workspace.
 fprop writes y, dgrad writes x and wgrad writes w."""
-WRITTEN: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+RESULTS: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 _ALIGNMENT = 256
 """Alignment of tensors in the workspace, in bytes; torch aligns the workspace itself so."""
 

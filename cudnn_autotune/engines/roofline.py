@@ -69,7 +69,7 @@ class Peaks:
                 raise ValueError(f"{name}: must be above 0, got {value}")
 
     def rate_of(self, problem: ConvProblem) -> float:
-        """The operations a millisecond of the fastest unit that can compute ``problem``."""
+        """Returns the operations a millisecond of the fastest unit that can compute ``problem``."""
         name = DTYPES[problem.dtype]
         if problem.may_use_tf32:
             name = TF32
@@ -77,7 +77,8 @@ class Peaks:
         return max(rates[unit] for unit in _EXACT_IN[name] if unit in rates)
 
     def best(self, other: Peaks) -> Peaks:
-        """The higher of both rates, and the shorter launch: a disturbed measurement is too low."""
+        """Returns the higher of both rates, and the shorter launch: a disturbed measurement is too
+        low."""
         rates = {
             name: max(peaks.flops_per_ms.get(name, 0.0) for peaks in (self, other))
             for name in ARITHMETICS
@@ -102,7 +103,7 @@ class Limit:
         return time_ms / self.limit_ms
 
     def gain_ms(self, time_ms: float) -> float:
-        """The milliseconds that a call of ``time_ms`` could become faster, 0 or more."""
+        """Returns the milliseconds that a call of ``time_ms`` could become faster, 0 or more."""
         return max(0.0, time_ms - self.limit_ms)
 
 
@@ -153,7 +154,7 @@ def bytes_moved(problem: ConvProblem) -> int:
 
 
 def touched(problem: ConvProblem) -> Touched:
-    """Counts, in time proportional to the sum of the kernel's sizes."""
+    """Counts the parts that are needed, in time proportional to the sum of the kernel's sizes."""
     batch, channels = problem.input_shape[:2]
     filters, depth = problem.weight_shape[:2]
     inputs, outputs = batch * channels, batch * filters

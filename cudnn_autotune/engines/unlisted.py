@@ -37,7 +37,7 @@ SELDOM_FASTEST = {(9, 19): {71: math.inf, 70: 100.0}}
 # 1.04 times the best on the others (docs/findings/fallback-mode.md). The kernel that ``auto``
 # compiles took 1.67 times the best on the one of them on which it was measured.
 NOT_FOR_ONE_TAP = {(9, 19): (78,)}
-# A matrix product of fewer bytes takes about as long as a launch, by whatever computes it. One of
+# A matrix product of fewer bytes takes about as long as a launch, with any engine. One of
 # them took 6.5 us on an H200, engine 70 1.10 times as long and engine 78 1.28 times.
 _SMALL_BYTES = 2**20
 
@@ -58,8 +58,8 @@ def kernel_cfgs(cudnn_version: int) -> Mapping[int, tuple[int, ...]]:
 
 
 def is_seldom_fastest(candidate: Candidate, problem: ConvProblem | None) -> bool:
-    """Whether to compile a candidate mostly costs more than it gains, by what is known of the
-    version of cuDNN as in :func:`kernel_cfgs`. Those of mode A, which PyTorch compiles, do not
+    """Returns whether to compile a candidate mostly costs more than it gains, by what is known of
+    the version of cuDNN as in :func:`kernel_cfgs`. Those of mode A, which PyTorch compiles, do not
     count."""
     if not candidate.is_compiled or candidate.heuristic_mode == "A":
         return False
@@ -101,15 +101,15 @@ def timed_by_pytorch(problem: ConvProblem | None, listed: Iterable[Candidate]) -
 
 
 def _is_small_product(problem: ConvProblem) -> bool:
-    """Whether images of one pixel are multiplied with a small matrix, as in squeeze and
+    """Returns whether images of one pixel are multiplied with a small matrix, as in squeeze and
     excitation."""
     is_product = problem.groups == 1 and math.prod(problem.input_shape[2:]) == 1
     return is_product and bytes_moved(problem) < _SMALL_BYTES
 
 
 def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candidate]) -> bool:
-    """Whether the package has a kernel among the candidates that is faster than every engine that
-    cuDNN compiles at run time.
+    """Returns whether the package has a kernel among the candidates that is faster than every
+    engine that cuDNN compiles at run time.
 
     Such are those of groups in ``channels_last``, for layers without dilation that have as many
     channels out as in. On an H200 they took at most 0.87 of the time of these engines, on the 45

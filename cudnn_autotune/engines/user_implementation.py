@@ -71,7 +71,7 @@ class UserImplementation:
 
     def settings_for(self, problem: ConvProblem) -> Sequence[str]:
         """Returns the settings that are offered for a problem that is supported, the best guess
-        first. Raises whatever the user's function does."""
+        first. Raises what the user's function raises."""
         return _settings(self.settings(problem)) if callable(self.settings) else self.settings
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:

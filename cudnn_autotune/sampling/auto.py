@@ -61,7 +61,7 @@ class Shortlist:
         kernels += first_of_each(c for c in everything if c.engine is not None and c.is_compiled)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
         has_faster = has_faster_kernels(self.problem, kernels)
-        # The plan that PyTorch would run is timed whatever it costs; none of its plans adds a bias.
+        # The plan that PyTorch would run is timed at any cost; none of its plans adds a bias.
         pytorchs = [
             *([c for c in listed if c.is_unfused] or listed)[:1],
             *(

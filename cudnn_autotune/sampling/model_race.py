@@ -31,7 +31,7 @@ ProblemT = TypeVar("ProblemT")
 
 
 def rules() -> RaceRules:
-    """The rules of each problem's race. The GPU is busy already, so that no long warm-up is
+    """Returns the rules of each problem's race. The GPU is busy already, so that no long warm-up is
     needed."""
     return replace(RaceRules(), least_rounds=4, batch_ms=0.35, warm_ms=2.0)
 
@@ -120,8 +120,8 @@ class Entrant(Generic[ProblemT]):
 
 
 def is_final(selection: Selection) -> bool:
-    """Whether a selection is one of a model's race that was not cut short. A first call in mode
-    ``auto`` looks at less."""
+    """Returns whether a selection is one of a model's race that was not cut short. A first call in
+    mode ``auto`` looks at less."""
     return _TOGETHER in selection.evidence.remarks
 
 

@@ -6,7 +6,7 @@ compiled on background threads, and checked once they are compiled. Then one of 
 drawn at random, runs the candidate whose turn it is, between two events for which the call does not
 wait, until one candidate is the fastest or no gap matters any more. The other call runs the leader
 so far, and is not timed. Only this mode measures under the model's own cache contents, power draw
-and other load on the GPU. Meanwhile consecutive calls may differ in the last bits. Under
+and other load on the GPU. Until then consecutive calls may differ in the last bits. Under
 deterministic settings the first plan stays, and while a stream is being captured the leader so far
 runs.
 

@@ -109,8 +109,8 @@ class OnlineRace:
     """A race whose turns are taken elsewhere. Candidates have numbers, in the order of joining.
 
     Only rounds in which all that are compared had a turn compare them. So a candidate that joins
-    late is not compared with what others took before, and the limit of rounds holds anew; until it
-    has had two turns, the others are compared without it.
+    late is not compared with what others took before, and the limit of rounds begins again; until
+    it has had two turns, the others are compared without it.
     """
 
     candidates: list[Candidate]

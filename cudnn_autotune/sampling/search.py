@@ -109,7 +109,8 @@ class SearchState:
         return known[-1] if known else math.inf
 
     def _slowed_since(self, outcome: RaceOutcome) -> float:
-        """By what factor candidates that ran in both races were slower in the last one."""
+        """Returns the factor by which candidates that ran in both races were slower in the last
+        one."""
         is_last = outcome is self.last
         return 1.0 if is_last else math.exp(_shift(outcome.log_time, self.last.log_time))
 
@@ -148,8 +149,9 @@ class SearchState:
             self.remarks.append("the time allowed one launch of each candidate only")
 
     def race_again(self, rules: RaceRules) -> Iterator[None]:
-        """If all survivors of the last race have failed, races the candidates that were eliminated
-        in comparison with them and are near enough to their own best to pass screening."""
+        """Races the candidates that were eliminated in comparison with survivors of the last race
+        if all of these have failed since, as far as they are near enough to their own best to pass
+        screening."""
         while not self.last.survivors:
             times = self.timed()
             near = {c: ms for c, ms in times.items() if ms <= SLOW * min(times.values())}
@@ -268,7 +270,7 @@ def search(
 def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterator[None]:
     """Screens and races every candidate; each step is the screening, or a round.
 
-    Those that are compiled at run time are built in the background meanwhile, and a second race
+    Those that are compiled at run time are built in the background, and a second race
     compares them with the best of the others. A step ends before they are waited for.
     """
     rules, timer = found.rules, found.timer
@@ -311,7 +313,7 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     # PyTorch runs the first of these that builds. It has no plan that adds a bias.
     has_unfused = any(c.is_unfused for c in listed)
     own = [c for c in listed if c.heuristic_mode == "A" and (c.is_unfused or not has_unfused)]
-    # If there is a budget, PyTorch's own plan is built and screened first, whatever it costs.
+    # If there is a budget, PyTorch's own plan is built and screened first, at any cost.
     is_first = found.budget.is_limited and found.aten_is_cudnn
     first = {c.text for c in own[:1] if is_first}
     out = _not_compilable([*similar, *listed, *beyond], seldom, first, found.budget)
@@ -407,7 +409,7 @@ def _screen_b(of_b: Sequence[Candidate], found: SearchState) -> None:
 
 
 def race_late(found: SearchState, *, is_unfinished: bool = False) -> Iterator[None]:
-    """Screens those that were compiled meanwhile and races them with the best of the others.
+    """Screens those that have been compiled and races them with the best of the others.
 
     Args:
         is_unfinished: whether the others race once more in any case.

@@ -253,8 +253,8 @@ class SteadyFinal:
             margin = max(margin, _SLOW_BOARD_MARGIN)
 
         def finalists() -> list[Candidate]:
-            """Returns the best contenders, and the leader, which stays whatever its first run
-            says."""
+            """Returns the best contenders, and the leader, which stays even if its first run
+            was slow."""
             left = [c for c in order if c in times.logs]
             best = [c for c in left if low[c] - high[left[0]] <= margin]
             return [*best[: self._rules.most_again], *(c for c in [leader] if c in times.logs)]

@@ -24,7 +24,7 @@ class Limits:
     budget_ms: float | None = None
     """Wall time in milliseconds that the choice may take, plan building included; None: no limit.
     Candidates beyond the budget are left out, and the evidence says so. PyTorch's own path (the
-    heuristics' first plan where that is cuDNN) is timed whatever it costs. For ``online`` the
+    heuristics' first plan where that is cuDNN) is timed at any cost. For ``online`` the
     budget bounds how long the caller's calls wait for building and checking, but not the turns."""
 
 
@@ -87,7 +87,7 @@ class Strategy(Protocol):
         """
 
 
-Shortlist = Callable[[Candidates, int], Sequence[Candidate]]
+Shortlister = Callable[[Candidates, int], Sequence[Candidate]]
 """(candidates, ``Limits.benchmark_limit``) -> those that a mode looks at."""
 
 
@@ -104,7 +104,7 @@ class Traits:
     races_models: bool = False
     """Whether a model's problems are tuned in one race of all of them, within ``budget_s``, instead
     of by ``select``, one after the other."""
-    shortlist: Shortlist | None = None
+    shortlist: Shortlister | None = None
     """The candidates that it looks at. Where they are known, they are compiled ahead; None: the
     mode takes what is compiled, or compiles itself."""
     seconds: float = 0.6

@@ -7,7 +7,7 @@ order is that of energy. Only a sustained run shows it.
 
 A power controller samples every 50 to 100 ms and oscillates: on an H200 the clock falls in one step
 after 60 to 80 ms and swings from there on, so that two runs of a tenth of a second of one candidate
-differ by some 2 %, and those of half a second by 0.5 %. Where the board's power was read meanwhile,
+differ by some 2 %, and those of half a second by 0.5 %. Where the board's power was read in a run,
 its distance from the cap gives the error of a run (``timers.board_power``), and corrected runs of a
 tenth of a second differ by half a percent. The constants are from docs/findings/power-limit.md.
 

@@ -56,7 +56,7 @@ def remember(problem: str, engine: str, device: int, error: float) -> None:
 
 
 def withdraw(problem: str, engine: str, device: int) -> None:
-    """Records that an output was wrong, whatever was recorded before. It does not raise.
+    """Records that an output was wrong, also where it was recorded as right. It does not raise.
 
     In this process that holds at once. If the record cannot be changed now, it is at the next
     record or withdrawal.

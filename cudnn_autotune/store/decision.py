@@ -232,7 +232,7 @@ class Decision:
 def key_of(problem: ConvProblem, policy: Policy | None = None) -> str:
     """Returns the key of every decision for ``problem`` by this mode and benchmark limit."""
     policy = policy or Policy()
-    # The mode's name comes last, so that keys stay distinct whatever a user calls a mode.
+    # The mode's name comes last, so that keys stay distinct for any name of a mode.
     return f"{problem_text(problem)} benchmark_limit={policy.benchmark} sampling={policy.mode}"
 
 

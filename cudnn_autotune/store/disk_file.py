@@ -100,7 +100,7 @@ def append(path: Path, data: bytes, end: int, known: Stamp | None) -> Stamp | No
     descriptor = os.open(path, flags)
     try:
         if stamp(descriptor) != known:
-            raise OSError(errno.ESTALE, "the file was changed meanwhile", str(path))
+            raise OSError(errno.ESTALE, "the file has changed since it was read", str(path))
         os.ftruncate(descriptor, end)
         try:
             if os.pwrite(descriptor, data, end) < len(data):

@@ -79,8 +79,6 @@ class Content:
     """Whether ``tail`` is an entry with the right checksum."""
     lines: int = 0
     """The number of intact lines behind the header, including replaced entries and removals."""
-    blank_bytes: int = 0
-    """The number of bytes up to ``end`` that are neither of a line nor the line feed behind it."""
 
     def apply(self, name: bytes, line: bytes) -> None:
         """Adds or removes an entry, as an intact line says."""
@@ -92,23 +90,18 @@ class Content:
 
     def extend(self, data: bytes, begin: int = 0) -> int:
         """Applies the bytes behind ``end``, which are ``data`` from ``begin`` on; returns how many
-        of the lines are damaged.
-
-        It takes no more memory than the lines do, however many are blank.
-        """
+        of the lines are damaged."""
         assert self.environment is not None
         seed = codec.seed(self.environment)
         end = data.rfind(b"\n", begin) + 1 or begin
         zeros = data.startswith(b"\0", begin, end) + data.count(b"\n\0", begin, end)
-        damaged, used = zeros, 0
+        damaged = zeros
         for place, line in _lines(data, begin, end):
-            used += len(line) + 1
             name = codec.name_in(line, seed)
             if name is not None:
                 self.apply(name, line)
             elif line.strip() and data[place - 1 : place] != b"\0":
                 damaged += 1
-        self.blank_bytes += end - begin - used
         self.tail = data[end:]
         if end > begin:
             self.last = data[max(data.rfind(b"\n", begin, end - 1) + 1, begin) : end]
@@ -137,7 +130,7 @@ def encode(environment: Environment, lines: Iterable[bytes], identity: str = "")
 
 
 def decode(data: bytes, environment: Environment | None = None) -> Content:
-    """Returns the content of a file. It raises nothing, whatever ``data`` is.
+    """Returns the content of a file. It raises nothing for any ``data``.
 
     A file that cannot be read is DAMAGED if it is recognisable as a store's, else NO_STORE. With
     ``environment`` None, the decisions are of the environment that the header names.

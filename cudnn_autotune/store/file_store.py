@@ -32,7 +32,7 @@ class Store:
     """The decisions of one environment, in one file.
 
     Threads and processes may share the file. Every change is on the disk when the call returns, and
-    loses nothing that others wrote meanwhile. A change that cannot be written (a full disk, a
+    loses nothing that others have written. A change that cannot be written (a full disk, a
     folder without permission, a file that is read-only, of another version, or not a store's) stays
     in the memory of the process and is served from there. A warning says so once, and the next
     change writes it too if it can. A damaged file is set aside, and its intact entries are kept.
@@ -181,7 +181,7 @@ class Store:
 
     def discard(self, decisions: Iterable[Decision]) -> int:
         """Removes decisions, and returns how many it has removed: one that was replaced by another
-        meanwhile stays replaced. Raises TypeError for anything but Decisions."""
+        since stays replaced. Raises TypeError for anything but Decisions."""
         gone = {codec.name_of(decision): decision for decision in _checked(decisions)}
         return self._change([], gone).removed if gone else 0
 

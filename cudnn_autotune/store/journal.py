@@ -1,7 +1,7 @@
 """Reading and changing a store's file, which is a journal: a change appends lines, and once most
 lines are out of date, the live ones are written to a new file.
 
-Whatever is wrong with the file causes one warning and no exception.
+Any fault of the file causes one warning and no exception.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _BLOCKED = (State.FOREIGN, State.NO_STORE, State.OTHER_VERSION, State.UNREADABLE
 _RETRY_TIMEOUT_S = 0.5
 _IN_MEMORY = "new decisions stay in the memory of this process"
 _FEW_LINES = 64
-"""A file with at most this many lines out of date is not written anew."""
-_FEW_BYTES = 64 << 10
-"""A file with at most this many blank bytes is not written anew."""
+"""A file with at most this many lines out of date is not rewritten."""
 
 
 class Journal:
@@ -89,8 +87,7 @@ class Journal:
         """Waits for the file's lock and holds it, for a call of :meth:`update`; not to be called if
         :meth:`is_left_alone`. It gives the error because of which the lock is not held, or None.
 
-        A hanging process may hold the lock for long, so other threads may use the other methods
-        meanwhile.
+        A hanging process may hold the lock for long, so other threads may use the other methods.
         """
         # A process that has timed out once waits less at its next changes.
         return _held(self.path, _RETRY_TIMEOUT_S if self._has_failed else None)
@@ -162,11 +159,9 @@ class Journal:
             self._has_written = True
         content = self.content
         dead = content.lines + len(changes) - len(content.entries)
-        is_worn = dead > max(len(content.entries), _FEW_LINES) or content.blank_bytes > max(
-            content.end // 2, _FEW_BYTES
-        )
+        is_worn = dead > max(len(content.entries), _FEW_LINES)
         if content.state is not State.SOUND or not content.head or is_worn:
-            self._write_anew(changes)
+            self._rewrite(changes)
             return
         lines = [
             codec.removal(name, self._environment) if line is None else line
@@ -180,7 +175,7 @@ class Journal:
             self._stamp = disk_file.append(self.path, data, content.end, self._stamp)
         content.extend(content.tail + b"\n" + data if content.is_tail_whole else data)
 
-    def _write_anew(self, changes: Changes) -> None:
+    def _rewrite(self, changes: Changes) -> None:
         content, environment = self.content, self._environment
         lines = [line for line in {**content.entries, **changes}.values() if line is not None]
         aside = disk_file.set_aside(self.path) if content.state is State.DAMAGED else None

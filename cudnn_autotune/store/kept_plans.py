@@ -28,7 +28,7 @@ from cudnn_autotune.store import settings
 from cudnn_autotune.store.environment import Environment, default_folder
 from cudnn_autotune.store.private_folder import folder_beside
 
-Gpu = int | str
+GpuKey = int | str
 """The index of a CUDA device, or the JSON description of a GPU that need not be here."""
 
 
@@ -53,7 +53,7 @@ _lock = ForkSafeLock()
 _counts: Counter[str] = Counter()
 
 
-def find(problem: str, engine: str, gpu: Gpu) -> bytes | None:
+def find(problem: str, engine: str, gpu: GpuKey) -> bytes | None:
     """Returns the serialized plan of an engine config for a problem; None if none is kept.
 
     Args:
@@ -65,7 +65,7 @@ def find(problem: str, engine: str, gpu: Gpu) -> bytes | None:
     return data
 
 
-def keep(problem: str, engine: str, gpu: Gpu, data: bytes) -> None:
+def keep(problem: str, engine: str, gpu: GpuKey, data: bytes) -> None:
     """Keeps a plan that was just compiled."""
     _count("compiled")
     _keep(PLAN, problem, engine, gpu, data)
@@ -85,7 +85,7 @@ def keep_kernel(function: str, digest: str, cubin: bytes) -> None:
     _keep(KERNEL, function, digest, None, cubin)
 
 
-def find_trial(problem: str, limits: str, gpu: Gpu) -> Any:
+def find_trial(problem: str, limits: str, gpu: GpuKey) -> Any:
     """Returns the record of a problem's trial, as plain JSON; None if none is kept.
 
     Args:
@@ -100,7 +100,7 @@ def find_trial(problem: str, limits: str, gpu: Gpu) -> Any:
         return None
 
 
-def keep_trial(problem: str, limits: str, gpu: Gpu, record: Any) -> None:
+def keep_trial(problem: str, limits: str, gpu: GpuKey, record: Any) -> None:
     """Keeps a record in the place of an earlier one; None removes that."""
     data = None if record is None else json.dumps(record).encode()
     _keep(TRIAL, problem, _trial_with(limits), gpu, data)
@@ -112,7 +112,7 @@ def _trial_with(limits: str) -> str:
     return f"online {limits} torch={torch.__version__}"
 
 
-def _found(kind: Kind, problem: str, engine: str, gpu: Gpu | None) -> bytes | None:
+def _found(kind: Kind, problem: str, engine: str, gpu: GpuKey | None) -> bytes | None:
     try:
         files = files_for(gpu, kind)
         return (files.find(problem, engine) if files else None) or None
@@ -121,7 +121,7 @@ def _found(kind: Kind, problem: str, engine: str, gpu: Gpu | None) -> bytes | No
         return None
 
 
-def _keep(kind: Kind, problem: str, engine: str, gpu: Gpu | None, data: bytes | None) -> None:
+def _keep(kind: Kind, problem: str, engine: str, gpu: GpuKey | None, data: bytes | None) -> None:
     """Keeps data in the place of earlier data; None removes that."""
     try:
         files = files_for(gpu, kind)
@@ -144,7 +144,7 @@ def _count(what: str) -> None:
         _counts[what] += 1
 
 
-def files_for(gpu: Gpu | None, kind: Kind = PLAN) -> PlanFiles | None:
+def files_for(gpu: GpuKey | None, kind: Kind = PLAN) -> PlanFiles | None:
     """Returns the files for a GPU, or for what depends on none, under the present settings; None if
     nothing is kept."""
     chosen = settings.get_store_settings()
@@ -156,7 +156,7 @@ def files_for(gpu: Gpu | None, kind: Kind = PLAN) -> PlanFiles | None:
 
 @functools.lru_cache(maxsize=64)
 def _files(
-    place: Path, is_read: bool, is_written: bool, gpu: Gpu | None, kind: Kind
+    place: Path, is_read: bool, is_written: bool, gpu: GpuKey | None, kind: Kind
 ) -> PlanFiles | None:
     environment = {} if gpu is None else environment_of(gpu)
     if environment is None:
@@ -164,7 +164,7 @@ def _files(
     return PlanFiles(place, environment, is_read=is_read, is_written=is_written, kind=kind)
 
 
-def environment_of(gpu: Gpu) -> dict[str, object] | None:
+def environment_of(gpu: GpuKey) -> dict[str, object] | None:
     """Returns what every compiled plan for a GPU depends on, as plain JSON; None if the driver's
     version is unknown."""
     found = versions.environment(None if isinstance(gpu, str) else gpu)
@@ -245,7 +245,7 @@ class PlanFiles:
             self.folder.remove(self._name(self._title(problem, engine)))
 
     def _title(self, problem: str, engine: str) -> bytes:
-        """The first line of a plan's file."""
+        """Returns the first line of a plan's file."""
         depends_on = {**self._environment, "problem": problem, "engine": engine}
         return json.dumps({"format": self._kind.format, **depends_on}, sort_keys=True).encode()
 

@@ -128,7 +128,7 @@ def _described(text: str) -> _Described | None:
     if len(x) != len(w):
         return None
     groups = int(match["groups"])
-    # A depthwise convolution has as many groups as channels, whatever their number.
+    # A depthwise convolution has as many groups as channels.
     grouping = "depthwise" if groups == x[1] > 1 else groups
     kind = (match["op"], w[2:], match["filter"], grouping, match["types"])
     return kind, tuple(map(_log2, (x[0], x[1], w[0], *x[2:])))

@@ -77,5 +77,5 @@ def _level_outside() -> int:
 
 
 def _imports(frame: FrameType) -> bool:
-    """Whether it is of Python's import, whose frames ``warnings.warn`` does not count."""
+    """Returns whether it is of Python's import, whose frames ``warnings.warn`` does not count."""
     return "importlib" in frame.f_code.co_filename and "_bootstrap" in frame.f_code.co_filename

@@ -202,7 +202,7 @@ class PrivateFolder:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Opens the folder itself, so that nobody can exchange it meanwhile."""
+        """Opens the folder itself, so that nobody can exchange it before it is closed."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         folder = os.open(self.path, flags)
         try:

@@ -21,7 +21,7 @@ from cudnn_autotune.timers import board_power
 from cudnn_autotune.timers.lacking import Lacking, available_bytes, bytes_of, is_passing
 from cudnn_autotune.timers.measuring import cold_sets, fills_cache
 from cudnn_autotune.timers.measuring import operands as random_operands
-from cudnn_autotune.timers.telemetry import Gpu, PowerWatch
+from cudnn_autotune.timers.telemetry import Board, PowerWatch
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample, in_portions
 
 # NVRTC compiles each config on one thread. More threads than this save little time and use memory.
@@ -80,7 +80,7 @@ class GpuTimer:
         self._search = search
         self._operands = operands
         self._device = operands[0].device
-        self._gpu = Gpu.of(self._device.index or 0)
+        self._gpu = Board.of(self._device.index or 0)
         self.plans: dict[str, _C.Plan] = {}
         self._building = [([text], future) for text, future in (begun or {}).items()]
         self._workspace: Tensor | None = None

@@ -24,7 +24,8 @@ _PASSING = re.compile(
 
 
 def is_passing(error: str) -> bool:
-    """Whether the message of a failure names a reason that may have passed at the next attempt."""
+    """Returns whether the message of a failure names a reason that may have passed at the next
+    attempt."""
     return _PASSING.search(error) is not None
 
 
@@ -46,7 +47,7 @@ class Lacking:
         return self.memory_bytes > 0 or self.not_built > 0 or self.check
 
     def __str__(self) -> str:
-        """Why the choice is not final; empty if it is."""
+        """Says why the choice is not final; empty if it is."""
         reasons = []
         if self.left_out:
             reasons.append(f"{_candidates(self.left_out)} left out for want of memory")
@@ -59,17 +60,17 @@ class Lacking:
         return "; ".join(reasons)
 
     def and_memory(self, memory_bytes: int) -> Lacking:
-        """This, and one more candidate that was left out, for want of so much memory."""
+        """Returns this with one more candidate that was left out, for want of so much memory."""
         least = min(self.memory_bytes or memory_bytes, memory_bytes)
         return replace(self, memory_bytes=least, left_out=self.left_out + 1)
 
     def and_build(self) -> Lacking:
-        """This, and one more candidate that failed to build for a reason that may pass."""
+        """Returns this with one more candidate that failed to build for a reason that may pass."""
         return replace(self, not_built=self.not_built + 1)
 
     def may_be_had(self, device: int) -> bool:
-        """Whether another search could do more now: memory is looked for, and allocated once if it
-        seems to be there; what failed to build is worth an attempt at any time."""
+        """Returns whether another search could do more now: memory is looked for, and allocated
+        once if it seems to be there; what failed to build is worth an attempt at any time."""
         if self.not_built:
             return True
         return self.memory_bytes > 0 and _has_room(self.memory_bytes, device)
@@ -103,5 +104,5 @@ def _has_room(size: int, device: int) -> bool:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """The size of tensors in bytes."""
+    """Returns the size of tensors in bytes."""
     return sum(int(tensor.nbytes) for tensor in tensors)

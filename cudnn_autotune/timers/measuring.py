@@ -103,14 +103,14 @@ def surrounded(problem: ConvProblem, data: Sequence[Tensor]) -> Operands:
 
 
 def added_shapes(problem: ConvProblem) -> list[tuple[int, ...]]:
-    """The shapes of the bias and of the residual that the problem has."""
+    """Returns the shapes of the bias and of the residual that the problem has."""
     bias = [(problem.weight_shape[0],)] if problem.bias else []
     return [*bias, *([problem.output_shape] if problem.residual else [])]
 
 
 def _aligned(like: Tensor, device: torch.device | int | str, alignment: int) -> Tensor:
-    """New memory for a tensor of another one's form, which is aligned to ``alignment`` bytes, or to
-    32 or more if that is ``MOST_ALIGNED``."""
+    """Returns new memory for a tensor of another one's form, which is aligned to ``alignment``
+    bytes, or to 32 or more if that is ``MOST_ALIGNED``."""
     ahead = alignment % MOST_ALIGNED // like.element_size()
     room = torch.empty(ahead + like.numel(), dtype=like.dtype, device=device)
     return room.as_strided(like.shape, like.stride(), ahead)

@@ -35,7 +35,7 @@ def measure(device: torch.device | int | str = "cuda") -> Peaks:
     """Measures the peaks of a CUDA device, which should have nothing else to do.
 
     It takes up to half of the free memory and gives it back. Other threads must not set PyTorch's
-    precision of matrix products meanwhile.
+    precision of matrix products until it returns.
 
     Raises:
         RuntimeError: too little memory is free, or CUDA failed.

@@ -32,7 +32,7 @@ class StoppingCriterion(ABC, Generic[_MeasurementT]):
 
     @abstractmethod
     def add_measurement(self, measurement: _MeasurementT) -> None:
-        """Takes the newest portion of samples into account and sets :attr:`reason` anew."""
+        """Takes the newest portion of samples into account and updates :attr:`reason`."""
 
     def is_finished(self) -> bool:
         """Returns whether the measurements so far are enough."""

@@ -59,8 +59,8 @@ class GpuState:
     """Whether ``throttle_reasons`` is known to be complete."""
 
 
-class Gpu:
-    """One GPU as NVML knows it. No method raises an error.
+class Board:
+    """The board of a GPU as NVML knows it. No method raises an error.
 
     Args:
         cuda_index: index of the CUDA device. NVML numbers GPUs by their PCI bus, so that among
@@ -84,7 +84,7 @@ class Gpu:
 
     @classmethod
     @functools.cache
-    def of(cls, cuda_index: int) -> Gpu:
+    def of(cls, cuda_index: int) -> Board:
         """Returns the process's only reader of a device, since opening one takes milliseconds."""
         return cls(cuda_index)
 
@@ -158,7 +158,7 @@ def _thousandth(value: float | None) -> float | None:
 class _Background:
     """A thread that reads a GPU until ``__exit__``."""
 
-    def __init__(self, gpu: Gpu, period_s: float) -> None:
+    def __init__(self, gpu: Board, period_s: float) -> None:
         self.gpu = gpu
         self.period_s = period_s
         self._stop = threading.Event()
@@ -180,7 +180,7 @@ class Telemetry(_Background):
     It is meant for a process that only waits, so that it does not disturb what is measured.
     """
 
-    def __init__(self, gpu: Gpu, period_s: float = 0.1) -> None:
+    def __init__(self, gpu: Board, period_s: float = 0.1) -> None:
         super().__init__(gpu, period_s)
         self.readings: list[GpuState] = []
 
@@ -234,7 +234,7 @@ class PowerWatch(_Background):
     A query takes some ten microseconds; an H200 has a new reading every 100 ms.
     """
 
-    def __init__(self, gpu: Gpu, period_s: float = 0.001) -> None:
+    def __init__(self, gpu: Board, period_s: float = 0.001) -> None:
         super().__init__(gpu, period_s)
         self.readings: list[PowerReading] = []
 

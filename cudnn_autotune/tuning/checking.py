@@ -1,7 +1,7 @@
 """Runs candidates on a caller's tensors, and compares their output with a reference.
 
 The reference is the convolution's definition at a sample of the output's places
-(csrc/sampled_reference.h), which each check draws anew. The whole output is filled with NaN before
+(csrc/sampled_reference.h), which each check draws again. The whole output is filled with NaN before
 the engine runs, and none may be left. What a candidate writes goes to memory between guard bands.
 
 Where the caller's tensors do not tell right from wrong, as zeros do not, random ones do. An output
@@ -58,15 +58,15 @@ def is_right(problem: ConvProblem, error: float | None) -> bool:
 
 
 def tolerance(problem: ConvProblem) -> float:
-    """The largest relative error of a right engine."""
+    """Returns the largest relative error of a right engine."""
     if problem.may_use_tf32:
         return TOLERANCE_TF32
     return TOLERANCES[problem.dtype]
 
 
 def new_seed() -> int:
-    """A seed for the places of one check. It is the system's, and no generator of a user's is
-    asked."""
+    """Returns a seed for the places of one check. It is the system's, so that no generator of the
+    caller's is used."""
     return int.from_bytes(os.urandom(4), "little")
 
 
@@ -139,15 +139,15 @@ def error_in(problem: ConvProblem, found: Tensor) -> float | None:
 
 
 def _may_overflow(problem: ConvProblem, operands: Sequence[float]) -> bool:
-    """Whether right outputs may be infinite, by the largest magnitude in each operand."""
+    """Returns whether right outputs may be infinite, by the largest magnitude in each operand."""
     a, b, *added = operands
     largest: float = torch.finfo(problem.dtype).max
     return a * b * terms(problem) + sum(added) >= 0.9 * largest
 
 
 def is_telling(problem: ConvProblem, tensors: Sequence[Tensor]) -> bool:
-    """Whether a right output can be told from a wrong one on these operands, as far as a look at
-    each of them shows: they are finite, and not nearly all zero. Waits for the device.
+    """Returns whether a right output can be told from a wrong one on these operands, as far as a
+    look at each of them shows: they are finite, and not nearly all zero. Waits for the device.
 
     Args:
         problem, tensors: as for :func:`relative_error`.

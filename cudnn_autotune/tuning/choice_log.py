@@ -21,7 +21,7 @@ _forgettings_of: Counter[ConvProblem] = Counter()
 
 
 def generation(problem: ConvProblem) -> int:
-    """A number that grows whenever the choices for ``problem`` are forgotten."""
+    """Returns a number that grows whenever the choices for ``problem`` are forgotten."""
     with _lock:
         return _forgettings + _forgettings_of[problem]
 

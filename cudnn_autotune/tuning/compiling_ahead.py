@@ -25,7 +25,7 @@ from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_s
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.user_implementation import is_users
-from cudnn_autotune.sampling.strategy import Shortlist
+from cudnn_autotune.sampling.strategy import Shortlister
 from cudnn_autotune.store import Policy
 from cudnn_autotune.timers.gpu_timer import Built
 from cudnn_autotune.timers.measuring import MOST_ALIGNED
@@ -153,7 +153,7 @@ def _compile(
     threads: BackgroundThreads,
     problem: ConvProblem,
     device: Device,
-    shortlist: Shortlist,
+    shortlist: Shortlister,
     workspace_limit: int | None,
     nearby: Sequence[Candidate],
 ) -> Plans:

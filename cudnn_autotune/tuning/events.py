@@ -25,7 +25,7 @@ _callbacks: OrderedDict[int, Callback] = OrderedDict()
 
 
 def on_decision(callback: Callback) -> RemovableHandle:
-    """Calls ``callback(choice)`` whenever a problem's engine has been decided, on whatever thread.
+    """Calls ``callback(choice)`` whenever a problem's engine has been decided, on any thread.
 
     ``choice.origin`` says how: tuned, from the store, agreed between ranks, pinned, or taken from
     a neighbour. One that is ``choice.provisional`` is announced again once it is final. The call
@@ -78,7 +78,7 @@ class SlowSearches:
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """A context that lasts as long as one first call chooses its engine."""
+        """Returns a context that lasts as long as one first call chooses its engine."""
         begin_s = time.perf_counter()
         caller = (threading.get_ident(),)
         timer = threading.Timer(self._after_s - self._took_s, self._warn, caller)
@@ -95,7 +95,7 @@ class SlowSearches:
 
     @contextmanager
     def shown_elsewhere(self) -> Iterator[None]:
-        """A context without the warning, for tools that show their own progress."""
+        """Returns a context without the warning, for tools that show their own progress."""
         was_due, self._is_due = self._is_due, False
         try:
             yield

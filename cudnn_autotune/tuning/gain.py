@@ -56,7 +56,8 @@ class Against(Gain):
 
 
 def pytorchs_entry(selection: Selection) -> Measurement | None:
-    """The ranking's entry for the candidate that PyTorch would run; None if the ranking has none.
+    """Returns the ranking's entry for the candidate that PyTorch would run; None if the ranking has
+    none.
 
     If PyTorch runs one of cuDNN's plans and that plan was timed, this is the plan's entry.
     """
@@ -66,7 +67,7 @@ def pytorchs_entry(selection: Selection) -> Measurement | None:
 
 
 def against_pytorch(decision: Decision) -> Against | None:
-    """The comparison, or None if one of the two was not timed or nothing was chosen."""
+    """Returns the comparison, or None if one of the two was not timed or nothing was chosen."""
     ours, theirs = decision.chosen, pytorchs_entry(decision.selection)
     if ours is None or theirs is None:
         return None

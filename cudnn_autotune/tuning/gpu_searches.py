@@ -148,7 +148,7 @@ class GpuSearches:
     def _steps(
         self, problem: ConvProblem, found: SearchState, one: _Open, limits: Limits
     ) -> Generator[None, None, None]:
-        """The steps of a search, each under PyTorch's flags of the problem."""
+        """Takes the steps of a search, each under PyTorch's flags of the problem."""
         steps = steps_in_model(found, one.candidates, limits)
         over = object()
         try:

@@ -43,7 +43,7 @@ def main(channel: int, task: IO[bytes]) -> None:
     there = socket.socket(fileno=channel)
     try:
         implementation, some_settings, problem_tree, device = pickle.load(task)
-    except Exception as error:  # whatever the import of a user's module raises
+    except Exception as error:  # the import of a user's module may raise anything
         what = f"{type(error).__name__}: {error}"
         send(**{"not importable": f"it cannot be imported by name ({what})"})
         return
@@ -79,8 +79,8 @@ def _outcome(
     problem: ConvProblem,
     data: tuple[Tensor, ...],
 ) -> dict[str, str]:
-    """The outcome of a run, as a message. An exception does no harm elsewhere either, but says
-    nothing of what the setting does when it runs to its end."""
+    """Returns the outcome of a run, as a message. An exception does no harm elsewhere either, but
+    says nothing of what the setting does when it runs to its end."""
     try:
         with flags_of(problem, data[0].device.type):
             harm = harm_of(implementation, settings, problem, data)

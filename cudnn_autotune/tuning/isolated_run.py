@@ -163,8 +163,8 @@ class _Version:
         return None
 
     def _tried_with(self, settings: str, problem: ConvProblem) -> list[str]:
-        """The settings that a process tries together with these, which a search probably asks for
-        next: to start a process takes seconds."""
+        """Returns these settings and those that a process tries together with them, which a search
+        probably asks for next: to start a process takes seconds."""
         try:
             offered = self._implementation.settings_for(problem)
         except Exception:  # a user's function
@@ -424,7 +424,7 @@ class _SeparateProcess:
 
 
 def _parsed(data: bytes) -> dict[str, Any] | None:
-    """The object of a message, None if it holds none or is longer than allowed."""
+    """Returns the object of a message, None if it holds none or is longer than allowed."""
     try:
         found = json.loads(data) if len(data) <= _MOST_BYTES else None
     except (ValueError, RecursionError):

@@ -30,7 +30,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import online
-from cudnn_autotune.sampling.strategy import Limits, Shortlist
+from cudnn_autotune.sampling.strategy import Limits, Shortlister
 from cudnn_autotune.store import Policy
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.gpu_timer import GpuTimer
@@ -138,7 +138,8 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
 
 
 def _is_no_better(new: Choice, earlier: Choice) -> bool:
-    """Whether what serves after another look is what served before it, and lacks the same."""
+    """Returns whether what serves after another look is what served before it, and lacks the
+    same."""
     return (new.text, new.origin, new.lacking) == (earlier.text, earlier.origin, earlier.lacking)
 
 
@@ -176,7 +177,7 @@ def _waited_for(miss: _Miss, known: Choice | None) -> Served:
 
 
 def _is_tried(miss: _Miss, first: Choice) -> bool:
-    """Whether later calls are to decide about the choice that serves the first one."""
+    """Returns whether later calls are to decide about the choice that serves the first one."""
     if first.origin == "neighbour":
         # A trial copies the result of PyTorch's own path in each call.
         is_asked = settings.get_new_shapes() == "online" and first.text != ATEN.text
@@ -186,8 +187,8 @@ def _is_tried(miss: _Miss, first: Choice) -> bool:
 
 
 def _fast_nearby(miss: _Miss) -> list[Candidate] | None:
-    """The engines by which a new size is to be served; None if it is to be searched for. Without
-    timing there is nothing to save."""
+    """Returns the engines by which a new size is to be served; None if it is to be searched for.
+    Without timing there is nothing to save."""
     is_searched = miss.is_probe or settings.get_new_shapes() == "tune"
     if is_searched or not sampling.traits(miss.policy.mode).times:
         return None
@@ -236,7 +237,7 @@ def _preparation(
     schedule: _C.TurnSchedule,
     first: Served,
     since: int,
-    shortlist: Shortlist,
+    shortlist: Shortlister,
     nearby: Sequence[Candidate],
     budget_ms: float | None,
 ) -> OnlinePreparation:
@@ -311,9 +312,9 @@ def _search(miss: _Miss, mode: str) -> Served:
 
 
 def _to_measure_on(problem: ConvProblem, tensors: Operands) -> Operands:
-    """The caller's operands, or random ones if those do not tell a right output from a wrong one:
-    they would not tell a fast engine from a slow one either, since zeros draw less power. The
-    result is another tensor, between unused memory.
+    """Returns the caller's operands, or random ones if those do not tell a right output from a
+    wrong one: they would not tell a fast engine from a slow one either, since zeros draw less
+    power. The result is another tensor, between unused memory.
 
     Raises:
         OutOfMemoryError: there is no memory for them. What is timed may not write to the caller's
@@ -352,9 +353,9 @@ def _concluded(
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
-    """Whether the winner's output must be checked. It need not be if nothing was timed and PyTorch
-    would run the same plan unchecked: cuDNN's first one, unless padding differs before and after or
-    the engine computes an epilogue, which PyTorch never passes to cuDNN."""
+    """Returns whether the winner's output must be checked. It need not be if nothing was timed and
+    PyTorch would run the same plan unchecked: cuDNN's first one, unless padding differs before and
+    after or the engine computes an epilogue, which PyTorch never passes to cuDNN."""
     winner = selection.winner.candidate
     is_cudnns_first = bool(winner.heuristic_mode) and (winner.is_unfused or not problem.is_fused)
     n = problem.spatial_dims

@@ -135,7 +135,7 @@ def clear() -> None:
 
 @contextmanager
 def always_searched(problem: ConvProblem) -> Iterator[None]:
-    """Within the context the problem is searched for, whatever is measured nearby."""
+    """Within the context the problem is searched for, even if a size nearby is measured."""
     with _lock:
         _searched[problem] += 1
     try:
@@ -194,16 +194,16 @@ def calls_before_trial(problem: ConvProblem, device: int) -> int:
 
 
 def _distance(one: ConvProblem, other: ConvProblem) -> float:
-    """The Euclidean norm of the base-2 logarithms of the ratios of all sizes; channels are equal
-    in one layer."""
+    """Returns the Euclidean norm of the base-2 logarithms of the ratios of all sizes; channels are
+    equal in one layer."""
     pairs = zip(one.input_shape, other.input_shape, strict=True)
     return math.hypot(*(math.log2(a / b) for a, b in pairs))
 
 
 def _ranked(sizes: Sequence[tuple[float, _Measured]]) -> list[tuple[Candidate, float]]:
-    """The candidates of measured sizes, which lie at some distance each, the nearest first. With
-    each its time over the best's, in the geometric mean over the sizes, of which near ones weigh
-    more; the best comes first, and each is described as at the nearest size that has it."""
+    """Returns the candidates of measured sizes, which lie at some distance each, the nearest first.
+    Each has its time over the best's, in the geometric mean over the sizes, of which near ones
+    weigh more; the best comes first, and each is described as at the nearest size that has it."""
     found: dict[str, Candidate] = {}
     for _, measured in sizes:
         for name, candidate in measured.candidates.items():

@@ -23,7 +23,7 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import Operands
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.online_race import TrialRecord
-from cudnn_autotune.sampling.strategy import Shortlist, left_unseen
+from cudnn_autotune.sampling.strategy import Shortlister, left_unseen
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
@@ -31,7 +31,7 @@ from cudnn_autotune.tuning import checking, choice_log, remembering
 from cudnn_autotune.tuning.checking import Verdict
 from cudnn_autotune.tuning.choice import Choice, of_search
 from cudnn_autotune.tuning.online_tuner import Prepared
-from cudnn_autotune.tuning.prefetching import Built
+from cudnn_autotune.tuning.prefetching import PlanFuture
 
 _log = logging.getLogger(__name__)
 _OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what was fast on sizes nearby"
@@ -48,13 +48,13 @@ class OnlinePreparation:
     The first step lists the candidates, and has those compiled in the background that are compiled
     at run time. Each later step builds one of the others, or takes one that is compiled, and
     enqueues a check of its output on the call's own tensors. No step waits for the GPU: a candidate
-    joins the trial in the step that sees that it is right. The candidate that serves meanwhile is
+    joins the trial in the step that sees that it is right. The candidate that serves until then is
     checked before all others. Only ``_C.OnlineTrial`` holds this object, so that its plans are
     freed on a caller's thread.
 
     cuDNN captures a stream of its own while it answers a heuristic query, and another thread's
-    ``torch.cuda.synchronize()`` fails meanwhile ("operation not permitted when stream is
-    capturing"). So queries, and whatever runs on the GPU, belong into a call; to compile a plan
+    ``torch.cuda.synchronize()`` fails then ("operation not permitted when stream is
+    capturing"). So queries, and all that runs on the GPU, belong into a call; to compile a plan
     captures nothing.
 
     Args:
@@ -75,7 +75,7 @@ class OnlinePreparation:
         first: Candidate,
         plan: _C.Plan,
         prepared: Prepared,
-        shortlist: Shortlist,
+        shortlist: Shortlister,
         nearby: Sequence[Candidate] = (),
         budget_ms: float | None = None,
         earlier: TrialRecord | None = None,
@@ -92,7 +92,7 @@ class OnlinePreparation:
         self._prepared = prepared
         self._search: _C.EngineSearch | None = None
         self._pending: deque[Candidate] = deque()
-        self._compiling: dict[Candidate, Built] = {}
+        self._compiling: dict[Candidate, PlanFuture] = {}
         self._checking: deque[tuple[Candidate, _C.Plan, Verdict]] = deque()
 
     def __del__(self) -> None:
@@ -208,7 +208,7 @@ class OnlinePreparation:
         every = QueriedCandidates(self._search, self._problem, tensors, limit, self._nearby)
         return self._shortlist(every, self._choice.benchmark_limit)
 
-    def _compile(self, candidate: Candidate) -> Built:
+    def _compile(self, candidate: Candidate) -> PlanFuture:
         """Begins to build a candidate that is compiled at run time."""
         native, device = self._problem.native(), self._choice.device
         return COMPILING.submit(_C.build_ahead, native, device, candidate.text, may_compile=True)
@@ -330,8 +330,8 @@ class OnlineCommitter:
         tree = kept_plans.find_trial(*self._name)
         try:
             return TrialRecord() if tree is None else TrialRecord.from_json(tree)
-        except Exception as error:  # whatever was kept, a call is served
-            _log.info("%s: its trial begins anew: %s", self._first.problem.text, shown(str(error)))
+        except Exception as error:  # any record: a call is served
+            _log.info("%s: its trial begins again: %s", self._first.problem.text, shown(str(error)))
             return TrialRecord()
 
     @property

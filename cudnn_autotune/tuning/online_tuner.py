@@ -2,7 +2,7 @@
 
 The callers' threads never wait for it: C++ assigns turns and collects their times
 (csrc/online_trial.h), and this thread compares them (``sampling.online_race``). It only computes,
-and keeps what it has found for the next process. Whatever needs the GPU is done in the calls
+and keeps what it has found for the next process. All that needs the GPU is done in the calls
 (``online_calls.OnlinePreparation``).
 """
 

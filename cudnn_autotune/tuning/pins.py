@@ -91,6 +91,6 @@ def pins() -> dict[ConvProblem, str]:
 
 
 def pinned(problem: ConvProblem) -> str | None:
-    """The text of the engine that ``problem`` is pinned to, if it is."""
+    """Returns the text of the engine that ``problem`` is pinned to, or None."""
     with _lock:
         return _pins.get(problem)

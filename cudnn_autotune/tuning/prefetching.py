@@ -23,7 +23,7 @@ from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store import Decision, Layered
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.kept_plans import Gpu
+from cudnn_autotune.store.kept_plans import GpuKey
 from cudnn_autotune.tuning import settings
 from cudnn_autotune.tuning.choice import Choice
 
@@ -33,17 +33,17 @@ _BLOCK = 64
 # Plans that wait. Each takes some 0.2 MB or more; beyond this number the oldest are dropped.
 _MOST_WAITING = 256
 
-Built = Future["_C.Plan | None"]
-_Key = tuple[Gpu, bytes, str]
+PlanFuture = Future["_C.Plan | None"]
+_Key = tuple[GpuKey, bytes, str]
 
-_waiting: OrderedDict[_Key, Built] = OrderedDict()
+_waiting: OrderedDict[_Key, PlanFuture] = OrderedDict()
 _readers: dict[int, Reader] = {}
 
 
 def read_ahead(known: Choice) -> None:
     """Begins to read back the compiled plans of the decisions around ``known``, which comes from
     the store. Does nothing if that has begun already, or is switched off. It does not raise,
-    whatever the store holds around ``known``."""
+    even if an entry around ``known`` cannot be read."""
     if known.origin != "store" or not settings.is_prefetching():
         return
     try:
@@ -65,8 +65,8 @@ def _read_around(known: Choice) -> None:
 
 
 def start(
-    wanted: Iterable[tuple[ConvProblem, str]], gpu: Gpu, *, may_compile: bool = False
-) -> list[Built]:
+    wanted: Iterable[tuple[ConvProblem, str]], gpu: GpuKey, *, may_compile: bool = False
+) -> list[PlanFuture]:
     """Begins to make plans of engine configs, given by their texts, that are not waiting yet.
 
     Args:
@@ -81,7 +81,7 @@ def start(
             for key in keys.keys() & _waiting.keys():
                 if _is_without_plan(_waiting[key]):
                     del _waiting[key]
-        begun: dict[_Key, Built] = {}
+        begun: dict[_Key, PlanFuture] = {}
         threads = COMPILING if may_compile else _READING
         # RuntimeError: the system gives no thread, or the process exits. Then calls build plans.
         with suppress(RuntimeError):
@@ -94,14 +94,15 @@ def start(
     return list(begun.values())
 
 
-def _is_without_plan(built: Built) -> bool:
-    """Whether a plan has not been begun, or was not kept. Cancels what has not been begun."""
+def _is_without_plan(built: PlanFuture) -> bool:
+    """Returns whether a plan has not been begun, or was not kept. Cancels what has not been
+    begun."""
     if built.cancel():
         return True
     return built.done() and not built.exception() and built.result() is None
 
 
-def take(native: _C.ConvProblem, engine_text: str, gpu: Gpu) -> _C.Plan | None:
+def take(native: _C.ConvProblem, engine_text: str, gpu: GpuKey) -> _C.Plan | None:
     """Returns the plan that was made for a config, which is then the caller's, or None. Waits for
     it if it is being made."""
     with LOCK:
@@ -154,7 +155,7 @@ class Reader:
 
 
 def _after_fork() -> None:
-    """A child process has none of the threads that would make the plans."""
+    """Drops the plans in a child process, which has none of the threads that would make them."""
     _waiting.clear()
     _readers.clear()
 

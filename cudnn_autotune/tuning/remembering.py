@@ -49,7 +49,7 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
         origin = "store"
         try:
             found = store_settings.layers(device).find(problem, policy, _suffices)
-        except Exception:  # whatever a store holds, a call is served
+        except Exception:  # a store may hold anything: a call is served
             _log.exception("%s: what the store has of it cannot be read", problem.text)
     return None if found is None else Choice(found, device, origin)
 
@@ -74,7 +74,8 @@ def reject(known: Choice) -> None:
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
-    """The candidates chosen for the problems most like ``problem``, nearest problem first."""
+    """Returns the candidates chosen for the problems most like ``problem``, nearest problem
+    first."""
     if not store_settings.is_read():
         return []
     found: dict[str, Candidate] = {}
@@ -84,14 +85,14 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
             decision = layers.by_key(key)
             if decision is not None and decision.chosen is not None:
                 found.setdefault(decision.chosen.candidate.text, decision.chosen.candidate)
-    except Exception:  # whatever a store holds, a call is served
+    except Exception:  # a store may hold anything: a call is served
         _log.exception("%s: similar problems in the store cannot be read", problem.text)
     return list(found.values())
 
 
 def commit(choice: Choice, since: int | None = None) -> None:
     """Records a choice, stores it if it was measured here and is final, and announces it. Records
-    which outputs were right and wrong, too. Does nothing if its problem was forgotten meanwhile.
+    which outputs were right and wrong, too. Does nothing if its problem was forgotten since.
 
     Args:
         since: the problem's ``choice_log.generation`` when the choice was begun; None stands for

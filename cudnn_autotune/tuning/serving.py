@@ -2,7 +2,7 @@
 
 A decision of a store, of another rank or of an application was measured elsewhere, perhaps by an
 older version, and files can be edited. So this machine verifies all of it that it can, and a
-problem whose decision fails that, in whatever way, is tuned again.
+problem whose decision fails that, in any way, is tuned again.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _kept_error(known: Choice) -> float | None:
 
 @contextmanager
 def _verifying(known: Choice) -> Iterator[None]:
-    """Makes whatever goes wrong within the context an UnfitError, unless the choice is pinned: what
+    """Makes any error within the context an UnfitError, unless the choice is pinned: what
     is known may hold any texts and numbers, and a call is served in any case."""
     try:
         yield
@@ -152,7 +152,7 @@ def _verifying(known: Choice) -> Iterator[None]:
 
 
 def _printable(text: str) -> str:
-    """The beginning of a text of unknown origin, for the log."""
+    """Returns the beginning of a text of unknown origin, for the log."""
     return text[:_MOST_SHOWN].encode("utf-8", "backslashreplace").decode()
 
 
@@ -230,7 +230,7 @@ def may_serve(
     search: _C.EngineSearch | None,
 ) -> Sequence[str]:
     """Returns the numerical notes of a candidate that may serve a problem, by what is known of it
-    before it is built. The text decides: whatever else is remembered of it may be wrong.
+    before it is built. The text decides: all else that is remembered of it may be wrong.
 
     Args:
         search: cuDNN's engines for the problem, for a candidate that is one of them.

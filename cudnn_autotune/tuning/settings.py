@@ -128,7 +128,7 @@ def is_prefetching() -> bool:
     return _is_prefetching
 
 
-# Each setting is set on its own, so that no thread undoes what another sets meanwhile.
+# Each setting is set on its own, so that no thread undoes what another sets.
 def set_sampling(mode: str) -> None:
     """Sets the sampling mode of calls that name none. Raises ValueError for an unknown mode."""
     _C.set_sampling(check_sampling(mode))

@@ -31,7 +31,7 @@ def compiled_once(
     if request.node.get_closest_marker("compiles"):
         return
 
-    def files_for(gpu: kept_plans.Gpu | None, kind: Kind = PLAN) -> PlanFiles | None:
+    def files_for(gpu: kept_plans.GpuKey | None, kind: Kind = PLAN) -> PlanFiles | None:
         return kept_plans._files(compiled_in_this_run, True, True, gpu, kind)
 
     monkeypatch.setattr(kept_plans, "files_for", files_for)

@@ -16,7 +16,7 @@ from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.gpu import open_timer
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
 from cudnn_autotune.timers.offline.recording import Recording
-from cudnn_autotune.timers.telemetry import Gpu
+from cudnn_autotune.timers.telemetry import Board
 from cudnn_autotune_cli import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
@@ -120,7 +120,7 @@ def test_the_power_at_the_limit_is_recorded() -> None:
     recording = recorded(problem, rounds=3, time_limit_ms=30e3)
     alone = [r for r in recording.readings if r.phase not in ("start", "rounds")]
     assert alone, "nothing ran alone"
-    telemetry = Gpu.of(0)
+    telemetry = Board.of(0)
     tells = bool(telemetry.state().reports_throttling)
     assert {state.reports_throttling for state in alone} == {tells}
     capped = [state for state in alone if "sw_power_cap" in state.throttle_reasons]

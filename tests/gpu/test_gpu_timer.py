@@ -21,7 +21,7 @@ from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.unlisted import MATMUL, other_kernels
 from cudnn_autotune.timers.gpu_timer import GpuTimer, Operands
-from cudnn_autotune.timers.telemetry import Gpu, PowerWatch
+from cudnn_autotune.timers.telemetry import Board, PowerWatch
 from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -451,7 +451,7 @@ def test_a_search_that_comes_to_nothing_keeps_what_it_measured(open_timer: Open)
 def test_the_power_is_told_where_a_reading_fell(open_timer: Open) -> None:
     """About ten readings a second on a board that is held at its limit; none on one that is not,
     and none in what is over at once."""
-    gpu = Gpu.of(torch.cuda.current_device())
+    gpu = Board.of(torch.cuda.current_device())
     limit_w = gpu.state().power_limit_w
     if gpu.instant_power_w() is None or limit_w is None:
         pytest.skip("NVML tells no instant power of this GPU")

@@ -30,7 +30,7 @@ from cudnn_autotune.store import Environment
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.environment import default_folder
 from cudnn_autotune.timers import recordings
-from cudnn_autotune.timers.telemetry import Gpu, Telemetry
+from cudnn_autotune.timers.telemetry import Board, Telemetry
 
 _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
 
@@ -240,7 +240,7 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
         "share": given["share"],
         "time_limit_s": config.time_limit_s,
     }
-    gpu = Gpu.of(0)
+    gpu = Board.of(0)
     fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
     place = store_settings.get_store_settings().path or default_folder()
     if (peaks := gpu_peaks.known_or_measured(place, Environment.of(0))) is not None:

@@ -118,7 +118,7 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
 
 
 def _is_faster_on_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether it is a 5x5 of stride 1, which tensor cores compute in half the time."""
+    """Returns whether it is a 5x5 of stride 1, which tensor cores compute in half the time."""
     return (
         problem.dtype != torch.float32
         and problem.spatial_dims == 2

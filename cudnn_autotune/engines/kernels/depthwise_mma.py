@@ -172,7 +172,7 @@ class _Tiling:
         return min(occupancy(gpu, threads, min(registers, 255), self.shared_bytes), of_shared)
 
     def cost(self, gpu: Gpu) -> float:
-        """Estimated clocks of the busiest multiprocessor."""
+        """Estimates the clocks of the busiest multiprocessor."""
         shape = self.shape
         blocks = _ceil_div(self.blocks, gpu.multiprocessors)
         # A chained warp does not multiply rows that its part of the filter does not meet.

@@ -31,9 +31,9 @@ class Dimension:
     dilation: int
 
     def residue_length(self, op: str) -> int:
-        """Returns how many y pixels, or groups of ``stride`` x pixels, share inputs: those at a
-        distance of the dilation."""
-        if op == "fprop":
+        """Returns how many y pixels share inputs: those at a distance of the dilation. For dgrad
+        they are groups of ``stride`` x pixels."""
+        if op != "dgrad":
             return -(-self.output // self.dilation)
         period = self.stride * self.dilation
         starts = (self.stride * r - self.padding for r in range(self.dilation))
@@ -56,6 +56,44 @@ def dimensions(problem: ConvProblem) -> tuple[Dimension, Dimension, Dimension]:
     ]
     depth, height, width = [Dimension(1, 1, 1, 1, 0, 1)] * (3 - len(found)) + found
     return depth, height, width
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A depthwise problem in the words of the kernels that run on CUDA cores."""
+
+    op: str
+    images: int
+    channels: int
+    depth: Dimension
+    height: Dimension
+    width: Dimension
+    itemsize: int
+    alignment: int
+    """Bytes that x and y begin at a multiple of."""
+
+    @classmethod
+    def of(cls, problem: ConvProblem) -> Self:
+        return cls(
+            *(problem.op, problem.input_shape[0], problem.groups, *dimensions(problem)),
+            itemsize=problem.dtype.itemsize,
+            alignment=min(problem.alignment[0], problem.alignment[2]),
+        )
+
+    @property
+    def taps(self) -> int:
+        """Taps of one depth."""
+        return self.height.taps * self.width.taps
+
+    @property
+    def slots(self) -> int:
+        """Rows of y that a row of x meets in one depth."""
+        return -(-self.height.taps // self.height.stride)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Rows and columns that share inputs (``Dimension.residue_length``)."""
+        return self.height.residue_length(self.op), self.width.residue_length(self.op)
 
 
 @dataclass(frozen=True)
@@ -95,16 +133,16 @@ class PlanarLayer:
 
 
 def is_dilation_small(problem: ConvProblem) -> bool:
-    """Whether most threads of kernels that share pixels by their residue modulo the dilation have
-    some; and to go over the residues is quick."""
+    """Returns whether most threads of kernels that share pixels by their residue modulo the
+    dilation have some; and to go over the residues is quick."""
     return all(
         d.dilation <= min(_MOST_DILATION, 2 * d.size, 2 * d.output) for d in dimensions(problem)[1:]
     )
 
 
 def is_depthwise(problem: ConvProblem) -> bool:
-    """Whether each output channel has one input channel, and the sizes are such that the kernels
-    of this folder count pixels in 32 bits."""
+    """Returns whether each output channel has one input channel, and the sizes are such that the
+    kernels of this folder count pixels in 32 bits."""
     return (
         problem.op in ("fprop", "dgrad")
         and problem.dtype in ELEMENTS
@@ -125,8 +163,8 @@ def is_depthwise(problem: ConvProblem) -> bool:
 
 
 def is_for_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether the products bound the problem, and tensor cores can compute them: large kernels at
-    stride 1 in the half types."""
+    """Returns whether the products bound the problem, and tensor cores can compute them: large
+    kernels at stride 1 in the half types."""
     return (
         gpu.compute_capability >= MMA_CAPABILITY
         and problem.dtype != torch.float32

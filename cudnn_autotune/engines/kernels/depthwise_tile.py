@@ -14,8 +14,8 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_sizes import (
     Dimension,
+    Layer,
     added,
-    dimensions,
 )
 from cudnn_autotune.engines.kernels.family import (
     INT32_MAX,
@@ -47,30 +47,6 @@ _BLOCK_LATENCY = 2500
 _BUSY_WARPS = 12  # enough for one instruction a clock in each scheduler
 
 
-@dataclass(frozen=True)
-class _Layer:
-    op: str
-    images: int
-    channels: int
-    height: Dimension
-    width: Dimension
-    itemsize: int
-    gpu: Gpu
-
-    @property
-    def vector(self) -> int:
-        """Elements that a thread copies at a time."""
-        return _VECTOR_BYTES // self.itemsize
-
-    @property
-    def slots(self) -> int:
-        return -(-self.height.taps // self.height.stride)
-
-    @property
-    def taps(self) -> int:
-        return self.height.taps * self.width.taps
-
-
 _Numbers = Any
 """An int or a float of one tile, or an array of those of many tiles."""
 
@@ -80,7 +56,8 @@ class BlockTile:
     """The output pixels of one block, which are the settings of an offer; or many such tiles, whose
     columns, rows and threads are arrays."""
 
-    layer: _Layer
+    layer: Layer
+    gpu: Gpu
     channels: int
     """Channels per thread."""
     groups: int
@@ -113,8 +90,7 @@ class BlockTile:
 
     @property
     def tiles(self) -> tuple[_Numbers, _Numbers]:
-        s = self.layer
-        lengths = s.height.residue_length(s.op), s.width.residue_length(s.op)
+        lengths = self.layer.lengths
         return -(-lengths[0] // self.size[0]), -(-lengths[1] // self.size[1])
 
     @property
@@ -122,7 +98,7 @@ class BlockTile:
         return self.layer.images * self.chunks * math.prod(self.tiles)
 
     def _read(self, units: _Numbers, d: Dimension) -> _Numbers:
-        """The pixels that so many of y, or groups of x, need."""
+        """Returns the pixels that so many of y, or groups of x, need."""
         if self.layer.op == "fprop":
             return (units - 1) * d.stride + d.taps
         return units + -(-d.taps // d.stride) - 1
@@ -157,15 +133,15 @@ class BlockTile:
     @property
     def residents(self) -> _Numbers:
         """Blocks of a multiprocessor."""
-        of_registers = self.layer.gpu.sm_registers // (-(-self.threads // 32) * 32 * self.registers)
-        of_threads = self.layer.gpu.sm_threads // self.threads
+        of_registers = self.gpu.sm_registers // (-(-self.threads // 32) * 32 * self.registers)
+        of_threads = self.gpu.sm_threads // self.threads
         most = np.minimum(np.maximum(1, of_registers), of_threads)
         return np.minimum(most, self._shared_residents)
 
     @property
     def _shared_residents(self) -> _Numbers:
-        gpu = self.layer.gpu
-        return np.maximum(1, gpu.shared_bytes // (self.shared_bytes + gpu.reserved_shared_bytes))
+        of_a_block = self.shared_bytes + self.gpu.reserved_shared_bytes
+        return np.maximum(1, self.gpu.shared_bytes // of_a_block)
 
     @property
     def _instructions(self) -> _Numbers:
@@ -178,7 +154,7 @@ class BlockTile:
             + s.taps * self.columns * self.channels
             + self._written * (4 + self.channels)
         )
-        copies = self.pixels_read * self.groups * self.channels // s.vector
+        copies = self.pixels_read * self.groups * self.channels * s.itemsize // _VECTOR_BYTES
         of_thread = (
             (self.rows + s.slots - 1) * step
             + 2 * s.taps * self.channels
@@ -188,8 +164,8 @@ class BlockTile:
         return of_thread * -(-self.threads // 32)
 
     def clocks(self) -> _Numbers:
-        """Estimated clocks of the busiest multiprocessor."""
-        blocks = -(-self.blocks // self.layer.gpu.multiprocessors)
+        """Estimates the clocks of the busiest multiprocessor."""
+        blocks = -(-self.blocks // self.gpu.multiprocessors)
         warps = self.residents * self.threads / 32
         issue = blocks * self._instructions / 4 / np.minimum(1.0, warps / _BUSY_WARPS)
         written = self._written * self.rows * math.prod(self.tile_threads)
@@ -222,20 +198,12 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
         )
     ):
         return ()
-    _, height, width = dimensions(problem)
+    layer = Layer.of(problem)
+    height, width = layer.height, layer.width
     if max(height.size * width.size, height.output * width.output) > _MOST_PIXELS:
         return ()
-    layer = _Layer(
-        problem.op,
-        problem.input_shape[0],
-        problem.groups,
-        height,
-        width,
-        problem.dtype.itemsize,
-        gpu,
-    )
     best: dict[tuple[int, int], tuple[float, BlockTile]] = {}
-    for clocks, tile in _best_tiles(layer):
+    for clocks, tile in _best_tiles(layer, gpu):
         key = (tile.channels * tile.groups, tile.columns)
         if key not in best or clocks < best[key][0]:
             best[key] = (clocks, tile)
@@ -243,14 +211,14 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
     return tuple(tile for _, tile in ordered[:_MOST_OFFERS])
 
 
-def _best_tiles(layer: _Layer) -> Iterator[tuple[float, BlockTile]]:
+def _best_tiles(layer: Layer, gpu: Gpu) -> Iterator[tuple[float, BlockTile]]:
     """Yields the best tile of each number of channels and columns, and its clocks."""
     counts = [count // layer.itemsize for count in _BLOCK_BYTES]
     dividing = [n for n in counts if layer.channels % n == 0]
     whole_sectors = [n for n in dividing if n * layer.itemsize % _SECTOR == 0]
     block_channels = whole_sectors or dividing or counts[1:2]
     widths = (2, 4) if layer.itemsize == 2 else (1, 2)
-    lengths = layer.height.residue_length(layer.op), layer.width.residue_length(layer.op)
+    lengths = layer.lengths
     row_counts = sorted({-(-lengths[0] // k) for k in range(1, 17)})
     column_counts = range(1, min(lengths[1], _MOST_COLUMNS) + 1)
     tile_threads = ((1, 2, 3, 4), (1, 2, 3, 4, 7, 8))
@@ -262,12 +230,14 @@ def _best_tiles(layer: _Layer) -> Iterator[tuple[float, BlockTile]]:
     for channels, of_block in itertools.product(widths, block_channels):
         if channels * layer.taps > _MOST_FILTER_REGISTERS:
             continue
-        tiles = BlockTile(layer, channels, of_block // channels, columns, rows, (below, beside))
+        tiles = BlockTile(
+            layer, gpu, channels, of_block // channels, columns, rows, (below, beside)
+        )
         fits = (
             (tiles.threads >= _BLOCK_THREADS.start)
             & (tiles.threads < _BLOCK_THREADS.stop)
             & (tiles.registers <= _MOST_REGISTERS)
-            & (tiles.shared_bytes <= min(_MOST_SHARED_BYTES, layer.gpu.shared_bytes))
+            & (tiles.shared_bytes <= min(_MOST_SHARED_BYTES, gpu.shared_bytes))
             & (tiles.size[0] < lengths[0] + rows)
             & (tiles.size[1] < lengths[1] + columns)
             & (np.maximum(tiles.window, columns * layer.width.stride) <= 32)
@@ -284,7 +254,7 @@ def _best_tiles(layer: _Layer) -> Iterator[tuple[float, BlockTile]]:
 
 
 def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
-    _, height, width = dimensions(problem)
+    height, width = tile.layer.height, tile.layer.width
     is_dgrad = problem.op == "dgrad"
     x_size, y_size = (height.size, width.size), (height.output, width.output)
     read, written = (y_size, x_size) if is_dgrad else (x_size, y_size)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.kernels.depthwise_sizes import Dimension, dimensions, is_dilation_small
+from cudnn_autotune.engines.kernels.depthwise_sizes import Layer, is_dilation_small
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
     is_depthwise_wgrad,
     partial_bytes,
@@ -36,68 +36,41 @@ _PIXEL_INSTRUCTIONS = 6  # besides those for each channel
 
 
 @dataclass(frozen=True)
-class _Shape:
-    images: int
-    channels: int
-    depth: Dimension
-    height: Dimension
-    width: Dimension
-    itemsize: int
-    alignment: int
-
-    @property
-    def slots(self) -> int:
-        """Rows of dy that a row of x meets in one depth."""
-        return -(-self.height.taps // self.height.stride)
-
-    @property
-    def longest(self) -> tuple[int, int]:
-        """Rows and columns of dy at a distance of the dilation."""
-        return self.height.residue_length("fprop"), self.width.residue_length("fprop")
-
-
-def _shape(problem: ConvProblem) -> _Shape:
-    depth, height, width = dimensions(problem)
-    return _Shape(
-        images=problem.input_shape[0],
-        channels=problem.groups,
-        depth=depth,
-        height=height,
-        width=width,
-        itemsize=problem.dtype.itemsize,
-        alignment=min(problem.alignment[0], problem.alignment[2]),
-    )
-
-
-@dataclass(frozen=True)
 class _Tile:
     """The pixels and taps that a thread multiplies at a time."""
 
-    shape: _Shape
+    layer: Layer
     channels: int
     columns: int
     depths: int
     """Depths of the filter."""
+    rows: int = 1
+    """Rows of dy."""
+
+    @property
+    def settings(self) -> str:
+        depths = f",DEPTHS={self.depths}" if self.layer.depth.taps > 1 else ""
+        return f"CHANNELS={self.channels},COLUMNS={self.columns}{depths},ROWS={self.rows}"
 
     @property
     def taps(self) -> int:
-        return self.depths * self.shape.height.taps * self.shape.width.taps
+        return self.depths * self.layer.taps
 
     @property
     def window(self) -> int:
         """Columns of x that it meets."""
-        return (self.columns - 1) * self.shape.width.stride + self.shape.width.taps
+        return (self.columns - 1) * self.layer.width.stride + self.layer.width.taps
 
     @property
     def _pixels(self) -> int:
         """Pixels of x that a step reads."""
-        height = self.shape.height
+        height = self.layer.height
         return min(height.stride, height.taps) * self.depths * self.window
 
     @property
     def registers(self) -> int:
         """Registers per thread, estimated."""
-        s = self.shape
+        s = self.layer
         words = -(-self.channels * s.itemsize // 4)
         of_depths = 2 + self.depths if s.depth.taps > 1 else 0
         values = self.taps + s.slots * self.columns + self.window
@@ -107,19 +80,19 @@ class _Tile:
     @property
     def instructions(self) -> float:
         """Instructions of the steps of all taps, per element of dy."""
-        s = self.shape
+        s = self.layer
         count = (
             _STEP_INSTRUCTIONS
             + (self._pixels + self.columns) * (_PIXEL_INSTRUCTIONS + self.channels)
             + (self.taps + s.slots) * self.columns * self.channels
         )
-        useful = s.longest[1] / -(-s.longest[1] // self.columns)
+        useful = s.lengths[1] / -(-s.lengths[1] // self.columns)
         return self.depth_groups * count / (useful * self.channels)
 
     @property
     def lanes(self) -> int:
         """Threads of a block side by side in channels: eight fill whole sectors."""
-        groups = self.shape.channels // self.channels
+        groups = self.layer.channels // self.channels
         chunks = -(-groups // _MOST_LANES)
         return min(groups, -(-groups // (8 * chunks)) * 8)
 
@@ -135,20 +108,20 @@ class _Tile:
 
     @property
     def tiles_across(self) -> int:
-        return self.shape.width.dilation * -(-self.shape.longest[1] // self.columns)
+        return self.layer.width.dilation * -(-self.layer.lengths[1] // self.columns)
 
     @property
     def channel_chunks(self) -> int:
-        return -(-self.shape.channels // (self.channels * self.lanes))
+        return -(-self.layer.channels // (self.channels * self.lanes))
 
     @property
     def depth_groups(self) -> int:
-        return self.shape.depth.taps // self.depths
+        return self.layer.depth.taps // self.depths
 
     @property
     def shared_bytes(self) -> int:
         threads = self.lanes * self.tiles_at_a_time
-        row_sums = self.shape.width.taps * self.channels * threads
+        row_sums = self.layer.width.taps * self.channels * threads
         return 4 * (row_sums + self.lanes * self.channels * self.taps)
 
     def min_blocks(self, gpu: Gpu) -> int:
@@ -166,53 +139,55 @@ class _Tile:
         )
         return max(1, gpu.multiprocessors * resident // (self.channel_chunks * self.depth_groups))
 
-    def tiles_down(self, rows: int) -> int:
-        return self.shape.height.dilation * -(-self.shape.longest[0] // rows)
+    @property
+    def tiles_down(self) -> int:
+        return self.layer.height.dilation * -(-self.layer.lengths[0] // self.rows)
 
-    def tile_count(self, rows: int) -> int:
-        planes = self.shape.images * self.shape.depth.output
-        return planes * self.tiles_across * self.tiles_down(rows)
+    @property
+    def tile_count(self) -> int:
+        return self.layer.images * self.layer.depth.output * self.tiles_across * self.tiles_down
 
-    def splits(self, rows: int, gpu: Gpu) -> int:
-        needed = -(-self.tile_count(rows) // self.tiles_at_a_time)
+    def splits(self, gpu: Gpu) -> int:
+        needed = -(-self.tile_count // self.tiles_at_a_time)
         return min(needed, self.blocks_at_once(gpu))
 
-    def best_rows(self, gpu: Gpu) -> int:
-        """The rows of a tile with which the busiest thread has the fewest steps."""
+    def with_best_rows(self, gpu: Gpu) -> _Tile:
+        """Returns the tile with which the busiest thread has the fewest steps."""
 
-        def steps(rows: int) -> int:
-            a_time = self.splits(rows, gpu) * self.tiles_at_a_time
+        def steps(tile: _Tile) -> int:
+            a_time = tile.splits(gpu) * self.tiles_at_a_time
             # The beginning of a tile costs about as much as two steps.
-            return -(-self.tile_count(rows) // a_time) * (rows + self.shape.slots + 1)
+            return -(-tile.tile_count // a_time) * (tile.rows + self.layer.slots + 1)
 
-        longest = self.shape.longest[0]
-        return min({-(-longest // pieces) for pieces in range(1, 33)}, key=steps)
+        longest = self.layer.lengths[0]
+        rows = {-(-longest // pieces) for pieces in range(1, 33)}
+        return min((replace(self, rows=count) for count in rows), key=steps)
 
 
-def _tiles(shape: _Shape) -> list[_Tile]:
+def _tiles(layer: Layer) -> list[_Tile]:
     """Returns tiles that fit into registers and shared memory, the best guess first."""
     widths = [
         count
         for count in (1, 2, 4)
-        if count * shape.itemsize in (2, 4, 8)
-        and count * shape.itemsize <= shape.alignment
-        and shape.channels % count == 0
+        if count * layer.itemsize in (2, 4, 8)
+        and count * layer.itemsize <= layer.alignment
+        and layer.channels % count == 0
     ]
-    wide = [count for count in widths if count * shape.itemsize > 2]
+    wide = [count for count in widths if count * layer.itemsize > 2]
     # Loads of two bytes are for odd channels, and for so many taps that nothing else fits.
-    return list(_tiles_of(shape, wide)) or list(_tiles_of(shape, widths))
+    return list(_tiles_of(layer, wide)) or list(_tiles_of(layer, widths))
 
 
-def _tiles_of(shape: _Shape, widths: list[int]) -> Iterator[_Tile]:
-    depth_counts = sorted({1, shape.depth.taps})
+def _tiles_of(layer: Layer, widths: list[int]) -> Iterator[_Tile]:
+    depth_counts = sorted({1, layer.depth.taps})
     seen = set()
-    offers = _OFFERS if shape.itemsize == 2 else _OFFERS_FLOAT32
-    for registers, most in _OFFERS_3D if shape.depth.taps > 1 else offers:
+    offers = _OFFERS if layer.itemsize == 2 else _OFFERS_FLOAT32
+    for registers, most in _OFFERS_3D if layer.depth.taps > 1 else offers:
         best = []
         for channels, depths in itertools.product(widths, depth_counts):
-            tiles = [_Tile(shape, channels, count, depths) for count in _COLUMNS]
+            tiles = [_Tile(layer, channels, count, depths) for count in _COLUMNS]
             tiles = [t for t in tiles if t.window <= _MOST_WINDOW and t.registers <= registers]
-            if depths < shape.depth.taps and registers != 128:
+            if depths < layer.depth.taps and registers != 128:
                 continue  # more threads are better than more columns
             best += sorted(tiles, key=lambda tile: tile.instructions)[:1]
         for tile in sorted(best, key=lambda tile: tile.instructions)[:most]:
@@ -221,23 +196,7 @@ def _tiles_of(shape: _Shape, widths: list[int]) -> Iterator[_Tile]:
                 yield tile
 
 
-@dataclass(frozen=True)
-class _Tiling:
-    tile: _Tile
-    rows: int
-    """Rows of dy in a tile."""
-
-    @property
-    def settings(self) -> str:
-        tile = self.tile
-        depths = f",DEPTHS={tile.depths}" if tile.shape.depth.taps > 1 else ""
-        return f"CHANNELS={tile.channels},COLUMNS={tile.columns}{depths},ROWS={self.rows}"
-
-    def splits(self, gpu: Gpu) -> int:
-        return self.tile.splits(self.rows, gpu)
-
-
-class DepthwiseWgrad(KernelFamily[_Tiling]):
+class DepthwiseWgrad(KernelFamily[_Tile]):
     """Weight gradients of depthwise convolutions with a multiplier of 1, in channels_last: any
     stride, dilations up to twice the image, up to 49 taps in a depth, float16, bfloat16 and
     float32.
@@ -252,42 +211,42 @@ class DepthwiseWgrad(KernelFamily[_Tiling]):
     min_capability = (0, 0)
     numerical_notes = ()
 
-    def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
+    def workspace_bytes(self, problem: ConvProblem, tiling: _Tile, gpu: Gpu) -> int:
         return partial_bytes(problem, tiling.splits(gpu))
 
-    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+    def build(self, problem: ConvProblem, tiling: _Tile, gpu: Gpu) -> Recipe:
         splits = tiling.splits(gpu)
-        add = _launch(problem, tiling.tile, tiling.rows, gpu)
+        add = _launch(problem, tiling, gpu)
         return Recipe((add, sum_launch(problem, splits)), partial_bytes(problem, splits))
 
-    def tilings(self, problem: ConvProblem, gpu: Gpu) -> list[_Tiling]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> list[_Tile]:
         if not is_depthwise_wgrad(problem) or problem.memory_format == torch.contiguous_format:
             return []
-        shape = _shape(problem)
-        step = problem.dtype.itemsize * shape.channels * shape.width.dilation
-        taps_of_depth = shape.height.taps * shape.width.taps
+        layer = Layer.of(problem)
+        step = problem.dtype.itemsize * layer.channels * layer.width.dilation
+        taps_of_depth = layer.taps
         if (
-            taps_of_depth * shape.depth.taps == 1
+            taps_of_depth * layer.depth.taps == 1
             or taps_of_depth > _MOST_TAPS
-            or shape.depth.taps > _MOST_DEPTHS
-            or shape.channels < _LEAST_CHANNELS
+            or layer.depth.taps > _MOST_DEPTHS
+            or layer.channels < _LEAST_CHANNELS
             or step > INT32_MAX
             or not is_dilation_small(problem)
         ):
             return []
         is_plain = all(n == 1 for n in (*problem.stride, *problem.dilation))
-        is_large = min(shape.height.taps, shape.width.taps) >= 5 and problem.spatial_dims < 3
-        has_pairs = problem.dtype != torch.float32 and shape.channels % 2 == 0
-        if is_large and is_plain and has_pairs and shape.alignment >= 4:
+        is_large = min(layer.height.taps, layer.width.taps) >= 5 and problem.spatial_dims < 3
+        has_pairs = problem.dtype != torch.float32 and layer.channels % 2 == 0
+        if is_large and is_plain and has_pairs and layer.alignment >= 4:
             return []  # bound by the products, of which tensor cores compute more
-        tiles = [tile for tile in _tiles(shape) if tile.channel_chunks < 1 << 16]
-        found = [(tile, tile.best_rows(gpu)) for tile in tiles]
-        return [_Tiling(tile, rows) for tile, rows in found if tile.tile_count(rows) <= INT32_MAX]
+        tiles = [tile for tile in _tiles(layer) if tile.channel_chunks < 1 << 16]
+        found = [tile.with_best_rows(gpu) for tile in tiles]
+        return [tile for tile in found if tile.tile_count <= INT32_MAX]
 
 
-def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLaunch:
-    shape = tile.shape
-    depth, height, width = shape.depth, shape.height, shape.width
+def _launch(problem: ConvProblem, tile: _Tile, gpu: Gpu) -> KernelLaunch:
+    layer = tile.layer
+    depth, height, width = layer.depth, layer.height, layer.width
     kernel = Kernel(
         source("depthwise_wgrad.cu"),
         "depthwise_wgrad",
@@ -306,22 +265,22 @@ def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLau
     )
     return KernelLaunch(
         kernel,
-        grid=(tile.splits(rows, gpu), tile.channel_chunks, tile.depth_groups),
+        grid=(tile.splits(gpu), tile.channel_chunks, tile.depth_groups),
         block=(tile.lanes, tile.tiles_at_a_time, 1),
         arguments=(
             Address("x"),
             Address("y"),
             Address("workspace"),
-            shape.channels,
+            layer.channels,
             *(d.size for d in (depth, height, width)),
             *(d.output for d in (depth, height, width)),
             depth.stride,
             *(d.padding for d in (depth, height, width)),
             *(d.dilation for d in (depth, height, width)),
-            tile.tiles_down(rows),
+            tile.tiles_down,
             tile.tiles_across,
-            tile.tile_count(rows),
-            rows,
+            tile.tile_count,
+            tile.rows,
         ),
         shared_bytes=tile.shared_bytes,
     )

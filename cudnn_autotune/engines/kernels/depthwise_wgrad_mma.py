@@ -150,7 +150,7 @@ class _Tiling:
         return occupancy(gpu, 32 * self.warps, self.registers, self.shared_bytes)
 
     def items_a_split(self, gpu: Gpu) -> int:
-        """So that all blocks are on the GPU at once."""
+        """Returns the items of a block if all blocks are to be on the GPU at once."""
         groups = _ceil_div(self.shape.channels, self.channels)
         blocks = gpu.multiprocessors * self.resident(gpu)
         return _ceil_div(self.items, max(1, blocks // groups))

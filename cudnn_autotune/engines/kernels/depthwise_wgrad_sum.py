@@ -15,13 +15,13 @@ _SPLITS_OF_A_WARP = 8  # loads that are under way together
 
 
 def partial_bytes(problem: ConvProblem, splits: int) -> int:
-    """The partial sums: float32, (splits, weights)."""
+    """Returns the bytes of the partial sums: float32, (splits, weights)."""
     return 4 * splits * torch.Size(problem.weight_shape).numel()
 
 
 def is_depthwise_wgrad(problem: ConvProblem) -> bool:
-    """Whether it is a depthwise wgrad with a multiplier of 1, whose sizes are such that the kernels
-    count rows and columns in 32 bits."""
+    """Returns whether it is a depthwise wgrad with a multiplier of 1, whose sizes are such that the
+    kernels count rows and columns in 32 bits."""
     taps = [d * k for d, k in zip(problem.dilation, problem.weight_shape[2:], strict=True)]
     tiles = [64 * d * s for d, s in zip(problem.dilation, problem.stride, strict=True)]
     return (

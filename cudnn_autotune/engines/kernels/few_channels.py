@@ -32,7 +32,7 @@ _MOST_WEIGHT_REGISTERS = 64
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _Tiling:
     rows: int
     """Rows of output pixels in a block's tile."""
     columns: int
@@ -72,7 +72,7 @@ class _Geometry(Rows):
     def tile_pitch(self, columns: int) -> int:
         return self.pitch(columns, 2 * self.row_pairs)
 
-    def shared_bytes(self, settings: _Settings) -> int:
+    def shared_bytes(self, settings: _Tiling) -> int:
         height = (settings.rows - 1) * self.problem.stride[0] + self.problem.weight_shape[2]
         tile = height * self.tile_pitch(settings.columns) * 2
         words = (4 * self.registers + 3) // 8 * 8 + 4
@@ -81,14 +81,14 @@ class _Geometry(Rows):
         return 2 * tile + self.phases * channels * words * 4 + biases
 
 
-def _warps(problem: ConvProblem, settings: _Settings) -> tuple[int, int]:
-    """The warps of a block along pixels and along channels."""
+def _warps(problem: ConvProblem, settings: _Tiling) -> tuple[int, int]:
+    """Returns the warps of a block along pixels and along channels."""
     groups = problem.weight_shape[0] // (8 * settings.n_tiles)
     along_channels = next(n for n in (4, 3, 2, 1) if groups % n == 0)
     return _WARPS // along_channels, along_channels
 
 
-def _grid(problem: ConvProblem, settings: _Settings) -> tuple[int, int, int, int]:
+def _grid(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int, int]:
     """Tiles along the output's rows and columns, all tiles, and blocks along channels."""
     n, channels, p, q = problem.output_shape
     tiles_p, tiles_q = -(-p // settings.rows), -(-q // settings.columns)
@@ -96,14 +96,14 @@ def _grid(problem: ConvProblem, settings: _Settings) -> tuple[int, int, int, int
     return tiles_p, tiles_q, n * tiles_p * tiles_q, channels // along_channels
 
 
-class FewChannels(KernelFamily[_Settings]):
+class FewChannels(KernelFamily[_Tiling]):
     """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 channels in and
     a multiple of 8 out, no dilation, no groups."""
 
     name = "few_channels"
     version = version_of(__name__)
 
-    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Settings]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         geometry = _Geometry(problem)
         if problem.op != "fprop" or not is_computed(problem):
             return ()
@@ -133,7 +133,7 @@ class FewChannels(KernelFamily[_Settings]):
             best.append(replace(best[0], rows=-(-best[0].rows // 2)))
         return tuple(s for s in best if s.blocks > 0)
 
-    def build(self, problem: ConvProblem, tiling: _Settings, gpu: Gpu) -> Recipe:
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
         geometry = _Geometry(problem)
         _, k, p, q = problem.output_shape
         height, width = problem.input_shape[2:]
@@ -170,7 +170,7 @@ class FewChannels(KernelFamily[_Settings]):
         return Recipe((launch,))
 
 
-def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Settings:
+def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Tiling:
     """Chooses the tile, and fewer blocks a multiprocessor if their shared memory does not fit."""
     geometry = _Geometry(problem)
     p, q = problem.output_shape[2:]
@@ -181,18 +181,18 @@ def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: G
         fitting = [
             settings
             for rows in range(1, min(p, _MOST_ROWS) + 1)
-            if geometry.shared_bytes(settings := _Settings(rows, columns, n_tiles, m_tiles, blocks))
+            if geometry.shared_bytes(settings := _Tiling(rows, columns, n_tiles, m_tiles, blocks))
             <= of_a_block
         ]
         if fitting:
             return min(fitting, key=lambda s: _clocks(problem, s, gpu))
         blocks -= 1
-    return _Settings(1, columns, n_tiles, m_tiles, 0)
+    return _Tiling(1, columns, n_tiles, m_tiles, 0)
 
 
-def _clocks(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> int:
-    """About how many a multiprocessor is busy: a large tile copies fewer elements twice, but warps
-    and blocks should have equal shares."""
+def _clocks(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
+    """Estimates the clocks for which a multiprocessor is busy: a large tile copies fewer elements
+    twice, but warps and blocks should have equal shares."""
     geometry = _Geometry(problem)
     _, _, tiles, blocks_y = _grid(problem, settings)
     warps_m, warps_n = _warps(problem, settings)

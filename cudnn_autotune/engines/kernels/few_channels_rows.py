@@ -17,8 +17,8 @@ _MOST_ELEMENTS = 2**30
 
 
 def is_computed(problem: ConvProblem, in_tf32: bool = False) -> bool:
-    """Whether a kernel for few channels computes a problem of its operation; ``in_tf32`` says
-    whether it does so in TF32, too."""
+    """Returns whether a kernel for few channels computes a problem of its operation; ``in_tf32``
+    says whether it does so in TF32, too."""
     if problem.spatial_dims != 2:
         return False
     padded_width = problem.input_shape[3] + problem.padding[1] + problem.padding[3]

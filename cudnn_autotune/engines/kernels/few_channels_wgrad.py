@@ -31,7 +31,7 @@ _MOST_ELEMENTS = 400
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _Tiling:
     columns: int
     """Columns of output pixels in a block's tile."""
     m_tiles: int
@@ -49,14 +49,14 @@ class _Settings:
         )
 
 
-class FewChannelsWgrad(KernelFamily[_Settings]):
+class FewChannelsWgrad(KernelFamily[_Tiling]):
     """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 1 to 8 channels in
     and a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(__name__)
 
-    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Settings]:
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if problem.op != "wgrad" or not is_computed(problem, in_tf32=True):
             return ()
         elements = math.prod(problem.weight_shape[1:])
@@ -79,17 +79,17 @@ class FewChannelsWgrad(KernelFamily[_Settings]):
         for m_tiles, n_tiles, warps_n in found[: _MOST_OFFERS - 1]:
             sums = 4 * m_tiles * n_tiles
             blocks = 1 + (sums <= _SUMS_OF_TWO_BLOCKS) + (sums <= _SUMS_OF_THREE_BLOCKS)
-            settings.append(_fitted(_Settings(columns, m_tiles, warps_n, blocks), problem, gpu))
+            settings.append(_fitted(_Tiling(columns, m_tiles, warps_n, blocks), problem, gpu))
         if settings and columns > 32:
             turn = 8 * _WARPS // settings[0].warps_n  # all groups of warps have equal shares
             half = -(-columns // (2 * turn)) * turn
             settings.append(_fitted(replace(settings[0], columns=half), problem, gpu))
         return tuple(dict.fromkeys(s for s in settings if s.blocks > 0))
 
-    def workspace_bytes(self, problem: ConvProblem, tiling: _Settings, gpu: Gpu) -> int:
+    def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
         return _workspace_bytes(problem, tiling, gpu)
 
-    def build(self, problem: ConvProblem, tiling: _Settings, gpu: Gpu) -> Recipe:
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
         rows = Rows(problem)
         _, k, p, q = problem.output_shape
         tiles_p, tiles_q, tiles = _tiles(problem, tiling)
@@ -138,14 +138,14 @@ def _tile_rows(problem: ConvProblem) -> int:
     return 1 if problem.may_use_tf32 else 2
 
 
-def _tiles(problem: ConvProblem, settings: _Settings) -> tuple[int, int, int]:
+def _tiles(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int]:
     """Tiles along the output's rows and columns, and all tiles."""
     n, _, p, q = problem.output_shape
     tiles_p, tiles_q = -(-p // _tile_rows(problem)), -(-q // settings.columns)
     return tiles_p, tiles_q, n * tiles_p * tiles_q
 
 
-def _grid(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> tuple[int, int]:
+def _grid(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> tuple[int, int]:
     """Blocks that share the tiles, and blocks along the output's channels. The sums of all blocks
     should not be more bytes than the operands."""
     blocks_y = -(-problem.weight_shape[0] // (16 * settings.m_tiles))
@@ -156,11 +156,11 @@ def _grid(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> tuple[int, int
     return min(_tiles(problem, settings)[2], max(1, resident), worthwhile), blocks_y
 
 
-def _workspace_bytes(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> int:
+def _workspace_bytes(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
     return sums_bytes(problem, _grid(problem, settings, gpu)[0])
 
 
-def _shared_bytes(problem: ConvProblem, settings: _Settings) -> int:
+def _shared_bytes(problem: ConvProblem, settings: _Tiling) -> int:
     rows = Rows(problem)
     pitch = rows.pitch(settings.columns, rows.row)
     kernel_h = problem.weight_shape[2]
@@ -182,7 +182,7 @@ def _cost(problem: ConvProblem, m_tiles: int, n_tiles: int, warps_n: int) -> flo
     return waits * blocks_y * warps_n * (4 * m_tiles + 2 * n_tiles)
 
 
-def _fitted(settings: _Settings, problem: ConvProblem, gpu: Gpu) -> _Settings:
+def _fitted(settings: _Tiling, problem: ConvProblem, gpu: Gpu) -> _Tiling:
     """Makes tiles narrower until the blocks' shared memory fits and each multiprocessor has one."""
     while True:
         of_a_block = _shared_bytes(problem, settings) + gpu.reserved_shared_bytes

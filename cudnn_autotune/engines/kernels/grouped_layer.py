@@ -59,7 +59,7 @@ class Axis:
         return -(-max(0, self.kernel - first) // self.phases)
 
     def extent(self, tile: int) -> int:
-        """Input elements that ``tile`` units read."""
+        """Returns the input elements that ``tile`` units read."""
         if not self.is_dgrad:
             return (tile - 1) * self.stride + self.kernel
         return tile + _reach(self)
@@ -67,7 +67,7 @@ class Axis:
 
 @functools.lru_cache(maxsize=256)
 def _reach(axis: Axis) -> int:
-    """Input elements that a tile of a gradient reads beside one a unit."""
+    """Returns the input elements that a tile of a gradient reads beside one a unit."""
     ends = [
         ((phase + axis.pad) // axis.stride, axis.taps(phase))
         for phase in range(axis.phases)
@@ -178,7 +178,7 @@ class Tile:
         return self.images * layer.y.extent(self.rows) * columns
 
     def read_pixels(self, layer: Layer) -> int:
-        """At most so many of them lie in the images."""
+        """Returns how many input pixels of a tile lie in the images, at most."""
         return min(self.in_pixels(layer), self.images * layer.y.in_size * layer.x.in_size)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import (
@@ -20,7 +18,7 @@ from cudnn_autotune.engines.recipe import (
     Recipe,
     workspace_room,
 )
-from cudnn_autotune.engines.rewrites.rewrite import MOST_OFFERS, best_engines, with_compilation
+from cudnn_autotune.engines.rewrites.rewrite import Form, Rewrite
 
 _LEAST_TAPS = 16
 """Elements of a kernel from which the other direction's engines may be much faster. For few taps,
@@ -31,7 +29,7 @@ _MOST_BLOCKS = 65535
 _SOURCE = sources.source() + sources.text("adjoint.cu", __package__)
 
 
-class Adjoint:
+class Adjoint(Rewrite):
     """Solves ``fprop`` by an engine for ``dgrad``, and ``dgrad`` by one for ``fprop``.
 
     With stride 1, dilation d, padding p and R taps, ``y[o] = sum over r of w[r] x[o + r d - p]``.
@@ -50,58 +48,31 @@ class Adjoint:
     """
 
     name = "adjoint"
-    version = sources.version_of(__name__)
+    modes = ("A", "B")  # mode A lists nothing for the gradient of a long filter's input
+    note = "TENSOR_CORE"
 
-    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        """Returns the inner problem's engines with tensor cores that cuDNN's heuristics rank
-        first."""
-        return _offers(problem, gpu)
-
-    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        inner = _inner(problem)
-        if inner is None or settings not in (o.settings for o in self.offers(problem, gpu)):
-            raise ValueError(
-                f"settings must be one that {self.name} offers for {problem.text}, got {settings!r}"
-            )
-        return _recipe(problem, inner, settings)
-
-
-@functools.lru_cache(maxsize=1024)
-def _offers(problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ...]:
-    """Returns the offers. A query of engines takes some 3 ms, so what comes of it is kept."""
-    if gpu.device is None or (inner := _inner(problem)) is None:
-        return ()
-    own_bytes = workspace_room(math.prod(inner.weight_shape) * inner.dtype.itemsize)
-    # Mode A lists nothing for the gradient of a long filter's input.
-    engines = best_engines(inner, gpu.device, ("A", "B"))
-    fast = [one for one in engines if "TENSOR_CORE" in one.numerical_notes]
-    return tuple(with_compilation(engine, own_bytes) for engine in fast[:MOST_OFFERS])
-
-
-def _inner(problem: ConvProblem) -> ConvProblem | None:
-    """Returns the problem in the other direction; None where it has no such form, or would not be
-    faster."""
-    (k, c_of_group, *kernel), groups = problem.weight_shape, problem.groups
-    taps = math.prod(kernel)
-    if (
-        problem.op == "wgrad"
-        or problem.dtype not in sources.ELEMENTS
-        or any(s != 1 for s in problem.stride)
-        or groups == 1
-        or max(c_of_group, k // groups) == 1  # the package has kernels for depthwise convolutions
-        or taps < _LEAST_TAPS
-        or problem.residual
-        or problem.activation
-        or k // groups * taps > _MOST_BLOCKS * _THREADS
-    ):
-        return None
-    reach = [d * (size - 1) for d, size in zip(problem.dilation, kernel, strict=True)]
-    padding = tuple(reach[i % len(reach)] - p for i, p in enumerate(problem.padding))
-    if min(padding) < 0:
-        return None
-    x, _, y = problem.alignment
-    try:
-        return replace(
+    def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
+        """Returns the problem in the other direction, where the filters of groups are long."""
+        (k, c_of_group, *kernel), groups = problem.weight_shape, problem.groups
+        taps = math.prod(kernel)
+        if (
+            problem.op == "wgrad"
+            or problem.dtype not in sources.ELEMENTS
+            or any(s != 1 for s in problem.stride)
+            or groups == 1
+            or max(c_of_group, k // groups) == 1  # the package has kernels for depthwise ones
+            or taps < _LEAST_TAPS
+            or problem.residual
+            or problem.activation
+            or k // groups * taps > _MOST_BLOCKS * _THREADS
+        ):
+            return None
+        reach = [d * (size - 1) for d, size in zip(problem.dilation, kernel, strict=True)]
+        padding = tuple(reach[i % len(reach)] - p for i, p in enumerate(problem.padding))
+        if min(padding) < 0:
+            return None
+        x, _, y = problem.alignment
+        inner = replace(
             problem,
             op="dgrad" if problem.op == "fprop" else "fprop",
             input_shape=problem.output_shape,
@@ -110,36 +81,35 @@ def _inner(problem: ConvProblem) -> ConvProblem | None:
             alignment=(y, 32, x),
             bias=False,
         )
-    except ValueError:  # a padded dimension is too large for cuDNN
-        return None
+        return Form(inner, {})
 
-
-def _recipe(problem: ConvProblem, inner: ConvProblem, engine_text: str) -> Recipe:
-    filters = Address("workspace")
-    c, k_of_group, *kernel = inner.weight_shape
-    taps = math.prod(kernel)
-    launches: list[KernelLaunch | EngineLaunch] = [
-        KernelLaunch(
-            _kernel(problem, "reverse_filters"),
-            (c, -(-k_of_group * taps // _THREADS), 1),
-            (_THREADS, 1, 1),
-            (filters, Address("w"), c // problem.groups, k_of_group, taps),
-        ),
-        EngineLaunch(inner, engine_text, x=Address("y"), w=filters, y=Address("x")),
-    ]
-    if problem.bias:
-        channels, *size = problem.output_shape[1:]
-        count = math.prod(problem.output_shape)
-        launches.append(
+    def build(self, problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
+        """Returns the launches that turn the filters, run the engine, and add a bias."""
+        inner, filters = form.inner, Address("workspace")
+        c, k_of_group, *kernel = inner.weight_shape
+        taps = math.prod(kernel)
+        launches: list[KernelLaunch | EngineLaunch] = [
             KernelLaunch(
-                _kernel(problem, "add_bias"),
-                (-(-count // _THREADS), 1, 1),
+                _kernel(problem, "reverse_filters"),
+                (c, -(-k_of_group * taps // _THREADS), 1),
                 (_THREADS, 1, 1),
-                (Address("y"), Address("bias"), count, channels, math.prod(size)),
+                (filters, Address("w"), c // problem.groups, k_of_group, taps),
+            ),
+            EngineLaunch(inner, engine_text, x=Address("y"), w=filters, y=Address("x")),
+        ]
+        if problem.bias:
+            channels, *size = problem.output_shape[1:]
+            count = math.prod(problem.output_shape)
+            launches.append(
+                KernelLaunch(
+                    _kernel(problem, "add_bias"),
+                    (-(-count // _THREADS), 1, 1),
+                    (_THREADS, 1, 1),
+                    (Address("y"), Address("bias"), count, channels, math.prod(size)),
+                )
             )
-        )
-    room = workspace_room(math.prod(inner.weight_shape) * inner.dtype.itemsize)
-    return Recipe(tuple(launches), room)
+        room = workspace_room(math.prod(inner.weight_shape) * inner.dtype.itemsize)
+        return Recipe(tuple(launches), room)
 
 
 def _kernel(problem: ConvProblem, function: str) -> Kernel:

@@ -18,7 +18,7 @@ from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.kernels.sources import version_of
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
 from cudnn_autotune.engines.recipe import (
-    WRITTEN,
+    RESULTS,
     Address,
     Argument,
     Buffer,
@@ -126,7 +126,7 @@ def _inner(problem: ConvProblem) -> ConvProblem:
 
 
 def _room(problem: ConvProblem, name: Buffer) -> int:
-    """The bytes in the workspace of a tensor that is transposed."""
+    """Returns the bytes in the workspace of a tensor that is transposed."""
     return workspace_room(math.prod(_shape(problem, name)) * problem.dtype.itemsize)
 
 
@@ -141,7 +141,7 @@ def _around(problem: ConvProblem, inner: Recipe) -> Recipe:
     behind: list[Transposition] = []
     for name, place in places.items():
         shape = _shape(problem, name)
-        if name == WRITTEN[problem.op]:
+        if name == RESULTS[problem.op]:
             behind.append(to_contiguous(shape, place, Address(name)))
         else:
             before.append(to_channels_last(shape, Address(name), place))

@@ -25,6 +25,12 @@ _BYTES_OF_A_THREAD = 32
 _MOST_ITEMS = 8
 
 
+def pair(values: Sequence[int]) -> tuple[int, int]:
+    """Returns a height and a width as what they are to a type checker."""
+    height, width = values
+    return height, width
+
+
 @dataclass(frozen=True)
 class Packing:
     """The places of a plain tensor's pixels in a packed one; packing.cu defines both.

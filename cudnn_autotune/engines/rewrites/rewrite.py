@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from cudnn_autotune.core.extension import require_cuda_build
-from cudnn_autotune.engines.configs import Candidate, Device, open_search, query
+from cudnn_autotune.engines.configs import Candidate, open_search, query
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import (
-    WRITTEN,
+    RESULTS,
     Address,
     Buffer,
     EngineLaunch,
@@ -27,6 +27,7 @@ from cudnn_autotune.engines.rewrites.packing import LEAST_ALIGNED, Copy, Packing
 
 MOST_OFFERS = 3
 """Most offers of a rewrite for one problem."""
+_COMPILED = "RUNTIME_COMPILATION"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Rewrite(ABC):
     """
 
     name: str
+    modes: Sequence[str] = ("A",)
+    """The heuristic modes of cuDNN that list the engines."""
+    note: str = ""
+    """The numerical note that an engine must have; empty if any will do."""
 
     def __init__(self) -> None:
         self.version = sources.version_of(type(self).__module__)
@@ -61,8 +66,29 @@ class Rewrite(ABC):
             ValueError: a tensor of the inner problem is too large for cuDNN.
         """
 
+    def build(self, problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
+        """Returns the launches around an engine of the inner problem: those that pack its operands,
+        and those that unpack its result."""
+        inner, written = form.inner, RESULTS[problem.op]
+        places: dict[Buffer, Address] = {name: Address(name) for name in _buffers(problem)}
+        copies: dict[Buffer, Copy] = {}
+        used = 0
+        for name, packing in form.packings.items():
+            packed = Address("workspace", used)
+            copies[name] = Copy(packing, places[name], packed)
+            places[name] = packed
+            used += workspace_room(packing.packed_count * inner.dtype.itemsize)
+        launches: list[KernelLaunch | EngineLaunch] = []
+        operands = [copy for name, copy in copies.items() if name != written]
+        if operands:
+            launches.append(pack(operands, inner.dtype))
+        launches.append(EngineLaunch(inner, engine_text, **places))
+        if written in copies:
+            launches.append(unpack([copies[written]], inner.dtype))
+        return Recipe(tuple(launches), used)
+
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        """Returns the inner problem's engines that cuDNN's heuristic mode A ranks first."""
+        """Returns the inner problem's engines that cuDNN's heuristics rank first."""
         return _offers(self, problem, gpu)
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
@@ -71,74 +97,43 @@ class Rewrite(ABC):
             raise ValueError(
                 f"settings must be one that {self.name} offers for {problem.text}, got {settings!r}"
             )
-        return _recipe(problem, form, settings)
+        return self.build(problem, form, settings)
 
 
 @functools.lru_cache(maxsize=1024)
 def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ...]:
-    """A query of engines takes some 3 ms, so what comes of it is kept."""
-    # Some rewrites of tensors that are less aligned ended in "misaligned address" on an H200. The
-    # emulation finds no such access of copy_tensors, which leaves the engines of cuDNN 9.19.
-    if gpu.device is None or min(problem.alignment) < LEAST_ALIGNED:
+    """Returns the offers. A query of engines takes some 3 ms, so what comes of it is kept."""
+    if gpu.device is None:
         return ()
     try:
         form = rewrite.form(problem, gpu)
     except ValueError:
         return ()
-    if form is None:
+    # Some rewrites of tensors that are less aligned ended in "misaligned address" on an H200. The
+    # emulation finds no such access of copy_tensors, which leaves the engines of cuDNN 9.19.
+    if form is None or (form.packings and min(problem.alignment) < LEAST_ALIGNED):
         return ()
-    engines = best_engines(form.inner, gpu.device)[:MOST_OFFERS]
-    return tuple(
-        with_compilation(engine, _recipe(problem, form, engine.text).workspace_bytes)
-        for engine in engines
-    )
-
-
-def best_engines(
-    problem: ConvProblem, device: Device, modes: Sequence[str] = ("A",)
-) -> list[Candidate]:
-    """Returns the first config of each family in these heuristic modes, the best guess first."""
     try:
-        listed = query(open_search(problem, device), problem, modes)
+        listed = query(open_search(form.inner, gpu.device), form.inner, rewrite.modes)
     except require_cuda_build().CudnnError:  # cuDNN has no graph for it
-        return []
-    families: dict[tuple[object, ...], Candidate] = {}
-    for candidate in listed:
-        if not candidate.is_unfused:
-            families.setdefault(candidate.config_family, candidate)
-    return list(families.values())
-
-
-def with_compilation(engine: Candidate, own_bytes: int) -> Offer:
-    """Returns the offer of an engine between kernels that are compiled at run time, which take
-    ``own_bytes`` of workspace."""
-    compiled = "RUNTIME_COMPILATION"
-    return Offer(
-        settings=engine.text,
-        workspace_bytes=own_bytes + engine.workspace_bytes,
-        numerical_notes=engine.numerical_notes,
-        behavior_notes=(*(n for n in engine.behavior_notes if n != compiled), compiled),
+        return ()
+    best: dict[tuple[object, ...], Candidate] = {}  # config family -> its first engine
+    for engine in listed:
+        if not engine.is_unfused:
+            best.setdefault(engine.config_family, engine)
+    note = rewrite.note
+    fitting = [one for one in best.values() if not note or note in one.numerical_notes]
+    return tuple(
+        Offer(
+            settings=engine.text,
+            workspace_bytes=rewrite.build(problem, form, engine.text).workspace_bytes
+            + engine.workspace_bytes,
+            numerical_notes=engine.numerical_notes,
+            # The kernels around the engine are compiled.
+            behavior_notes=(*(n for n in engine.behavior_notes if n != _COMPILED), _COMPILED),
+        )
+        for engine in fitting[:MOST_OFFERS]
     )
-
-
-def _recipe(problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
-    inner, written = form.inner, WRITTEN[problem.op]
-    places: dict[Buffer, Address] = {name: Address(name) for name in _buffers(problem)}
-    copies: dict[Buffer, Copy] = {}
-    used = 0
-    for name, packing in form.packings.items():
-        packed = Address("workspace", used)
-        copies[name] = Copy(packing, places[name], packed)
-        places[name] = packed
-        used += workspace_room(packing.packed_count * inner.dtype.itemsize)
-    launches: list[KernelLaunch | EngineLaunch] = []
-    operands = [copy for name, copy in copies.items() if name != written]
-    if operands:
-        launches.append(pack(operands, inner.dtype))
-    launches.append(EngineLaunch(inner, engine_text, **places))
-    if written in copies:
-        launches.append(unpack([copies[written]], inner.dtype))
-    return Recipe(tuple(launches), used)
 
 
 def _buffers(problem: ConvProblem) -> list[Buffer]:
@@ -151,13 +146,13 @@ def _buffers(problem: ConvProblem) -> list[Buffer]:
 
 
 def may_use_half(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether tensor cores of this GPU take the problem's 16-bit operands."""
+    """Returns whether tensor cores of this GPU take the problem's 16-bit operands."""
     least = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}.get(problem.dtype)
     return least is not None and gpu.compute_capability >= least
 
 
 def may_use_tf32(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether tensor cores of this GPU may round the problem's operands to TF32."""
+    """Returns whether tensor cores of this GPU may round the problem's operands to TF32."""
     return problem.may_use_tf32 and gpu.compute_capability >= (8, 0)
 
 

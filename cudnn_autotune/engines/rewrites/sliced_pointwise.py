@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.rewrites.packing import Packing
+from cudnn_autotune.engines.rewrites.packing import Packing, pair
 from cudnn_autotune.engines.rewrites.rewrite import Form, Rewrite, is_channels_last, may_use_half
 
 _FEWEST: Mapping[str, int] = {"fprop": 1024, "dgrad": 512}
@@ -51,15 +51,15 @@ class SlicedPointwise(Rewrite):
 
 def _form(problem: ConvProblem) -> Form:
     n, channels = problem.spatial_dims, problem.input_shape[1]
-    size, out = _pair(problem.input_shape[-2:]), _pair(problem.output_shape[-2:])
-    stride, before = _pair(problem.stride[-2:]), _pair(problem.padding[n - 2 : n])
+    size, out = pair(problem.input_shape[-2:]), pair(problem.output_shape[-2:])
+    stride, before = pair(problem.stride[-2:]), pair(problem.padding[n - 2 : n])
     images = math.prod(problem.input_shape) // (channels * math.prod(size))
     read = [(o - 1) * s + 1 - p for o, s, p in zip(out, stride, before, strict=True)]
     x = Packing(
         *(images, size, channels, channels, images, out),
         stride=stride,
         offset=before,
-        limit=_pair(read),
+        limit=pair(read),
     )
     depth = n - 2
     inner = replace(
@@ -69,8 +69,3 @@ def _form(problem: ConvProblem) -> Form:
         padding=(*problem.padding[:depth], 0, 0, *problem.padding[n : n + depth], 0, 0),
     )
     return Form(inner, {"x": x})
-
-
-def _pair(values: Sequence[int]) -> tuple[int, int]:
-    height, width = values
-    return height, width

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Buffer
-from cudnn_autotune.engines.rewrites.packing import Packing
+from cudnn_autotune.engines.rewrites.packing import Packing, pair
 from cudnn_autotune.engines.rewrites.rewrite import (
     Form,
     Rewrite,
@@ -74,14 +73,14 @@ class SpaceToDepth(Rewrite):
 
 
 def _form(problem: ConvProblem, run: int) -> Form:
-    """The argument is what a row of a packed pixel is padded to."""
+    """Returns the form in which a row of a packed pixel is padded to ``run`` elements."""
     n = problem.spatial_dims
-    stride, kernel = _pair(problem.stride[-2:]), _pair(problem.weight_shape[-2:])
-    size, out = _pair(problem.input_shape[-2:]), _pair(problem.output_shape[-2:])
-    before = _pair(problem.padding[n - 2 : n])
+    stride, kernel = pair(problem.stride[-2:]), pair(problem.weight_shape[-2:])
+    size, out = pair(problem.input_shape[-2:]), pair(problem.output_shape[-2:])
+    before = pair(problem.padding[n - 2 : n])
     c, k = problem.input_shape[1], problem.weight_shape[0]
-    taps = _pair([-(-t // s) for t, s in zip(kernel, stride, strict=True)])
-    packed = _pair([o + t - 1 for o, t in zip(out, taps, strict=True)])
+    taps = pair([-(-t // s) for t, s in zip(kernel, stride, strict=True)])
+    packed = pair([o + t - 1 for o, t in zip(out, taps, strict=True)])
     read = [(o - 1) * s + t - p for o, s, t, p in zip(out, stride, kernel, before, strict=True)]
     images = math.prod(problem.input_shape) // (c * math.prod(size))
     filters = k * math.prod(problem.weight_shape[2:]) // math.prod(kernel)
@@ -91,7 +90,7 @@ def _form(problem: ConvProblem, run: int) -> Form:
             stride=stride,
             phases=stride,
             offset=before,
-            limit=_pair(read),
+            limit=pair(read),
         ),
         "w": Packing(*(filters, kernel, c, run, filters, taps), stride=stride, phases=stride),
     }
@@ -105,8 +104,3 @@ def _form(problem: ConvProblem, run: int) -> Form:
         padding=padding,
     )
     return Form(inner, packings)
-
-
-def _pair(values: Sequence[int]) -> tuple[int, int]:
-    height, width = values
-    return height, width

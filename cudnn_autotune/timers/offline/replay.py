@@ -90,7 +90,7 @@ class ReplayTimer:
         return tuple(self._missing)
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
-        """See ``Timer.runnable``. A candidate that was not recorded does not build."""
+        """Does as ``Timer.runnable``. A candidate that was not recorded does not build."""
 
         def built(some: Sequence[Candidate]) -> list[Candidate]:
             self._elapsed_ms += self._builds.finish(self._known(some), self._elapsed_ms)

@@ -61,7 +61,7 @@ class Builds:
         self._ready_at_ms = 0.0
 
     def tried(self, candidate: Candidate) -> bool:
-        """Whether a candidate has been built, or was found not to build."""
+        """Returns whether a candidate has been built, or was found not to build."""
         return candidate.text in self._tried
 
     def prepare(self, builds: Sequence[Build], now_ms: float) -> float:
@@ -74,7 +74,7 @@ class Builds:
         return wait_ms
 
     def is_pending(self, now_ms: float) -> bool:
-        """Whether builds that :meth:`prepare` started are still under way."""
+        """Returns whether builds that :meth:`prepare` started are still under way."""
         return bool(self._pending) and self._ready_at_ms > now_ms
 
     def finish(self, builds: Sequence[Build], now_ms: float) -> float:

@@ -33,7 +33,7 @@ def load(name: str) -> Recording:
 
 
 def path(name: str) -> AbstractContextManager[Path]:
-    """The file of a shipped recording, for as long as the context lasts. Raises as :func:`load`."""
+    """Returns a context that gives the file of a shipped recording. Raises as :func:`load`."""
     if name not in names():
         raise ValueError(f"name must be one of {', '.join(names())}, got {name!r}")
     return resources.as_file(_FILES / f"{name}{_SUFFIX}")

@@ -29,7 +29,7 @@ from cudnn_autotune.timers.board_power import (
     clock_sensitivity,
     of_batches,
 )
-from cudnn_autotune.timers.telemetry import Gpu, GpuState, PowerReading, PowerWatch
+from cudnn_autotune.timers.telemetry import Board, GpuState, PowerReading, PowerWatch
 from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
@@ -254,7 +254,7 @@ def test_a_choice_says_that_it_rests_on_readings() -> None:
         assert bool(values) == bool(every_ms)
 
 
-class Board(Gpu):
+class ReadBoard(Board):
     """NVML's readings, made up: each seen three times before the next is there."""
 
     def __init__(self, *readings: float | None) -> None:
@@ -271,7 +271,7 @@ class Board(Gpu):
 
 
 def test_each_new_reading_is_noted_once() -> None:
-    gpu = Board(600.0, 650.0, None, 700.0)
+    gpu = ReadBoard(600.0, 650.0, None, 700.0)
     with PowerWatch(gpu, period_s=0.0) as watch:
         while len(watch.readings) < 2:
             pass
@@ -280,7 +280,7 @@ def test_each_new_reading_is_noted_once() -> None:
 
 
 def test_where_there_are_no_readings_nothing_watches() -> None:
-    gpu = Board(None)
+    gpu = ReadBoard(None)
     with PowerWatch(gpu) as watch:
         pass
     assert watch.readings == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cudnn_autotune.sampling import GpuState
-from cudnn_autotune.timers.telemetry import Gpu, Telemetry, nvml_device, reason_names
+from cudnn_autotune.timers.telemetry import Board, Telemetry, nvml_device, reason_names
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
@@ -36,8 +36,8 @@ def test_reasons() -> None:
 
 @NO_GPU
 def test_without_a_gpu_every_reading_is_none() -> None:
-    gpu = Gpu.of(0)
-    assert gpu is Gpu.of(0)
+    gpu = Board.of(0)
+    assert gpu is Board.of(0)
     assert gpu.unavailable
     assert gpu.state() == GpuState()
     assert set(gpu.fixed().values()) == {None}
@@ -55,13 +55,13 @@ def test_without_a_gpu_every_reading_is_none() -> None:
 
 def test_without_nvml_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "pynvml" in str(Gpu(0).unavailable)
+    assert "pynvml" in str(Board(0).unavailable)
 
 
 @pytest.mark.gpu
 def test_with_a_gpu() -> None:
     pytest.importorskip("pynvml")
-    gpu = Gpu.of(0)
+    gpu = Board.of(0)
     assert gpu.unavailable is None
     state = gpu.state()
     assert state.clock_mhz is not None
