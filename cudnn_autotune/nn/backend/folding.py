@@ -50,6 +50,8 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     _aten.sqrt.default: lambda x: x ** Rational(1, 2),
     _aten.rsqrt.default: lambda x: x ** Rational(-1, 2),
 }
+# A constant beyond these could take a weight or a bias out of float16's range.
+_LEAST_FACTOR, _MOST_NUMBER = 2.0**-10, 2.0**10
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
     while len(nodes[-1].users) == 1:
         (user,) = nodes[-1].users
         if user.target is _convert:
-            if not user.meta["val"].dtype.is_floating_point:
+            if user.meta["val"].dtype not in DTYPES:
                 break
         elif (other := _channelwise_operand(user, nodes[-1], output, fixed)) is not None:
             steps.append((user.target, other))
@@ -182,9 +184,29 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
     # Some versions of Inductor leave out that a result is rounded to 16 bits before what is
     # computed in float32, such as an activation.
     is_longer = len(steps) > (0 if found is None else len(found.steps))
-    if is_longer and nodes[-1].meta["val"].dtype == torch.float32:
+    last = nodes[-1]
+    if is_longer and last.meta["val"].dtype == torch.float32 and _is_rounded(last, output.dtype):
         found = _Chain(tuple(nodes), tuple(steps))
     return found
+
+
+def _is_rounded(node: Node, dtype: torch.dtype) -> bool:
+    """Returns whether whatever is computed of a value is pointwise until it is rounded to a
+    dtype."""
+    left, seen = [node], {node}
+    while left:
+        users = left.pop().users
+        if not users:
+            return False
+        for user in users:
+            if (user.target is _convert and user.meta["val"].dtype == dtype) or user in seen:
+                continue
+            target: Any = user.target
+            if torch.Tag.pointwise not in getattr(target, "tags", ()):
+                return False
+            seen.add(user)
+            left.append(user)
+    return True
 
 
 def _channelwise_operand(
@@ -198,10 +220,13 @@ def _channelwise_operand(
     if other is value and user.target in (_add, _mul):
         one, other = other, one
     if one is value and isinstance(other, (int, float)):
-        return other
+        least = _LEAST_FACTOR if user.target in (_mul, _div) else 0
+        return other if least <= abs(other) <= _MOST_NUMBER else None
     if one is not value or not isinstance(other, Node) or other not in fixed:
         return None
     operand = other.meta["val"]
+    if not isinstance(operand, Tensor) or operand.device != output.device:
+        return None
     sizes = [1] * (output.dim() - operand.dim()) + list(operand.shape)
     is_channelwise = (
         len(sizes) == output.dim()
@@ -318,22 +343,27 @@ class _Given:
 def _unrounded(node: Any, dtype: torch.dtype) -> Any:
     """Returns a tensor before it was rounded from a dtype, as autocast rounds a weight, which is to
     be rounded once, when it is folded."""
-    if node.target is _convert and node.args[0].meta["val"].dtype == dtype:
+    is_rounded = node.target is _convert and node.meta["val"].dtype in DTYPES
+    if is_rounded and node.args[0].meta["val"].dtype == dtype:
         return node.args[0]
     return node
 
 
 def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | None:
     """Returns the vectors of what a chain computes, if it is
-    ``(y + bias - mean) * scale / sqrt(variance + eps) + shift`` in any spelling; else None."""
+    ``(y + bias - mean) * scale / sqrt(variance + eps) + shift`` in any spelling; else None.
+
+    A vector that occurs twice could cancel out, which it does not where it is zero or infinite.
+    """
     leaves: dict[Expr, Node] = {}
+    read: list[Expr] = []
 
     def symbol(node: Node) -> Expr:
-        for known, of in leaves.items():
-            if of is node:
-                return known
-        leaf = Dummy()
-        leaves[leaf] = node
+        leaf = next((leaf for leaf, known in leaves.items() if known is node), None)
+        if leaf is None:
+            leaf = Dummy()
+            leaves[leaf] = node
+        read.append(leaf)
         return leaf
 
     def expression(node: Any) -> Expr:
@@ -341,10 +371,12 @@ def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | Non
         if not isinstance(node, Node):
             return Integer(node) if isinstance(node, int) else Float(node)
         target: Any = node.target
+        if node.meta["val"].dtype not in DTYPES:
+            return symbol(node)
         if target is _convert or target in _RESHAPED:
             source: Any = node.args[0]
             is_same = source.meta["val"].numel() == node.meta["val"].numel()
-            if is_same and source.meta["val"].dtype.is_floating_point:
+            if is_same and source.meta["val"].dtype in DTYPES:
                 return expression(source)
         if target in _ARITHMETIC and not node.kwargs:
             operands = [arg for arg in node.args if isinstance(arg, Node)]
@@ -353,11 +385,19 @@ def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | Non
         return symbol(node)
 
     scale, shift = Integer(1), Integer(0) if bias is None else expression(bias)
+    in_scale: list[Expr] = []
+    in_shift = list(read)
     for target, operand in chain.steps:
+        read.clear()
         apply, other = _ARITHMETIC[target], expression(operand)
-        shift = apply(shift, other)
         if target in (_mul, _div):
             scale = apply(scale, other)
+            in_scale += read
+        if target in (_add, _sub) or shift != 0:
+            in_shift += read
+        shift = apply(shift, other)
+    if any(len(set(several)) < len(several) for several in (in_scale, in_shift)):
+        return None
     found: dict[int, Expr] = {}
     eps = 0.0
     for factor in Mul.make_args(scale):
@@ -381,7 +421,7 @@ def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | Non
             return None
     vectors = {bit: leaves.get(found[bit]) for bit in sorted(found)}
     known = {bit: node for bit, node in vectors.items() if node is not None}
-    is_whole = len(known) == len(vectors) and all(
+    is_whole = set(known.values()) == set(leaves.values()) and all(
         node.meta["val"].numel() == channels for node in known.values()
     )
     given = _Given(known, eps)

@@ -387,7 +387,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, Tensor):
             continue
-        if not value.dtype.is_floating_point:
+        if value.dtype not in DTYPES:
             continue
         if value.dtype not in patterns:
             patterns[value.dtype] = _traced(value.dtype, decompositions)

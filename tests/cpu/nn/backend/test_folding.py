@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from references import TOLERANCES, assert_close
 from torch import Tensor, nn
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -220,6 +222,57 @@ def test_what_is_something_else_is_left(after: Callable[..., Any], shape: tuple[
     assert traced.fold() == 0
     torch.manual_seed(0)
     torch.testing.assert_close(traced(), expected)
+
+
+INF = float("inf")
+QUANTIZED = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("after", "operand", "dtype"),
+    [
+        # What a conversion loses is not seen through.
+        (lambda y, p: (y - p) * p.int(), 1.7, torch.float32),
+        (lambda y, p: y * p.bool(), 1.7, torch.float16),
+        (lambda y, p: y * p.to(QUANTIZED).to(y.dtype), 1.7, torch.float32),
+        (lambda y, p: y.to(QUANTIZED).to(y.dtype) * p, 1.7, torch.float16),
+        # Vectors that cancel out do not where they are zero, negative or infinite.
+        (lambda y, p: y * p / p * p.exp(), 0.0, torch.float32),
+        (lambda y, p: y * p.sqrt() * p.sqrt(), -1.0, torch.float32),
+        (lambda y, p: (y - p) * (q := p.sigmoid()) + p * q, INF, torch.float32),
+        (lambda y, p: (y + p.exp() / p) * p, 0.0, torch.float32),
+        # Constants that take weights out of their range.
+        (lambda y, p: y * INF + p, 1.0, torch.float32),
+        (lambda y, p: y / 0 + p, 1.0, torch.float64),
+        (lambda y, p: (y * 1e6 + p).sigmoid(), 1.0, torch.float16),
+        (lambda y, p: (y.float() * 1e6 + p).sigmoid().half(), 1.0, torch.float16),
+        # What is computed in float32 and not rounded: 2048.5 would be 2048.
+        (lambda y, p: y.float() * 0.01 + p, 2048.5, torch.float16),
+        (lambda y, p: (y.float() * 0.01 + p).relu().sum(), 2048.5, torch.float16),
+    ],
+)
+def test_numbers_are_not_lost(
+    after: Callable[..., Tensor], operand: float, dtype: torch.dtype
+) -> None:
+    model = After(after, (6, 1, 1))
+    nn.init.constant_(model.operand, operand)
+    model.conv.to(dtype)
+    traced = Traced(model, torch.randn(2, 4, 9, 8).to(dtype))
+    traced.fold()
+    with torch.no_grad():
+        expected = model(traced.x)
+    precision = 1e-3 if expected.dtype == torch.float16 else 1e-5
+    torch.testing.assert_close(traced(), expected, rtol=precision, atol=precision, equal_nan=True)
+
+
+def test_a_scale_on_another_device_is_left() -> None:
+    """PyTorch multiplies by a number in a tensor, on whatever device that is."""
+    with FakeTensorMode():
+        weights = (torch.empty(6, 4, 3, 3, device="meta"), torch.empty(()))
+        trace = make_fx(lambda w, p, x: F.conv2d(x, w) * p, select_decomp_table())
+        graph = trace(*weights, torch.empty(2, 4, 9, 8, device="meta")).graph
+    placeholders = graph.find_nodes(op="placeholder")
+    assert fold(graph, placeholders[:-1]) == []
 
 
 def test_transposed_and_unbatched_convolutions_are_left() -> None:
