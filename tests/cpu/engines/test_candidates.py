@@ -176,8 +176,7 @@ def test_a_text_of_another_gpu_does_not_build_silently() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_the_other_dtypes_have_candidates(op: str, dtype: torch.dtype) -> None:
-    problem = make("resnet_fp16_nhwc", op, dtype=dtype)
-    assert ca.expert.candidates(problem, device="h200")
+    assert ca.expert.candidates(make("resnet_fp16_nhwc", op, dtype=dtype), device="h200")
 
 
 FEW_THREADS = """

@@ -81,7 +81,6 @@ def test_so_is_pytorchs_plan_of_cudnn(is_compiled: bool, mode: Strategy) -> None
     timer = timer_of(*engines, built=False)
     offered = StaticCandidates([e.candidate for e in engines], similar=[similar])
     selection = mode.select(offered, timer, Limits(budget_ms=0.5))
-    assert selection is not None
     assert selection.winner.candidate == first.candidate
     assert selection.winner.time_ms == pytest.approx(1.0, rel=0.2)
 
@@ -181,8 +180,7 @@ def test_of_a_short_budget_little_is_spent_on_what_seldom_pays(mode: Strategy) -
     """Half of what is left would not be enough for one: nobody waits for it."""
     late = [compiled(i, 2.0, mode="FALLBACK", build_ms=1500.0) for i in range(3)]
     timer = timer_of(engine("a", 1.0), engine("b", 1.1), *late, built=False)
-    selection = chosen(mode, timer, 600.0)
-    assert selection.winner.candidate.text == "a"
+    assert chosen(mode, timer, 600.0).winner.candidate.text == "a"
     assert timer.elapsed_ms() <= 602.0
     assert not any(timer._builds.tried(e.candidate) for e in late)
 
@@ -247,7 +245,6 @@ def test_a_limit_holds_under_a_budget(mode: FrontendMode) -> None:
     timer = simulation.preset("quiet")
     limits = Limits(benchmark_limit=2, budget_ms=60_000.0)
     selection = mode.select(timer.candidates, timer, limits)
-    assert selection is not None
     assert {e.candidate for e in selection.ranking} == set(candidates(timer)[:2])
 
 

@@ -75,12 +75,9 @@ def is_checked() -> bool:
 
 def test_what_was_right_is_not_checked_again() -> None:
     first = serve()
-    assert first is not None
     assert not is_checked()
     new_process()
-    again = serve(right=False)
-    assert again is not None
-    assert again.relative_error == pytest.approx(first.relative_error, rel=1e-5)
+    assert serve(right=False).relative_error == pytest.approx(first.relative_error, rel=1e-5)
 
 
 def test_what_was_wrong_is_checked_again() -> None:
@@ -94,7 +91,6 @@ def test_what_was_wrong_is_checked_again() -> None:
 def test_what_was_wrong_later_is_checked_again() -> None:
     """An engine may be wrong now and then, or for some values only."""
     found = serve()
-    assert found is not None
     decision = replace(found.decision, rejected=(("matmul", 0.5),), relative_error=None)
     remembering.commit(replace(found, decision=decision))
     assert is_checked()
@@ -114,9 +110,7 @@ def test_what_is_not_right_by_todays_tolerance_is_checked_again() -> None:
 def test_operands_that_tell_nothing_record_what_random_ones_do(value: float) -> None:
     x, w, y = operands(POINTWISE, "cpu")
     found = serving.serve(choice(), (x.fill_(value), w, y))
-    assert found is not None
     error = found.choice.relative_error
-    assert error is not None
     assert error > 0
     remembering.commit(found.choice)
     assert not is_checked()
@@ -133,7 +127,6 @@ def test_what_could_not_be_checked_is_checked_again(
     with monkeypatch.context() as patch:
         patch.setattr(checking, "telling_operands", refuse)
         found = serving.serve(choice(), (x.fill_(value), w, y))
-    assert found is not None
     assert found.choice.relative_error is None
     remembering.commit(found.choice)
     assert is_checked()

@@ -49,11 +49,9 @@ def test_it_round_trips(changes: dict[str, Any]) -> None:
 def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
     timer = simulation.preset(preset)
     chosen = sampling.get(mode).select(timer.candidates, timer, Limits())
-    assert chosen is not None
     known = decision(selection=chosen, sampling=mode)
     kept = through_a_file(known)
     assert through_a_file(kept) == kept
-    assert kept.chosen is not None
     assert kept.chosen.candidate == chosen.winner.candidate
     assert kept.selection.evidence.rule == chosen.evidence.rule
     assert known.chosen == chosen.winner
@@ -62,8 +60,7 @@ def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
 
 def test_what_was_never_timed_is_not_kept_but_for_the_chosen_one() -> None:
     untimed = timed("failed", None, eliminated="failed: CUDNN_STATUS_NOT_SUPPORTED")
-    known = decision(selection=selection([*FRONTIER, untimed]))
-    assert known.selection == selection()
+    assert decision(selection=selection([*FRONTIER, untimed])).selection == selection()
     first_plan = timed("first", None)
     assert decision(selection=selection([first_plan, untimed])).selection.ranking == (first_plan,)
 

@@ -51,9 +51,7 @@ def served(data: bytes) -> list[Decision]:
         assert {known.key for known in found} <= set(store.keys())
         for known in found:
             assert known.key in store
-            by_key = store.by_key(known.key)
-            assert by_key is not None
-            assert by_key.key == known.key
+            assert store.by_key(known.key).key == known.key
             answer = store.find(
                 known.problem,
                 sampling=known.sampling,

@@ -95,9 +95,7 @@ def problems(draw: st.DrawFn, ops: tuple[str, ...] = OPS) -> ca.ConvProblem:
 @settings(max_examples=200, deadline=None)
 @given(problem=problems())
 def test_right_outputs_pass(problem: ca.ConvProblem) -> None:
-    error = error_of(problem)
-    assert error is not None
-    assert error <= ROUNDING[problem.dtype]
+    assert error_of(problem) <= ROUNDING[problem.dtype]
     assert ROUNDING[problem.dtype] < tolerance(problem) / 5
 
 
@@ -124,11 +122,7 @@ def test_a_wrong_value_at_a_corner_shows(problem: ca.ConvProblem, data: st.DataO
     def spoil(output: Tensor) -> None:
         output[(batch, channel, *place)] += 100
 
-    right = error_of(problem)
-    wrong = error_of(problem, spoil)
-    assert right is not None
-    assert wrong is not None
-    assert wrong > tolerance(problem) > right
+    assert error_of(problem, spoil) > tolerance(problem) > error_of(problem)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -139,9 +133,7 @@ def test_a_wrong_tap_of_a_weights_gradient_shows(tap: int, dtype: torch.dtype) -
     def spoil(output: Tensor) -> None:
         output[:, :, tap // 3, tap % 3] = 0
 
-    error = error_of(problem, spoil)
-    assert error is not None
-    assert error > tolerance(problem)
+    assert error_of(problem, spoil) > tolerance(problem)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -228,7 +220,6 @@ def test_numbers_near_the_least_of_float16(op: str, scale: float) -> None:
     assert error_with(right, problem, written, tensors) < tolerance(problem) / 5
     for wrong in (torch.zeros_like(right), right * 2, right.roll(1, 0)):
         error = relative_error(problem, lambda wrong=wrong: written.copy_(wrong), *tensors)
-        assert error is not None
         assert error > 10 * tolerance(problem)
 
 
@@ -264,16 +255,13 @@ def test_tensors_lie_anywhere(problem: ca.ConvProblem, data: st.DataObject) -> N
     x, w, y = (data.draw(layouts)(tensor) for tensor in tensors)
     written = {"fprop": y, "dgrad": x, "wgrad": w}[problem.op]
     error = relative_error(problem, lambda: written.copy_(right), x, w, y)
-    assert error is not None
     assert error <= ROUNDING[problem.dtype]
 
     def run() -> None:
         written.copy_(right)
         written[(-1,) * written.dim()] += 100
 
-    wrong = relative_error(problem, run, x, w, y)
-    assert wrong is not None
-    assert wrong > tolerance(problem)
+    assert relative_error(problem, run, x, w, y) > tolerance(problem)
 
 
 @pytest.mark.parametrize("dim", range(4))
@@ -291,10 +279,8 @@ def test_an_operand_may_be_expanded(op: str, expanded: int, dim: int) -> None:
     written = torch.zeros_like(right)
     x, w, y = {"fprop": (a, b, written), "dgrad": (written, b, a), "wgrad": (b, written, a)}[op]
     error = relative_error(problem, lambda: written.copy_(right), x, w, y)
-    assert error is not None
     assert error < ROUNDING[torch.float64]
     wrong = relative_error(problem, lambda: written.copy_(right)[0].mul_(1.1), x, w, y)
-    assert wrong is not None
     assert wrong > tolerance(problem)
 
 
@@ -308,12 +294,9 @@ def test_a_residual_lies_anywhere(layout: Callable[[Tensor], Tensor]) -> None:
     right = torch.nn.functional.silu(right + bias[:, None, None] + residual)
     added = (bias, layout(residual))
     error = relative_error(problem, lambda: y.copy_(right), x, w, y, *added)
-    assert error is not None
     assert error < ROUNDING[torch.float64]
     added = (bias, layout(residual.flip(0)))
-    wrong = relative_error(problem, lambda: y.copy_(right), x, w, y, *added)
-    assert wrong is not None
-    assert wrong > 0.1
+    assert relative_error(problem, lambda: y.copy_(right), x, w, y, *added) > 0.1
 
 
 # Mistakes of an engine: it computes another problem of the same shapes.
@@ -369,8 +352,7 @@ def test_swapped_groups_show(op: str) -> None:
     problem = ca.ConvProblem(op, **GEOMETRY)
     tensors, written, right = tensors_of(problem)
     dim = 0 if op == "wgrad" else 1
-    wrong = right.roll(right.shape[dim] // 2, dim)
-    assert error_with(wrong, problem, written, tensors) > 1
+    assert error_with(right.roll(right.shape[dim] // 2, dim), problem, written, tensors) > 1
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -457,8 +439,6 @@ def test_without_cublas_too(name: str, op: str) -> None:
 
     torch.use_deterministic_algorithms(True)
     right, wrong = error_of(problem), error_of(problem, spoil)
-    assert right is not None
-    assert wrong is not None
     assert right < 1e-14 < 1e-3 < wrong
 
 

@@ -26,7 +26,6 @@ def decision() -> Decision:
 def test_no_other_mode_is_served_by_it(decision: Decision, tmp_path: Path) -> None:
     ca.set_store(tmp_path, mode="read_write")
     ca.get_store().add([decision])
-    assert decision.chosen is not None
     for mode in ("auto", "race"):
         assert remembering.find(decision.problem, Policy(mode), 0) is None
     larger = layer(channels=128)
@@ -34,9 +33,7 @@ def test_no_other_mode_is_served_by_it(decision: Decision, tmp_path: Path) -> No
     assert remembering.similar(larger, 0) == [decision.chosen.candidate]
     measured = under(decision, mode="auto")
     ca.get_store().add([measured])
-    found = remembering.find(decision.problem, Policy("auto"), 0)
-    assert found is not None
-    assert found.decision.sampling == "auto"
+    assert remembering.find(decision.problem, Policy("auto"), 0).decision.sampling == "auto"
 
 
 def test_commands_show_it(decision: Decision, tmp_path: Path) -> None:

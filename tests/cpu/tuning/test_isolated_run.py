@@ -479,7 +479,6 @@ class Program:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 

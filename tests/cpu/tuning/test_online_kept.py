@@ -172,7 +172,6 @@ def test_a_trial_is_kept_at_the_end_of_the_process() -> None:
     one.turns(4, [1.3, 1.0, 1.004, 2.5])
     tuner.stop()
     (record,) = one.committer.kept
-    assert record is not None
     assert record.is_out("eng3:")
     assert record.by_text.keys() == {"eng0:", "eng1:", "eng2:", "eng3:"}
     assert one.committer.selections == []
@@ -215,7 +214,6 @@ def test_the_next_process_goes_on(first_ms: float) -> None:
     one = interrupted(times)
     one.trial.keep()
     (record,) = one.committer.kept
-    assert record is not None
     two = Undecided(earlier=read_back(record))
     is_out = record.is_out(FIRST.text)
     assert (0 not in two.trial.race.active) is is_out

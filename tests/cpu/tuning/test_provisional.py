@@ -306,7 +306,6 @@ def test_ranks_that_tune_a_model_share_it_and_do_not_keep_it(
     remembering.install([decision], 0)
     assert list(store) == []
     known = remembering.find(PROBLEM, Policy("race"), 0)
-    assert known is not None
     assert known.origin == "agreed"
     assert known.provisional == LEFT_OUT
     # Ranks that looked again would choose differently.
@@ -387,9 +386,7 @@ def test_behind_what_a_budget_cut_short_a_shipped_decision_is_found(
     shipped.add([cut_short(None)])
     store.add([cut_short(5.0)])
     ca.set_store(store.path, mode="read_write", shipped=[shipped.path])
-    found = remembering.find(PROBLEM, Policy("race"), 0)
-    assert found is not None
-    assert found.selection.evidence.budget_ms is None
+    assert remembering.find(PROBLEM, Policy("race"), 0).selection.evidence.budget_ms is None
 
 
 def test_a_larger_budget_replaces_what_a_smaller_one_cut_short(

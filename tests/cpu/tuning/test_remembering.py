@@ -86,7 +86,6 @@ def test_what_was_tuned_is_known_afterwards() -> None:
     remembering.commit(choice())
     assert find() == ("eng1", "store")
     known = remembering.find(PROBLEM, Policy("auto"), 0)
-    assert known is not None
     assert known.decision.relative_error == 1e-3
     assert known.decision.provenance.torch == torch.__version__
     assert known.decision.selection.winner == SELECTION.winner
@@ -130,9 +129,7 @@ def test_tighter_constraints_are_answered_without_timing() -> None:
     assert find(limit=100) == ("eng2", "store")
     assert find(deterministic()) == ("eng2", "store")
     # Nobody has checked that one on these tensors.
-    known = remembering.find(deterministic(), Policy("auto"), 0)
-    assert known is not None
-    assert known.decision.relative_error is None
+    assert remembering.find(deterministic(), Policy("auto"), 0).decision.relative_error is None
 
 
 @pytest.mark.usefixtures("folder")
@@ -224,8 +221,7 @@ def test_shipped_takes_several_paths(tmp_path: Path) -> None:
     wrong = 5
     with pytest.raises(TypeError, match="path must be a path, got 5"):
         ca.set_store(wrong)
-    before = store_settings.get_store_settings()
-    assert before.shipped == ()
+    assert store_settings.get_store_settings().shipped == ()
     with pytest.warns(UserWarning, match=r"absent\.json does not exist") as said:
         ca.set_store(shipped=[tmp_path / "absent.json"])
     assert len(said) == 1
@@ -347,7 +343,6 @@ def test_what_was_measured_earlier_keeps_its_moment(folder: Path) -> None:
     earlier = Provenance("580.1", "2.11.0", "0.1.0", "2026-01-02T12:00:00Z")
     remembering.commit(choice(provenance=earlier))
     known = remembering.find(PROBLEM, Policy("auto"), 0)
-    assert known is not None
     assert known.provenance == earlier
     remembering.install([known.decision], 0)
     (stored,) = ca.get_store()

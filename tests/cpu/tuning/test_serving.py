@@ -195,10 +195,7 @@ def test_what_is_right_serves_with_the_error_that_was_found_here(
 ) -> None:
     what = known(POINTWISE, candidate, error=1.5e-5)
     outcome = served(what, POINTWISE)
-    assert outcome is not None
-    assert outcome.chosen is not None
     assert outcome.chosen.candidate == candidate
-    assert outcome.relative_error is not None
     assert outcome.relative_error != 1.5e-5
     assert outcome.relative_error < tolerance(POINTWISE)
     assert ca.fallbacks() == {}
@@ -219,7 +216,6 @@ def test_a_matrix_product_of_what_is_none_is_tuned_again(
 ) -> None:
     store.add([remembered(PADDED, MATMUL)])
     what = found(PADDED)
-    assert what is not None
     assert what.text == "matmul"
     assert served(what, PADDED) is None
     assert ca.fallbacks() == {serving.NO_LONGER_BUILDS: 1}
@@ -248,7 +244,6 @@ def test_what_ranks_agreed_upon_is_verified_too() -> None:
     ca.set_store(mode="off")
     remembering.install([remembered(PADDED, MATMUL)], 0)
     what = found(PADDED)
-    assert what is not None
     assert what.origin == "agreed"
     assert served(what, PADDED) is None
     assert found(PADDED) is None
@@ -257,10 +252,7 @@ def test_what_ranks_agreed_upon_is_verified_too() -> None:
 def test_a_wrong_pin_serves_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     x, w, y = tensors_of(POINTWISE)
     tensors = (x, w, torch.empty(y.shape, dtype=y.dtype))
-    outcome = served(known(POINTWISE, MATMUL, "pinned"), POINTWISE, tensors)
-    assert outcome is not None
-    assert outcome.relative_error is not None
-    assert outcome.relative_error > 0.5
+    assert served(known(POINTWISE, MATMUL, "pinned"), POINTWISE, tensors).relative_error > 0.5
     assert "serves all the same: it is pinned" in caplog.text
     assert ca.fallbacks() == {}
 

@@ -323,8 +323,7 @@ def test_many_traces_and_readings_take_no_longer_than_they_are_many(
     many = replace(small, cold=cold, hot=hot, solo=(trace, *[short] * 5000))
     path = tmp_path / "r.json.gz"
     save(many, path)
-    timer = ReplayTimer(Recording.load(path), 1)
-    assert timer.truth("sustained")
+    assert ReplayTimer(Recording.load(path), 1).truth("sustained")
 
 
 # Bad files
