@@ -92,14 +92,13 @@ def problems(draw: st.DrawFn, ops: tuple[str, ...] = OPS) -> ca.ConvProblem:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(problem=problems())
 def test_right_outputs_pass(problem: ca.ConvProblem) -> None:
     assert error_of(problem) <= ROUNDING[problem.dtype]
     assert ROUNDING[problem.dtype] < tolerance(problem) / 5
 
 
-@settings(max_examples=100, deadline=None)
 @given(problem=problems(), factor=st.sampled_from([0.0, -1.0, 1.2]))
 def test_an_output_of_another_size_or_sign_shows(problem: ca.ConvProblem, factor: float) -> None:
     def spoil(output: Tensor) -> None:
@@ -110,7 +109,6 @@ def test_an_output_of_another_size_or_sign_shows(problem: ca.ConvProblem, factor
     assert error > tolerance(problem)
 
 
-@settings(max_examples=100, deadline=None)
 @given(problem=problems(("fprop", "dgrad")), data=st.data())
 def test_a_wrong_value_at_a_corner_shows(problem: ca.ConvProblem, data: st.DataObject) -> None:
     """Corners are where padding shows, and all of them are looked at, in every channel."""
@@ -247,7 +245,6 @@ def with_odd_strides(tensor: Tensor) -> Tensor:
     return copy.as_strided(copy.shape, strides)
 
 
-@settings(max_examples=150, deadline=None)
 @given(problem=problems(), data=st.data())
 def test_tensors_lie_anywhere(problem: ca.ConvProblem, data: st.DataObject) -> None:
     layouts = st.sampled_from([with_gaps, in_another_order, with_odd_strides])

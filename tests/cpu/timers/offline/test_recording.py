@@ -513,9 +513,7 @@ any_json = st.recursive(
 
 @pytest.mark.slow
 @given(data=st.data())
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_changed_it_loads_and_plays_or_raises_value_error(
     tree: dict[str, Any], tmp_path: Path, data: st.DataObject
 ) -> None:
