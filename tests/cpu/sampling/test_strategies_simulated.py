@@ -404,11 +404,7 @@ def test_auto_compiles_an_engine_that_does_not_split_its_sum_for_many_filters_on
 
 def of_problem(op: str, input: Sequence[int], weight: Sequence[int], **options: Any) -> ConvProblem:
     return ConvProblem(
-        op,
-        input,
-        weight,
-        dtype=torch.float16,
-        **{"memory_format": torch.channels_last, **options},
+        op, input, weight, dtype=torch.float16, **{"memory_format": torch.channels_last, **options}
     )
 
 
@@ -666,11 +662,7 @@ def test_twins_are_a_tie(mode: str) -> None:
     assert {s.winner.candidate.text for s in selections} <= twins
     for selection in selections:
         assert selection.winner.candidate.text in selection.evidence.tied
-        assert selection.evidence.rule in (
-            "fastest",
-            "tie: faster",
-            "tie: earlier in cuDNN's list",
-        )
+        assert selection.evidence.rule in ("fastest", "tie: faster", "tie: earlier in cuDNN's list")
 
 
 # What they claim

@@ -138,8 +138,7 @@ def test_what_serves_a_new_size_is_checked_by_each_process(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"gpu": "NVIDIA H100"}, {"driver": "580.99"}, {"cudnn": "9.20.0"}, {"driver": None}],
+    "changes", [{"gpu": "NVIDIA H100"}, {"driver": "580.99"}, {"cudnn": "9.20.0"}, {"driver": None}]
 )
 def test_in_another_environment_it_is_checked(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]

@@ -111,8 +111,7 @@ print(plan.is_read_back, plan.workspace_bytes, kept_plans.counts())
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"op": "dgrad"}, {"input_shape": (32, 64, 56, 56)}, {"deterministic": True}],
+    "changes", [{"op": "dgrad"}, {"input_shape": (32, 64, 56, 56)}, {"deterministic": True}]
 )
 def test_a_plan_is_of_its_problem(changes: dict[str, object]) -> None:
     text = "eng0"  # exists for all of them

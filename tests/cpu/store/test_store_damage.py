@@ -12,16 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import (
-    FRONTIER,
-    H200,
-    L4,
-    decision,
-    measured_otherwise,
-    problem,
-    resealed,
-    selection,
-)
+from decisions import FRONTIER, H200, L4, decision, measured_otherwise, problem, resealed, selection
 
 from cudnn_autotune.store import Decision, Store, codec
 

@@ -25,12 +25,7 @@ OPS = ("fprop", "dgrad", "wgrad")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # What rounding the output (and summing in float32) leaves.
 # A gradient of one or two numbers may be the small difference of large sums.
-ROUNDING = {
-    torch.float64: 1e-13,
-    torch.float32: 1e-5,
-    torch.float16: 1e-3,
-    torch.bfloat16: 8e-3,
-}
+ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 

@@ -240,10 +240,7 @@ def test_a_process_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_where_no_python_can_be_started_it_does_not_compete(
-    program: str | None,
-    why: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    program: str | None, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", program)
     with registered(implementation()):

@@ -272,9 +272,7 @@ def right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def preparation(
-    budget_ms: float | None = None,
-    earlier: TrialRecord | None = None,
-    limit: int | None = None,
+    budget_ms: float | None = None, earlier: TrialRecord | None = None, limit: int | None = None
 ) -> tuple[Compiles, Prepared]:
     problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
     decision = Decision(
@@ -382,9 +380,7 @@ def test_without_threads_the_others_take_part(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.search
 @pytest.mark.usefixtures("right")
-def test_what_nobody_waits_for_any_more_is_not_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = preparation()
     steps(one)
     futures = one.futures

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ import torch
 from decisions import under
 from simulation import candidate
 from stored import fill, layer, simulation, succeeded
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
@@ -58,14 +56,7 @@ def choice(
     return Choice(Decision(problem, policy, **fields), 0, origin, tuning_ms=5.0)
 
 
-def deterministic(problem: ca.ConvProblem = PROBLEM) -> ca.ConvProblem:
-    return ca.ConvProblem(
-        problem.op,
-        problem.input_shape,
-        problem.weight_shape,
-        dtype=problem.dtype,
-        deterministic=True,
-    )
+DETERMINISTIC = dataclasses.replace(PROBLEM, deterministic=True)
 
 
 def find(
@@ -129,9 +120,9 @@ def test_another_mode_or_limit_is_another_question() -> None:
 def test_tighter_constraints_are_answered_without_timing() -> None:
     remembering.commit(choice())
     assert find(limit=100) == ("eng2", "store")
-    assert find(deterministic()) == ("eng2", "store")
+    assert find(DETERMINISTIC) == ("eng2", "store")
     # Nobody has checked that one on these tensors.
-    assert remembering.find(deterministic(), Policy("auto"), 0).decision.relative_error is None
+    assert remembering.find(DETERMINISTIC, Policy("auto"), 0).decision.relative_error is None
 
 
 @pytest.mark.usefixtures("folder")
@@ -280,22 +271,15 @@ def test_winners_of_similar_problems_are_offered() -> None:
 
 def test_another_process_knows_it(folder: Path) -> None:
     remembering.commit(choice())
-    code = (
-        "import torch, cudnn_autotune as ca\n"
-        "from cudnn_autotune.store import Policy\n"
-        "from cudnn_autotune.tuning import remembering\n"
-        "p = ca.ConvProblem('fprop', (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)\n"
-        "print(remembering.find(p, Policy('auto'), 0).text)\n"
-    )
-    environ = {
-        **os.environ,
-        "CUDNN_AUTOTUNE_CACHE": "read",
-        "CUDNN_AUTOTUNE_CACHE_DIR": str(folder),
-    }
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "eng1"
+    code = f"""
+import torch, cudnn_autotune as ca
+from cudnn_autotune.store import Policy
+from cudnn_autotune.tuning import remembering
+ca.set_store({str(folder)!r}, mode="read")
+problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
+print(remembering.find(problem, Policy("auto"), 0).text)
+"""
+    assert evaluate_forked(code) == "eng1"
 
 
 def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:
@@ -333,7 +317,7 @@ def test_an_unknown_mode_is_refused(mode: object) -> None:
 
 
 def test_forgetting_a_problem_leaves_the_others() -> None:
-    other, elsewhere = choice(sampling="race"), choice(problem=deterministic())
+    other, elsewhere = choice(sampling="race"), choice(problem=DETERMINISTIC)
     for one in (choice(), other, elsewhere):
         choice_log.record(one)
     choice_log.forget_problem(PROBLEM)

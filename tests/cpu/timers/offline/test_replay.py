@@ -497,9 +497,7 @@ def test_a_recording_in_which_nothing_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "message"),
-    [
-        (Batch(candidate("unknown")), "'unknown' is not runnable, or was not built"),
-    ],
+    [(Batch(candidate("unknown")), "'unknown' is not runnable, or was not built")],
 )
 def test_bad_batches(forum: Recording, batch: Batch, message: str) -> None:
     timer = ReplayTimer(forum)
