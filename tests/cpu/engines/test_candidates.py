@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from problems import OPS, PROBLEMS, RESNET_FP16, SHIPPED_GPUS, make
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import open_search
@@ -199,9 +198,5 @@ print(len(texts), len(built))
 
 def test_where_threads_cannot_be_had_fewer_build() -> None:
     """A container's limit of processes, or of memory for their stacks."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", FEW_THREADS], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    wanted, built = done.stdout.split()
+    wanted, built = evaluate_forked(FEW_THREADS).split()
     assert int(wanted) == int(built) > 8

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_cases import CASES
 from references import random_operands, reference
+from subprocesses import evaluate_forked
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -488,18 +487,10 @@ for op in ("fprop", "dgrad", "wgrad"):
 """
 
 
-@pytest.mark.basic(1)
 @pytest.mark.parametrize("scope", ["torch.backends", "torch.backends.cuda.matmul"])
 def test_however_tf32_is_switched_on(scope: str) -> None:
     """By the newer of PyTorch's two names; to read the older one is an error from then on."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", NEWER_SWITCH.format(scope=scope)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1.0"] * 6
+    assert evaluate_forked(NEWER_SWITCH.format(scope=scope)).split() == ["1.0"] * 6
 
 
 def test_tolerances() -> None:

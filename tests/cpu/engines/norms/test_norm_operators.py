@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from covering import covering
 from norm_cases import EPS, Norm, by_operators, by_pytorch, norm
 from references import assert_close
 from torch import Tensor
@@ -41,9 +42,7 @@ def compare(given: Norm) -> None:
             assert result.stride() == given.input.stride()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
+@covering(dtype=list(TOLERANCES), residual=[False, True], activation=list(NORM_ACTIVATIONS))
 def test_it_is_pytorchs(dtype: torch.dtype, residual: bool, activation: str) -> None:
     compare(norm((4, 6, 5, 3), dtype, activation=activation, residual=residual))
 
@@ -122,10 +121,12 @@ def test_the_least_is_saved(activation: str, residual: bool, tensors: int) -> No
     assert saved_bytes(given) == tensors * given.input.nbytes
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("channels", [8, 64, 72, 152])
-@pytest.mark.parametrize("spatial", [(), (5,), (5, 3), (2, 5, 3)])
-@pytest.mark.parametrize("activation", ["relu", "relu6"])
+@covering(
+    dtype=list(TOLERANCES),
+    channels=[8, 64, 72, 152],
+    spatial=[(), (5,), (5, 3), (2, 5, 3)],
+    activation=["relu", "relu6"],
+)
 def test_a_mask_takes_the_place_of_the_output(
     activation: str, spatial: tuple[int, ...], channels: int, dtype: torch.dtype
 ) -> None:
@@ -212,9 +213,11 @@ def test_no_result_is_an_argument() -> None:
     assert by_operators(given).grad_residual.data_ptr() != given.grad_output.data_ptr()
 
 
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("mask", [[True, True, True, True], [False, True, False, True]])
-@pytest.mark.parametrize("channels", [3, 4])
+@covering(
+    channels=[3, 4],
+    residual=[False, True],
+    mask=[[True, True, True, True], [False, True, False, True]],
+)
 def test_opcheck(channels: int, residual: bool, mask: list[bool]) -> None:
     given = norm((3, channels, 2, 3), residual=residual, channels_last=True)
     output, mean, inv_std, _, made = ops.batch_norm_act(*given.operands)
