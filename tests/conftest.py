@@ -39,9 +39,10 @@ import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.store import settings as store_settings
 
-# Other tests may have all of the cores.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# Other tests may have all of the cores. A test that wants more examples takes a multiple of these.
+busy = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("basic", busy, max_examples=30)
+settings.register_profile("thorough", busy, max_examples=100)
 
 MARKERS = {
     "gpu": "needs a CUDA GPU",
@@ -57,6 +58,7 @@ MARKERS = {
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    settings.load_profile("basic" if "not slow" in config.option.markexpr else "thorough")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest itself leaves out what is slow
@@ -124,7 +126,8 @@ def clean_slate() -> Iterator[None]:
     ca.forget()
     torch.manual_seed(0)
     yield
-    torch.use_deterministic_algorithms(deterministic_algorithms)
+    if torch.are_deterministic_algorithms_enabled() != deterministic_algorithms:
+        torch.use_deterministic_algorithms(deterministic_algorithms)  # imports Inductor
     ca.set_sampling(sampling)
     ca.set_workspace_limit(workspace_limit)
     ca.set_benchmark_limit(benchmark_limit)

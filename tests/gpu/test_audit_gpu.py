@@ -80,7 +80,6 @@ def test_audit_and_its_continuation(tmp_path: Path) -> None:
         assert summary.regret is not None, mode
         assert summary.regret.mean < 20, mode
         assert summary.tuning is not None, mode
-    assert result["auto"].regret is not None
     assert result["auto"].regret.mean < 2  # other processes may use the GPU
     for case in shared_cases(found):
         oracle = found.oracle[case]
@@ -130,6 +129,5 @@ def test_the_power_at_the_limit_is_recorded() -> None:
         powers = [power for power in trace.power_w or () if power is not None]
         assert powers, trace.text
         limit_w = capped[0].power_limit_w
-        assert limit_w is not None
         # Less where other tests' kernels take turns with these.
         assert 0.6 * limit_w <= sorted(powers)[len(powers) // 2] <= 1.15 * limit_w

@@ -11,8 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
-    ("step", "ways"),
-    [("infer", ["eager", "convert", "backend"]), ("train", ["eager", "convert"])],
+    ("step", "ways"), [("infer", ["eager", "convert", "backend"]), ("train", ["eager", "convert"])]
 )
 def test_every_way_is_replayed_and_right(tmp_path: Path, step: str, ways: list[str]) -> None:
     """Of graphs that share their memory, with the lock of the GPU lent while one compiles."""

@@ -43,7 +43,6 @@ def test_a_layer(tmp_path: Path) -> None:
     found = kept(tmp_path)
     assert [d.problem.op for d in found.values()] == ["fprop", "dgrad", "wgrad"]
     for decision in found.values():
-        assert decision.chosen is not None
         assert decision.chosen.time_ms
         assert decision.relative_error is not None
         assert decision.provenance.torch == torch.__version__
@@ -83,15 +82,13 @@ def test_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ops = sorted(d.problem.op for d in kept(tmp_path / "store").values())
     # Nothing asks for the gradient of the model's input.
     assert ops == ["dgrad", "fprop", "fprop", "wgrad", "wgrad"]
-    message = refused(*given[:2], "--input", "8,9,24,24", status=1)
-    assert "RuntimeError" in message
+    assert "RuntimeError" in refused(*given[:2], "--input", "8,9,24,24", status=1)
     sys.modules.pop("my_gpu_net")
 
 
 def test_devices(tmp_path: Path) -> None:
     count = torch.cuda.device_count()
-    message = refused("tune", *LAYER, "--device", count, "--store", tmp_path)
-    assert "'--device'" in message
+    assert "'--device'" in refused("tune", *LAYER, "--device", count, "--store", tmp_path)
 
 
 CHECKED = (

@@ -53,8 +53,6 @@ def test_the_backward_takes_what_was_compiled() -> None:
     y.sum().backward()
     assert begun() == 0
     assert kept_plans.counts()["compiled"] == compiled
-    assert x.grad is not None
-    assert conv.weight.grad is not None
     exact = [t.detach().double().requires_grad_() for t in (x, conv.weight)]
     conv2d(*exact, padding=2, groups=40).sum().backward()
     torch.testing.assert_close(x.grad.double(), exact[0].grad, rtol=2e-3, atol=2e-3)

@@ -176,12 +176,10 @@ def test_the_layout_is_measured_and_nothing_else_changes(
     state, generator = copy.deepcopy(model.state_dict()), torch.cuda.get_rng_state()
     ca.convert(model, memory_format="auto", example_input=x)
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert choice.times_ms.keys() == {CONTIGUOUS, LAST}
     assert all(0 < ms < 1000 for ms in choice.times_ms.values())
     assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
-    weight = next(model.parameters())
-    assert weight.is_contiguous(memory_format=choice.chosen)
+    assert next(model.parameters()).is_contiguous(memory_format=choice.chosen)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name]), name
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -218,7 +216,6 @@ def test_the_layout_that_was_faster_is_kept() -> None:
     with torch.no_grad():
         ca.convert(model, memory_format="auto", example_input=x)
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert choice.times_ms.keys() == {CONTIGUOUS, LAST}
     assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__), str(choice)
     assert model[0].weight.is_contiguous(memory_format=choice.chosen)
@@ -253,5 +250,4 @@ def test_a_model_on_a_gpu_is_measured_in_its_own_device_and_stream() -> None:
         ca.convert(model, memory_format="auto", example_input=x)
     stream.synchronize()
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert choice.times_ms

@@ -286,9 +286,7 @@ def test_compiled_training(dims: int, channels_last: bool, fresh_compiler: None)
 
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize(
-    "options",
-    [{"max_autotune": True}, {"cpp_wrapper": True}, {"triton.cudagraphs": True}],
-    ids=str,
+    "options", [{"max_autotune": True}, {"cpp_wrapper": True}, {"triton.cudagraphs": True}], ids=str
 )
 def test_compiled_otherwise(dims: int, options: dict[str, bool], fresh_compiler: None) -> None:
     theirs, ours, input = autoencoders(dims, channels_last=True)
@@ -313,8 +311,7 @@ def test_compiled_with_dynamic_sizes(fresh_compiler: None) -> None:
 def test_freezing_with_as_many_input_as_output_channels(dims: int, fresh_compiler: None) -> None:
     """Inductor of torch 2.11 folds the batch norm into the wrong channels of PyTorch's layer."""
     model = nn.Sequential(
-        getattr(ca, f"ConvTranspose{dims}d")(8, 8, 2, stride=2),
-        getattr(nn, f"BatchNorm{dims}d")(8),
+        getattr(ca, f"ConvTranspose{dims}d")(8, 8, 2, stride=2), getattr(nn, f"BatchNorm{dims}d")(8)
     )
     model[1].running_mean.normal_()
     model[1].running_var.uniform_(0.5, 2)

@@ -102,7 +102,6 @@ def test_a_new_size_is_served_unmeasured_and_right(
         assert_close(call(x, w), right(x, w), ALLOWED)
         made = of_width(width)
         assert (made.origin, made.total_samples) == ("neighbour", 0)
-        assert made.relative_error is not None
         assert made.relative_error <= ALLOWED
         assert not made.selection.winner.candidate.is_compiled
     assert len(store) == 1

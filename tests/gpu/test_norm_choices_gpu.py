@@ -191,7 +191,6 @@ def nodes(output: Tensor) -> list[str]:
     """The nodes of autograd's graph from an output to the input of a norm with an activation."""
     names, node = list[str](), output.grad_fn
     for _ in range(2):
-        assert node is not None
         names.append(node.name())
         node = node.next_functions[0][0]
     return names

@@ -79,11 +79,7 @@ def test_numbers(form: Form, dtype: torch.dtype, channels_last: bool) -> None:
     with planned(form):
         for index, shape in enumerate(SHAPES.values()):
             given = norm(
-                shape,
-                dtype,
-                channels_last=channels_last,
-                residual=index % 2 == 0,
-                device="cuda",
+                shape, dtype, channels_last=channels_last, residual=index % 2 == 0, device="cuda"
             )
             check(given)
 

@@ -116,7 +116,6 @@ def test_the_layout_is_measured() -> None:
         ca.convert(model, "heuristic", memory_format="auto", example_input=x)
         output = model(x)
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert choice.times_ms.keys() == {CONTIGUOUS, LAST}
     assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
     assert is_last(model.plain.weight) == (choice.chosen == LAST)

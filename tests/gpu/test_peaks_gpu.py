@@ -132,7 +132,6 @@ def test_the_command_measures_keeps_and_shows(tmp_path: Path) -> None:
     ca.set_store(mode="read_write")
     told = json.loads(run("env", "--store", tmp_path, "--measure", "--json").stdout)["peaks"]
     found = peaks_file.find(tmp_path, Environment.of())
-    assert found is not None
     assert told["memory, GB/s"] == pytest.approx(found.peaks.bytes_per_ms / 1e6, rel=1e-3)
     again = json.loads(run("env", "--store", tmp_path, "--json").stdout)["peaks"]
     assert again == told
@@ -149,11 +148,9 @@ def test_a_choice_knows_its_limit(tmp_path: Path, measured: Peaks) -> None:
     assert made.limit is None
     peaks_file.keep(tmp_path, Environment.of(), measured)
     assert made.limit == roofline.limit(made.problem, measured_on_disk(tmp_path))
-    assert made.times_limit is not None
     assert made.times_limit > 0.3  # half of the race's calls find a warm cache
 
 
 def measured_on_disk(place: Path) -> Peaks:
     found = peaks_file.find(place, Environment.of())
-    assert found is not None
     return found.peaks

@@ -114,10 +114,7 @@ def test_available_memory_is_what_can_be_allocated(crowd: Callable[[int | None],
 
 
 def test_with_memory_later_calls_are_tuned_again_and_only_that_is_kept(
-    layer: Layer,
-    crowd: Callable[[int | None], None],
-    heard: list[ca.Choice],
-    store: ca.Store,
+    layer: Layer, crowd: Callable[[int | None], None], heard: list[ca.Choice], store: ca.Store
 ) -> None:
     first = only()
     assert "left out for want of memory" in first.provisional

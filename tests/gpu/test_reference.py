@@ -69,13 +69,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         {"stride": 2, "padding": 1, "groups": 16},
         "ConvTranspose2d",
     ),
-    "transposed_1d": (
-        (4, 16, 30),
-        8,
-        5,
-        {"stride": 3, "output_padding": 1},
-        "ConvTranspose1d",
-    ),
+    "transposed_1d": ((4, 16, 30), 8, 5, {"stride": 3, "output_padding": 1}, "ConvTranspose1d"),
     "transposed_3d": (
         (2, 16, 5, 6, 4),
         8,
@@ -90,10 +84,7 @@ def gradients(module: nn.Module, input: Tensor, seed: Tensor) -> list[Tensor]:
     """Output, gradient of the input and of each parameter."""
     input = input.detach().requires_grad_()
     output = module(input)
-    return [
-        output,
-        *torch.autograd.grad(output, [input, *module.parameters()], seed.to(output)),
-    ]
+    return [output, *torch.autograd.grad(output, [input, *module.parameters()], seed.to(output))]
 
 
 def check(case: str, type_name: str, layout: str, sampling: str, cudnn_flags: SetFlags) -> None:

@@ -121,7 +121,6 @@ def test_who_waits_for_the_stores_lock_lets_others_tune(folder: Path) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE) as holder,
         ca.on_decision(lambda _: is_tuned.set()),
     ):
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         first.start()
         assert is_tuned.wait(50)

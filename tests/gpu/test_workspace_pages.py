@@ -194,10 +194,7 @@ def test_a_timed_workspace_is_on_the_pages(
 
 
 def test_a_stream_has_a_page_of_its_own(
-    problem: ca.ConvProblem,
-    engine_text: str,
-    pages: int,
-    new_stream: torch.cuda.ExternalStream,
+    problem: ca.ConvProblem, engine_text: str, pages: int, new_stream: torch.cuda.ExternalStream
 ) -> None:
     """Every call on it has that one, since one call has ended when the next begins."""
     calls = Calls(problem, engine_text)
@@ -369,10 +366,7 @@ def test_a_capture_after_one_call_has_a_page(engine_text: str, pages: int) -> No
 
 
 def test_more_graphs_than_pages(
-    problem: ca.ConvProblem,
-    engine_text: str,
-    pages: int,
-    new_stream: torch.cuda.ExternalStream,
+    problem: ca.ConvProblem, engine_text: str, pages: int, new_stream: torch.cuda.ExternalStream
 ) -> None:
     """The last ones' workspaces are of the caching allocator, as all others are."""
     calls, stream, before = warmed_up(problem, engine_text)

@@ -19,12 +19,7 @@ from cudnn_autotune.timers.board_power import of_batches
 from cudnn_autotune.timers.offline.stand_ins import Build, Builds, StaticCandidates, frontend_find
 from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
 from simulation.board import Board
-from simulation.gpu import (
-    SimulatedEngine,
-    SimulatedGpu,
-    burst_ms,
-    sustained_ms,
-)
+from simulation.gpu import SimulatedEngine, SimulatedGpu, burst_ms, sustained_ms
 from simulation.presets import PRESETS
 
 _FAILING_RUN_MS = 0.005

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from problems import OPS, PROBLEMS, RESNET_FP16, SHIPPED_GPUS, make
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import open_search
@@ -176,8 +175,7 @@ def test_a_text_of_another_gpu_does_not_build_silently() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_the_other_dtypes_have_candidates(op: str, dtype: torch.dtype) -> None:
-    problem = make("resnet_fp16_nhwc", op, dtype=dtype)
-    assert ca.expert.candidates(problem, device="h200")
+    assert ca.expert.candidates(make("resnet_fp16_nhwc", op, dtype=dtype), device="h200")
 
 
 FEW_THREADS = """
@@ -200,9 +198,5 @@ print(len(texts), len(built))
 
 def test_where_threads_cannot_be_had_fewer_build() -> None:
     """A container's limit of processes, or of memory for their stacks."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", FEW_THREADS], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    wanted, built = done.stdout.split()
+    wanted, built = evaluate_forked(FEW_THREADS).split()
     assert int(wanted) == int(built) > 8

@@ -53,8 +53,7 @@ def test_shipped_file(
 
 @pytest.mark.parametrize("name", devices.names())
 def test_shipped_file_passes_its_own_check(name: str, tmp_path: Path) -> None:
-    path = write(tmp_path, devices.load(name))
-    assert devices.load(path) == devices.load(name)
+    assert devices.load(write(tmp_path, devices.load(name))) == devices.load(name)
 
 
 def test_path_as_text_or_pathlike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

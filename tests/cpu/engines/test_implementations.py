@@ -332,7 +332,6 @@ def test_whatever_is_fastest_wins(mode: str, notes: tuple[str, ...]) -> None:
     times_ms = {ours: 0.8, slower: 0.9, ATEN: 1.3, **{c: 1.0 for c in cudnns}}
     timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
     selection = sampling.get(mode).select(timer.candidates, timer, sampling.Limits())
-    assert selection is not None
     assert selection.winner.candidate == ours
 
 
@@ -341,7 +340,6 @@ def test_a_settings_that_is_far_too_slow_speaks_for_its_siblings() -> None:
     times_ms = {candidate("eng0"): 1.0, **dict.fromkeys(ours, 20.0)}
     timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
     selection = sampling.get("race").select(timer.candidates, timer, sampling.Limits())
-    assert selection is not None
     out = {e.candidate.text: e.eliminated for e in selection.ranking}
     assert out["fixed@1:ROWS=3"] == "fixed@1 is more than 5 times slower"
 
@@ -379,19 +377,14 @@ def test_what_serves_without_the_implementation_is_kept() -> None:
 def test_another_applications_implementation_is_skipped() -> None:
     decision = decided(OURS, THEIRS, SLOW)
     with registered(Fixed()):
-        here = decision.restricted_to(False, None)
-        assert here is not None
-        assert here.selection.winner == OURS
+        assert decision.restricted_to(False, None).selection.winner == OURS
     with registered():
         elsewhere = decision.restricted_to(False, None)
-        assert elsewhere is not None
         assert elsewhere.selection.winner == THEIRS
         assert texts([e.candidate for e in elsewhere.selection.ranking]) == ["eng3", "aten"]
     # Another version of it is tuned again, as what no longer builds.
     with registered(Fixed(version="2")):
-        stale = decision.restricted_to(False, None)
-        assert stale is not None
-        assert stale.selection.winner == OURS
+        assert decision.restricted_to(False, None).selection.winner == OURS
 
 
 @pytest.mark.search
@@ -399,9 +392,7 @@ def test_the_store_keeps_what_it_cannot_serve(tmp_path: Path) -> None:
     Store(tmp_path, OF_H200).add([decided(OURS, THEIRS)])
     for here, served in [((), THEIRS), ((Fixed(),), OURS)]:
         with registered(*here):
-            found = Store(tmp_path, OF_H200).find(PROBLEM, sampling="race")
-            assert found is not None
-            assert found.chosen == served
+            assert Store(tmp_path, OF_H200).find(PROBLEM, sampling="race").chosen == served
 
 
 def test_the_filter_of_commands_takes_a_name() -> None:
@@ -421,7 +412,6 @@ def test_an_implementation_is_pinned() -> None:
     with registered(Fixed()):
         ca.pin(PROBLEM, "fixed@1:ROWS=4")
         found = remembering.find(PROBLEM, Policy("auto"), 0)
-        assert found is not None
         assert (found.text, found.origin, found.engine) == ("fixed@1:ROWS=4", "pinned", None)
         for text, why in [("fixed@2", "in version '1'"), ("other@1", "'other' is registered")]:
             with pytest.raises(ValueError, match=f"^engine_text: .*{why}"):

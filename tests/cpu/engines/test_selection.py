@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import simulation
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulation import candidate
 from strategies import BUILT_IN_MODES
@@ -92,7 +92,6 @@ selections = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(selection=selections)
 def test_any_selection_round_trips(selection: Selection) -> None:
     assert Selection.from_json(stored(selection)) == selection
@@ -195,7 +194,6 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 SPOILT = stored(simple(evidence=Evidence("a", ("a",), 0.5, 2.0, 0.01, 0.95, remarks=("b",))))
 
 
-@settings(max_examples=150, deadline=None)
 @given(value=values, data=st.data())
 def test_whatever_is_wrong_is_a_value_error(value: Any, data: st.DataObject) -> None:
     """Or it is a selection after all, and then that round-trips."""
@@ -299,7 +297,6 @@ def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:
     assert rule == "tie: earlier in cuDNN's list"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     found=st.lists(
         st.tuples(candidates, st.sampled_from([1.0, 1.001, 1.002, 1.003, 1.005])),

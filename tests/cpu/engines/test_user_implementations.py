@@ -81,8 +81,7 @@ def test_settings_and_workspace_may_depend_on_the_problem() -> None:
                          ("asked@1:K=2", 200)]  # fmt: skip
     odd = ca.ConvProblem("fprop", (2, 8, 6, 6), (3, 8, 3, 3))
     assert offered(odd)[2:] == [("asked@1:K=1", 100)]
-    grouped = ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 4, 3, 3), groups=2)
-    assert len(offered(grouped)) == 2
+    assert len(offered(ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 4, 3, 3), groups=2))) == 2
     last = offers_of(PROBLEM, H200)[-1]
     assert (last.notes, last.is_compiled) == (("TENSOR_CORE",), False)
 
@@ -186,8 +185,6 @@ def written(path: Path, code: str) -> ModuleType:
     """A module of ``code``, from a file, since Triton reads the sources of kernels."""
     path.write_text(code, encoding="utf-8")
     specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None
-    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module

@@ -56,7 +56,6 @@ def recorded_model(seed: int) -> list[Entrant[Any]]:
 
 def regret(one: Entrant[Any]) -> float:
     selection = one.selection()
-    assert selection is not None
     timer: Any = one.found.timer
     cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
     truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold if text in hot}
@@ -65,7 +64,6 @@ def regret(one: Entrant[Any]) -> float:
 
 def gpu_ms(one: Entrant[Any]) -> float:
     selection = one.selection()
-    assert selection is not None
     return selection.evidence.gpu_ms
 
 
@@ -134,9 +132,7 @@ def test_a_problem_whose_plans_are_compiled_comes_after_the_others() -> None:
     ModelRace([late, *others], ignore, target=0.0).run()
     waited = [is_last for one, waits, is_last in order if waits]
     assert waited == [True], "it waits once, when nothing else is left to measure"
-    selection = late.selection()
-    assert selection is not None
-    assert selection.winner.candidate.text == "late"
+    assert late.selection().winner.candidate.text == "late"
 
 
 class Interrupted:
@@ -261,7 +257,6 @@ def test_an_interruption_keeps_what_was_raced(tmp_path: Path) -> None:
     assert {decision.problem for decision in kept} == set(place.committed)
     assert place.open_now == {}
     for decision in kept:
-        assert decision.chosen is not None
         assert decision.chosen.time_ms is not None
     # The next call races what was interrupted, and nothing that was over.
     final = {decision.problem for decision in kept if is_final(decision.selection)}
@@ -334,7 +329,6 @@ def test_what_was_not_looked_at_is_said() -> None:
     ModelRace([one], ignore, is_out_of_time=lambda: bool(one.found.races)).run()
     assert (one.is_over, one.is_cut) == (True, True)
     selection = one.selection()
-    assert selection is not None
     assert not is_final(selection)
     assert selection.evidence.regret_bound is None
     assert "ended before 1 compiled candidates were looked at" in selection.evidence.remarks
@@ -349,8 +343,7 @@ def test_a_search_that_is_interrupted_anywhere_can_be_concluded(at_ms: int) -> N
             one.advance()
     assert not one.is_over, "it was interrupted"
     one.end()
-    selection = one.selection()
-    assert (selection is None) == (not one.found.screening.rough_ms)
+    assert (one.selection() is None) == (not one.found.screening.rough_ms)
 
 
 @pytest.mark.parametrize(

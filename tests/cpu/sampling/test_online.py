@@ -223,7 +223,6 @@ def test_the_bound_covers() -> None:
         race = race_of(len(times))
         chosen = Calls(race, times, seed).decide()
         bound = race.selection(chosen).evidence.regret_bound
-        assert bound is not None
         assert times[chosen] - 1 <= 0.02
         covered += times[chosen] - 1 <= bound + 1e-12
     assert covered >= 0.95 * races
@@ -235,7 +234,6 @@ def test_it_ends_though_nothing_can_be_told_apart() -> None:
     chosen = calls.decide(noise=0.3)
     assert calls.rounds == race.rules.most_rounds
     bound = race.selection(chosen).evidence.regret_bound
-    assert bound is not None
     assert bound > TIE_WIDTH, "it does not claim what it does not know"
 
 
@@ -258,7 +256,6 @@ def test_the_worse_half_gives_way_and_the_bound_still_covers_it(seed: int) -> No
     assert race.turns <= 260
     assert times[chosen] <= 1.04
     bound = race.selection(chosen).evidence.regret_bound
-    assert bound is not None
     assert times[chosen] - 1 <= bound
 
 
@@ -284,8 +281,6 @@ def test_a_selection_survives_json() -> None:
     assert selection.evidence.gpu_ms > 0
     for timed in selection.ranking:
         if timed.low_ms is not None:
-            assert timed.time_ms is not None
-            assert timed.high_ms is not None
             assert timed.low_ms <= timed.time_ms <= timed.high_ms
     never = {t.candidate.text: t for t in selection.ranking}["never-ran"]
     assert (never.time_ms, never.samples, never.eliminated) == (None, 0, "failed")
@@ -417,7 +412,6 @@ def test_presets(name: str) -> None:
     for seed in range(3):
         timer = simulation.preset(name, seed)
         selection = select(timer)
-        assert selection is not None
         truth = timer.truth("burst", "hot")
         texts = [t.candidate.text for t in selection.ranking]
         assert len(set(texts)) == len(texts)
@@ -436,13 +430,11 @@ def test_what_is_compiled_late_is_chosen_where_it_is_fastest() -> None:
         for text, rank, mode, time_ms in (("last", 7, "FALLBACK", 0.8), ("slow", 8, "A", 2.0))
     }
     selection = select(timer_of(engine("a", 1.0), engine("b", 1.1), *late.values(), built=False))
-    assert selection is not None
     assert selection.winner.candidate.text == "last"
     assert {m.candidate.text for m in selection.ranking} == {"a", "b", "last", "slow"}
     limits = Limits(budget_ms=50.0)
     timer = timer_of(engine("a", 1.0, build_ms=1.0), *late.values(), built=False)
     selection = select(timer, limits)
-    assert selection is not None
     assert selection.evidence.remarks, "the budget did not allow to compile both"
 
 
@@ -450,7 +442,6 @@ def test_what_is_compiled_late_is_chosen_where_it_is_fastest() -> None:
 def test_benchmark_limit(limit: int) -> None:
     engines = [engine(f"e{i}", 1.0 + 0.1 * i) for i in (3, 2, 1, 0)]
     selection = select(timer_of(*engines), Limits(benchmark_limit=limit))
-    assert selection is not None
     assert {t.candidate.text for t in selection.ranking} == {"e3", "e2"} - (
         {"e2"} if limit == 1 else set()
     )
@@ -459,22 +450,18 @@ def test_benchmark_limit(limit: int) -> None:
 def test_a_budget_bounds_who_is_built() -> None:
     engines = [engine(f"e{i}", 1.0 - 0.1 * i, build_ms=50.0) for i in range(5)]
     selection = select(timer_of(*engines, built=False), Limits(budget_ms=120.0))
-    assert selection is not None
     assert {t.candidate.text for t in selection.ranking} == {"e0", "e1", "e2"}
     assert selection.evidence.remarks == ("the budget left 2 of 5 candidates unseen",)
     assert selection.evidence.budget_ms == 120.0
     assert selection.evidence.regret_bound is None
     selection = select(timer_of(*engines, built=False), Limits(budget_ms=1e6))
-    assert selection is not None
     assert (len(selection.ranking), selection.evidence.remarks) == (5, ())
     assert selection.evidence.budget_ms is None
     assert selection.evidence.regret_bound is not None
 
 
 def test_one_candidate() -> None:
-    selection = select(timer_of(engine("only", 1.0)))
-    assert selection is not None
-    assert selection.winner.candidate.text == "only"
+    assert select(timer_of(engine("only", 1.0))).winner.candidate.text == "only"
 
 
 def test_no_candidate_that_runs() -> None:
@@ -485,7 +472,6 @@ def test_failing_candidates_are_named() -> None:
     failing = engine("failing", 0.5, error="CUDNN_STATUS_EXECUTION_FAILED")
     late = engine("late", 0.9, fails_at_ms=12.0)
     selection = select(timer_of(engine("a", 1.0), failing, late, engine("b", 1.1)))
-    assert selection is not None
     assert selection.winner.candidate.text == "a"
     eliminated = {t.candidate.text: t.eliminated for t in selection.ranking}
     assert "CUDNN_STATUS_EXECUTION_FAILED" in eliminated["failing"]
@@ -828,7 +814,6 @@ def test_a_problem_that_was_seen_once_costs_nothing() -> None:
     tuner.add(one.trial)
     assert (tuner.undecided, tuner.preparing) == (1, 1)
     tuner.stop()
-    assert tuner._thread is not None
     assert not tuner._thread.is_alive()
     tuner.add(one.trial)
     assert tuner.undecided == 1, "after its end nothing is added"

@@ -77,8 +77,7 @@ def test_mode_fallback_follows_mode_a(fields: dict[str, Any]) -> None:
 
 
 def test_what_was_measured_to_be_slow_is_left_out() -> None:
-    problem = problem_of(MEASURED)
-    assert texts(timed_by_pytorch(problem, listed(3, 4))) == ["a0", "a1", "a2"]
+    assert texts(timed_by_pytorch(problem_of(MEASURED), listed(3, 4))) == ["a0", "a1", "a2"]
     assert texts(timed_by_pytorch(None, listed(3, 4))) == ["a0", "a1", "a2"]
 
 
@@ -105,9 +104,7 @@ def test_the_fastest_of_them_is_chosen(mode: str, text: str, fields: dict[str, A
     timer = SimulatedTimer(GPU, engines)
     timer.candidates.problem = problem_of(fields)
     strategy: Any = Auto(seed=0) if mode == "auto" else ca.sampling.get(mode)
-    selection = strategy.select(timer.candidates, timer, Limits())
-    assert selection is not None
-    assert selection.winner.candidate.text == text
+    assert strategy.select(timer.candidates, timer, Limits()).winner.candidate.text == text
 
 
 @pytest.mark.search

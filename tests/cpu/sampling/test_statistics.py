@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -76,7 +76,6 @@ tables = hnp.arrays(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(table=tables, scale=st.floats(-3, 3))
 def test_fit_and_residuals_add_up(table: Floats, scale: float) -> None:
     before = table.copy()
@@ -90,7 +89,6 @@ def test_fit_and_residuals_add_up(table: Floats, scale: float) -> None:
     assert moved.log_time == pytest.approx(fit.log_time + scale, abs=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
 @given(table=tables, data=st.data())
 def test_what_a_round_has_in_common_cancels(table: Floats, data: st.DataObject) -> None:
     """However large it is, the candidates' distances do not see it."""
@@ -102,7 +100,6 @@ def test_what_a_round_has_in_common_cancels(table: Floats, data: st.DataObject) 
     assert np.abs(fit.residuals).max() < 1e-9
 
 
-@settings(max_examples=60, deadline=None)
 @given(table=tables, share=st.floats(0, 1))
 def test_medians_and_quantiles_are_numpys(table: Floats, share: float) -> None:
     assert medians(table) == pytest.approx(np.median(table, axis=1), abs=1e-12)

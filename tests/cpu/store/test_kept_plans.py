@@ -111,8 +111,7 @@ print(plan.is_read_back, plan.workspace_bytes, kept_plans.counts())
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"op": "dgrad"}, {"input_shape": (32, 64, 56, 56)}, {"deterministic": True}],
+    "changes", [{"op": "dgrad"}, {"input_shape": (32, 64, 56, 56)}, {"deterministic": True}]
 )
 def test_a_plan_is_of_its_problem(changes: dict[str, object]) -> None:
     text = "eng0"  # exists for all of them
@@ -202,8 +201,7 @@ def test_a_damaged_file_is_built_again(folder: Path, caplog: pytest.LogCaptureFi
 def test_what_cudnn_does_not_take_is_built_again(folder: Path) -> None:
     text = texts()[0]
     description = (Path(ca.__file__).parent / "engines" / "devices" / "h200.json").read_text()
-    found = kept_plans.find(PROBLEM.native().text, text, description)
-    assert found is None
+    assert kept_plans.find(PROBLEM.native().text, text, description) is None
     kept_plans.keep(PROBLEM.native().text, text, description, b'{"cudnnVersion":91900}')
     assert not build(text).is_read_back
     assert build(text).is_read_back
@@ -288,7 +286,6 @@ def test_without_the_drivers_version_nothing_is_kept(monkeypatch: pytest.MonkeyP
     assert kept_plans.environment_of(0) is None
     found["driver"] = "580.82.07"
     known = kept_plans.environment_of(0)
-    assert known is not None
     assert known["driver"] == "580.82.07"
     assert known["gpu"] == "NVIDIA H200"
     assert known["cudnn"] == ca.environment()["cudnn"]

@@ -42,7 +42,6 @@ def test_what_is_kept_is_found(file: Path) -> None:
     assert peaks_in(file.parent) == PEAKS
     assert file.name.startswith("nvidia-h200_132sm_sm90_")
     measured = peaks_file.find(file.parent, H200)
-    assert measured is not None
     assert measured.provenance.cudnn_autotune == ca.environment()["cudnn_autotune"]
     assert peaks_in(file.parent / "other") is None
 
@@ -79,8 +78,7 @@ def test_another_gpu_has_others(file: Path, other: Environment) -> None:
 
 
 def test_another_cudnn_has_the_same(file: Path) -> None:
-    newer = replace(H200, cudnn="9.30.0", cudnn_frontend="2.0.0")
-    assert peaks_in(file.parent, newer) == PEAKS
+    assert peaks_in(file.parent, replace(H200, cudnn="9.30.0", cudnn_frontend="2.0.0")) == PEAKS
 
 
 def test_of_two_measurements_the_best_stay(file: Path) -> None:
@@ -230,9 +228,7 @@ def test_processes_that_write_at_once_leave_a_whole_file(tmp_path: Path) -> None
     with ThreadPoolExecutor(4) as threads:
         writers = [threads.submit(evaluate_forked, code) for code in codes]
         while not all(one.done() for one in writers):
-            found = peaks_in(tmp_path)
-            assert found is not None
-            assert 4e9 <= found.bytes_per_ms < 4.1e9
+            assert 4e9 <= peaks_in(tmp_path).bytes_per_ms < 4.1e9
             seen += 1
             time.sleep(0.001)
     assert [one.result() for one in writers] == ["written"] * 4
@@ -251,7 +247,6 @@ def test_a_choice_tells_its_limit(tmp_path: Path) -> None:
     here = ca.get_store().environment
     peaks_file.keep(tmp_path, here, PEAKS)
     assert made.limit == roofline.limit(made.problem, PEAKS)
-    assert made.limit is not None
     assert made.times_limit == pytest.approx(1.0 / made.limit.limit_ms)
     untimed = (timed("first", None),)
     by_heuristics = replace(made.decision, selection=replace(made.selection, ranking=untimed))

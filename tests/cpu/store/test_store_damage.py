@@ -12,16 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import (
-    FRONTIER,
-    H200,
-    L4,
-    decision,
-    measured_otherwise,
-    problem,
-    resealed,
-    selection,
-)
+from decisions import FRONTIER, H200, L4, decision, measured_otherwise, problem, resealed, selection
 
 from cudnn_autotune.store import Decision, Store, codec
 
@@ -354,8 +345,7 @@ def test_what_may_only_be_read_is_passed_over_where_it_is_of_another_environment
     foreign.add(KNOWN)
     with caplog.at_level(logging.INFO, logger="cudnn_autotune"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        store = Store(foreign.path, H200, read_only=True)
-        assert list(store) == []
+        assert list(Store(foreign.path, H200, read_only=True)) == []
     (line,) = [record.message for record in caplog.records]
     assert "is not asked: it is of another environment (nvidia-l4" in line
     newer = tmp_path / "newer.json"

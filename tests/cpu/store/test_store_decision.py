@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Provenance, codec
+from cudnn_autotune.store import Decision, Provenance, Store, codec, file_format
 from cudnn_autotune.store.decision import Policy, key_of
 
 
@@ -49,11 +51,9 @@ def test_it_round_trips(changes: dict[str, Any]) -> None:
 def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
     timer = simulation.preset(preset)
     chosen = sampling.get(mode).select(timer.candidates, timer, Limits())
-    assert chosen is not None
     known = decision(selection=chosen, sampling=mode)
     kept = through_a_file(known)
     assert through_a_file(kept) == kept
-    assert kept.chosen is not None
     assert kept.chosen.candidate == chosen.winner.candidate
     assert kept.selection.evidence.rule == chosen.evidence.rule
     assert known.chosen == chosen.winner
@@ -62,8 +62,7 @@ def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
 
 def test_what_was_never_timed_is_not_kept_but_for_the_chosen_one() -> None:
     untimed = timed("failed", None, eliminated="failed: CUDNN_STATUS_NOT_SUPPORTED")
-    known = decision(selection=selection([*FRONTIER, untimed]))
-    assert known.selection == selection()
+    assert decision(selection=selection([*FRONTIER, untimed])).selection == selection()
     first_plan = timed("first", None)
     assert decision(selection=selection([first_plan, untimed])).selection.ranking == (first_plan,)
 
@@ -175,3 +174,48 @@ def test_now() -> None:
     assert first.torch == torch.__version__
     assert first.cudnn_autotune == ca.__version__
     assert Provenance.now("580.65").driver == "580.65"
+
+
+# A store's file that an earlier build of the package wrote is read, and its entries are encoded
+# to the same bytes again.
+
+WRITTEN = Path(__file__).parent / "data" / "h200_store.json"
+HEADER, *LINES = WRITTEN.read_bytes().splitlines()
+
+
+def unread(decision: Decision) -> Decision:
+    """Returns an equal decision that does not remember the line it was read from."""
+    return replace(decision)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_entry_is_encoded_to_the_bytes_it_was_read_from(line: bytes) -> None:
+    decision = codec.decode(line, H200)
+    assert not codec.is_as_read(unread(decision), H200)
+    assert codec.encode(unread(decision), H200) == line
+
+
+def test_entries_of_several_kinds_are_among_them() -> None:
+    decisions = [codec.decode(line, H200) for line in LINES]
+    entries = [entry for known in decisions for entry in known.selection.ranking]
+    assert {entry.candidate.id.kind for entry in entries} == {
+        *("aten", "matmul", "engine", "unfused", "implementation")
+    }
+    assert any(known.omitted for known in decisions)
+    assert any(known.rejected for known in decisions)
+    assert {known.problem.deterministic for known in decisions} == {False, True}
+
+
+def test_the_header_is_encoded_alike() -> None:
+    header, *_ = file_format.encode(H200, LINES).splitlines()
+    written, expected = json.loads(header), json.loads(HEADER)
+    assert written.pop("id") != expected.pop("id")  # each file has its own
+    assert written == expected
+
+
+def test_a_store_serves_the_file_and_leaves_it_as_it_is(tmp_path: Path) -> None:
+    path = Path(shutil.copy(WRITTEN, tmp_path / "store.json"))
+    store = Store(path, H200)
+    assert {codec.encode(known, H200) for known in store} == set(LINES)
+    store.add(map(unread, [*store]))
+    assert path.read_bytes() == WRITTEN.read_bytes()

@@ -38,7 +38,6 @@ def test_what_is_put_in_comes_out(tmp_path: Path) -> None:
     for known in (store, Store(tmp_path, H200)):
         assert known.get(problem()) == selection()
         found = known.find(problem())
-        assert found is not None
         assert (found.relative_error, found.rejected) == (1e-3, (("wrong", 0.5),))
         assert found.provenance.cudnn_autotune == ca.__version__
         assert found.key in known
@@ -54,8 +53,7 @@ def test_every_field_of_a_lookup_counts(tmp_path: Path) -> None:
     assert store.get(problem(), sampling="race") is None
     assert store.get(problem(), benchmark_limit=10) is None
     store.put(problem(), selection(FRONTIER[:1]), sampling="race", benchmark_limit=10)
-    found = store.get(problem(), sampling="race", benchmark_limit=10)
-    assert found == selection(FRONTIER[:1])
+    assert store.get(problem(), sampling="race", benchmark_limit=10) == selection(FRONTIER[:1])
     assert store.get(problem()) == selection()
 
 
@@ -76,14 +74,9 @@ def test_a_decision_holds_for_one_depthwise_kernel_of_pytorch(tmp_path: Path) ->
 def test_other_constraints_rank_again_and_time_nothing(tmp_path: Path) -> None:
     Store(tmp_path, H200).put(problem(), selection())
     store = Store(tmp_path, H200)
-    strict = store.get(problem(deterministic=True))
-    assert strict is not None
-    assert strict.winner == FRONTIER[2]
-    small = store.get(problem(), workspace_limit=1 << 12)
-    assert small is not None
-    assert small.winner == FRONTIER[1]
+    assert store.get(problem(deterministic=True)).winner == FRONTIER[2]
+    assert store.get(problem(), workspace_limit=1 << 12).winner == FRONTIER[1]
     both = store.get(problem(deterministic=True), workspace_limit=5)
-    assert both is not None
     assert both.winner == FRONTIER[3]
     assert both.evidence.rule == "re-ranked: fastest"
     assert store.get(problem()) == selection()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from decisions import H200, L4, at_limit, decision, problem, resealed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearest_problems import nearest
 
@@ -30,8 +30,7 @@ FILE = file_format.encode(H200, LINES)
 FOREIGN = file_format.encode(L4, [codec.encode(known, L4) for known in KNOWN])
 TREES: list[Any] = [json.loads(line) for line in FILE.splitlines()]
 
-often = settings(max_examples=300, deadline=None)
-on_disk = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=3 * settings.default.max_examples)
 
 
 @contextmanager
@@ -51,9 +50,7 @@ def served(data: bytes) -> list[Decision]:
         assert {known.key for known in found} <= set(store.keys())
         for known in found:
             assert known.key in store
-            by_key = store.by_key(known.key)
-            assert by_key is not None
-            assert by_key.key == known.key
+            assert store.by_key(known.key).key == known.key
             answer = store.find(
                 known.problem,
                 sampling=known.sampling,
@@ -215,7 +212,6 @@ def test_other_trees(trees: list[Any]) -> None:
         pytest.param(st.builds(laid_out, mutated_trees()), id="other trees"),
     ],
 )
-@on_disk
 @given(drawn=st.data())
 def test_a_store_is_usable_after(files: st.SearchStrategy[bytes], drawn: st.DataObject) -> None:
     assert_usable(drawn.draw(files))

@@ -155,9 +155,7 @@ def test_own_links_are_followed(tmp_path: Path) -> None:
     assert list(Store(real / "store.json", H200)) == [decision(1), decision(2)]
     for launch_ms in (0.002, 0.001):
         peaks_file.keep(place, H200, Peaks(4e9, {"float64": 6e10}, launch_ms))
-        found = peaks_file.find(place, H200)
-        assert found is not None
-        assert found.peaks.launch_ms == launch_ms
+        assert peaks_file.find(place, H200).peaks.launch_ms == launch_ms
     assert (real / "peaks").is_file()
     for link in (place / H200.file_name, real / "second.json", peaks):
         assert link.is_symlink()

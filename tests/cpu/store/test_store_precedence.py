@@ -122,7 +122,6 @@ def test_what_is_put_under_determinism_is_asked_first_whatever_the_clock(tmp_pat
     store.add([strict], are_latest=True)
     assert len(store) == 2
     found = store.find(strict.problem, workspace_limit=TIGHT)
-    assert found is not None
     assert found.provenance == dataclasses.replace(strict.provenance, revision=1)
 
 
@@ -136,8 +135,7 @@ def test_with_clocks_that_are_right_no_revision_is_kept(tmp_path: Path) -> None:
 
 def test_two_of_one_moment_are_settled_alike_everywhere() -> None:
     one = measured_otherwise(decision(), 1.0, day=1)
-    other = measured_otherwise(decision(), 2.0, day=1)
-    assert len(kept(one, other)) == 1
+    assert len(kept(one, measured_otherwise(decision(), 2.0, day=1))) == 1
 
 
 def within(budget_ms: float | None, known: Decision) -> Decision:
@@ -218,9 +216,7 @@ def test_of_two_that_can_answer_the_later_does(tmp_path: Path) -> None:
     strict = at_limit(None, day=1, deterministic=True)
     capped = at_limit(TIGHT, day=2)
     store.add([strict, capped])
-    found = store.find(strict.problem, workspace_limit=TIGHT)
-    assert found is not None
-    assert found.provenance == capped.provenance
+    assert store.find(strict.problem, workspace_limit=TIGHT).provenance == capped.provenance
 
 
 def test_a_change_counts_what_it_took(tmp_path: Path) -> None:
@@ -262,7 +258,6 @@ def test_what_cannot_serve_makes_way(tmp_path: Path) -> None:
     assert other.find(capped.problem, workspace_limit=TIGHT) is None
     # The candidates that were not rejected go on serving.
     found = other.find(everything.problem)
-    assert found is not None
     assert found.selection.winner == everything.selection.winner
     assert found.relative_error == everything.relative_error
     # The problem is measured again, under the same constraints.
@@ -291,8 +286,6 @@ def test_what_was_shipped_is_rejected_in_memory(tmp_path: Path) -> None:
     answer = layers.find(decision().problem)
     assert answer == decision()
     layers.reject(answer)
-    found = layers.find(decision().problem)
-    assert found is not None
-    assert found.selection.winner != decision().selection.winner
+    assert layers.find(decision().problem).selection.winner != decision().selection.winner
     assert list(user) == [tight]
     assert list(Store(tmp_path / "shipped", H200)) == [decision()]

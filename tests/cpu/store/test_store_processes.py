@@ -29,8 +29,7 @@ print(json.dumps(store_writers.{function}(pathlib.Path({str(folder)!r}), *{numbe
 
 
 def test_eight_processes_lose_nothing(tmp_path: Path) -> None:
-    told = run("together", tmp_path, 8, 50)
-    assert told["failed"] == 0
+    assert run("together", tmp_path, 8, 50)["failed"] == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         store = Store(tmp_path, H200)

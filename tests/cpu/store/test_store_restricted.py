@@ -55,7 +55,6 @@ def test_what_fits_is_ranked_again(
     deterministic: bool, limit: int | None, ranking: list[str]
 ) -> None:
     found = decision().restricted_to(deterministic, limit)
-    assert found is not None
     assert texts(found) == ranking
     assert found.problem == problem(deterministic=deterministic)
     assert found.workspace_limit == limit
@@ -63,14 +62,12 @@ def test_what_fits_is_ranked_again(
 
 def test_the_winner_that_stays_keeps_its_evidence() -> None:
     found = decision().restricted_to(False, 1 << 20)
-    assert found is not None
     assert found.selection.evidence == EVIDENCE
     assert found.relative_error == decision().relative_error
 
 
 def test_another_winner_claims_less() -> None:
     found = decision().restricted_to(True, None)
-    assert found is not None
     evidence = found.selection.evidence
     assert evidence.rule == "re-ranked: fastest"
     assert evidence.tied == ("strict",)
@@ -84,7 +81,6 @@ def test_of_a_tie_those_that_do_not_fit_are_left_out() -> None:
     ranking = [FRONTIER[2], *FRONTIER[:2], FRONTIER[3]]
     evidence = ca.Evidence(rule="tie: deterministic", tied=("strict", "fastest"))
     found = decision(selection=selection(ranking, evidence)).restricted_to(True, None)
-    assert found is not None
     assert found.selection.evidence.tied == ("strict",)
     assert found.selection.evidence.rule == "tie: deterministic"
 
@@ -175,7 +171,6 @@ def test_what_counted_in_bursts_when_it_was_measured_counts_now(
     ]
     evidence = replace(EVIDENCE, burst_weight=burst_weight)
     found = decision(selection=selection(ranking, evidence)).restricted_to(False, 0)
-    assert found is not None
     assert found.selection.winner.candidate.text == first
     assert found.selection.evidence.burst_weight == burst_weight
 
@@ -194,7 +189,6 @@ def test_near_is_what_was_near_when_it_was_measured(reach: float, first: str) ->
     ]
     evidence = replace(EVIDENCE, sustained_reach=reach)
     found = decision(selection=selection(ranking, evidence)).restricted_to(False, 0)
-    assert found is not None
     assert found.selection.winner.candidate.text == first
     assert found.selection.evidence.sustained_reach == reach
 
@@ -209,7 +203,6 @@ def test_ties_are_settled_by_the_rule_in_whatever_order(order: tuple[int, ...]) 
     ]
     ranking = [timed("large", 1.0, 100), *(equal[number] for number in order)]
     found = decision(selection=selection(ranking)).restricted_to(False, 99)
-    assert found is not None
     assert found.selection.winner.candidate.text == "early"
     assert found.selection.evidence.rule == "re-ranked: tie: earlier in cuDNN's list"
     assert found.selection.evidence.tied == ("early", "late", "roomy", "eager")
@@ -224,7 +217,6 @@ def test_of_those_that_tie_the_faster_is_taken_before_the_earlier() -> None:
         timed("late", 2.004, 8, rank=4),
     ]
     found = decision(selection=selection(ranking)).restricted_to(False, 99)
-    assert found is not None
     assert found.selection.winner.candidate.text == "late"
     assert found.selection.evidence.rule == "re-ranked: tie: faster"
 
@@ -320,9 +312,7 @@ def test_of_any_selection(
         selection=selection([known.selection.ranking[0], *rest]), rejected=tuple(rejected)
     )
     if known.chosen == known.selection.ranking[0]:
-        again = mixed.restricted_to(*first)
-        assert again is not None
-        assert again.selection.winner == found.selection.winner
+        assert mixed.restricted_to(*first).selection.winner == found.selection.winner
     # Restricting the answer again gives what restricting the measurement gives.
     further = found.restricted_to(*then)
     if further is not None:
@@ -353,7 +343,6 @@ def test_a_mode_says_whether_its_budget_cut_it_short(mode: str) -> None:
     def told(budget_ms: float | None) -> float | None:
         timer = simulation.preset("h200-capped", 1)
         chosen = sampling.get(mode).select(timer.candidates, timer, Limits(budget_ms=budget_ms))
-        assert chosen is not None
         return chosen.evidence.budget_ms
 
     assert told(2.0) == 2.0

@@ -94,9 +94,7 @@ def test_a_lookup_takes_no_longer_than_in_a_small_store(path: Path, tmp_path: Pa
         sys.setprofile(note)
         try:
             for number in rng.sample(range(1, entries + 1), 100):
-                found = store.find(problem(size=number))
-                assert found is not None
-                assert found.problem == problem(size=number)
+                assert store.find(problem(size=number)).problem == problem(size=number)
         finally:
             sys.setprofile(None)
         return count

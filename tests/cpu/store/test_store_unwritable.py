@@ -287,7 +287,6 @@ def held(path: Path) -> Iterator[None]:
     """Has another process hold the lock of the store's file."""
     command = [sys.executable, "-c", HOLDER, f"{path}.lock"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         try:
             yield

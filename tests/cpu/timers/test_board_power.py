@@ -91,8 +91,7 @@ def test_who_waits_for_memory_gains_less_from_the_limit(sensitivity: float) -> N
     powers = [620.0, 650.0, 650.0, 690.0, 720.0, 740.0] * 4
     clocks = [1400.0 * (power / HELD_W) ** (1 / EXPONENT) for power in powers]
     times = [0.5 * (clock / 1400.0) ** -sensitivity for clock in clocks]
-    found = clock_sensitivity(times, clocks)
-    assert found == pytest.approx(sensitivity, abs=0.05)
+    assert clock_sensitivity(times, clocks) == pytest.approx(sensitivity, abs=0.05)
     near = [power for power in powers if abs(power / HELD_W - 1) <= 0.1]
     values = at_limit_ms(times, clocks, powers, BOARD)
     readings = sum(a != b for a, b in zip([None, *near], near, strict=False))
@@ -249,7 +248,6 @@ def test_a_choice_says_that_it_rests_on_readings() -> None:
         gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
         timer = simulation.SimulatedTimer(gpu, scene.engines, 1)
         chosen = sampling.get("sustained").select(timer.candidates, timer, Limits())
-        assert chosen is not None
         values = [r for r in chosen.evidence.remarks if "of the board's power" in r]
         assert bool(values) == bool(every_ms)
 

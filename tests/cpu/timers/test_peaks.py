@@ -170,8 +170,7 @@ def test_a_gpu_without_tensor_cores_for_some_types(gpu: Gpu) -> None:
 
 def test_little_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.free_bytes = 3 << 30
-    found = peaks.measure()
-    assert found.bytes_per_ms == pytest.approx(gpu.bytes_per_ms, rel=0.02)
+    assert peaks.measure().bytes_per_ms == pytest.approx(gpu.bytes_per_ms, rel=0.02)
     gpu.free_bytes = 1 << 30
     with pytest.raises(RuntimeError, match="needs 2880 MiB of free memory, 1024 MiB are free"):
         peaks.measure()

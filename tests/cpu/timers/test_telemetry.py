@@ -64,7 +64,5 @@ def test_with_a_gpu() -> None:
     gpu = Board.of(0)
     assert gpu.unavailable is None
     state = gpu.state()
-    assert state.clock_mhz is not None
-    assert state.max_clock_mhz is not None
     assert 0 < state.clock_mhz <= state.max_clock_mhz
     assert gpu.fixed()["gpu"] == torch.cuda.get_device_name(0)

@@ -245,9 +245,7 @@ def test_places_that_no_tap_reaches_are_looked_at_and_do_not_dilute(dims: int, s
     )
     tensors, right = data_of(problem)
     for _ in range(5):
-        error = error_of(problem, tensors, right)
-        assert error is not None
-        assert error < tolerance(problem)
+        assert error_of(problem, tensors, right) < tolerance(problem)
     reached = (slice(None), slice(None), *[slice(None, None, stride)] * dims)
 
     def spoil_reached(x: Tensor) -> None:
@@ -270,9 +268,7 @@ def test_taps_that_read_only_padding(taps: int) -> None:
     assert int(right[0, 0].count_nonzero()) == 1
     middle = taps // 2
     for _ in range(5):
-        error = error_of(problem, tensors, right)
-        assert error is not None
-        assert error < tolerance(problem)
+        assert error_of(problem, tensors, right) < tolerance(problem)
         zeros = error_of(problem, tensors, right, lambda w: w[..., middle, middle].zero_())
         assert is_found(zeros, problem)
     others = error_of(problem, tensors, right, lambda w: w.add_((w == 0) * 5.0))
@@ -304,9 +300,7 @@ def test_sums_in_portions_are_the_same() -> None:
     x[..., 3, 3] = torch.randn(256, 2048, generator=generator).half()
     w[..., 3, 3] = torch.randn(2, 2048, generator=generator).half()
     right = (x[..., 3, 3].double() @ w[..., 3, 3].double().T).half()[..., None, None]
-    error = error_of(problem, tensors, right)
-    assert error is not None
-    assert error < 1e-3
+    assert error_of(problem, tensors, right) < 1e-3
     for image in (0, 100, 255):
         wrong = error_of(problem, tensors, right, lambda y, image=image: y[image].zero_())
         assert is_found(wrong, problem), image
@@ -454,9 +448,7 @@ def test_operands_with_many_zeros_tell_all_the_same(op: str, share: float) -> No
         tensors[place].mul_(torch.rand(tensors[place].shape) < share)
     assert is_telling(problem, tensors)
     right = exact(problem, tensors).half()
-    error = error_of(problem, tensors, right)
-    assert error is not None
-    assert 0 < error < tolerance(problem)
+    assert 0 < error_of(problem, tensors, right) < tolerance(problem)
     assert is_found(error_of(problem, tensors, right, lambda output: output.zero_()), problem)
 
 
@@ -570,9 +562,7 @@ def test_random_operands_always_tell(op: str, dtype: torch.dtype) -> None:
         assert 0.1 < float(right.std(correction=0) if right.numel() > 9 else right.abs().max()) < 6
         for added in tensors[3:]:
             right = right + (added[:, None, None, None] if added.dim() == 1 else added).double()
-        error = error_of(problem, tensors, right.to(dtype))
-        assert error is not None
-        assert error <= tolerance(problem)
+        assert error_of(problem, tensors, right.to(dtype)) <= tolerance(problem)
         wrong = error_of(problem, tensors, right.to(dtype), lambda output: output.mul_(1.3))
         assert is_found(wrong, problem)
 

@@ -105,7 +105,6 @@ def test_on_operands_that_tell_nothing_random_ones_decide(
     assert why(right.text, right) == ""
     assert checks.is_right(PROBLEM, right.text, right, tensors)
     error = checks.errors[right.text]
-    assert error is not None
     assert 0 < error < 1e-4
     for settings in ("wrong", "half", "behind", "workspace"):
         one = plan(settings)
@@ -174,8 +173,7 @@ def test_the_seed_that_is_logged_shows_the_fault_again(caplog: pytest.LogCapture
     for (_, error), seed in zip(
         checks.rejected, re.findall(r"seed (\d+)", caplog.text), strict=True
     ):
-        again = relative_error(problem, lambda: run(*tensors), *tensors, seed=int(seed))
-        assert again == error
+        assert relative_error(problem, lambda: run(*tensors), *tensors, seed=int(seed)) == error
 
 
 @pytest.mark.parametrize("name", ["zero", "nearly zero", "infinite", "nan", "right"])
@@ -210,8 +208,7 @@ def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPa
 
 
 def test_engines_run_unasked() -> None:
-    one = plan_of("eng3", PROBLEM)  # which fails the test if it runs
-    assert refusal(PROBLEM, data())("eng3", one) == ""
+    assert refusal(PROBLEM, data())("eng3", plan_of("eng3", PROBLEM)) == ""
 
 
 @pytest.mark.parametrize("is_outside", [False, True])

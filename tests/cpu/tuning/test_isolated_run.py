@@ -164,21 +164,25 @@ def test_what_another_process_cannot_import_is_not_run_there() -> None:
         elsewhere("right", build=lambda problem, settings: print)
 
 
+OWN_BUILD = f"""
+import sys, threading
+sys.path.insert(0, {str(Path(user_kernels.__file__).parent)!r})
+import user_kernels, cudnn_autotune as ca
+from cudnn_autotune.engines.user_implementation import UserImplementation
+from cudnn_autotune.tuning.isolated_run import NotImportableError, run_elsewhere
+def build(problem, settings):
+    return user_kernels.build(problem, settings)
+problem = ca.ConvProblem('fprop', (2, 3, 5, 6), (4, 3, 3, 3), padding=1)
+own = UserImplementation('mine', '1', user_kernels.always, build, ('right',))
+"""
+
+
 @pytest.mark.slow
 def test_a_script_cannot_be_imported_by_another_process(tmp_path: Path) -> None:
     """What is defined in ``__main__`` is not found there; the script is not run a second time."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\n"
-        f"sys.path.insert(0, {str(Path(user_kernels.__file__).parent)!r})\n"
-        "import user_kernels, cudnn_autotune as ca\n"
-        "from cudnn_autotune.engines.user_implementation import UserImplementation\n"
-        "from cudnn_autotune.tuning.isolated_run import NotImportableError, run_elsewhere\n"
-        "print('imported', __name__)\n"
-        "def build(problem, settings):\n"
-        "    return user_kernels.build(problem, settings)\n"
-        "problem = ca.ConvProblem('fprop', (2, 3, 5, 6), (4, 3, 3, 3), padding=1)\n"
-        "own = UserImplementation('mine', '1', user_kernels.always, build, ('right',))\n"
+        OWN_BUILD + "print('imported', __name__)\n"
         "try:\n"
         "    list(run_elsewhere(own, ['right'], problem, 'cpu'))\n"
         "except NotImportableError as error:\n"
@@ -196,17 +200,8 @@ def test_a_script_cannot_be_imported_by_another_process(tmp_path: Path) -> None:
 def test_what_a_module_defines_is_tried_while_it_is_imported(tmp_path: Path) -> None:
     """The thread that tries it does not wait for the import, which waits for the thread."""
     (tmp_path / "searches.py").write_text(
-        "import sys, threading\n"
-        f"sys.path.insert(0, {str(Path(user_kernels.__file__).parent)!r})\n"
-        "import user_kernels, cudnn_autotune as ca\n"
-        "from cudnn_autotune.engines.user_implementation import UserImplementation\n"
-        "from cudnn_autotune.tuning.isolated_run import run_elsewhere\n"
-        "def build(problem, settings):\n"
-        "    return user_kernels.build(problem, settings)\n"
-        "def tries():\n"
+        OWN_BUILD + "def tries():\n"
         "    print(list(run_elsewhere(own, ['right'], problem, 'cpu')), flush=True)\n"
-        "problem = ca.ConvProblem('fprop', (2, 3, 5, 6), (4, 3, 3, 3), padding=1)\n"
-        "own = UserImplementation('mine', '1', user_kernels.always, build, ('right',))\n"
         "if 'program' in sys.argv:\n"
         "    thread = threading.Thread(target=tries, daemon=True)\n"
         "    thread.start()\n"
@@ -245,10 +240,7 @@ def test_a_process_that_does_not_start_in_time(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_where_no_python_can_be_started_it_does_not_compete(
-    program: str | None,
-    why: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    program: str | None, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", program)
     with registered(implementation()):
@@ -479,7 +471,6 @@ class Program:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 

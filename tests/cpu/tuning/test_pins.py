@@ -37,7 +37,6 @@ def test_a_pin_serves_its_problem_under_every_policy(text: str) -> None:
     for sampling in BUILT_IN_MODES:
         assert known(PROBLEM, sampling) == (text, "pinned")
     found = remembering.find(PROBLEM, Policy("auto", 0, 5), 3)
-    assert found is not None
     assert (found.text, found.origin, found.device) == (text, "pinned", 3)
     assert (found.total_samples, found.time_ms, found.provenance) == (0, None, None)
     assert known(OTHER) is None

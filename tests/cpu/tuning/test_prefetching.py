@@ -121,9 +121,7 @@ def test_nothing_is_compiled_unless_it_may_be() -> None:
     open_search(PROBLEM, "h200").build(text)
     before = kept_plans.counts()
     wait(start([text, other], may_compile=False))
-    plan = take(text)
-    assert plan is not None
-    assert plan.is_read_back
+    assert take(text).is_read_back
     assert take(other) is None
     assert kept_plans.counts() == {**before, "read": before["read"] + 1}
 
@@ -136,9 +134,7 @@ def test_what_was_not_kept_is_compiled_once_it_may_be() -> None:
     assert len(begun) == 1
     wait(begun)
     assert start([text]) == []
-    plan = take(text)
-    assert plan is not None
-    assert not plan.is_read_back
+    assert not take(text).is_read_back
 
 
 def test_a_config_that_does_not_build_is_left_to_the_caller() -> None:

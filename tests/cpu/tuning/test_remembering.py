@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from decisions import under
 from simulation import candidate
+from stored import fill, layer, simulation, succeeded
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
@@ -56,14 +56,7 @@ def choice(
     return Choice(Decision(problem, policy, **fields), 0, origin, tuning_ms=5.0)
 
 
-def deterministic(problem: ca.ConvProblem = PROBLEM) -> ca.ConvProblem:
-    return ca.ConvProblem(
-        problem.op,
-        problem.input_shape,
-        problem.weight_shape,
-        dtype=problem.dtype,
-        deterministic=True,
-    )
+DETERMINISTIC = dataclasses.replace(PROBLEM, deterministic=True)
 
 
 def find(
@@ -86,7 +79,6 @@ def test_what_was_tuned_is_known_afterwards() -> None:
     remembering.commit(choice())
     assert find() == ("eng1", "store")
     known = remembering.find(PROBLEM, Policy("auto"), 0)
-    assert known is not None
     assert known.decision.relative_error == 1e-3
     assert known.decision.provenance.torch == torch.__version__
     assert known.decision.selection.winner == SELECTION.winner
@@ -128,11 +120,9 @@ def test_another_mode_or_limit_is_another_question() -> None:
 def test_tighter_constraints_are_answered_without_timing() -> None:
     remembering.commit(choice())
     assert find(limit=100) == ("eng2", "store")
-    assert find(deterministic()) == ("eng2", "store")
+    assert find(DETERMINISTIC) == ("eng2", "store")
     # Nobody has checked that one on these tensors.
-    known = remembering.find(deterministic(), Policy("auto"), 0)
-    assert known is not None
-    assert known.decision.relative_error is None
+    assert remembering.find(DETERMINISTIC, Policy("auto"), 0).decision.relative_error is None
 
 
 @pytest.mark.usefixtures("folder")
@@ -224,8 +214,7 @@ def test_shipped_takes_several_paths(tmp_path: Path) -> None:
     wrong = 5
     with pytest.raises(TypeError, match="path must be a path, got 5"):
         ca.set_store(wrong)
-    before = store_settings.get_store_settings()
-    assert before.shipped == ()
+    assert store_settings.get_store_settings().shipped == ()
     with pytest.warns(UserWarning, match=r"absent\.json does not exist") as said:
         ca.set_store(shipped=[tmp_path / "absent.json"])
     assert len(said) == 1
@@ -282,22 +271,15 @@ def test_winners_of_similar_problems_are_offered() -> None:
 
 def test_another_process_knows_it(folder: Path) -> None:
     remembering.commit(choice())
-    code = (
-        "import torch, cudnn_autotune as ca\n"
-        "from cudnn_autotune.store import Policy\n"
-        "from cudnn_autotune.tuning import remembering\n"
-        "p = ca.ConvProblem('fprop', (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)\n"
-        "print(remembering.find(p, Policy('auto'), 0).text)\n"
-    )
-    environ = {
-        **os.environ,
-        "CUDNN_AUTOTUNE_CACHE": "read",
-        "CUDNN_AUTOTUNE_CACHE_DIR": str(folder),
-    }
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "eng1"
+    code = f"""
+import torch, cudnn_autotune as ca
+from cudnn_autotune.store import Policy
+from cudnn_autotune.tuning import remembering
+ca.set_store({str(folder)!r}, mode="read")
+problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
+print(remembering.find(problem, Policy("auto"), 0).text)
+"""
+    assert evaluate_forked(code) == "eng1"
 
 
 def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:
@@ -335,7 +317,7 @@ def test_an_unknown_mode_is_refused(mode: object) -> None:
 
 
 def test_forgetting_a_problem_leaves_the_others() -> None:
-    other, elsewhere = choice(sampling="race"), choice(problem=deterministic())
+    other, elsewhere = choice(sampling="race"), choice(problem=DETERMINISTIC)
     for one in (choice(), other, elsewhere):
         choice_log.record(one)
     choice_log.forget_problem(PROBLEM)
@@ -347,7 +329,6 @@ def test_what_was_measured_earlier_keeps_its_moment(folder: Path) -> None:
     earlier = Provenance("580.1", "2.11.0", "0.1.0", "2026-01-02T12:00:00Z")
     remembering.commit(choice(provenance=earlier))
     known = remembering.find(PROBLEM, Policy("auto"), 0)
-    assert known is not None
     assert known.provenance == earlier
     remembering.install([known.decision], 0)
     (stored,) = ca.get_store()
@@ -537,3 +518,40 @@ def test_autocast_does_not_turn_a_problem_into_another() -> None:
         assert measuring.run_operator(problem, data, "race").dtype == torch.bfloat16
         with tune_problem.flags_of(problem, "cpu"):
             assert measuring.run_operator(problem, data, "race").dtype == torch.float32
+
+
+# Stored decisions of a mode that is not registered here, as that of another program or a former
+# one of the package.
+
+MODE = "neighbour"
+
+
+@pytest.fixture
+def decision() -> Decision:
+    assert MODE not in ca.sampling.names()
+    return under(simulation("quiet", layer()), mode=MODE)
+
+
+@pytest.mark.search
+def test_no_other_mode_is_served_by_it(decision: Decision, tmp_path: Path) -> None:
+    ca.set_store(tmp_path, mode="read_write")
+    ca.get_store().add([decision])
+    for mode in ("auto", "race"):
+        assert remembering.find(decision.problem, Policy(mode), 0) is None
+    larger = layer(channels=128)
+    assert remembering.find(larger, Policy("auto"), 0) is None
+    assert remembering.similar(larger, 0) == [decision.chosen.candidate]
+    measured = under(decision, mode="auto")
+    ca.get_store().add([measured])
+    assert remembering.find(decision.problem, Policy("auto"), 0).decision.sampling == "auto"
+
+
+def test_commands_show_it(decision: Decision, tmp_path: Path) -> None:
+    file = fill(tmp_path / "store", [decision])
+    of_mode = ("--contains", f"sampling={MODE}")
+    assert "1 of 1 decision" in succeeded("show", "--store", file, *of_mode)
+    assert "none of its 1 decision has" in succeeded("show", "--store", file, "--sampling", "auto")
+    succeeded("report", tmp_path / "page.html", "--store", file)
+    assert MODE in (tmp_path / "page.html").read_text()
+    succeeded("prune", "--store", file, *of_mode, "--yes")
+    assert not file.exists()

@@ -105,8 +105,7 @@ def test_any_text_in_a_store_leads_to_a_plan(store: ca.Store) -> None:
 
 def test_what_a_text_leads_to_is_told(caplog: pytest.LogCaptureFixture) -> None:
     known = Choice(decision(1, SURROGATE), 0, "store")
-    one = problem(1)
-    assert serving.serve(known, operands(one, "cpu")) is None
+    assert serving.serve(known, operands(problem(1), "cpu")) is None
     assert ca.fallbacks() == {serving.NO_LONGER_BUILDS: 1}
     (line,) = [r.getMessage() for r in caplog.records if "no longer builds" in r.getMessage()]
     assert "eng3\\ud800:" in line

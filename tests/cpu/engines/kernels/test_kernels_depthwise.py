@@ -8,12 +8,7 @@ from typing import Any
 import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import (
-    H200,
-    check,
-    check_not_finite,
-    random_tensors,
-)
+from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
 from depthwise_layers import depthwise
 
 from cudnn_autotune.engines.implementations import Implementation

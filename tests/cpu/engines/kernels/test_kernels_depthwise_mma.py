@@ -56,11 +56,7 @@ def settings(problem: ConvProblem, gpu: Gpu = H200) -> list[str]:
     ],
 )
 def test_layers_of_models(
-    op: str,
-    images: int,
-    channels: int,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
+    op: str, images: int, channels: int, size: tuple[int, int], kernel: tuple[int, int]
 ) -> None:
     problem = layer(images, channels, size, kernel, op)
     before = cuda_emulation.MATRIX_LOADS.conflicts

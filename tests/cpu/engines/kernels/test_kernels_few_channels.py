@@ -162,11 +162,7 @@ def test_blocks_fit_on_a_multiprocessor(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    "shapes",
-    [
-        ((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
-        ((8, 3, 512, 512), (64, 3, 3, 3), 1, 1),
-    ],
+    "shapes", [((64, 3, 224, 224), (64, 3, 7, 7), 2, 3), ((8, 3, 512, 512), (64, 3, 3, 3), 1, 1)]
 )
 def test_blocks_and_warps_have_nearly_equal_shares(shapes: tuple[Any, ...]) -> None:
     """Where products bind: else a tile is chosen for its copies."""

@@ -12,13 +12,7 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
-from cuda_emulation.checks import (
-    H200,
-    between_bands,
-    check,
-    check_not_finite,
-    random_tensors,
-)
+from cuda_emulation.checks import H200, between_bands, check, check_not_finite, random_tensors
 from first_layers import L4, ODD_SHAPES, assert_blocks_fit, first_layer, random_first_layer
 
 from cudnn_autotune.engines.implementations import Gpu

@@ -12,12 +12,7 @@ import pytest
 import torch
 from covering import covering
 from cuda_emulation import MATRIX_LOADS
-from cuda_emulation.checks import (
-    H200,
-    check,
-    check_not_finite,
-    random_tensors,
-)
+from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
 from fused_cases import NAMES
 from grouped_layers import LAYERS, problem
 
@@ -28,7 +23,6 @@ from cudnn_autotune.engines.problem import ConvProblem
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 GROUPED = Grouped()
-A100 = gpu_of("a100")
 L4 = gpu_of("l4")
 TYPES = {"half": torch.float16, "tf32": torch.float32}
 

@@ -89,7 +89,7 @@ ALL_FUSED: dict[str, Any] = {"bias": True, "residual": True, "activation": "silu
 LAYERS = [  # most of them as large as in models
     depthwise("fprop", 96, (28, 28), (3, 3), stride=2, padding=1),
     depthwise("dgrad", 96, (28, 28), (5, 5), dtype=BF16, stride=2, padding=2),
-    depthwise("fprop", 12, (28,), (31,), dtype=FP32, padding=15),
+    depthwise("fprop", 12, (1, 280), (1, 31), dtype=FP32, padding=(0, 15), **PLAIN),
     depthwise("dgrad", 6, (8, 8, 8), (3, 3, 3), dtype=BF16, stride=2, **PLAIN),
     depthwise("fprop", 9, (9, 9), (3, 3), dtype=BF16, **ALL_FUSED),
     depthwise("fprop", 672, (14, 14), (5, 5), n=64, stride=2, padding=2),

@@ -242,8 +242,7 @@ def test_plans_fit_every_gpu(name: str, planes: bool) -> None:
         assert plan.tile * (plan.parts - 1) < units <= plan.tile * plan.parts
         for launch in plan.launches:
             assert launch.shared_bytes <= gpu.shared_bytes
-            lanes = int(dict(launch.kernel.defines)["LANES"])
-            assert plan.slabs * lanes * vector >= channels
+            assert plan.slabs * int(dict(launch.kernel.defines)["LANES"]) * vector >= channels
         if plan.is_cooperative:
             assert plan.launches[0].blocks <= gpu.multiprocessors
 

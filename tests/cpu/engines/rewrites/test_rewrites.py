@@ -365,14 +365,12 @@ def test_space_to_depth_leaves_out_what_no_output_depends_on() -> None:
 )
 def test_padded_channels(problem: ConvProblem, x: int, w: tuple[int, int]) -> None:
     form = PAD.form(problem, H200)
-    assert form is not None
     assert (form.inner.input_shape[1], form.inner.weight_shape[:2]) == (x, w)
 
 
 def test_the_first_layer_of_a_resnet_in_depth() -> None:
     problem = last("fprop", (64, 3, 224, 224), (64, 3, 7, 7), 2, 3, dtype=FLOAT)
     form = DEPTH.form(problem, H200)
-    assert form is not None
     assert form.inner.input_shape == (64, 12, 115, 115)
     assert form.inner.weight_shape == (64, 12, 4, 4)
     assert form.inner.output_shape == (64, 64, 112, 112)
@@ -472,7 +470,6 @@ def test_an_offer_has_the_notes_of_its_engine() -> None:
     problem = last("dgrad", (1, 1024, 20, 12), (147, 1024, 1, 1), 2, (1, 0))
     for wanted in (problem, replace(problem, deterministic=True)):
         form = PAD.form(wanted, H200)
-        assert form is not None
         notes = {c.text: c.numerical_notes for c in candidates(form.inner, H200.device)}
         offers = PAD.offers(wanted, H200)
         assert offers

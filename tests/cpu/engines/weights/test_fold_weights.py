@@ -154,8 +154,7 @@ def test_the_kernel(
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
 def test_the_kernel_compiles(capability: tuple[int, int]) -> None:
     for weight, folded in DTYPES:
-        given = case(weight, folded)
-        assert cubin(kernel(given), capability)
+        assert cubin(kernel(case(weight, folded)), capability)
 
 
 def test_a_copy_in_another_layout_is_exact() -> None:

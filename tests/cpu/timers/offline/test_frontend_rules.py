@@ -98,5 +98,4 @@ def test_the_limit_counts_candidates_that_ran() -> None:
 
 
 def test_nothing_runs() -> None:
-    found = frontend_find("sample_once", [A], 0, Scripted(A=[None]))
-    assert found.ranking == ()
+    assert frontend_find("sample_once", [A], 0, Scripted(A=[None])).ranking == ()

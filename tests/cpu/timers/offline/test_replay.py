@@ -146,8 +146,6 @@ def test_the_first_run_loads_the_kernel(forum: Recording) -> None:
     timer = ReplayTimer(forum)
     first, second = timer.run([Batch(built(timer)["64x64"])] * 2)
     screened = forum.candidates[columns(forum)["64x64"]]
-    assert screened.first_run_ms is not None
-    assert screened.warm_ms is not None
     assert first.loading_ms == pytest.approx(screened.first_run_ms - screened.warm_ms)
     assert second.loading_ms == 0
     assert first.time_ms == pytest.approx(second.time_ms, rel=0.1)
@@ -337,8 +335,7 @@ def test_what_did_not_build_or_run_does_not_in_a_replay(recordings: dict[str, Re
     assert "too-large" not in candidates
     (sample,) = timer.run([Batch(candidates["does-not-run"])])
     assert (sample.time_ms, sample.error) == (math.inf, "CUDNN_STATUS_EXECUTION_FAILED")
-    found = timer.frontend_find("sample_once", [candidates["does-not-run"]], 0)
-    assert found.ranking == ()
+    assert timer.frontend_find("sample_once", [candidates["does-not-run"]], 0).ranking == ()
     assert timer.runnable([candidate("unknown")]) == []
 
 
@@ -387,7 +384,6 @@ def test_what_no_heuristic_lists_is_recorded_and_replayed(tmp_path: Path) -> Non
     assert timer.truth("burst") == pytest.approx(live.truth("burst"), rel=1e-3)
     assert timer.truth("sustained") == pytest.approx(live.truth("sustained"), rel=1e-3)
     selection = sampling.get("race").select(timer.candidates, timer, Limits())
-    assert selection is not None
     assert selection.winner.candidate == kernel
     assert {MATMUL, ATEN} <= {timed.candidate for timed in selection.ranking}
     assert timer.elapsed_ms() > 300, "it was compiled"
@@ -450,7 +446,6 @@ def test_one_that_failed_half_way_is_neither_true_nor_taken(tmp_path: Path) -> N
     for mode in ("race", "auto"):
         timer = ReplayTimer(recording, 1)
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
-        assert selection is not None
         assert selection.winner.candidate.text == "b", mode
 
 
@@ -502,9 +497,7 @@ def test_a_recording_in_which_nothing_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "message"),
-    [
-        (Batch(candidate("unknown")), "'unknown' is not runnable, or was not built"),
-    ],
+    [(Batch(candidate("unknown")), "'unknown' is not runnable, or was not built")],
 )
 def test_bad_batches(forum: Recording, batch: Batch, message: str) -> None:
     timer = ReplayTimer(forum)
