@@ -404,7 +404,7 @@ def test_what_failed_on_a_gpu_is_told(modules: None, tmp_path: Path) -> None:
     tests = "import pytest\n\ndef test_fails():\n    assert 1 == 2\n\ndef test_passes(): pass\n\n"
     tests += "@pytest.mark.skip(reason='why')\ndef test_is_skipped(): pass\n"
     (tmp_path / "test_some.py").write_text(tests)
-    options = SimpleNamespace(log=tmp_path / "log", workers=1)
+    options = SimpleNamespace(log=tmp_path / "log", workers=2)
     code, found = junit.run([str(tmp_path)], options)  # type: ignore[arg-type]
     assert code == pytest.ExitCode.TESTS_FAILED
     assert "test_fails" in (tmp_path / "log").read_text()

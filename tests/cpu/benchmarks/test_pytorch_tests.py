@@ -46,16 +46,13 @@ class TestAlone(NNTestCase):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_only_fails_under_enable_needs_a_reason(
-    workers: int, modules: None, tmp_path: Path
-) -> None:
+def test_what_only_fails_under_enable_needs_a_reason(modules: None, tmp_path: Path) -> None:
     path = tmp_path / "checkout" / "test" / "nn" / "test_convolution.py"
     path.parent.mkdir(parents=True)
     path.write_text(TESTS)
     options = ("--device", "cpu", "--sampling", "heuristic", "--checkout", tmp_path / "checkout")
     files = ("--json", tmp_path / "it.json", "--log", tmp_path / "log")
-    assert main("pytorch_tests", *options, *files, "--workers", workers) == 1
+    assert main("pytorch_tests", *options, *files) == 1
     results = json.loads((tmp_path / "it.json").read_text())["results"]
     assert results["problems"] == 0
     assert results["fallbacks"] == {}
