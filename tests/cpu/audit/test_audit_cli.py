@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 from recorder import record, save
 from strategies import BUILT_IN_MODES
-from subprocesses import evaluate_forked, python
+from subprocesses import evaluate_forked, python_forked
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
@@ -236,13 +234,13 @@ def test_a_file_that_cannot_be_written_is_known_beforehand(
 
 def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Runs the command where every file that it makes stays empty."""
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
-        "from cudnn_autotune_cli import main;"
+    return python_forked(
+        "import os, resource, sys; sys.dont_write_bytecode = True\n"
+        f"os.environ['MPLCONFIGDIR'] = {str(folder)!r}\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "from cudnn_autotune_cli import main\n"
         f"main({[str(argument) for argument in arguments]!r})"
     )
-    tests = os.pathsep.join(path for path in sys.path if path)
-    return python("-B", "-c", code, env={"MPLCONFIGDIR": str(folder), "PYTHONPATH": tests})
 
 
 @pytest.mark.basic(1)

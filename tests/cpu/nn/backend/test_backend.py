@@ -140,8 +140,8 @@ def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: to
     assert [group.text for group in last().fused] == [text.format("elu(1)") for text in TEXTS]
 
 
-@pytest.mark.parametrize("freezing", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.basic(1)
+@pytest.mark.parametrize(("dtype", "freezing"), [(torch.float32, True), (torch.float16, False)])
 def test_a_scaled_branch_is_added_to_its_residual(dtype: torch.dtype, freezing: bool) -> None:
     """ESRGAN has such branches."""
 
@@ -707,6 +707,7 @@ class TestLayout:
         assert len(layouts) == 5
         assert all(strides.split(", ")[1:] == ["1", channels] for channels, strides in layouts)
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("dims", [1, 3])
     def test_a_graph_of_half_types_is_in_channels_last_without_a_word(
         self, dims: int, monkeypatch: pytest.MonkeyPatch
@@ -724,6 +725,7 @@ class TestLayout:
         assert output.is_contiguous()
         assert formats == [torch.channels_last if dims == 1 else torch.channels_last_3d] * 2
 
+    @pytest.mark.basic(3)
     @pytest.mark.parametrize(
         ("module", "favoured"),
         [
@@ -784,6 +786,7 @@ class TestLayout:
             assert output.stride() == expected.stride()
         assert last().chosen == "cudnn_autotune, contiguous"
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("dims", [1, 2])
     def test_convolutions_of_a_converted_model(
         self, dims: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch

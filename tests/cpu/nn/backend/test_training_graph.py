@@ -55,7 +55,7 @@ def check(model: nn.Module, call: Any, inputs: Sequence[Tensor]) -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("make", [Residual, Projected, SqueezeExcite])
-@pytest.mark.basic(4)
+@pytest.mark.basic(2)
 def test_a_model_trains_as_it_does(
     make: Callable[[], nn.Module], layout: torch.memory_format
 ) -> None:
@@ -102,6 +102,7 @@ def test_the_backward_adds_the_gradients_of_a_residual_block() -> None:
     assert backward.count("cpp_fused_add") == 1  # for the input
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("forced", [False, True])
 def test_norms_compute_in_the_layout_of_the_convolutions(forced: bool) -> None:
     options = {"force_layout_optimization": True} if forced else {"layout_optimization": False}
@@ -132,16 +133,23 @@ def saved_bytes(call: Callable[[Tensor], Tensor], input: Tensor, model: nn.Modul
     return sum(kept.values())
 
 
+def kept_bytes(model: nn.Module, input: Tensor) -> dict[str, int]:
+    """The bytes of :func:`saved_bytes`, by whether norms are operators."""
+    kept = {}
+    for norms in ("never", "always"):
+        torch._dynamo.reset()
+        kept[norms] = saved_bytes(compiled(model, norms=norms), input, model)
+    return kept
+
+
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("make", [Residual, Projected, SqueezeExcite, Dense])
 def test_no_more_is_kept_for_the_backward(make: Callable[[], nn.Module]) -> None:
     model = nn.Sequential(make(), nn.Conv2d(16 if make is Dense else 12, 8, 1))
     if make in (Residual, SqueezeExcite):
         model = nn.Sequential(make(), nn.Conv2d(8, 8, 1))
     input = torch.randn(4, 8, 16, 16)
-    kept = {}
-    for norms in ("never", "always"):
-        torch._dynamo.reset()
-        kept[norms] = saved_bytes(compiled(model, norms=norms), input, model)
+    kept = kept_bytes(model, input)
     # Statistics of a channel may be kept in one more form.
     assert kept["always"] <= kept["never"] + 1024, kept
 
@@ -150,10 +158,7 @@ def test_a_mask_is_all_that_is_kept_beside_what_pytorch_keeps() -> None:
     """The output is kept as the next convolution's input; its sixteenth is the mask."""
     model = nn.Sequential(Residual(), nn.Conv2d(8, 8, 1)).to(memory_format=torch.channels_last)
     input = torch.randn(4, 8, 16, 16).to(memory_format=torch.channels_last)
-    kept = {}
-    for norms in ("never", "always"):
-        torch._dynamo.reset()
-        kept[norms] = saved_bytes(compiled(model, norms=norms), input, model)
+    kept = kept_bytes(model, input)
     assert kept["always"] <= kept["never"] + input.nbytes // 16 + 1024, kept
 
 
@@ -273,6 +278,7 @@ class TestMeasured:
         output.sum().backward()
         assert len(calls) == len(list(model.parameters()))
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("loser", [OURS, WITHOUT_NORMS])
     def test_either_may_win(self, loser: str, monkeypatch: pytest.MonkeyPatch) -> None:
         compare = compiled_graph.compare
@@ -329,6 +335,7 @@ class TestMeasured:
         check(model, compiled(model, norms="measure"), data(4, 8, 6, 5))
         assert last().note == "not compared: there was not enough memory"
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("norms", ["measure", "always"])
     def test_where_they_cannot_be_compiled_norms_are_pytorchs(
         self, norms: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -17,7 +17,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from made_up_plans import plan_of
-from subprocesses import evaluate_forked, python
+from subprocesses import evaluate_forked, python_forked
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
@@ -129,7 +129,7 @@ assert torch.equal(y, before) and y.grad_fn.name() == before.grad_fn.name()
 assert ca.fallbacks() == {}
 print("as before")
 """
-    done = python("-c", code)
+    done = python_forked(code)
     assert done.stdout == "as before\n", done.stderr
     assert "registered kernel" not in done.stderr
 
