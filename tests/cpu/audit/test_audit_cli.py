@@ -10,30 +10,16 @@ from typing import Any
 import pytest
 import simulation
 import torch
-from click.testing import CliRunner, Result
 from recorder import record, save
+from stored import refused, run
 from strategies import BUILT_IN_MODES
 from subprocesses import evaluate_forked, python_forked
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.cli.commands import audit
-from cudnn_autotune_cli import main
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-
-
-def run(*arguments: str | Path | int) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def refused(*arguments: str | Path | int) -> str:
-    """Returns what is printed of input that is not allowed: no traceback, exit status 2."""
-    done = run(*arguments)
-    assert done.exit_code == 2, done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit)
-    # Boxes and line breaks out of the way.
-    return " ".join(done.output.split())
 
 
 def read(path: Path) -> dict[str, Any]:
