@@ -64,11 +64,11 @@ def test_a_training_step_in_each_way_that_a_cpu_has() -> None:
             "OutOfMemoryError: CUDA out of memory. Tried to allocate",
             marks=pytest.mark.slow,
         ),
-        pytest.param(compared_models.Hangs, "no answer within 6 s", marks=pytest.mark.slow),
+        pytest.param(compared_models.Hangs, "no answer within 15 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_way_that_fails_says_why_and_the_others_stay(model: type[nn.Module], reason: str) -> None:
-    rows = compared(model().eval(), "eager", "channels_last", time_limit_s=6)
+    rows = compared(model().eval(), "eager", "channels_last", time_limit_s=15)
     assert rows["eager"].step_ms is not None
     assert rows["eager"].output_error == 0
     assert rows["channels_last"].step_ms is None

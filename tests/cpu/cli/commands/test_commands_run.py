@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from decisions import decision, selection, timed
+from stored import refused
 from subprocesses import python, python_forked
 
 from cudnn_autotune.cli.commands.run import summary
@@ -88,8 +89,6 @@ def test_only_the_first_rank_says_what_was_tuned(folder: Path) -> None:
 
 
 def test_bad_arguments_are_named(folder: Path) -> None:
-    from stored import refused
-
     assert "'SCRIPT': 'lost.py' does not exist" in refused("run", "lost.py")
     assert "'--sampling': 'fast' is not one of" in refused(
         "run", "--sampling", "fast", folder / "script.py"
