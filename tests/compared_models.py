@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,15 @@ class Hangs(Net):
         time.sleep(600)
 
 
-class Draws(Net):
+class Here(Net):
+    """Cannot be sent to a process, so that it is measured in the caller's, which is quicker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local = lambda x: x
+
+
+class Draws(Here):
     """Its steps are not comparable."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -61,12 +70,12 @@ class Moves(Net):
         return {"y": super().forward(x)["y"] * self.calls}
 
 
-class Fails(Net):
+class Fails(Here):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         raise ValueError(f"no such size: {tuple(x.shape)}")
 
 
-class Overflows(nn.Module):
+class Overflows(Here):
     """Its outputs are infinite in float16 alone."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,15 +89,20 @@ class SaysTF32(nn.Module):
         raise ValueError(f"allow_tf32 is {torch.backends.cudnn.allow_tf32}")
 
 
-class SaysSettings(nn.Module):
-    """Fails with the settings that its process has."""
+class SaysSettings(nn.Conv2d):
+    """Writes the settings of the last process that runs it into a file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(3, 4, 3)
+        self.path = path
 
     def forward(self, x: Tensor) -> Tensor:
         of = torch.backends
         precisions = of.cudnn.conv.fp32_precision, of.cuda.matmul.fp32_precision
         rest = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
         rest += (getattr(of.cudnn, "depthwise_kernel", "native"),)  # torch 2.14 and later have it
-        raise ValueError(f"settings: {(*precisions, *rest)}")
+        Path(self.path).write_text(str((*precisions, *rest)))
+        return super().forward(x)
 
 
 class Greedy(Net):

@@ -32,7 +32,7 @@ if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
     # Inductor would start as many helper processes as there are cores, for each process.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-from benchmark_scripts import BENCHMARKS, dry_runs_into  # imports the package, as the next do
+from benchmark_scripts import dry_runs_into  # imports the package, as the next do
 from served_on_cpu import served_on_cpu
 
 import cudnn_autotune as ca
@@ -176,9 +176,3 @@ def dry_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     scripts = request.module.DRY_RUNS
     dry_runs_into(folder, scripts, tells="DRY RUN")
     return folder
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmark scripts' own modules can be imported in this test."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))

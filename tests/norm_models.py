@@ -179,6 +179,39 @@ def errors(actual: Steps, expected: Steps) -> dict[str, float]:
     return {kind: max(relative_error(*pair) for pair in some) for kind, some in pairs.items()}
 
 
+def check_steps(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    prepare: Callable[[nn.Module], Any],
+    autocast: bool = False,
+) -> None:
+    """Trains what ``prepare`` makes of a model, and holds it to PyTorch's errors from float64.
+
+    Args:
+        model: has the parameters, also those of what ``prepare`` returns.
+        inputs: one for each step.
+        prepare: returns what is called in the place of the model.
+        autocast: whether forwards, but those in float64, run under autocast to bfloat16.
+    """
+    theirs, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+
+    def forward(call: Any) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                output: Tensor = call(x)
+            return output
+
+        return run
+
+    steps = train(forward(prepare(model)), inputs, of=model)
+    expected = train(exact, [given.double() for given in inputs])
+    ours = errors(steps, expected)
+    eager = errors(train(forward(theirs), inputs, of=theirs), expected)
+    for kind, error in ours.items():
+        allowed = 1.5 * eager[kind] if autocast else 3 * eager[kind] + 2e-6
+        assert error <= allowed, (kind, ours, eager)
+
+
 def overall_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The relative error of all tensors together."""
     one, other = (

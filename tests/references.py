@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from fused_cases import FUNCTIONS
@@ -48,6 +52,15 @@ def assert_close(actual: Tensor, expected: Tensor, allowed: float, what: str = "
         f"{what}: relative error {error:.3g}, allowed {allowed:.3g}; "
         f"shapes {tuple(actual.shape)} and {tuple(expected.shape)}"
     )
+
+
+def error_of(
+    function: Callable[..., Any], *arguments: Any, **keywords: Any
+) -> tuple[type[BaseException], str]:
+    """Returns the type and the text of the error that a call must raise."""
+    with pytest.raises(Exception) as error:
+        function(*arguments, **keywords)
+    return error.type, str(error.value)
 
 
 def pad_pairs(padding: tuple[int, ...], dims: int) -> list[int]:

@@ -1,15 +1,7 @@
-"""A process that trains a converted norm with the store of its environment, on a CPU as on a GPU.
-
-    python stored_norms.py FASTEST SIDE...
-
-FASTEST is what seems the fastest where anything is timed; a SIDE is that of an image. Prints as
-JSON for each side what was chosen and its source, and how often anything was timed.
-"""
+"""What is chosen for converted norms that are trained with a store, on a CPU as on a GPU."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +16,15 @@ from cudnn_autotune.nn import norm_choices, norm_measuring
 
 
 def trained(fastest: str, sides: Sequence[int]) -> dict[str, Any]:
-    """Calls a new norm with images of these sides. Returns what the module says that it prints."""
+    """Calls a new norm with images of these sides.
+
+    Args:
+        fastest: what seems the fastest where anything is timed.
+        sides: lengths of the images' sides.
+
+    Returns:
+        ``chosen``: what was chosen for each side, and its source; ``timed``: how often any was.
+    """
     timed = 0
 
     def in_turns(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -40,7 +40,3 @@ def trained(fastest: str, sides: Sequence[int]) -> dict[str, Any]:
             model(torch.randn(4, 8, side, side))
         choices = norm_choices.choices_of(model[0])
     return {"chosen": [[one.chosen, one.source] for one in choices], "timed": timed}
-
-
-if __name__ == "__main__":
-    print(json.dumps(trained(sys.argv[1], [*map(int, sys.argv[2:])])))

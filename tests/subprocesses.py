@@ -74,12 +74,13 @@ def forked(work: Callable[[], object]) -> int:
     return child
 
 
-def evaluate_forked(code: str) -> str:
-    """As :func:`evaluate`, in a process that has the imports of :func:`fork_server` behind it, for
-    code that does not ask in which order, or with which variables, they were made."""
+def python_forked(code: str, cwd: str | Path | None = None) -> subprocess.CompletedProcess[str]:
+    """As ``python("-c", code)``, in a process that has the imports of :func:`fork_server` behind
+    it, for code that does not ask in which order, or with which variables, they were made. What
+    ``atexit`` knows is not called."""
     context = fork_server()
     (out, to_out), (error, to_error) = context.Pipe(duplex=False), context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(code, to_out, to_error))
+    process = context.Process(target=_run, args=(code, cwd or PACKAGE_PARENT, to_out, to_error))
     process.start()
     to_out.close()
     to_error.close()
@@ -89,8 +90,15 @@ def evaluate_forked(code: str) -> str:
         printed, complaints = threads.map(_read, (out, error))
     process.join()
     ending.cancel()
-    assert process.exitcode == 0, complaints
-    return printed.strip()
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess(["-c", code], process.exitcode, printed, complaints)
+
+
+def evaluate_forked(code: str) -> str:
+    """As :func:`evaluate`, in a process of :func:`python_forked`."""
+    done = python_forked(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def _read(pipe: Connection) -> str:
@@ -98,10 +106,12 @@ def _read(pipe: Connection) -> str:
         return stream.read()
 
 
-def _run(code: str, out: Connection, error: Connection) -> None:
+def _run(code: str, folder: str | Path, out: Connection, error: Connection) -> None:
     """The streams are pipes and no files, which the code may forbid to grow."""
     for pipe, number in ((out, 1), (error, 2)):
         os.dup2(pipe.fileno(), number)
         pipe.close()
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+    os.chdir(folder)
+    sys.path.insert(0, "")
     exec(compile(code, "<code of a test>", "exec"), {"__name__": "__main__"})

@@ -11,14 +11,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from documents import snippets
+from filelock import FileLock
 from stored import H200, decisions, fill, succeeded
 from subprocesses import python
 from torch.utils._pytree import tree_leaves
@@ -54,59 +56,107 @@ if os.environ.get("RANK", "0") == "0":
     package = sys.modules.get("cudnn_autotune")
     served = [len(package.conversion(model).served) for model in models] if package else []
     tuned = len(package.choices()) if package else 0
-    torch.save({"found": found, "served": sum(served), "tuned": tuned}, sys.argv[1])
+    torch.save({"found": found, "served": sum(served), "tuned": tuned}, "numbers.pt")
 """
 SEED = "import torch; torch.manual_seed(0)\n"
 
 
-@pytest.fixture
-def provided(tmp_path: Path) -> Callable[[dict[str, str]], dict[str, str]]:
-    """Returns the environment variables with which the packages can be imported. Those that are not
-    here, and what they need beside what is, are installed into a temporary folder."""
+def absent(packages: dict[str, str]) -> dict[str, str]:
+    return {name: of for name, of in packages.items() if importlib.util.find_spec(name) is None}
+
+
+def install(packages: Iterable[str], folder: Path) -> str:
+    """Installs packages, and what they need beside what is here, into a folder. Returns what pip
+    complains of, and leaves the folder empty then."""
 
     def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = (sys.executable, "-m", "pip", "install", "--quiet", *arguments)
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
+    folder.mkdir()
+    here, plan = folder.with_suffix(".txt"), folder.with_suffix(".json")
+    versions = {found.metadata["Name"]: found.version for found in metadata.distributions()}
+    versions.pop("cudnn-autotune", None)
+    here.write_text("".join(f"{name}=={of}\n" for name, of in versions.items()))
+    # Told first and then installed without dependencies: pip would remove from this environment
+    # what it replaces.
+    done = pip("--dry-run", "--report", str(plan), "--constraint", str(here), *packages)
+    if not done.returncode:
+        new = [one["metadata"] for one in json.loads(plan.read_text())["install"]]
+        pinned = [f"{one['name']}=={one['version']}" for one in new]
+        # Most of their files are never imported.
+        done = pip("--no-deps", "--no-compile", "--target", str(folder), *pinned)
+    errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
+    return (errors or ["no error is named"])[-1] if done.returncode else ""
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the packages of all recipes, which the first process that asks installs; empty
+    if they cannot be installed together."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "packages"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            every = {name: of for recipe in PACKAGES.values() for name, of in recipe.items()}
+            install(absent(every | NOTEBOOK).values(), folder)
+    return folder
+
+
+@pytest.fixture
+def provided(together: Path, tmp_path: Path) -> Callable[[dict[str, str]], dict[str, str]]:
+    """Returns the environment variables with which the packages can be imported."""
+
     def provided(packages: dict[str, str]) -> dict[str, str]:
-        missing = [packages[name] for name in packages if importlib.util.find_spec(name) is None]
-        if not missing:
-            return {}
-        here = tmp_path / "here.txt"
-        versions = {found.metadata["Name"]: found.version for found in metadata.distributions()}
-        versions.pop("cudnn-autotune", None)
-        here.write_text("".join(f"{name}=={of}\n" for name, of in versions.items()))
-        # Told first and then installed without dependencies: pip would remove from this environment
-        # what it replaces.
-        plan, folder = tmp_path / "plan.json", tmp_path / "packages"
-        constraint = ("--constraint", str(here))
-        done = pip("--dry-run", "--report", str(plan), *constraint, *missing)
-        if not done.returncode:
-            new = [one["metadata"] for one in json.loads(plan.read_text())["install"]]
-            pinned = [f"{one['name']}=={one['version']}" for one in new]
-            done = pip("--no-deps", "--target", str(folder), *pinned)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
-            reason = (errors or ["no error is named"])[-1]
-            pytest.skip(f"pip cannot install {' '.join(missing)}: {reason}")
-        return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+        missing = absent(packages)
+        folder = together
+        if not all(PathFinder.find_spec(name, [str(folder)]) for name in missing):
+            folder = tmp_path / "packages"
+            if error := install(missing.values(), folder):
+                pytest.skip(f"pip cannot install {' '.join(missing.values())}: {error}")
+        return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])} if missing else {}
 
     return provided
 
 
-def run(snippet: str, folder: Path, ranks: int, environment: dict[str, str]) -> dict[str, Any]:
-    folder.mkdir()
-    (folder / "recipe.py").write_text(SEED + snippet + ENDING)
+# Runs programs one after the other, each in a folder and a process of its own, with one import of
+# what all of them import.
+FORKS = """
+import os, runpy, sys
+IMPORTS
+for name in sys.argv[1:]:
+    if child := os.fork():
+        if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            sys.exit(f"{name} ended with {status}")
+    else:
+        os.chdir(name)
+        runpy.run_path("recipe.py", run_name="__main__")
+        break
+"""
+
+
+def run(
+    snippets: dict[str, str], folder: Path, ranks: int, environment: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Runs snippets by name, and returns the numbers of each."""
+    for name, snippet in snippets.items():
+        (folder / name).mkdir()
+        (folder / name / "recipe.py").write_text(SEED + snippet + ENDING)
+    lines = [set(snippet.splitlines()) for snippet in snippets.values()]
+    common = [
+        line
+        for line in next(iter(snippets.values())).splitlines()
+        if line.startswith(("import ", "from ")) and all(line in some for some in lines)
+    ]
+    (folder / "forks.py").write_text(FORKS.replace("IMPORTS", "\n".join(common)))
+    variables = {**environment, "YOLO_CONFIG_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    done = python(
-        *(launcher if ranks > 1 else ()),
-        *("recipe.py", "numbers.pt"),
-        cwd=folder,
-        env={**environment, "YOLO_CONFIG_DIR": str(folder), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    numbers: dict[str, Any] = torch.load(folder / "numbers.pt", weights_only=False)
-    return numbers
+    # A launcher's store keeps the addresses of the program before, so it serves one.
+    for names in [[name] for name in snippets] if ranks > 1 else [list(snippets)]:
+        command = (*(launcher if ranks > 1 else ()), "forks.py", *names)
+        done = python(*command, cwd=folder, env=variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return [torch.load(folder / name / "numbers.pt", weights_only=False) for name in snippets]
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -134,9 +184,8 @@ def test_a_recipe_is_its_program_without_this_package(
     added = [line for line in text.splitlines() if "cudnn_autotune" in line]
     plain = "".join(f"{line}\n" for line in text.splitlines() if line not in added)
     environment = provided(PACKAGES[name])
-    ranks = RANKS.get(name, 1)
-    ours = run(text, tmp_path / "ours", ranks, environment)
-    theirs = run(plain, tmp_path / "plain", ranks, environment)
+    programs = {"plain": plain, "ours": text}
+    theirs, ours = run(programs, tmp_path, RANKS.get(name, 1), environment)
     assert theirs["served"] == theirs["tuned"] == 0
     assert ours["found"].keys() == theirs["found"].keys()
     assert_same(ours["found"], theirs["found"])

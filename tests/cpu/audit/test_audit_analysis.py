@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -354,49 +356,39 @@ def tree() -> dict[str, Any]:
     return found
 
 
-def broken(change: str) -> dict[str, Any]:
-    data = tree()
-    if change == "other format":
-        data["format"] = "something else"
-    elif change == "other version":
-        data["version"] = 99
-    elif change == "missing field":
-        del data["kind"]
-    elif change == "unknown field":
-        data["picks"]["auto"]["1"]["case0"]["colour"] = "blue"
-    elif change == "text for a number":
-        data["picks"]["auto"]["1"]["case0"]["tuning_ms"] = "fast"
-    elif change == "null for a number":
-        data["oracle"]["case0"]["truths"][BURST_COLD]["times_ms"]["a"] = None
-    elif change == "negative time":
-        data["oracle"]["case0"]["truths"][BURST_COLD]["times_ms"]["a"] = -1.0
-    elif change == "no time at all":
-        data["oracle"]["case0"]["truths"][BURST_COLD]["times_ms"]["a"] = 0.0
-    elif change == "no candidate":
-        data["oracle"]["case0"]["truths"][BURST_COLD] = {"times_ms": {}}
-    elif change == "list for an object":
-        data["oracle"] = []
-    return data
+PICK = ["picks", "auto", "1", "case0"]
+TRUTH = ["oracle", "case0", "truths", BURST_COLD]
+OF_A = [*TRUTH, "times_ms", "a"]
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("place", "value", "message"),
     [
-        ("other format", "not a record"),
-        ("other version", "version: this package reads 1, the record has 99"),
-        ("missing field", "record.kind: is missing"),
-        ("unknown field", "record.picks.auto.1.case0.colour: is not a known field"),
-        ("text for a number", "record.picks.auto.1.case0.tuning_ms: must be a number from 0"),
-        ("null for a number", "times_ms.a: must be a number from 0 to 1e+15, got None"),
-        ("list for an object", "record.oracle: must be an object"),
-        ("negative time", "times_ms.a: must be a number from 0 to 1e+15, got -1.0"),
-        ("no time at all", "truths.burst cold: times_ms.a must be above 0, got 0.0"),
-        ("no candidate", "truths.burst cold: times_ms must not be empty"),
+        (["format"], "something else", "not a record"),
+        (["version"], 99, "version: this package reads 1, the record has 99"),
+        (["kind"], None, "record.kind: is missing"),
+        ([*PICK, "colour"], "blue", "record.picks.auto.1.case0.colour: is not a known field"),
+        ([*PICK, "tuning_ms"], "fast", "picks.auto.1.case0.tuning_ms: must be a number from 0"),
+        (OF_A, "null", "times_ms.a: must be a number from 0 to 1e+15, got None"),
+        (["oracle"], [], "record.oracle: must be an object"),
+        (OF_A, -1.0, "times_ms.a: must be a number from 0 to 1e+15, got -1.0"),
+        (OF_A, 0.0, "truths.burst cold: times_ms.a must be above 0, got 0.0"),
+        (TRUTH, {"times_ms": {}}, "truths.burst cold: times_ms must not be empty"),
     ],
 )
-def test_malformed_records_are_refused(tmp_path: Path, change: str, message: str) -> None:
+def test_malformed_records_are_refused(
+    tmp_path: Path, place: list[str], value: Any, message: str
+) -> None:
+    """None: the field is missing."""
+    data = tree()
+    *names, last = place
+    holder = functools.reduce(operator.getitem, names, data)
+    if value is None:
+        del holder[last]
+    else:
+        holder[last] = None if value == "null" else value
     path = tmp_path / "record.json"
-    path.write_text(json.dumps(broken(change)))
+    path.write_text(json.dumps(data))
     with pytest.raises(ValueError) as raised:
         record_file.load(path)
     assert message in str(raised.value)

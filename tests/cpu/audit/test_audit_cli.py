@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import simulation
 import torch
-from click.testing import CliRunner, Result
 from recorder import record, save
+from stored import refused, run
 from strategies import BUILT_IN_MODES
-from subprocesses import evaluate_forked, python
+from subprocesses import evaluate_forked, python_forked
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.cli.commands import audit
-from cudnn_autotune_cli import main
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-
-
-def run(*arguments: str | Path | int) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def refused(*arguments: str | Path | int) -> str:
-    """Returns what is printed of input that is not allowed: no traceback, exit status 2."""
-    done = run(*arguments)
-    assert done.exit_code == 2, done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit)
-    # Boxes and line breaks out of the way.
-    return " ".join(done.output.split())
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -236,13 +220,13 @@ def test_a_file_that_cannot_be_written_is_known_beforehand(
 
 def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Runs the command where every file that it makes stays empty."""
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
-        "from cudnn_autotune_cli import main;"
+    return python_forked(
+        "import os, resource, sys; sys.dont_write_bytecode = True\n"
+        f"os.environ['MPLCONFIGDIR'] = {str(folder)!r}\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "from cudnn_autotune_cli import main\n"
         f"main({[str(argument) for argument in arguments]!r})"
     )
-    tests = os.pathsep.join(path for path in sys.path if path)
-    return python("-B", "-c", code, env={"MPLCONFIGDIR": str(folder), "PYTHONPATH": tests})
 
 
 @pytest.mark.basic(1)

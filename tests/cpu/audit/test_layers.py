@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,41 +91,25 @@ def test_directions(cases: list[Case]) -> None:
         assert {case.op for case in own} == expected, layer
 
 
-@pytest.mark.parametrize(
-    ("kind", "least"),
-    [
-        ("1x1", 8),
-        ("5x5", 2),
-        ("7x7", 2),
-        ("strided", 8),
-        ("depthwise", 6),
-        ("grouped", 2),
-        ("dilated", 3),
-        ("3-d", 5),
-        ("first", 4),
-        ("batch of 16 to 128", 30),
-        ("batch of 1 to 8", 15),
-    ],
-)
-def test_variety(cases: list[Case], kind: str, least: int) -> None:
-    def is_of_kind(case: Case) -> bool:
-        problem = case.problem()
-        kernel, channels = problem.weight_shape[2:], problem.input_shape[1]
-        return {
-            "1x1": set(kernel) == {1},
-            "5x5": kernel == (5, 5),
-            "7x7": kernel == (7, 7),
-            "strided": max(problem.stride) > 1,
-            "depthwise": problem.groups == channels,
-            "grouped": 1 < problem.groups < channels,
-            "dilated": max(problem.dilation) > 1,
-            "3-d": problem.spatial_dims == 3,
-            "first": channels == 3,
-            "batch of 16 to 128": 16 <= problem.input_shape[0] <= 128,
-            "batch of 1 to 8": 1 <= problem.input_shape[0] <= 8,
-        }[kind]
+KINDS: dict[str, tuple[int, Callable[[ca.ConvProblem], bool]]] = {
+    "1x1": (8, lambda p: set(p.weight_shape[2:]) == {1}),
+    "5x5": (2, lambda p: p.weight_shape[2:] == (5, 5)),
+    "7x7": (2, lambda p: p.weight_shape[2:] == (7, 7)),
+    "strided": (8, lambda p: max(p.stride) > 1),
+    "depthwise": (6, lambda p: p.groups == p.input_shape[1]),
+    "grouped": (2, lambda p: 1 < p.groups < p.input_shape[1]),
+    "dilated": (3, lambda p: max(p.dilation) > 1),
+    "3-d": (5, lambda p: p.spatial_dims == 3),
+    "first": (4, lambda p: p.input_shape[1] == 3),
+    "batch of 16 to 128": (30, lambda p: 16 <= p.input_shape[0] <= 128),
+    "batch of 1 to 8": (15, lambda p: 1 <= p.input_shape[0] <= 8),
+}
 
-    assert len({case.layer for case in cases if is_of_kind(case)}) >= least
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_variety(cases: list[Case], kind: str) -> None:
+    least, is_of_kind = KINDS[kind]
+    assert len({case.layer for case in cases if is_of_kind(case.problem())}) >= least
 
 
 def test_aspp_has_its_three_dilations(cases: list[Case]) -> None:

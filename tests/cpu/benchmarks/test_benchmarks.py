@@ -10,9 +10,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gpu_tests
+import kernels
+import memory_errors
 import pytest
 import torch
 from benchmark_scripts import BENCHMARKS, main, record, run, whole_record
+from common import investigation, junit, numbers, workers
+from online_mode.convergence import judged, outcomes
+from online_mode.overhead import compared
+from online_mode.report import missed_table
+from rank_tuning import launch as rank_launch
+from rank_tuning.report import agree, is_tuned_once, rows, speedup, tables
+from warm_processes.modes import DEFAULT, MODES, plan, warm_up_order
+from warm_processes.report import ratio
+
+from cudnn_autotune.audit.layers import load
 
 DRY_RUNS = {
     "auto_against_pytorch": "--layers 6",
@@ -24,7 +37,7 @@ SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "audit_layers"])
-def test_help(modules: None, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(script, "--help") == 0
     assert f"python benchmarks/{script}.py" in capsys.readouterr().out
 
@@ -42,7 +55,7 @@ def test_help(modules: None, script: str, capsys: pytest.CaptureFixture[str]) ->
         "new_sizes",
     ],
 )
-def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
+def test_what_needs_a_gpu_says_so(script: str) -> None:
     """The default cases are known: they are read before."""
     assert main(script) == f"{script}.py needs a CUDA GPU, and there is none here"
 
@@ -76,7 +89,6 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
     ],
 )
 def test_bad_options_are_named(
-    modules: None,
     script: str,
     arguments: tuple[str, ...],
     named: str,
@@ -88,9 +100,7 @@ def test_bad_options_are_named(
 
 
 @pytest.mark.parametrize("script", DRY_RUNS)
-def test_a_dry_run_is_not_recorded_under_results(
-    modules: None, tmp_path: Path, script: str
-) -> None:
+def test_a_dry_run_is_not_recorded_under_results(tmp_path: Path, script: str) -> None:
     path = tmp_path / "results" / "cpu" / "record.json"
     assert "dry run" in str(main(script, "--device", "cpu", "--json", path))
     assert not path.exists()
@@ -101,9 +111,7 @@ def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
     whole_record(dry_runs, script)
 
 
-def test_memory_errors_are_told_with_what_ran(modules: None) -> None:
-    import memory_errors
-
+def test_memory_errors_are_told_with_what_ran() -> None:
     lines = ["========= COMPUTE-SANITIZER", "case: plain", "candidate: dgrad eng1"]
     lines += ["========= Invalid __global__ write of size 2", "=========     at kernel+0x10"]
     lines += ["case: grouped", "========= ERROR SUMMARY: 1 error"]
@@ -171,9 +179,7 @@ def test_warm_start_has_a_process_of_each_mode(dry_runs: Path) -> None:
 # ---- how figures are made -------------------------------------------------------------------
 
 
-def test_statistics(modules: None) -> None:
-    from common import numbers
-
+def test_statistics() -> None:
     assert numbers.geometric_mean([1, 4]) == pytest.approx(2)
     assert numbers.quantile([1, 2, 3, 4], 0.5) == pytest.approx(2.5)
     assert numbers.quantile([5], 0.95) == 5
@@ -183,11 +189,7 @@ def test_statistics(modules: None) -> None:
     assert numbers.significant(math.nan) is None
 
 
-def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(
-    modules: None, tmp_path: Path
-) -> None:
-    from common import workers
-
+def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(
         "import json, os, sys, time\n"
@@ -205,9 +207,7 @@ def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(
         os.kill(worker.pid, 0)
 
 
-def test_warm_starts_ratios_are_those_of_medians(modules: None) -> None:
-    from warm_processes.report import ratio
-
+def test_warm_starts_ratios_are_those_of_medians() -> None:
     def process(mode: str, ms: float) -> dict[str, object]:
         return {"mode": mode, "both_ms": ms}
 
@@ -218,9 +218,7 @@ def test_warm_starts_ratios_are_those_of_medians(modules: None) -> None:
     assert ratio(found, "pytorch_off", "both_ms") is None
 
 
-def test_warm_start_fills_stores_before_they_are_used(modules: None) -> None:
-    from warm_processes.modes import MODES, plan
-
+def test_warm_start_fills_stores_before_they_are_used() -> None:
     runs = plan(list(MODES), runs=3)
     assert len(runs) == 3 * len(MODES)
     modes = list(runs.values())
@@ -231,17 +229,13 @@ def test_warm_start_fills_stores_before_they_are_used(modules: None) -> None:
     assert [mode for name, mode in runs.items() if name.endswith(":1")][-1] == "heuristic"
 
 
-def test_warm_start_meets_shapes_with_benchmark_on_first(modules: None) -> None:
+def test_warm_start_meets_shapes_with_benchmark_on_first() -> None:
     """The other way round, benchmark would have no effect on shapes that were seen."""
-    from warm_processes.modes import DEFAULT, warm_up_order
-
     found = ["pytorch_on_10", "pytorch_off", "auto_filled", "heuristic"]
     assert warm_up_order(list(DEFAULT)) == found
 
 
-def test_what_ranks_do_not_agree_upon_is_seen(modules: None) -> None:
-    from rank_tuning.report import agree, is_tuned_once, rows, speedup, tables
-
+def test_what_ranks_do_not_agree_upon_is_seen() -> None:
     def launch(gpus: int, seconds: float, **last: Any) -> dict[str, Any]:
         rank = {"seconds": seconds, "busy_s": 1.0, "problems": 8, "tuned": 8 // gpus}
         rank |= {"tuned_again": 0, "decisions": "d", "served": "s"}
@@ -262,16 +256,12 @@ def test_what_ranks_do_not_agree_upon_is_seen(modules: None) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_ends_the_launch(modules: None) -> None:
-    from rank_tuning.launch import LaunchError, launch
-
-    with pytest.raises(LaunchError, match=r"KeyError: 'mode'|CUDA|NVIDIA"):
-        launch(BENCHMARKS / "ranks.py", 1, {}, 300)
+def test_a_rank_that_fails_ends_the_launch() -> None:
+    with pytest.raises(rank_launch.LaunchError, match=r"KeyError: 'mode'|CUDA|NVIDIA"):
+        rank_launch.launch(BENCHMARKS / "ranks.py", 1, {}, 300)
 
 
-def test_onlines_differences_are_paired_block_by_block(modules: None) -> None:
-    from online_mode.overhead import compared
-
+def test_onlines_differences_are_paired_block_by_block() -> None:
     found = compared(
         [
             {
@@ -290,9 +280,7 @@ def test_onlines_differences_are_paired_block_by_block(modules: None) -> None:
     assert found["tuner_cpu_us_a_turn"] == 4.0
 
 
-def test_onlines_regret_is_against_the_best_of_all(modules: None) -> None:
-    from online_mode.convergence import judged
-
+def test_onlines_regret_is_against_the_best_of_all() -> None:
     found = judged("a", "b", {"a": 1.02, "b": 1.01, "c": 1.0})
     assert found["best"] == "c"
     assert found["regret"] == pytest.approx(0.02)
@@ -300,10 +288,7 @@ def test_onlines_regret_is_against_the_best_of_all(modules: None) -> None:
     assert found["against_race"] == pytest.approx(1.02 / 1.01 - 1, rel=1e-3)
 
 
-def test_what_became_of_the_fastest_is_told(modules: None) -> None:
-    from online_mode.convergence import judged, outcomes
-    from online_mode.report import missed_table
-
+def test_what_became_of_the_fastest_is_told() -> None:
     one, other = (SimpleNamespace(text=text) for text in ("eng1", "eng2"))
     ranking = [
         SimpleNamespace(candidate=one, samples=30, eliminated=""),
@@ -330,10 +315,8 @@ def test_what_became_of_the_fastest_is_told(modules: None) -> None:
     ]
 
 
-def test_kernels_are_summed_up_by_kind(modules: None) -> None:
+def test_kernels_are_summed_up_by_kind() -> None:
     """A layer on which an implementation loses or has no offer counts as 1: the other one runs."""
-    from kernels import tables
-
     rows = [
         {"case": "a", "kind": "grouped", "op": "fprop", "times as fast": 4.0},
         {"case": "b", "kind": "grouped", "op": "fprop", "times as fast": 0.5},
@@ -341,7 +324,7 @@ def test_kernels_are_summed_up_by_kind(modules: None) -> None:
         {"case": "d", "kind": "grouped", "op": "dgrad", "times as fast": 2.0},
     ]
     found = {"title": "Each layer", "rows": rows, "failures": []}
-    summary, layers = tables({"results": found, "environment": {"device": "cuda"}})
+    summary, layers = kernels.tables({"results": found, "environment": {"device": "cuda"}})
     assert summary.rows == [
         ["grouped", "dgrad", "1", "2.000", "2.000", "2.000", "1"],
         ["grouped", "fprop", "3", "1.587", "1.000", "4.000", "1"],
@@ -349,12 +332,8 @@ def test_kernels_are_summed_up_by_kind(modules: None) -> None:
     assert len(layers.rows) == 4
 
 
-def test_every_layer_of_kernels_has_a_kind(modules: None) -> None:
-    from kernels import LAYERS, kind_of
-
-    from cudnn_autotune.audit.layers import load
-
-    kinds = Counter(kind_of(case.problem()) for case in load(LAYERS))
+def test_every_layer_of_kernels_has_a_kind() -> None:
+    kinds = Counter(kernels.kind_of(case.problem()) for case in load(kernels.LAYERS))
     assert set(kinds) == {
         "depthwise, 7 and wider",
         "depthwise, narrower",
@@ -367,12 +346,10 @@ def test_every_layer_of_kernels_has_a_kind(modules: None) -> None:
     }
 
 
-def test_an_investigations_rows_become_a_table(modules: None) -> None:
-    from common.investigation import tables
-
+def test_an_investigations_rows_become_a_table() -> None:
     rows = [{"case": "a/fprop", "engine": "eng1", "time (ms)": 0.123456, "over": None}]
     results = {"title": "Blocks", "rows": rows, "failures": ["b/fprop: RuntimeError: lost"]}
-    text = tables({"results": results})[0].markdown()
+    text = investigation.tables({"results": results})[0].markdown()
     assert "| a/fprop | eng1 | 0.1235 | – |" in text
     assert re.search(r"^b/fprop: RuntimeError: lost\.$", text, re.MULTILINE)
 
@@ -397,14 +374,11 @@ def test_architectures(tmp_path: Path) -> None:
     assert failures[0] == "timm:lcnet_050 (eval, convert): ValueError: outputs differ by 0"
 
 
-def test_what_failed_on_a_gpu_is_told(modules: None, tmp_path: Path) -> None:
-    import gpu_tests
-    from common import junit
-
+def test_what_failed_on_a_gpu_is_told(tmp_path: Path) -> None:
     tests = "import pytest\n\ndef test_fails():\n    assert 1 == 2\n\ndef test_passes(): pass\n\n"
     tests += "@pytest.mark.skip(reason='why')\ndef test_is_skipped(): pass\n"
     (tmp_path / "test_some.py").write_text(tests)
-    options = SimpleNamespace(log=tmp_path / "log", workers=1)
+    options = SimpleNamespace(log=tmp_path / "log", workers=2)
     code, found = junit.run([str(tmp_path)], options)  # type: ignore[arg-type]
     assert code == pytest.ExitCode.TESTS_FAILED
     assert "test_fails" in (tmp_path / "log").read_text()

@@ -6,16 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from against_pytorch import layers, measure
 
 
-@pytest.fixture
-def layers(modules: None) -> Any:
-    from against_pytorch import layers
-
-    return layers
-
-
-def test_a_seed_fixes_them(layers: Any) -> None:
+def test_a_seed_fixes_them() -> None:
     found = layers.draw(200, seed=0)
     assert found == layers.draw(200, seed=0)
     assert found[:60] == layers.draw(60, seed=0)
@@ -24,7 +18,7 @@ def test_a_seed_fixes_them(layers: Any) -> None:
 
 
 @pytest.mark.parametrize("is_dry", [False, True])
-def test_they_are_bounded_and_of_all_kinds(layers: Any, is_dry: bool) -> None:
+def test_they_are_bounded_and_of_all_kinds(is_dry: bool) -> None:
     found = layers.draw(200, seed=0, is_dry=is_dry)
     for kind in layers.KINDS:
         of_kind = [layer for layer in found if layer.kind == kind]
@@ -39,7 +33,7 @@ def test_they_are_bounded_and_of_all_kinds(layers: Any, is_dry: bool) -> None:
         assert layer.bytes <= 6e8
 
 
-def test_pytorch_computes_the_output_that_they_name(layers: Any) -> None:
+def test_pytorch_computes_the_output_that_they_name() -> None:
     for layer in layers.draw(60, seed=0, is_dry=True):
         x, w = torch.randn(layer.input_shape), torch.randn(layer.weight_shape)
         padding = (0,) * layer.spatial_dims
@@ -48,10 +42,8 @@ def test_pytorch_computes_the_output_that_they_name(layers: Any) -> None:
         assert tuple(y.shape) == layer.output_shape, layer.text
 
 
-def test_the_second_measurement_counts(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_measurement_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times are made up: first PyTorch seems to be faster, then it is not."""
-    from against_pytorch import measure
-
     rounds: list[int] = []
 
     def in_turns(call: Any, counts: Any, count: int, device: str, seed: int) -> Any:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +27,22 @@ from benchmark_scripts import (
     run,
     whole_record,
 )
+from model_steps import cases, engines_alone, measure
+from model_steps import subject as subjects
+from model_steps.cases import EVERYWHERE, MODELS, Case
+from model_steps.cases import WAYS as KNOWN
+from model_steps.gpu_lock import GpuLock
+from model_steps.networks import NETWORKS as KNOWN_NETWORKS
+from model_steps.report import rows, tables
+from model_steps.subject import Subject, errors
+from model_steps.turns import calibrate, take_turns
 from torch import nn
+from torch._inductor import compile_fx, config
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.nn.backend import groups, programs
+from cudnn_autotune.timers.gpu_timer import GpuTimer
 
 SCRIPT = "models"
 SHORT = "--batches 2 --rounds 4 --block-ms 1 --settle-s 0"
@@ -161,7 +174,7 @@ def test_a_run_that_is_killed_keeps_what_it_has(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def request_for(modules: None, tmp_path: Path) -> dict[str, Any]:
+def request_for(tmp_path: Path) -> dict[str, Any]:
     """What a worker is asked: eager steps of a miniature, in two batches."""
     case = {"model": "any", "step": "infer", "layout": "contiguous"}
     asked = {"case": case, "batches": [1, 2], "ways": ["eager", "convert"], "device": "cpu"}
@@ -180,8 +193,6 @@ def test_what_is_ready_takes_turns_before_the_time_is_up(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three ways the second would take minutes, and catches whatever is raised within it."""
-    from model_steps import measure
-
     first_step = measure._first_step
 
     def slow(subject: Any, name: str, *more: Any) -> Any:
@@ -193,7 +204,7 @@ def test_what_is_ready_takes_turns_before_the_time_is_up(
     monkeypatch.setattr(measure, "_first_step", slow)
     request = request_for | {"ways": ["eager", "convert", "convert_race"]}
     before = signal.getsignal(signal.SIGALRM)
-    parts = list(measure.measure(request | {"limit_s": measure._TURNS_S + 12}))
+    parts = list(measure.measure(request | {"limit_s": measure._TURNS_S + 8}))
     kinds = [(part["batch"], part["part"], part.get("step", part.get("way"))) for part in parts]
     assert kinds == [
         *((2, "way", "eager"), (2, "failed", "convert"), (2, "failed", "convert_race")),
@@ -209,11 +220,6 @@ def test_what_is_ready_takes_turns_before_the_time_is_up(
 
 
 def test_the_layout_of_a_converted_model(request_for: dict[str, Any]) -> None:
-    from model_steps import measure
-    from model_steps.cases import WAYS as KNOWN
-    from model_steps.cases import Case
-    from model_steps.subject import Subject
-
     ways = ["convert", "convert_last", "convert_auto"]
     for name in ("infer", "train"):
         subject = Subject(Case("any", name, "contiguous"), 2, "cpu")
@@ -237,9 +243,6 @@ def test_the_layout_of_a_converted_model(request_for: dict[str, Any]) -> None:
 
 def test_a_model_is_converted_to_engines_alone(request_for: dict[str, Any]) -> None:
     """Its choices are not those of the model that may have other implementations."""
-    from model_steps import engines_alone, measure
-    from model_steps.cases import WAYS as KNOWN
-
     ways = ["convert_engines", "convert"]
     parts = list(measure.measure(request_for | {"ways": ["eager", *ways], "batches": [1]}))
     assert not [part for part in parts if part["part"] == "failed"]
@@ -256,20 +259,14 @@ def test_a_model_is_converted_to_engines_alone(request_for: dict[str, Any]) -> N
     assert [*seen[0].beyond(), *seen[0].similar()] == [ATEN]
 
 
-def test_a_model_is_converted_with_its_norms(modules: None) -> None:
-    from model_steps.cases import WAYS as KNOWN
-    from model_steps.cases import Case
-    from model_steps.subject import Subject
-
+def test_a_model_is_converted_with_its_norms() -> None:
     subject = Subject(Case("miniature", "train", "channels_last"), 1, "cpu")
     for name in ("convert", "convert_norms"):
         norms = ca.conversion(subject.step(KNOWN[name], 1).model).norms
         assert bool(norms) == (name == "convert_norms")
 
 
-def test_batches_that_are_asked_for(modules: None) -> None:
-    from model_steps.cases import Case
-
+def test_batches_that_are_asked_for() -> None:
     unet, training = (Case("sd_unet", step, "contiguous") for step in ("infer", "train"))
     decoder = Case("sd_vae_decoder", "train", "contiguous")
     assert list(unet.batches(None)) == [1, 8]
@@ -284,11 +281,7 @@ def test_batches_that_are_asked_for(modules: None) -> None:
 def test_every_compiled_way_has_a_program_of_its_own(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was compiled before, in each of two batches."""
-    from model_steps import measure
-    from model_steps.cases import WAYS as KNOWN
-    from torch._inductor import compile_fx, config
-
+    """Whatever was compiled before, in this batch or another."""
     frozen: list[bool] = []
 
     def compile_only(graph: Any, inputs: Any, *_: Any, config_patches: Any, **more: Any) -> Any:
@@ -298,13 +291,13 @@ def test_every_compiled_way_has_a_program_of_its_own(
 
     monkeypatch.setattr(compile_fx, "compile_fx", compile_only)
     names = [name for name, way in KNOWN.items() if way.compile is not None]
-    for ways in (names, names[::-1]):
-        parts = list(measure.measure(request_for | {"ways": ways}))
+    for ways, batches in ((names, [2, 1]), (names[::-1], [1])):
+        parts = list(measure.measure(request_for | {"ways": ways, "batches": batches}))
         assert not [part for part in parts if part["part"] == "failed"]
         graphs = [(p["batch"], p["way"], p["graphs"]) for p in parts if p["part"] == "way"]
-        assert graphs == [(batch, name, 1) for batch in (2, 1) for name in ways]
+        assert graphs == [(batch, name, 1) for batch in batches for name in ways]
         # The first is the convolution that loads the compiler.
-        assert frozen == [False, *[KNOWN[name].freezing for name in ways] * 2]
+        assert frozen == [False, *[KNOWN[name].freezing for name in ways] * len(batches)]
         frozen.clear()
 
 
@@ -312,8 +305,6 @@ def test_every_compiled_way_has_a_program_of_its_own(
 def test_a_way_that_runs_the_code_of_another_is_named(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    from model_steps import cases, measure
 
     same = replace(cases.WAYS["compile_frozen"], compile={})
     monkeypatch.setitem(cases.WAYS, "compile_frozen", same)
@@ -327,8 +318,6 @@ def test_a_way_that_runs_the_code_of_another_is_named(
 def test_a_way_that_fails_is_named_and_the_others_are_measured(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from model_steps import measure
-
     def fail(model: nn.Module, **_: Any) -> nn.Module:
         raise RuntimeError("no such convolution")
 
@@ -344,9 +333,6 @@ def test_a_way_that_fails_is_named_and_the_others_are_measured(
 def test_a_batch_that_fails_is_named_and_the_others_are_measured(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from model_steps import measure
-    from model_steps.subject import Subject
-
     reference = Subject.reference
 
     def fail(self: Subject, batch: int) -> Any:
@@ -373,16 +359,14 @@ def test_a_batch_that_fails_is_named_and_the_others_are_measured(
     ],
 )
 def test_bad_arguments(
-    modules: None, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = main(SCRIPT, "--device", "cpu", *arguments)
     assert status != 0
     assert message in f"{status}{capsys.readouterr().err}"
 
 
-def test_a_round_and_the_next_are_mirror_images(modules: None) -> None:
-    from model_steps.turns import take_turns
-
+def test_a_round_and_the_next_are_mirror_images() -> None:
     calls: list[str] = []
     replays = {name: lambda name=name: calls.append(name) for name in "abc"}
     times = take_turns(replays, {"a": 1, "b": 2, "c": 3}, rounds=6, device="cpu")
@@ -396,11 +380,7 @@ def test_a_round_and_the_next_are_mirror_images(modules: None) -> None:
         assert sorted(first) == list("abbccc")
 
 
-def test_blocks_are_as_long_as_asked_for(modules: None) -> None:
-    import time
-
-    from model_steps.turns import calibrate
-
+def test_blocks_are_as_long_as_asked_for() -> None:
     counts = calibrate({"slow": lambda: time.sleep(0.02)}, block_ms=50, least_s=0.0, device="cpu")
     assert 1 <= counts["slow"] <= 3
 
@@ -418,10 +398,8 @@ def report_data(*runs: dict[str, Any]) -> dict[str, Any]:
     return {"environment": {"device": "cuda"}, "arguments": asked, "results": results}
 
 
-def test_times_of_other_processes_are_compared_by_what_ours_took(modules: None) -> None:
+def test_times_of_other_processes_are_compared_by_what_ours_took() -> None:
     """In the second process all is twice as slow; its eager mode is the fastest of PyTorch's."""
-    from model_steps.report import rows, tables
-
     first = {"eager": 4.0, "compile": 3.0, "convert": 2.0, "backend": 1.5}
     data = report_data(
         measured("a", "pytorch_on_10", first, by_calls=["compile"]),
@@ -446,11 +424,9 @@ def test_times_of_other_processes_are_compared_by_what_ours_took(modules: None) 
     assert "one failed." in errors.note
 
 
-def test_ways_of_another_run_in_the_same_mode_are_added(modules: None) -> None:
+def test_ways_of_another_run_in_the_same_mode_are_added() -> None:
     """The second run is twice as fast, and measured again what the first one has; the third shares
     no way with them."""
-    from model_steps.report import rows, tables
-
     first = {"eager": 4.0, "compile": 3.0, "convert": 2.0}
     again = {"eager": 1.9, "compile_max": 1.25, "convert": 1.0}
     data = report_data(
@@ -470,10 +446,8 @@ def test_ways_of_another_run_in_the_same_mode_are_added(modules: None) -> None:
     assert ratios["best torch.compile / fuse"].startswith("1.667 ")
 
 
-def test_ratios_are_those_of_the_blocks_of_one_round(modules: None) -> None:
+def test_ratios_are_those_of_the_blocks_of_one_round() -> None:
     """The clock drifts by more than the ways differ, and a block was disturbed."""
-    from model_steps.report import rows, tables
-
     drift = [1.0, 1.2, 1.4, 1.6, 1.8]
     times = {"eager": [1.1 * ms for ms in drift], "convert": [1.0, 1.2, 1.4, 3.2, 1.8]}
     times["compile"] = [2.0, 1.8, 1.6, 1.4, 1.2]
@@ -491,27 +465,21 @@ def test_ratios_are_those_of_the_blocks_of_one_round(modules: None) -> None:
     assert str(row.against("backend")) == "2.000 (2.000 to 2.800)"
 
 
-def test_the_layout_that_was_chosen_is_compared_with_the_better_one(modules: None) -> None:
-    from model_steps.report import tables
-
+def test_the_layout_that_was_chosen_is_compared_with_the_better_one() -> None:
     times = {"eager": 5.0, "convert": 4.0, "convert_last": 2.0, "convert_auto": 2.5}
     means, *_ = tables(report_data(measured("a", "pytorch_on_10", times)))
     ratios = dict(zip(means.columns, means.rows[0], strict=True))
     assert ratios["convert in the better layout / layout auto"].startswith("0.800 ")
 
 
-def test_what_implementations_gain_is_compared_in_one_process(modules: None) -> None:
-    from model_steps.report import tables
-
+def test_what_implementations_gain_is_compared_in_one_process() -> None:
     times = {"eager": 5.0, "convert_engines": 4.5, "convert": 4.0}
     means, *_ = tables(report_data(measured("a", "pytorch_on_10", times)))
     ratios = dict(zip(means.columns, means.rows[0], strict=True))
     assert ratios["convert, engines alone / convert"].startswith("1.125 ")
 
 
-def test_means_are_geometric_and_count_what_is_slower(modules: None) -> None:
-    from model_steps.report import tables
-
+def test_means_are_geometric_and_count_what_is_slower() -> None:
     data = report_data(
         measured("a", "pytorch_on_10", {"eager": 4.0, "convert": 1.0}),
         measured("b", "pytorch_on_10", {"eager": 1.0, "convert": 4.0}),
@@ -523,9 +491,7 @@ def test_means_are_geometric_and_count_what_is_slower(modules: None) -> None:
     assert [row[-1] for row in steps.rows] == ["4.000", "0.250", "–", "–"]
 
 
-def test_memory_is_beside_the_first_step(modules: None) -> None:
-    from model_steps.report import tables
-
+def test_memory_is_beside_the_first_step() -> None:
     ways = {"eager": {"first_step_s": 1.25}, "convert": {"first_step_s": 10.0}}
     times = {"eager": 2.0, "convert": 1.0}
     memory = {"eager": 3 * 2**20, "convert": 2**20}
@@ -538,13 +504,11 @@ def test_memory_is_beside_the_first_step(modules: None) -> None:
     assert "; up to 7 such processes share the CPU." in tables(data)[2].note
 
 
-def test_a_result_that_is_further_off_is_named(modules: None) -> None:
-    from model_steps.measure import compared
-
+def test_a_result_that_is_further_off_is_named() -> None:
     exact = {"outputs": torch.ones(4), "conv.weight": torch.ones(2, 2, 1, 1)}
     theirs = {name: tensor + 0.01 for name, tensor in exact.items()}
     ours = {"outputs": exact["outputs"] + 0.015, "conv.weight": exact["conv.weight"] * 1.1}
-    result = compared({"compile": theirs, "convert": ours}, exact)["ways"]
+    result = measure.compared({"compile": theirs, "convert": ours}, exact)["ways"]
     assert result["compile"] == {"outputs": 0.01, "gradients": 0.01}
     assert result["convert"] == {
         "outputs": 0.015,
@@ -552,27 +516,21 @@ def test_a_result_that_is_further_off_is_named(modules: None) -> None:
         "beyond": ["conv.weight"],
     }
     ours["outputs"] = exact["outputs"] * float("nan")
-    result = compared({"compile": theirs, "convert": ours}, exact)["ways"]
+    result = measure.compared({"compile": theirs, "convert": ours}, exact)["ways"]
     assert result["convert"]["outputs"] is None
     assert result["convert"]["beyond"] == ["outputs", "conv.weight"]
 
 
 @pytest.mark.parametrize("step", ["infer", "train"])
-def test_a_subject_is_the_same_each_time(
-    modules: None, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_subject_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Ways in one process, and processes, compute the same: no dropout, one seed; the images of
     an inference have passed every batch norm."""
-    from model_steps import subject
-    from model_steps.cases import WAYS as KNOWN
-    from model_steps.cases import Case
-    from model_steps.subject import Subject
 
     def create(name: str, device: str) -> nn.Module:
         norm = nn.BatchNorm2d(4)
         return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Dropout(0.5), nn.Flatten())
 
-    monkeypatch.setattr(subject, "create", create)
+    monkeypatch.setattr(subjects, "create", create)
     case = Case("any", step, "channels_last")
     one, two = (Subject(case, 2, "cpu") for _ in range(2))
     assert one.inputs[0].is_contiguous(memory_format=torch.channels_last)
@@ -590,11 +548,7 @@ def test_a_subject_is_the_same_each_time(
     torch.testing.assert_close(outputs.var((0, 2)), torch.ones(4), atol=0.05, rtol=0)
 
 
-def test_only_our_ways_have_our_layers(modules: None) -> None:
-    from model_steps.cases import EVERYWHERE, Case
-    from model_steps.cases import WAYS as KNOWN
-    from model_steps.subject import Subject
-
+def test_only_our_ways_have_our_layers() -> None:
     assert set(EVERYWHERE) <= set(KNOWN)
     subject = Subject(Case("any", "infer", "contiguous"), 2, "cpu")
     for name in ("eager", "compile", "compile_frozen", "convert", "compile_ours"):
@@ -610,16 +564,11 @@ def test_only_our_ways_have_our_layers(modules: None) -> None:
     ("name", "millions"),
     list(zip(NETWORKS, MILLIONS, strict=True)),
 )
-def test_networks_have_the_sizes_of_those_that_they_are_like(
-    modules: None, name: str, millions: float
-) -> None:
+def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions: float) -> None:
     """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of nnU-Net, of
     HiFi-GAN V1, and about those of Conv-TasNet and of the encoder of Whisper tiny."""
-    from model_steps.cases import MODELS
-    from model_steps.networks import NETWORKS as KNOWN
-
     with torch.device("meta"):
-        model = KNOWN[name][0]()
+        model = KNOWN_NETWORKS[name][0]()
         outputs = model(*(torch.empty(1, *shape) for shape in MODELS[name].inputs))
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=1e-3)
     shapes = [tuple(x.shape) for x in (outputs if isinstance(outputs, list) else [outputs])]
@@ -639,14 +588,10 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(
 
 @pytest.mark.basic(1)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_take_all_their_steps(modules: None, name: str) -> None:
+def test_networks_take_all_their_steps(name: str) -> None:
     """A tiny one of each, of another batch than its inputs have."""
-    from model_steps.cases import MODELS, cases
-    from model_steps.cases import WAYS as KNOWN
-    from model_steps.subject import Subject, errors
-
     for step in ("infer", "train"):
-        (case,) = cases([name], [step], ["channels_last"])
+        (case,) = cases.cases([name], [step], ["channels_last"])
         if not case.batches(None):
             continue
         subject = Subject(case, 2, "cpu")
@@ -668,9 +613,7 @@ def is_free(lock: Path) -> bool:
         return True
 
 
-def test_the_gpu_is_lent_while_dynamo_compiles(modules: None, tmp_path: Path) -> None:
-    from model_steps.gpu_lock import GpuLock
-
+def test_the_gpu_is_lent_while_dynamo_compiles(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = GpuLock(str(path))
     seen: list[tuple[str, bool]] = []
@@ -697,14 +640,9 @@ def test_the_gpu_is_lent_while_dynamo_compiles(modules: None, tmp_path: Path) ->
 
 
 def test_the_gpu_is_taken_back_while_groups_are_timed(
-    modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not while Dynamo traces before, nor while Inductor compiles afterwards."""
-    from model_steps.gpu_lock import GpuLock
-    from torch._inductor import compile_fx
-
-    from cudnn_autotune.nn.backend import groups, programs
-
     path = tmp_path / "lock"
     seen: list[tuple[str, bool]] = []
 
@@ -733,11 +671,7 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
     assert is_free(path)
 
 
-def test_waiting_for_the_gpu_is_not_the_first_steps(modules: None, tmp_path: Path) -> None:
-    import threading
-
-    from model_steps.gpu_lock import GpuLock
-
+def test_waiting_for_the_gpu_is_not_the_first_steps(tmp_path: Path) -> None:
     one, two = (GpuLock(str(tmp_path / "lock")) for _ in range(2))
     one.acquire()
     threading.Timer(0.2, one.release).start()
@@ -748,15 +682,9 @@ def test_waiting_for_the_gpu_is_not_the_first_steps(modules: None, tmp_path: Pat
 
 
 def test_the_gpu_is_lent_while_engines_are_compiled(
-    modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not for engines that need no compiling, or are compiled already."""
-    from types import SimpleNamespace
-
-    from model_steps.gpu_lock import GpuLock
-
-    from cudnn_autotune.timers.gpu_timer import GpuTimer
-
     path = tmp_path / "lock"
     monkeypatch.setattr(GpuTimer, "_built", lambda timer, candidates: is_free(path))
     timer: Any = SimpleNamespace(plans={"known": None})

@@ -33,10 +33,10 @@ def test_a_dry_run_leaves_a_whole_record(tmp_path: Path) -> None:
         (("--activation", "elu"), "--activation: ['elu'] unknown"),
     ],
 )
-def test_bad_options(modules: None, arguments: tuple[str, str], named: str) -> None:
+def test_bad_options(arguments: tuple[str, str], named: str) -> None:
     assert str(main("norms", "--device", "cpu", *arguments)).startswith(named)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
-def test_it_says_that_it_needs_a_gpu(modules: None) -> None:
+def test_it_says_that_it_needs_a_gpu() -> None:
     assert main("norms") == "norms.py needs a CUDA GPU, and there is none here"

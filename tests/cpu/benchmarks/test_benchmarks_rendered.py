@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import render_results
 from benchmark_scripts import BENCHMARKS, main, run
 
 RECORDS = BENCHMARKS / "results" / "h200"
@@ -34,7 +35,7 @@ def changed(results: Path, name: str, **environment: Any) -> None:
     path.write_text(json.dumps(data))
 
 
-def test_rendering_writes_a_page_and_check_sees_what_changed(modules: None, results: Path) -> None:
+def test_rendering_writes_a_page_and_check_sees_what_changed(results: Path) -> None:
     page = results.parent / "pages" / "gpu.md"
     assert render(results, "--check") == 1
     assert not page.exists(), "--check writes nothing"
@@ -54,7 +55,7 @@ def test_rendering_writes_a_page_and_check_sees_what_changed(modules: None, resu
     assert render(results, "--check") == 1
 
 
-def test_old_records_say_which_mode_their_auto_is(modules: None, results: Path) -> None:
+def test_old_records_say_which_mode_their_auto_is(results: Path) -> None:
     """An audit, whose tables name it, before and after another mode took over the name."""
     note = "The mode that is called `auto` here is `sustained` now."
     for date, expected in (("2026-11-22T23:59:59+00:00", 1), ("2026-11-23T00:00:00+00:00", 0)):
@@ -65,7 +66,7 @@ def test_old_records_say_which_mode_their_auto_is(modules: None, results: Path) 
 
 
 def test_check_names_a_page_without_records(
-    modules: None, results: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert render(results) == 0
     (results.parent / "pages" / "other.md").write_text("# Measured on another GPU\n")
@@ -80,7 +81,6 @@ def test_check_names_a_page_without_records(
     [({"device": "cpu"}, "dry run"), ({"driver": None}, "driver"), ({"commit": ""}, "commit")],
 )
 def test_figures_without_their_origin_are_left_out(
-    modules: None,
     results: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
@@ -99,7 +99,7 @@ def test_figures_without_their_origin_are_left_out(
 
 
 def test_a_simulation_and_a_session_without_its_origin_are_refused(
-    modules: None, results: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever their environment claims."""
     path = results / "gpu" / "audit_layers_missed.json"
@@ -113,7 +113,7 @@ def test_a_simulation_and_a_session_without_its_origin_are_refused(
     assert "lacks commit" in capsys.readouterr().err
 
 
-def test_the_rows_of_an_investigation_are_rendered(modules: None, results: Path) -> None:
+def test_the_rows_of_an_investigation_are_rendered(results: Path) -> None:
     """By the one renderer of all of them; a record whose tables a finding has is passed over."""
     data = json.loads((results / "gpu" / "gpu_tests.json").read_text())
     rows = [{"case": "a/fprop", "near over far": 1.27}]
@@ -127,7 +127,7 @@ def test_the_rows_of_an_investigation_are_rendered(modules: None, results: Path)
     assert "capped" not in text
 
 
-def test_a_later_part_measures_a_case_anew(modules: None, results: Path) -> None:
+def test_a_later_part_measures_a_case_anew(results: Path) -> None:
     data = json.loads((results / "gpu" / "gpu_tests.json").read_text())
     for part, ratios in (("part1", {"a": 1.11, "b": 2.22}), ("part2", {"b": 3.33})):
         rows = [{"case": case, "ratio": ratio} for case, ratio in ratios.items()]
@@ -143,13 +143,11 @@ def test_a_later_part_measures_a_case_anew(modules: None, results: Path) -> None
     assert "failed in part2" in text
 
 
-def test_the_results_pages_say_what_the_records_say(modules: None) -> None:
+def test_the_results_pages_say_what_the_records_say() -> None:
     assert main("render_results", "--check") == 0
 
 
-def test_findings_have_the_tables_that_the_results_pages_leave_out(modules: None) -> None:
-    import render_results
-
+def test_findings_have_the_tables_that_the_results_pages_leave_out() -> None:
     findings = BENCHMARKS.parent / "docs" / "findings"
     for record, page in render_results.FINDINGS.items():
         text = (findings / f"{page}.md").read_text()

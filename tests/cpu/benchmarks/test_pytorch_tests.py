@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import pytorch_tests
 import torch
 from benchmark_scripts import main
 
@@ -46,16 +47,13 @@ class TestAlone(NNTestCase):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_only_fails_under_enable_needs_a_reason(
-    workers: int, modules: None, tmp_path: Path
-) -> None:
+def test_what_only_fails_under_enable_needs_a_reason(tmp_path: Path) -> None:
     path = tmp_path / "checkout" / "test" / "nn" / "test_convolution.py"
     path.parent.mkdir(parents=True)
     path.write_text(TESTS)
     options = ("--device", "cpu", "--sampling", "heuristic", "--checkout", tmp_path / "checkout")
     files = ("--json", tmp_path / "it.json", "--log", tmp_path / "log")
-    assert main("pytorch_tests", *options, *files, "--workers", workers) == 1
+    assert main("pytorch_tests", *options, *files) == 1
     results = json.loads((tmp_path / "it.json").read_text())["results"]
     assert results["problems"] == 0
     assert results["fallbacks"] == {}
@@ -73,9 +71,7 @@ def test_what_only_fails_under_enable_needs_a_reason(
     }
 
 
-def test_a_new_skip_and_a_known_failure(modules: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pytorch_tests
-
+def test_a_new_skip_and_a_known_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pytorch_tests.REASONS, "TestA::test_known_*", "known")
     names = ("TestA::test_known_cuda", "TestA::test_skipped", "TestA::test_fine")
     enabled = dict(zip(names, (("failed", "no"), ("skipped", "why"), ("passed", "")), strict=True))
@@ -100,7 +96,7 @@ class OnCpu(OnTheHost):
 
 @pytest.mark.parametrize(("group", "kept"), [(OnTheHost, 1), (OnCuda, 2), (OnCpu, 0)])
 def test_on_a_gpu_tests_without_cuda_are_left_out(
-    group: type[OnTheHost], kept: int, modules: None, monkeypatch: pytest.MonkeyPatch
+    group: type[OnTheHost], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_SUITE", "{}")
     from pytorch_suite.enabled import uses_cuda
@@ -116,7 +112,7 @@ def test_on_a_gpu_tests_without_cuda_are_left_out(
     ids=["none selected", "not imported"],
 )
 def test_a_run_without_tests_does_not_pass(
-    text: str, select: str, status: int, modules: None, tmp_path: Path
+    text: str, select: str, status: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "test" / "nn" / "test_convolution.py"
     path.parent.mkdir(parents=True)
@@ -126,6 +122,6 @@ def test_a_run_without_tests_does_not_pass(
     assert str(ended) == f"pytest ended with {status}, so that not all tests have run"
 
 
-def test_a_folder_that_is_no_checkout_is_named(modules: None, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
     status = main("pytorch_tests", "--device", "cpu", "--checkout", tmp_path)
     assert str(status) == f"--checkout: {tmp_path} has no test/nn/test_convolution.py"

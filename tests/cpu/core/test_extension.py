@@ -43,6 +43,7 @@ def copy_package(folder: Path) -> Path:
     return Path(shutil.copytree(source, folder / "cudnn_autotune", ignore=ignore))
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("is_of_another_python", [False, True])
 def test_python_in_a_checkout_finds_the_installed_package(
     tmp_path: Path, is_of_another_python: bool
@@ -63,7 +64,8 @@ def test_python_in_a_checkout_finds_the_installed_package(
     package = Path(ca.__file__).parent
     assert files == [ca.__file__, str(package / "nn" / "modules.py"), ca._C.__file__]
     assert is_the_module == "True"
-    assert python("-m", "cudnn_autotune", "--version", cwd=checkout).returncode == 0
+    if not is_of_another_python:
+        assert python("-m", "cudnn_autotune", "--version", cwd=checkout).returncode == 0
 
 
 @pytest.mark.slow

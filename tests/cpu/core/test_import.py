@@ -76,11 +76,6 @@ def test_help_says_of_each_command_what_its_own_does() -> None:
     assert main.get_command(context, "nope") is None
 
 
-def test_the_package_is_the_command() -> None:
-    done = python("-m", "cudnn_autotune", "--version")
-    assert done.stdout.startswith("cudnn-autotune, version ")
-
-
 def test_a_bad_variable_leaves_the_commands_usable() -> None:
     env = {
         "CUDNN_AUTOTUNE_SAMPLING": "nope",
@@ -129,10 +124,11 @@ def test_ctrl_c_while_torch_is_imported_ends_quietly(tmp_path: Path) -> None:
     assert out + error == ""
 
 
-def test_the_nearest_command_is_named() -> None:
+def test_an_unknown_command_is_refused_and_the_nearest_is_named() -> None:
     done = command_line("tnue")
     assert done.returncode == 2
     assert "No such command 'tnue'. Did you mean 'tune'?" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_shell_completes_commands_and_options() -> None:
@@ -147,9 +143,9 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 
 def test_version() -> None:
-    done = command_line("--version")
-    assert done.returncode == 0, done.stderr
-    assert importlib.metadata.version("cudnn_autotune") in done.stdout
+    said = f"cudnn-autotune, version {importlib.metadata.version('cudnn_autotune')}\n"
+    for done in (command_line("--version"), python("-m", "cudnn_autotune", "--version")):
+        assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
 @pytest.mark.slow
@@ -187,13 +183,6 @@ def test_a_command_that_needs_cudnn_says_so(arguments: list[str]) -> None:
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert "CPU-only torch" in done.stderr or "this torch has no CUDA" in done.stderr
-
-
-def test_unknown_command_is_refused() -> None:
-    done = command_line("no-such-command")
-    assert done.returncode != 0
-    assert "no-such-command" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_environment_names_the_versions() -> None:

@@ -9,6 +9,7 @@ import torch
 from problem_fields import BASE, CHANGES
 
 import cudnn_autotune as ca
+from cudnn_autotune import _C
 
 pytestmark = pytest.mark.search
 
@@ -82,8 +83,6 @@ def test_an_unknown_depthwise_kernel_is_named() -> None:
 
 @pytest.mark.search
 def test_calls_read_pytorchs_depthwise_kernel() -> None:
-    from cudnn_autotune import _C
-
     if not hasattr(torch._C, "_get_cudnn_depthwise_kernel"):
         assert _C.depthwise_kernel() == "auto"
         return
@@ -97,8 +96,6 @@ def test_calls_read_pytorchs_depthwise_kernel() -> None:
 
 @pytest.mark.search
 def test_no_two_problems_share_a_native_key() -> None:
-    from cudnn_autotune import _C
-
     keys = [_C.problem_key(p.native()) for p in problems()]
     assert all(isinstance(key, bytes) and key for key in keys)
     assert len(set(keys)) == len(keys)
@@ -107,8 +104,6 @@ def test_no_two_problems_share_a_native_key() -> None:
 @pytest.mark.search
 def test_native_keys_do_not_depend_on_the_object() -> None:
     """Padding bytes of a C struct would make equal problems differ, now and then."""
-    from cudnn_autotune import _C
-
     for _ in range(50):
         first, again = problems(), problems()
         for one, other in zip(first, again, strict=True):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import distributed_cases as cases
 import pytest
 import torch.distributed as dist
 from gloo_ranks import Ranks
+from problems import make
 
 from cudnn_autotune.distributed.agreement import best
 from cudnn_autotune.distributed.group import group_of
@@ -176,10 +178,6 @@ def test_what_is_no_group_or_no_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tighter", [{"deterministic": True}, {"workspace_limit": 2**20}])
 def test_looser_constraints_win_over_more_samples(tighter: dict[str, object]) -> None:
-    from dataclasses import replace
-
-    from problems import make
-
     problem = make("resnet_fp16_nhwc")
     tune_one = cases.tuner("race", "aa", 0)
     loose = tune_one(problem)

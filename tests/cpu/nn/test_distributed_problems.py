@@ -25,6 +25,7 @@ from cudnn_autotune import _C
 from cudnn_autotune.distributed import problems_of, tune
 from cudnn_autotune.nn.untouched import run_once
 from cudnn_autotune.timers import measuring
+from cudnn_autotune.tuning import miss
 from cudnn_autotune.tuning.choice import Choice
 
 
@@ -226,8 +227,6 @@ def test_what_is_pinned_needs_no_tuning() -> None:
 
 @pytest.mark.search
 def test_nobody_hears_of_what_was_only_asked_for() -> None:
-    from cudnn_autotune.tuning import miss
-
     class Chooses(nn.Module):
         """As C++ asks for the choice of a problem; a pin is all that needs no GPU."""
 

@@ -13,6 +13,8 @@ import torch
 from inductors_graphs import inductors_graphs
 from subprocesses import evaluate
 from torch import Tensor, nn
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,8 +81,6 @@ def test_inductor_traces_what_it_traces_of_pytorchs_layer(dims: int) -> None:
 
 @pytest.mark.parametrize("is_inference", [True, False])
 def test_inductor_decides_on_the_layout_as_for_pytorchs_layer(is_inference: bool) -> None:
-    from torch._inductor.graph import GraphLowering
-
     theirs, ours = (
         GraphLowering.decide_layout_opt(inductors_graph(layers), is_inference=is_inference)
         for layers in (nn, ca)
@@ -131,8 +131,6 @@ def test_the_markers_keep_strides() -> None:
 def test_a_marked_convolution_is_lowered_to_the_operator(
     bias: bool, transposed: bool, dims: int
 ) -> None:
-    from torch._inductor.utils import run_and_get_code
-
     stride, ones, output_padding = [2] * dims, [1] * dims, [int(transposed)] * dims
     geometry = (stride, ones, ones, transposed, output_padding, 1)
 
@@ -222,8 +220,6 @@ def test_no_more_is_saved_for_the_backward_than_of_pytorchs_layers() -> None:
 def test_the_gradients_of_a_marked_convolution(
     transposed: bool, layout: torch.memory_format
 ) -> None:
-    from torch._inductor.utils import run_fw_bw_and_get_code
-
     geometry = ([2, 1], [1, 1], [1, 1], transposed, [int(transposed), 0], 1)
 
     def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -278,7 +274,6 @@ def test_a_gradient_is_computed_into_the_layout_of_both_operators(
     layout: torch.memory_format,
 ) -> None:
     """In the traced graph its dimensions lie in another order."""
-    from torch._inductor.utils import run_and_get_code
 
     def program(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         gradient = (g * 2 + 1).permute(0, 3, 2, 1)  # (N, W, H, C) in memory

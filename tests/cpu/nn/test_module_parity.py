@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from references import error_of
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
@@ -150,12 +151,7 @@ def test_output_size(dims: int, unbatched: bool, with_channels: bool) -> None:
         assert torch.equal(output, theirs(input, size))
         assert list(output.shape[-dims:]) == size[-dims:]
     for size in ([3 * length + 9 for length in input.shape[-dims:]], [5] * 5):
-        messages = []
-        for module in (theirs, ours):
-            with pytest.raises(ValueError) as error:
-                module(input, size)
-            messages.append(str(error.value))
-        assert messages[0] == messages[1]
+        assert error_of(ours, input, size) == error_of(theirs, input, size)
 
 
 def test_a_padding_mode_that_pytorch_refuses() -> None:
@@ -297,12 +293,8 @@ def test_constructor_errors_are_pytorchs(
     ids=str,
 )
 def test_shape_errors_are_pytorchs(input: tuple[int, ...], weight: tuple[int, ...]) -> None:
-    messages = []
-    for function in (torch.nn.functional.conv2d, ca.functional.conv2d):
-        with pytest.raises(RuntimeError) as error:
-            function(torch.randn(input), torch.randn(weight))
-        messages.append(str(error.value))
-    assert messages[0] == messages[1]
+    given = torch.randn(input), torch.randn(weight)
+    assert error_of(ca.functional.conv2d, *given) == error_of(nn.functional.conv2d, *given)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -337,10 +329,8 @@ def test_errors_of_transposed_convolutions_are_pytorchs(
     if "bias" in given:
         given["bias"] = torch.randn(given["bias"])
     tensors = {argument: torch.randn(shape) for argument, shape in shapes.items()}
-    messages = []
-    for module in (torch.nn.functional, ca.functional):
-        with pytest.raises((RuntimeError, TypeError)) as error:
-            getattr(module, name)(**tensors, **given)
-        # Ours passes each argument by position, of which PyTorch tells.
-        messages.append(f"{error.type} {error.value}".replace(" (position 5)", ""))
-    assert messages[0] == messages[1]
+    kind, expected = error_of(getattr(nn.functional, name), **tensors, **given)
+    # Ours passes each argument by position, of which PyTorch tells.
+    found = error_of(getattr(ca.functional, name), **tensors, **given)
+    assert found[0] is kind
+    assert found[1].replace(" (position 5)", "") == expected

@@ -50,8 +50,13 @@ def inputs_shape(kind: str, batch: int = 2) -> tuple[int, ...]:
     return (batch, 4, 9, 8, 7)[: 2 + int(kind[-2])]
 
 
-def test_it_is_pytorchs(kind: str, ours: Any) -> None:
+def test_it_is_pytorchs(kind: str, theirs: nn.Module, ours: Any, input: Tensor) -> None:
     assert isinstance(ours, getattr(nn, kind))
+    assert repr(getattr(ca, kind)(4, 6, 3, padding=1)) == "cudnn_autotune." + repr(theirs)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    back = getattr(nn, kind)(4, 6, 3, padding=1)
+    back.load_state_dict(ours.state_dict())
+    assert torch.equal(back(input), theirs(input))
     assert ours.sampling == "median_of_three"
     assert ours.workspace_limit == 1 << 20
 
@@ -129,23 +134,6 @@ def test_initial_weights_are_pytorchs(kind: str) -> None:
     assert torch.equal(ours.bias, theirs.bias)
 
 
-def test_repr_starts_as_pytorchs_and_shows_what_is_ours(
-    kind: str, theirs: nn.Module, ours: Any
-) -> None:
-    plain = getattr(ca, kind)(4, 6, 3, padding=1)
-    assert repr(plain) == "cudnn_autotune." + repr(theirs)
-    assert repr(ours).startswith(repr(plain)[:-1])
-    assert "median_of_three" in repr(ours)
-    assert str(1 << 20) in repr(ours)
-
-
-def test_state_dict_both_ways(kind: str, theirs: nn.Module, ours: Any, input: Tensor) -> None:
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    back = getattr(nn, kind)(4, 6, 3, padding=1)
-    back.load_state_dict(ours.state_dict())
-    assert torch.equal(back(input), theirs(input))
-
-
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch_save"])
 def test_copies_keep_everything(kind: str, ours: Any, input: Tensor, way: str) -> None:
     if way == "deepcopy":
@@ -173,12 +161,9 @@ def test_lazy(kind: str, input: Tensor) -> None:
     theirs = getattr(nn, kind)(4, 6, 3, padding=1)
     theirs.load_state_dict(lazy.state_dict())
     assert torch.equal(output, theirs(input))
-
-
-def test_lazy_loads_a_state_dict(kind: str, theirs: nn.Module, input: Tensor) -> None:
-    lazy = getattr(ca, f"Lazy{kind}")(6, 3, padding=1)
-    lazy.load_state_dict(theirs.state_dict())
-    assert torch.equal(lazy(input), theirs(input))
+    loaded = getattr(ca, f"Lazy{kind}")(6, 3, padding=1)
+    loaded.load_state_dict(theirs.state_dict())
+    assert torch.equal(loaded(input), output)
 
 
 def test_weight_norm_parametrization(theirs: nn.Module, ours: Any, input: Tensor) -> None:

@@ -275,8 +275,9 @@ def test_right_results_are_not_rejected(dtype: torch.dtype, activation: str, tim
         torch.full((4, 8, 6, 5), math.inf),
         torch.zeros(4, 8, 6, 5),
         torch.ones(4, 8, 6, 5),
+        torch.arange(960.0).index_fill(0, torch.tensor(251), math.nan).view(4, 8, 6, 5),
     ],
-    ids=["NaN", "infinity", "zeros", "ones"],
+    ids=["NaN", "infinity", "zeros", "ones", "one NaN"],
 )
 def test_inputs_that_tell_nothing(input: Tensor, timed: Any) -> None:
     """The choice is that of other inputs; the results are PyTorch's, and NaN where those are."""
@@ -290,18 +291,6 @@ def test_inputs_that_tell_nothing(input: Tensor, timed: Any) -> None:
     buffers = zip(model.buffers(), plain.buffers(), strict=True)
     for one, other in buffers:
         assert torch.equal(one.isfinite(), other.isfinite())
-
-
-def test_one_value_that_is_not_finite(timed: Any) -> None:
-    timed(OURS)
-    x = torch.randn(4, 8, 6, 5)
-    x[1, 3, 2, 1] = math.nan
-    plain = nn.BatchNorm2d(8)
-    model = ca.convert(nn.Sequential(copy.deepcopy(plain)))
-    found, expected = model(x), plain(x)
-    assert is_ours(found)
-    assert found.isnan().sum() == 4 * 6 * 5
-    torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 def test_parameters_that_tell_nothing(timed: Any) -> None:

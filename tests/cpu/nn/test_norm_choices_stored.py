@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
 import torch
 from stored_norms import trained
-from subprocesses import python
+from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.norms import plan
@@ -22,13 +21,14 @@ from cudnn_autotune.store import norm_file
 TUNED, STORED = [["half kept", "tuned"]], [["half kept", "store"]]
 
 
-def in_process(folder: Path, fastest: str, *sides: int, mode: str = "read_write") -> Any:
+def in_process(folder: Path, fastest: str, *sides: int) -> Any:
     """Returns what :func:`trained` does in a process of its own."""
-    script = str(checkout.TESTS / "stored_norms.py")
-    env = {"CUDNN_AUTOTUNE_CACHE_DIR": str(folder), "CUDNN_AUTOTUNE_CACHE": mode}
-    done = python(script, fastest, *map(str, sides), env=env)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    code = (
+        "import json, cudnn_autotune as ca; from stored_norms import trained\n"
+        f"ca.set_store({str(folder)!r}, mode='read_write')\n"
+        f"print(json.dumps(trained({fastest!r}, {sides})))"
+    )
+    return json.loads(evaluate_forked(code))
 
 
 def file_in(folder: Path) -> Path:

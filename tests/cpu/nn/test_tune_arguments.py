@@ -11,7 +11,7 @@ import distributed_cases as cases
 import pytest
 import torch
 from gloo_ranks import Ranks
-from torch import Tensor, nn
+from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn.tune import find_in
@@ -107,23 +107,8 @@ def test_ranks_say_what_is_wrong_with_a_budget(
         assert result["budgets"] == []
 
 
-class Laid(cases.Asking):
-    """Asks for other problems in channels_last."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        is_last = y.is_contiguous(memory_format=torch.channels_last)
-        for problem in cases.problems(4)[2:] if is_last else cases.problems(2):
-            self.choose(problem)
-        return y
-
-
 def test_both_layouts_are_looked_at() -> None:
-    model = Laid()
+    model = cases.Laid(1.0)
     found = find_in("auto", True, model, (X,), {})
     assert (list(found.counts), found.device) == (cases.problems(4), 0)
     assert list(find_in(None, True, model, (X,), {}).counts) == cases.problems(2)

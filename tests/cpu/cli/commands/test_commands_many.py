@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,6 @@ def test_the_first_in_each_order(
 
 @pytest.fixture
 def seven(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setattr(sys.modules["cudnn_autotune.cli.commands.show"], "_MOST_SHOWN", 7)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from stored import fill
-from subprocesses import PACKAGE_PARENT
+from subprocesses import PACKAGE_PARENT, python_forked
 
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
@@ -20,28 +21,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ended(
-    *arguments: str | Path, stdout: int | Path = subprocess.PIPE, **env: str
+    *arguments: str | Path, stdout: int = subprocess.PIPE, **env: str
 ) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "cudnn_autotune_cli", *map(str, arguments)]
+    command = [sys.executable, *map(str, arguments)]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
     more = {"PYTHONPATH": PACKAGE_PARENT, "CUDNN_AUTOTUNE_CACHE": "off", **env}
-    out = stdout if isinstance(stdout, int) else os.open(stdout, os.O_WRONLY)
-    try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.PIPE,
-            env={**clean, **more},
-            timeout=300,
-            check=False,
-        )
-    finally:
-        if out is not stdout:
-            os.close(out)
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**clean, **more},
+        timeout=300,
+        check=False,
+    )
 
 
-@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -58,9 +53,9 @@ def test_a_full_device(store: Path, tmp_path: Path, arguments: tuple[str, ...]) 
     given = [a.replace("STORE", str(store)).replace("OUT", str(tmp_path / "o")) for a in arguments]
     if arguments[0] in ("show", "export") and "--help" not in arguments:
         given += ["--store", str(store)]
-    done = ended(*given, stdout=Path("/dev/full"))
-    said = done.stderr.decode()
-    assert said == "Error: the output cannot be written: No space left on device\n"
+    full = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
+    done = python_forked(f"{full}; from cudnn_autotune_cli import main; main({given})")
+    assert done.stderr == "Error: the output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
 
@@ -68,7 +63,8 @@ def test_a_pipe_that_nobody_reads(store: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = ended("show", "--json", "--store", store, stdout=writing)
+        command = ("-m", "cudnn_autotune_cli", "show", "--json", "--store", store)
+        done = ended(*command, stdout=writing)
     finally:
         os.close(writing)
     assert done.returncode == 1
@@ -76,7 +72,7 @@ def test_a_pipe_that_nobody_reads(store: Path) -> None:
 
 
 def test_what_cannot_be_encoded_is_written_otherwise(store: Path) -> None:
-    done = ended("show", "--store", store, **C_LOCALE)
+    done = ended("-m", "cudnn_autotune_cli", "show", "--store", store, **C_LOCALE)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stderr == b""
     text = done.stdout.decode("ascii")
@@ -84,22 +80,30 @@ def test_what_cannot_be_encoded_is_written_otherwise(store: Path) -> None:
     assert "\ufffd" not in text
 
 
+MANY = """
+import os, sys
+from cudnn_autotune_cli import main
+for command in ("export OUT.json", "report OUT.html", "show", "import KEPT"):
+    words = command.replace("KEPT", os.environ["KEPT"]).replace("OUT", os.environ["OUT"]).split()
+    store = os.environ["OUT"] + "3.json" if "import" in words else os.environ["KEPT"]
+    try:
+        main([*words, "--store", store])
+    except SystemExit as ended:
+        assert not ended.code, command
+    print("of", command, flush=True)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["export", "report", "show", "import"])
 @pytest.mark.parametrize("locale", [C_LOCALE, {"LC_ALL": "C.UTF-8"}], ids=["C", "UTF-8"])
-def test_names_that_cannot_be_encoded(
-    store: Path, tmp_path: Path, command: str, locale: dict[str, str]
-) -> None:
+def test_names_that_cannot_be_encoded(store: Path, tmp_path: Path, locale: dict[str, str]) -> None:
     name = "\u00e4\u4e2d\udcff"  # the last is a byte that is no UTF-8
     kept = tmp_path / f"{name}.json"
     kept.write_bytes(store.read_bytes())
-    arguments: dict[str, list[str | Path]] = {
-        "export": ["export", tmp_path / f"{name}2.json", "--store", kept],
-        "report": ["report", tmp_path / f"{name}.html", "--store", kept],
-        "show": ["show", "--store", kept],
-        "import": ["import", kept, "--store", tmp_path / f"{name}3.json"],
-    }
-    done = ended(*arguments[command], **locale)
+    done = ended("-c", MANY, KEPT=str(kept), OUT=str(tmp_path / f"{name}2"), **locale)
     assert done.returncode == 0, done.stderr.decode()
     assert b"Traceback" not in done.stderr
-    assert done.stdout
+    lines = done.stdout.decode().splitlines()
+    ends = [i for i, line in enumerate(lines) if line.startswith("of ")]
+    assert len(ends) == 4
+    assert all(one + 1 < other for one, other in pairwise([-1, *ends])), "each has said something"

@@ -10,8 +10,10 @@ import copy
 import gc
 import logging
 import re
+import time
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,13 @@ from references import TOLERANCES, assert_close
 from subprocesses import evaluate
 from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.cudagraph_trees import MarkStepBox
 from torch._inductor.utils import run_and_get_code
+from torch.nn.utils.parametrizations import weight_norm
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.backend import compiled_graph, entry
+from cudnn_autotune.nn.backend import compiled_graph, entry, groups, programs
 from cudnn_autotune.nn.backend.programs import Options
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
@@ -91,8 +96,6 @@ def compiled(model: nn.Module, **options: Any) -> Any:
 
 def formats_of_groups(monkeypatch: pytest.MonkeyPatch) -> list[torch.memory_format]:
     """Fuses every group, and returns a list that gets the layout of each."""
-    from cudnn_autotune.nn.backend import groups
-
     formats: list[torch.memory_format] = []
 
     def judge(group: Any) -> Any:
@@ -140,8 +143,8 @@ def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: to
     assert [group.text for group in last().fused] == [text.format("elu(1)") for text in TEXTS]
 
 
-@pytest.mark.parametrize("freezing", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.basic(1)
+@pytest.mark.parametrize(("dtype", "freezing"), [(torch.float32, True), (torch.float16, False)])
 def test_a_scaled_branch_is_added_to_its_residual(dtype: torch.dtype, freezing: bool) -> None:
     """ESRGAN has such branches."""
 
@@ -345,7 +348,6 @@ class TestComparison:
         self, loser: int, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each of the three is the slowest once; the two others stay."""
-        import time
 
         def slowed(programs: dict[str, Any], *rest: Any) -> Any:
             name = list(programs)[loser]
@@ -364,8 +366,6 @@ class TestComparison:
     def test_folded_weights_of_programs_that_do_not_run_are_freed(
         self, block: Any, input: Tensor
     ) -> None:
-        from torch._inductor.codecache import PyCodeCache
-
         def sets_of_weights() -> int:
             gc.collect()
             generated = map(vars, PyCodeCache.modules[before:])
@@ -385,8 +385,6 @@ class TestComparison:
     ) -> None:
         """Outputs are compared with PyTorch's. If they differ, or there is not enough memory for
         PyTorch, programs are compared as usual."""
-        from cudnn_autotune.nn.backend import groups
-
         verdict = groups.Verdict(True, "for a test", fused_ms=1.0, several_ms=1.3)
         monkeypatch.setitem(groups.JUDGES, "always", lambda: lambda group: verdict)
         compare = compiled_graph.compare
@@ -433,8 +431,6 @@ class TestComparison:
 
     def test_steps_are_not_marked_for_the_caller(self, block: nn.Module, input: Tensor) -> None:
         """After a mark, the CUDA graphs of other programs would begin no step by themselves."""
-        from torch._inductor.cudagraph_trees import MarkStepBox
-
         with torch.no_grad():
             compiled(block, compare=True)(input)
         assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
@@ -496,8 +492,6 @@ class TestComparison:
         self, broken: str, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """At its first call, or when it is compiled; the others are compared all the same."""
-        from dataclasses import replace
-
         build = getattr(compiled_graph, broken)
 
         def fails(*_: Any) -> Any:
@@ -539,7 +533,6 @@ class TestLayout:
     def win(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
         """Makes the program in the layout ``other`` the fastest; outputs are compared all the
         same."""
-        from dataclasses import replace
 
         def compared(programs: Any, *rest: Any) -> Any:
             found = compare(programs, *rest)
@@ -677,8 +670,6 @@ class TestLayout:
     ) -> None:
         """All its convolutions, transposed ones too, compute in channels_last; weights are laid out
         by the program, also folded ones of one tap, and outputs are contiguous."""
-        from cudnn_autotune.nn.backend import groups
-
         problems = []
 
         def judge(group: Any) -> Any:
@@ -707,6 +698,7 @@ class TestLayout:
         assert len(layouts) == 5
         assert all(strides.split(", ")[1:] == ["1", channels] for channels, strides in layouts)
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("dims", [1, 3])
     def test_a_graph_of_half_types_is_in_channels_last_without_a_word(
         self, dims: int, monkeypatch: pytest.MonkeyPatch
@@ -724,6 +716,7 @@ class TestLayout:
         assert output.is_contiguous()
         assert formats == [torch.channels_last if dims == 1 else torch.channels_last_3d] * 2
 
+    @pytest.mark.basic(3)
     @pytest.mark.parametrize(
         ("module", "favoured"),
         [
@@ -738,8 +731,6 @@ class TestLayout:
     def test_what_favours_channels_last(
         self, module: Callable[[], Any], favoured: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from cudnn_autotune.nn.backend import programs
-
         found: list[bool] = []
         favours = programs.favours_channels_last
 
@@ -784,6 +775,7 @@ class TestLayout:
             assert output.stride() == expected.stride()
         assert last().chosen == "cudnn_autotune, contiguous"
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("dims", [1, 2])
     def test_convolutions_of_a_converted_model(
         self, dims: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch
@@ -848,8 +840,6 @@ class TestLayout:
     @pytest.mark.slow
     def test_a_computed_weight_of_one_dimension(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A weight that is computed, as by weight norm, is laid out behind what computes it."""
-        from torch.nn.utils.parametrizations import weight_norm
-
         self.win(monkeypatch, "channels_last")
         block = nn.Sequential(weight_norm(nn.Conv1d(5, 8, 3)), nn.LeakyReLU(), nn.Conv1d(8, 4, 3))
         input = torch.randn(2, 5, 11)

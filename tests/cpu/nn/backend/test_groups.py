@@ -11,6 +11,7 @@ from fused_cases import FUNCTIONS
 from inductors_graphs import inductors_graphs
 from references import TOLERANCES, assert_close
 from torch import Tensor, nn
+from torch._inductor.compile_fx import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -23,8 +24,6 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
 def decompositions() -> dict[object, Callable[..., object]]:
-    from torch._inductor.compile_fx import select_decomp_table
-
     return select_decomp_table()
 
 

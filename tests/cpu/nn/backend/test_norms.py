@@ -6,6 +6,7 @@ The graph of Dynamo is changed as the backend changes it, and then runs as it is
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,10 +20,9 @@ from norm_models import (
     Projected,
     Residual,
     SqueezeExcite,
+    check_steps,
     conv,
     data,
-    errors,
-    train,
 )
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -71,14 +71,8 @@ class Served:
 
 def check(model: nn.Module, inputs: Sequence[Tensor], **options: Any) -> Served:
     """Trains a model with its norms served, and holds it to PyTorch's in float64."""
-    exact, theirs = copy.deepcopy(model).double(), copy.deepcopy(model)
     served = Served()
-    compiled = torch.compile(model, backend=served, **options)
-    steps = train(compiled, inputs, of=model)
-    expected = train(exact, [given.double() for given in inputs])
-    ours, eager = errors(steps, expected), errors(train(theirs, inputs), expected)
-    for kind, error in ours.items():
-        assert error <= 3 * eager[kind] + 2e-6, (kind, ours, eager)
+    check_steps(model, inputs, lambda one: torch.compile(one, backend=served, **options))
     return served
 
 
@@ -418,27 +412,10 @@ def test_one_value_a_channel_is_pytorchs_error() -> None:
 
 
 def test_autocast() -> None:
-    model = Residual()
-    exact = copy.deepcopy(model).double()
-    theirs = copy.deepcopy(model)
     served = Served()
-    compiled = torch.compile(model, backend=served)
-    inputs = data(4, 8, 6, 5)
-
-    def under_autocast(model: Any) -> Callable[[Tensor], Tensor]:
-        def call(x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                output: Tensor = model(x)
-            return output
-
-        return call
-
-    expected = train(exact, [given.double() for given in inputs])
-    ours = errors(train(under_autocast(compiled), inputs, of=model), expected)
-    eager = errors(train(under_autocast(theirs), inputs, of=theirs), expected)
+    compile = functools.partial(torch.compile, backend=served)
+    check_steps(Residual(), data(4, 8, 6, 5), compile, autocast=True)
     assert served.texts[0] == "norm + relu"
-    for kind, error in ours.items():
-        assert error <= 1.5 * eager[kind], (kind, ours, eager)
 
 
 def test_transforms_of_torch_func_are_left() -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from norm_models import Dense, Projected, Residual, SqueezeExcite, data, errors, train
+from norm_models import (
+    Dense,
+    Projected,
+    Residual,
+    SqueezeExcite,
+    check_steps,
+    data,
+    errors,
+    train,
+)
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
@@ -43,26 +52,16 @@ def last() -> ca.Compilation:
     return ca.compilations()[-1]
 
 
-def check(model: nn.Module, call: Any, inputs: Sequence[Tensor]) -> None:
-    """Trains a compiled model, and holds it to PyTorch's in float64."""
-    exact, theirs = copy.deepcopy(model).double(), copy.deepcopy(model)
-    steps = train(call, inputs, of=model)
-    expected = train(exact, [given.double() for given in inputs])
-    ours, eager = errors(steps, expected), errors(train(theirs, inputs), expected)
-    for kind, error in ours.items():
-        assert error <= 3 * eager[kind] + 2e-6, (kind, ours, eager)
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("make", [Residual, Projected, SqueezeExcite])
-@pytest.mark.basic(4)
+@pytest.mark.basic(2)
 def test_a_model_trains_as_it_does(
     make: Callable[[], nn.Module], layout: torch.memory_format
 ) -> None:
     torch.manual_seed(0)
     model = make().to(memory_format=layout)
     inputs = [one.to(memory_format=layout) for one in data(4, 8, 6, 5)]
-    check(model, compiled(model), inputs)
+    check_steps(model, inputs, compiled)
     assert last().mode == "training"
     assert last().norms
     assert all(report.is_served for report in last().norms)
@@ -102,6 +101,7 @@ def test_the_backward_adds_the_gradients_of_a_residual_block() -> None:
     assert backward.count("cpp_fused_add") == 1  # for the input
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("forced", [False, True])
 def test_norms_compute_in_the_layout_of_the_convolutions(forced: bool) -> None:
     options = {"force_layout_optimization": True} if forced else {"layout_optimization": False}
@@ -132,16 +132,23 @@ def saved_bytes(call: Callable[[Tensor], Tensor], input: Tensor, model: nn.Modul
     return sum(kept.values())
 
 
+def kept_bytes(model: nn.Module, input: Tensor) -> dict[str, int]:
+    """The bytes of :func:`saved_bytes`, by whether norms are operators."""
+    kept = {}
+    for norms in ("never", "always"):
+        torch._dynamo.reset()
+        kept[norms] = saved_bytes(compiled(model, norms=norms), input, model)
+    return kept
+
+
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("make", [Residual, Projected, SqueezeExcite, Dense])
 def test_no_more_is_kept_for_the_backward(make: Callable[[], nn.Module]) -> None:
     model = nn.Sequential(make(), nn.Conv2d(16 if make is Dense else 12, 8, 1))
     if make in (Residual, SqueezeExcite):
         model = nn.Sequential(make(), nn.Conv2d(8, 8, 1))
     input = torch.randn(4, 8, 16, 16)
-    kept = {}
-    for norms in ("never", "always"):
-        torch._dynamo.reset()
-        kept[norms] = saved_bytes(compiled(model, norms=norms), input, model)
+    kept = kept_bytes(model, input)
     # Statistics of a channel may be kept in one more form.
     assert kept["always"] <= kept["never"] + 1024, kept
 
@@ -150,10 +157,7 @@ def test_a_mask_is_all_that_is_kept_beside_what_pytorch_keeps() -> None:
     """The output is kept as the next convolution's input; its sixteenth is the mask."""
     model = nn.Sequential(Residual(), nn.Conv2d(8, 8, 1)).to(memory_format=torch.channels_last)
     input = torch.randn(4, 8, 16, 16).to(memory_format=torch.channels_last)
-    kept = {}
-    for norms in ("never", "always"):
-        torch._dynamo.reset()
-        kept[norms] = saved_bytes(compiled(model, norms=norms), input, model)
+    kept = kept_bytes(model, input)
     assert kept["always"] <= kept["never"] + input.nbytes // 16 + 1024, kept
 
 
@@ -198,8 +202,7 @@ class WritesLater(nn.Module):
 def test_a_residual_that_is_written_later_costs_its_norm_the_activation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = WritesLater()
-    check(model, compiled(model), data(4, 8, 6, 5))
+    check_steps(WritesLater(), data(4, 8, 6, 5), compiled)
     assert last().note == ""
     assert "Traceback" not in caplog.text
     ends = ["norm + relu", "norm + residual + relu"]
@@ -208,29 +211,11 @@ def test_a_residual_that_is_written_later_costs_its_norm_the_activation(
 
 
 def test_autocast() -> None:
-    model = Residual()
-    exact, theirs = copy.deepcopy(model).double(), copy.deepcopy(model)
-    call = compiled(model)
-    inputs = data(4, 8, 6, 5, count=1)
-
-    def autocast(model: Any) -> Callable[[Tensor], Tensor]:
-        def run(x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                output: Tensor = model(x)
-            return output
-
-        return run
-
-    expected = train(exact, [given.double() for given in inputs])
-    ours = errors(train(autocast(call), inputs, of=model), expected)
-    eager = errors(train(autocast(theirs), inputs, of=theirs), expected)
-    for kind, error in ours.items():
-        assert error <= 1.5 * eager[kind], (kind, ours, eager)
+    check_steps(Residual(), data(4, 8, 6, 5, count=1), compiled, autocast=True)
 
 
 def test_converted_models() -> None:
-    model = Residual()
-    check(model, compiled(ca.convert(model)), data(4, 8, 6, 5))
+    check_steps(Residual(), data(4, 8, 6, 5), lambda one: compiled(ca.convert(one)))
     assert [report.is_served for report in last().norms] == [True, True]
 
 
@@ -273,6 +258,7 @@ class TestMeasured:
         output.sum().backward()
         assert len(calls) == len(list(model.parameters()))
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("loser", [OURS, WITHOUT_NORMS])
     def test_either_may_win(self, loser: str, monkeypatch: pytest.MonkeyPatch) -> None:
         compare = compiled_graph.compare
@@ -284,8 +270,7 @@ class TestMeasured:
             return Comparison(times, {}, {})
 
         monkeypatch.setattr(compiled_graph, "compare", slowed)
-        model = Residual()
-        check(model, compiled(model, norms="measure"), data(4, 8, 6, 5))
+        check_steps(Residual(), data(4, 8, 6, 5), lambda one: compiled(one, norms="measure"))
         assert {report.is_served for report in last().norms} == {loser != OURS}
         assert last().chosen == (WITHOUT_NORMS if loser == OURS else OURS)
 
@@ -325,10 +310,10 @@ class TestMeasured:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
         monkeypatch.setattr(compiled_graph, "compare", fails)
-        model = Residual()
-        check(model, compiled(model, norms="measure"), data(4, 8, 6, 5))
+        check_steps(Residual(), data(4, 8, 6, 5), lambda one: compiled(one, norms="measure"))
         assert last().note == "not compared: there was not enough memory"
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("norms", ["measure", "always"])
     def test_where_they_cannot_be_compiled_norms_are_pytorchs(
         self, norms: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -341,8 +326,7 @@ class TestMeasured:
             return compile_training(*arguments, with_norms=False)
 
         monkeypatch.setattr(training_graph, "compile_training", fails)
-        model = Residual()
-        check(model, compiled(model, norms=norms), data(4, 8, 6, 5))
+        check_steps(Residual(), data(4, 8, 6, 5), lambda one: compiled(one, norms=norms))
         assert last().note == "no norms: no such kernel"
         assert last().note in caplog.text
         assert not any(report.is_served for report in last().norms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import random
 import re
@@ -11,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from served_on_cpu import served_on_cpu
 from torch import Tensor, nn
+from torch._inductor.cudagraph_trees import MarkStepBox
+from torch._inductor.utils import run_fw_bw_and_get_code
+from torch.nn.utils.parametrizations import weight_norm
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn.models import memory_format as layouts
@@ -109,8 +114,6 @@ def test_revert_keeps_the_layout(model: Net) -> None:
 
 def test_steps_are_not_marked_for_the_caller(model: Net, x: Tensor) -> None:
     """After a mark, the CUDA graphs of programs would begin no step by themselves."""
-    from torch._inductor.cudagraph_trees import MarkStepBox
-
     ca.convert(model, memory_format="auto", example_input=x)
     assert MarkStepBox.mark_step_counter == 0
 
@@ -406,8 +409,6 @@ def test_weights_of_1d_convolutions(given: torch.memory_format) -> None:
 
 def test_the_layout_of_1d_weights_is_kept() -> None:
     """By copies, casts, state dicts, pickles and optimizers, and by ``revert``."""
-    import io
-
     model = ca.convert(OneDimensional(), memory_format=LAST)
     file = io.BytesIO()
     torch.save(model, file)
@@ -446,8 +447,6 @@ def test_the_layout_of_a_1d_model_is_measured(clock: list[str]) -> None:
 def test_a_1d_model_computes_in_channels_last(training: bool) -> None:
     """Where it is served: between its first input and its output all is dense in that layout, and
     numbers and gradients are those of float64."""
-    from served_on_cpu import served_on_cpu
-
     model, x = OneDimensional().train(training), torch.randn(2, 5, 11)
     wide, x64 = copy.deepcopy(model).double(), x.double().requires_grad_()
     expected = wide(x64)
@@ -476,9 +475,6 @@ def test_a_1d_model_computes_in_channels_last(training: bool) -> None:
 @pytest.mark.slow
 def test_a_compiled_step_of_a_1d_model() -> None:
     """Forward and backward compute in channels_last, and give float64's numbers."""
-    from served_on_cpu import served_on_cpu
-    from torch._inductor.utils import run_fw_bw_and_get_code
-
     model, x = OneDimensional(), torch.randn(2, 5, 11)
     wide = copy.deepcopy(model).double()
     wide(x.double()).square().sum().backward()
@@ -507,8 +503,6 @@ def test_a_compiled_step_of_a_1d_model() -> None:
 
 def test_a_parametrized_1d_weight_is_left() -> None:
     """It is computed at each call, contiguous whatever it is computed of."""
-    from torch.nn.utils.parametrizations import weight_norm
-
     model = nn.Sequential(weight_norm(nn.Conv1d(3, 4, 3)), nn.Conv1d(4, 4, 3))
     ca.convert(model, memory_format=LAST)
     assert model[1].weight.stride() == images_strides(model[1].weight)
