@@ -205,15 +205,14 @@ def drawable(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
 
 def check_output(option: str, path: Path | None, force: bool = True) -> None:
     """Makes the folder of a file that is to be written, and tries to write in it. Raises
-    BadParameter if no regular file can be written there, or there is one already and ``force`` is
-    False."""
+    BadParameter if no regular file can be written there, or there is one already that is read-only
+    or that ``force`` does not allow to replace."""
     if path is None:
         return
     if os.path.exists(path) and not force:
         raise refuse(option, f"{path} is there already; --force replaces it")
     try:
-        place = atomic_file.followed(path)
-        atomic_file.check_regular(place)
+        place = atomic_file.replaceable(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}."):
             pass

@@ -53,10 +53,7 @@ def write(path: Path, data: bytes) -> None:
             than a regular file, as a pipe or a device.
         PermissionError: among others, the file is read-only, or a link of another user.
     """
-    path = followed(path)
-    check_regular(path)
-    if is_read_only(path):
-        raise PermissionError(errno.EACCES, "the file is read-only", str(path))
+    path = replaceable(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -79,6 +76,16 @@ def write(path: Path, data: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def replaceable(path: Path) -> Path:
+    """Returns the path of the file that :func:`write` replaces, which need not exist. Raises
+    OSError where that may not be replaced."""
+    place = followed(path)
+    check_regular(place)
+    if is_read_only(place):
+        raise PermissionError(errno.EACCES, "the file is read-only", str(path))
+    return place
 
 
 def check_regular(path: Path) -> None:

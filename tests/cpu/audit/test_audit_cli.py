@@ -213,6 +213,9 @@ def test_a_file_that_cannot_be_written_is_known_beforehand(
         done = run(*arguments, folder / name)
         assert done.exit_code == 2, done.output
         assert f"'{option}': cannot write {folder / name}" in " ".join(done.output.split())
+    kept = tmp_path / f"kept_{name}"
+    kept.touch(mode=0o444)
+    assert f"cannot write {kept}: the file is read-only" in refused(*arguments, kept)
     (tmp_path / name).mkdir()
     printed = refused(*arguments, tmp_path / name)
     assert f"'{option}'" in printed
