@@ -10,7 +10,7 @@ further kernels, engines that are seldom the fastest, and how the board throttle
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
@@ -108,10 +108,9 @@ class Shortlist:
         return [c for c in self._other_kernels if c.engine_name in engines]
 
 
-def _rules() -> RaceRules:
-    return RaceRules(
-        least_rounds=4, most_rounds=10, batch_ms=0.2, gpu_ms=10.0, gpu_calls=25, warm_ms=0.5
-    )
+_RULES = RaceRules(
+    least_rounds=4, most_rounds=10, batch_ms=0.2, gpu_ms=10.0, gpu_calls=25, warm_ms=0.5
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Auto:
     """The mode ``auto``. ``seed`` fixes the order of turns; with None it is random."""
 
     name: str = "auto"
-    rules: RaceRules = field(default_factory=_rules)
+    rules: RaceRules = _RULES
     seed: int | None = None
     races_models = True
     seconds = 1.0

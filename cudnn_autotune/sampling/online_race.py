@@ -100,8 +100,7 @@ _LOOK_AFTER = 0.35
 _RECENT = 3
 
 
-def _rules() -> RaceRules:
-    return RaceRules(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS)
+_RULES = RaceRules(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS)
 
 
 @dataclass(eq=False)
@@ -114,7 +113,7 @@ class OnlineRace:
     """
 
     candidates: list[Candidate]
-    rules: RaceRules = field(default_factory=_rules)
+    rules: RaceRules = _RULES
     earlier: TrialRecord = field(default_factory=TrialRecord)
     """The findings of an earlier process, whose rounds count as if they were this race's first."""
     turns: int = 0

@@ -48,8 +48,8 @@ from cudnn_autotune.tuning import (
 )
 from cudnn_autotune.tuning.checking import OutputChecks, is_telling, refusal
 from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search, untimed
-from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlineCommitter, OnlinePreparation
-from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
+from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlinePreparation
+from cudnn_autotune.tuning.online_tuner import TUNER, OnlineCommitter, Prepared, Trial
 from cudnn_autotune.tuning.serving import Served, serve
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""``online`` in the caller's calls: prepares candidates there, and commits the decision."""
+"""``online`` in the caller's calls, where candidates are prepared."""
 
 from __future__ import annotations
 
@@ -10,31 +10,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune.core.background import COMPILING
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import Operands
-from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.online_race import TrialRecord
 from cudnn_autotune.sampling.strategy import Shortlister, left_unseen
-from cudnn_autotune.store import kept_plans
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
-from cudnn_autotune.tuning import checking, choice_log, remembering
+from cudnn_autotune.tuning import checking
 from cudnn_autotune.tuning.checking import Verdict
-from cudnn_autotune.tuning.choice import Choice, of_search
+from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_tuner import Prepared
 from cudnn_autotune.tuning.prefetching import PlanFuture
 
 _log = logging.getLogger(__name__)
-_OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what was fast on sizes nearby"
 
 # While candidates are being compiled, a step in one of so many calls looks for those that are done.
 _CALLS_BETWEEN_LOOKS = 8
@@ -279,63 +274,3 @@ class LazyPreparation:
             return None, 0
         assert self._step is not None
         return self._step(*tensors)
-
-
-class OnlineCommitter:
-    """Commits the decision of one problem's trial (an ``online_tuner.Committer``).
-
-    Args:
-        first: the choice that serves until then.
-        prepared: the checks of the candidates' outputs, and what was lacking for them.
-        since: the problem's ``choice_log.generation`` when ``first`` was begun.
-    """
-
-    def __init__(self, first: Choice, prepared: Prepared, since: int) -> None:
-        self._first = first
-        self._prepared = prepared
-        self._since = since
-
-    @property
-    def is_wanted(self) -> bool:
-        return choice_log.generation(self._first.problem) == self._since
-
-    @property
-    def chosen_elsewhere(self) -> str | None:
-        first = self._first
-        known = choice_log.find(first.problem, first.policy, first.device)
-        if known is None or known.total_samples == 0 or known.lacking:
-            return None
-        return known.text
-
-    def commit(self, selection: Selection) -> bool:
-        first, device, checks = self._first, self._first.device, self._prepared.checks
-        if first.origin == "neighbour":
-            remarks = (*selection.evidence.remarks, _OF_A_NEW_SIZE)
-            selection = replace(selection, evidence=replace(selection.evidence, remarks=remarks))
-        winner = selection.winner
-        tuning_ms = first.tuning_ms + selection.evidence.wall_ms
-        origin = "tuned" if selection.total_samples > 0 else first.origin
-        is_unchecked = checks.errors.get(winner.candidate.text, 0.0) is None
-        lacks = replace(self._prepared.lacking, check=is_unchecked)
-        choice = of_search(first.problem, first.policy, device, selection, checks, winner, lacks)
-        choice = replace(choice, origin=origin, tuning_ms=tuning_ms)
-        remembering.commit(choice, self._since)
-        return bool(lacks)
-
-    def keep(self, record: TrialRecord | None) -> None:
-        kept_plans.keep_trial(*self._name, record and record.to_json())
-
-    def earlier(self) -> TrialRecord:
-        """Returns what an earlier process has found of the same problem, and could not decide."""
-        tree = kept_plans.find_trial(*self._name)
-        try:
-            return TrialRecord() if tree is None else TrialRecord.from_json(tree)
-        except Exception as error:  # any record: a call is served
-            _log.info("%s: its trial begins again: %s", self._first.problem.text, shown(str(error)))
-            return TrialRecord()
-
-    @property
-    def _name(self) -> tuple[str, str, int]:
-        first = self._first
-        limits = f"benchmark_limit={first.benchmark_limit} workspace_limit={first.workspace_limit}"
-        return first.problem.text, f"{first.origin} {limits}", first.device

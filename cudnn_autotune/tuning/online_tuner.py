@@ -15,19 +15,24 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.online_race import OnlineRace, TrialRecord
+from cudnn_autotune.store import kept_plans
 from cudnn_autotune.timers.lacking import NOTHING, Lacking
+from cudnn_autotune.tuning import choice_log, remembering
 from cudnn_autotune.tuning.checking import OutputChecks
+from cudnn_autotune.tuning.choice import Choice, of_search
 
 if TYPE_CHECKING:
     from cudnn_autotune.core.extension import _C
 
 _log = logging.getLogger(__name__)
+_OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what was fast on sizes nearby"
 
 _PERIOD_S = 0.01
 # The period while no new samples arrive, as between two epochs.
@@ -40,24 +45,6 @@ _LONGEST_S = 0.5
 _KEEP_EVERY_S = 10.0
 # At exit the thread finishes its step, which takes some milliseconds.
 _EXIT_S = 10.0
-
-
-class Committer(Protocol):
-    """Receives the decision of a trial, on the tuner's thread, which must not touch the GPU."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """False once the problem was forgotten."""
-
-    @property
-    def chosen_elsewhere(self) -> str | None:
-        """The text that another thread's trial of the same problem has decided on."""
-
-    def commit(self, selection: Selection) -> bool:
-        """Commits the decision, the chosen candidate first; returns whether it is provisional."""
-
-    def keep(self, record: TrialRecord | None) -> None:
-        """Keeps what the trial has found so far for a later process; None: nothing any more."""
 
 
 @dataclass(eq=False)
@@ -90,13 +77,78 @@ class Prepared:
     """Whether the preparation has ended; set last."""
 
 
+class OnlineCommitter:
+    """Commits the decision of one problem's trial, on the tuner's thread, which must not touch the
+    GPU.
+
+    Args:
+        first: the choice that serves until then.
+        prepared: the checks of the candidates' outputs, and what was lacking for them.
+        since: the problem's ``choice_log.generation`` when ``first`` was begun.
+    """
+
+    def __init__(self, first: Choice, prepared: Prepared, since: int) -> None:
+        self._first = first
+        self._prepared = prepared
+        self._since = since
+
+    @property
+    def is_wanted(self) -> bool:
+        """False once the problem was forgotten."""
+        return choice_log.generation(self._first.problem) == self._since
+
+    @property
+    def chosen_elsewhere(self) -> str | None:
+        """The text that another thread's trial of the same problem has decided on."""
+        first = self._first
+        known = choice_log.find(first.problem, first.policy, first.device)
+        if known is None or known.total_samples == 0 or known.lacking:
+            return None
+        return known.text
+
+    def commit(self, selection: Selection) -> bool:
+        """Commits the decision, the chosen candidate first; returns whether it is provisional."""
+        first, device, checks = self._first, self._first.device, self._prepared.checks
+        if first.origin == "neighbour":
+            remarks = (*selection.evidence.remarks, _OF_A_NEW_SIZE)
+            selection = replace(selection, evidence=replace(selection.evidence, remarks=remarks))
+        winner = selection.winner
+        tuning_ms = first.tuning_ms + selection.evidence.wall_ms
+        origin = "tuned" if selection.total_samples > 0 else first.origin
+        is_unchecked = checks.errors.get(winner.candidate.text, 0.0) is None
+        lacks = replace(self._prepared.lacking, check=is_unchecked)
+        choice = of_search(first.problem, first.policy, device, selection, checks, winner, lacks)
+        choice = replace(choice, origin=origin, tuning_ms=tuning_ms)
+        remembering.commit(choice, self._since)
+        return bool(lacks)
+
+    def keep(self, record: TrialRecord | None) -> None:
+        """Keeps what the trial has found so far for a later process; None: nothing any more."""
+        kept_plans.keep_trial(*self._name, record and record.to_json())
+
+    def earlier(self) -> TrialRecord:
+        """Returns what an earlier process has found of the same problem, and could not decide."""
+        tree = kept_plans.find_trial(*self._name)
+        try:
+            return TrialRecord() if tree is None else TrialRecord.from_json(tree)
+        except Exception as error:  # any record: a call is served
+            _log.info("%s: its trial begins again: %s", self._first.problem.text, shown(str(error)))
+            return TrialRecord()
+
+    @property
+    def _name(self) -> tuple[str, str, int]:
+        first = self._first
+        limits = f"benchmark_limit={first.benchmark_limit} workspace_limit={first.workspace_limit}"
+        return first.problem.text, f"{first.origin} {limits}", first.device
+
+
 @dataclass(eq=False)
 class Trial:
     """One problem that its callers' calls are deciding."""
 
     schedule: _C.TurnSchedule
     first: Candidate
-    committer: Committer
+    committer: OnlineCommitter
     prepared: Prepared
     earlier: TrialRecord = field(default_factory=TrialRecord)
     """The record of an earlier process's trial of the same problem."""
@@ -361,5 +413,3 @@ class OnlineTuner:
 
 TUNER = OnlineTuner()
 atexit.register(TUNER.stop)
-
-__all__ = ["TUNER", "OnlineTuner", "Committer", "Prepared", "Trial", "next_period_s"]

@@ -36,7 +36,7 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class _Shape(PlanarLayer):
+class _Layer(PlanarLayer):
     """The sizes that a layer determines for every tiling."""
 
     @property
@@ -97,7 +97,7 @@ class _Shape(PlanarLayer):
 class _Tiling:
     """The outputs of one block."""
 
-    shape: _Shape
+    layer: _Layer
     channels: int
     warp_channels: int
     rows: int
@@ -108,28 +108,28 @@ class _Tiling:
 
     @property
     def tiles_across(self) -> int:
-        if self.shape.is_signal:
+        if self.layer.is_signal:
             return 1
-        return _ceil_div(self.shape.out_size[1], 8 * self.shape.column_blocks)
+        return _ceil_div(self.layer.out_size[1], 8 * self.layer.column_blocks)
 
     @property
     def segments(self) -> int:
-        columns = 8 * self.shape.column_blocks
-        return _ceil_div(self.shape.out_size[1], columns) if self.shape.is_signal else 0
+        columns = 8 * self.layer.column_blocks
+        return _ceil_div(self.layer.out_size[1], columns) if self.layer.is_signal else 0
 
     @property
     def out_rows(self) -> int:
-        return self.segments or self.shape.out_size[0]
+        return self.segments or self.layer.out_size[0]
 
     @property
     def warps(self) -> int:
-        return self.channels // self.warp_channels * self.shape.chained
+        return self.channels // self.warp_channels * self.layer.chained
 
     @property
     def blocks(self) -> int:
-        tiles = self.shape.images * self.tiles_across * self.shape.column_blocks
+        tiles = self.layer.images * self.tiles_across * self.layer.column_blocks
         return (
-            _ceil_div(self.shape.channels, self.channels)
+            _ceil_div(self.layer.channels, self.channels)
             * _ceil_div(tiles, _POSITIONS)
             * _ceil_div(self.out_rows, self.rows)
         )
@@ -137,7 +137,7 @@ class _Tiling:
     @functools.cached_property
     def layout(self) -> dict[str, int]:
         """The division of shared memory, by the names that depthwise_mma_tile.cuh uses."""
-        s, tiles = self.shape, _POSITIONS // self.shape.column_blocks
+        s, tiles = self.layer, _POSITIONS // self.layer.column_blocks
         groups, octets = _ceil_div(tiles * s.pitch, 4), _ceil_div(self.channels, 8)
         plane = 4 * groups + (0 if groups % 2 else 4)
         if s.is_channels_last:
@@ -162,9 +162,9 @@ class _Tiling:
 
     def resident(self, gpu: Gpu) -> int:
         """Blocks that a multiprocessor holds at a time."""
-        registers = self.shape.state_registers * self.warp_channels + _OTHER_REGISTERS
-        registers += 2 * max(0, self.shape.steps - 5)  # the inputs of an mma
-        if self.shape.chained > 1:
+        registers = self.layer.state_registers * self.warp_channels + _OTHER_REGISTERS
+        registers += 2 * max(0, self.layer.steps - 5)  # the inputs of an mma
+        if self.layer.chained > 1:
             registers += _CHAINED_REGISTERS * (self.warp_channels - 1)
         # Offers of an H100 stay what they were: its last kilobyte of shared memory is not counted.
         of_shared = gpu.shared_bytes // (self.shared_bytes + gpu.reserved_shared_bytes)
@@ -173,34 +173,34 @@ class _Tiling:
 
     def cost(self, gpu: Gpu) -> float:
         """Estimates the clocks of the busiest multiprocessor."""
-        shape = self.shape
+        layer = self.layer
         blocks = _ceil_div(self.blocks, gpu.multiprocessors)
         # A chained warp does not multiply rows that its part of the filter does not meet.
-        rows = self.rows + shape.filter_rows - 1
-        if self.rows == self.out_rows and shape.chained == 1:
-            rows -= min(max(shape.padding[0], 0), rows - self.rows)
-        products = shape.filter_rows * _ceil_div(shape.steps, 2)
+        rows = self.rows + layer.filter_rows - 1
+        if self.rows == self.out_rows and layer.chained == 1:
+            rows -= min(max(layer.padding[0], 0), rows - self.rows)
+        products = layer.filter_rows * _ceil_div(layer.steps, 2)
         issue = (_STEP_INSTRUCTIONS / self.warp_channels + _CHANNEL_INSTRUCTIONS + products) / 0.8
-        clocks = max(issue, 4 * shape.filter_rows * shape.steps)
+        clocks = max(issue, 4 * layer.filter_rows * layer.steps)
         # Copies of 16 bytes are half of what the L2 cache delivers.
-        waste = 1.2 if shape.is_channels_last and self.channels <= 8 else 1.0
+        waste = 1.2 if layer.is_channels_last and self.channels <= 8 else 1.0
         work = blocks * self.warps / 4 * self.warp_channels * clocks * waste
         return (rows + 4) * max(work, _ceil_div(blocks, self.resident(gpu)) * _STEP_LATENCY)
 
 
-def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
+def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
     # The filter of a chain of three and more takes so many registers that four channels fill half
     # of a multiprocessor.
-    for channels in (4, 8) if shape.chained > 2 else (8, 16, 32):
+    for channels in (4, 8) if layer.chained > 2 else (8, 16, 32):
         for warp_channels in (1, 2):
-            whole = _Tiling(shape, channels, warp_channels, 1)
+            whole = _Tiling(layer, channels, warp_channels, 1)
             fits = 4 <= whole.warps <= 32 and whole.shared_bytes <= gpu.shared_bytes
             if not fits or not whole.resident(gpu) or whole.warps % _ceil_div(channels, 8):
                 continue
-            if whole.layout["STAGE_BYTES"] // shape.copy_bytes > _MOST_COPIES * 32 * whole.warps:
+            if whole.layout["STAGE_BYTES"] // layer.copy_bytes > _MOST_COPIES * 32 * whole.warps:
                 continue
             rows = {min(_ceil_div(whole.out_rows, bands), _MOST_ROWS) for bands in (1, 2, 4, 8)}
-            choices = [_Tiling(shape, channels, warp_channels, r) for r in rows]
+            choices = [_Tiling(layer, channels, warp_channels, r) for r in rows]
             yield from sorted(choices, key=lambda tiling: tiling.cost(gpu))[:2]
 
 
@@ -213,16 +213,16 @@ def _is_computed(problem: ConvProblem) -> bool:
         or any(s != 1 for s in (*problem.stride, *problem.dilation))
     ):
         return False
-    shape = _Shape.of(problem)
+    layer = _Layer.of(problem)
     return (
         # cuDNN serves 3x3 well, and a filter with few taps wastes most of an mma.
-        shape.kernel[0] * shape.kernel[1] > 9
-        and shape.steps <= _MOST_STEPS
-        and shape.chained > 0
-        and shape.channels % 8 == 0
-        and max(*shape.in_size, *shape.out_size) < 1 << 30
-        and max(map(abs, shape.padding)) < 1 << 29
-        and shape.alignment >= (_VECTOR_BYTES if shape.is_channels_last else 2)
+        layer.kernel[0] * layer.kernel[1] > 9
+        and layer.steps <= _MOST_STEPS
+        and layer.chained > 0
+        and layer.channels % 8 == 0
+        and max(*layer.in_size, *layer.out_size) < 1 << 30
+        and max(map(abs, layer.padding)) < 1 << 29
+        and layer.alignment >= (_VECTOR_BYTES if layer.is_channels_last else 2)
     )
 
 
@@ -240,7 +240,7 @@ class DepthwiseMma(KernelFamily[_Tiling]):
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if not _is_computed(problem):
             return ()
-        tilings = sorted(_tilings(_Shape.of(problem), gpu), key=lambda tiling: tiling.cost(gpu))
+        tilings = sorted(_tilings(_Layer.of(problem), gpu), key=lambda tiling: tiling.cost(gpu))
         return tuple(tilings[:_MOST_OFFERS])
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
@@ -248,23 +248,23 @@ class DepthwiseMma(KernelFamily[_Tiling]):
 
 
 def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
-    shape = tiling.shape
-    has_pairs = shape.out_size[1] % 2 == 0 and shape.alignment >= 4
+    layer = tiling.layer
+    has_pairs = layer.out_size[1] % 2 == 0 and layer.alignment >= 4
     defines: tuple[tuple[str, str | int], ...] = (
         ("ELEMENT", sources.ELEMENTS[problem.dtype]),
-        ("KERNEL_H", shape.kernel[0]),
-        ("KERNEL_W", shape.kernel[1]),
+        ("KERNEL_H", layer.kernel[0]),
+        ("KERNEL_W", layer.kernel[1]),
         ("TURNED", int(problem.op == "dgrad")),
-        ("SIGNAL", int(shape.is_signal)),
-        ("CHANNELS_LAST", int(shape.is_channels_last)),
-        ("COLUMN_BLOCKS", shape.column_blocks),
+        ("SIGNAL", int(layer.is_signal)),
+        ("CHANNELS_LAST", int(layer.is_channels_last)),
+        ("COLUMN_BLOCKS", layer.column_blocks),
         ("CHANNELS", tiling.channels),
         ("WARP_CHANNELS", tiling.warp_channels),
-        ("CHAINED", shape.chained),
+        ("CHAINED", layer.chained),
         ("STAGES", _STAGES),
         ("MIN_BLOCKS", tiling.resident(gpu)),
-        ("COPY_BYTES", shape.copy_bytes),
-        ("SHIFT", 0 if shape.is_channels_last else -shape.padding[1] % 8),
+        ("COPY_BYTES", layer.copy_bytes),
+        ("SHIFT", 0 if layer.is_channels_last else -layer.padding[1] % 8),
         ("STORE_PAIRS", int(has_pairs)),
         *sources.activation_macros(problem.activation),
         ("HAS_BIAS", int(problem.bias)),
@@ -279,11 +279,11 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
             *operands(problem),
             Address("bias") if problem.bias else NULL,
             Address("residual") if problem.residual else NULL,
-            shape.images,
-            shape.channels,
-            *shape.in_size,
-            *shape.out_size,
-            *shape.padding,
+            layer.images,
+            layer.channels,
+            *layer.in_size,
+            *layer.out_size,
+            *layer.padding,
             tiling.tiles_across,
             tiling.rows,
         ),

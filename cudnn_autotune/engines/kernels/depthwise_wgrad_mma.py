@@ -37,7 +37,7 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class _Shape(PlanarLayer):
+class _Layer(PlanarLayer):
     """The sizes that a layer determines for every tiling. A signal is cut into rows of eight
     columns."""
 
@@ -63,7 +63,7 @@ class _Shape(PlanarLayer):
 class _Tiling:
     """The channels and filter rows of one block, by the names of the kernel's macros."""
 
-    shape: _Shape
+    layer: _Layer
     channels: int
     warp_channels: int
     warp_pairs: int
@@ -79,34 +79,34 @@ class _Tiling:
 
     @property
     def column_blocks(self) -> int:
-        blocks = self.shape.tile_size[1]
+        blocks = self.layer.tile_size[1]
         return _ceil_div(blocks, _ceil_div(blocks, _MOST_COLUMN_BLOCKS))
 
     @property
     def tiles_down(self) -> int:
-        return 1 if self.shape.is_signal else _ceil_div(self.shape.tile_size[0], self.row_blocks)
+        return 1 if self.layer.is_signal else _ceil_div(self.layer.tile_size[0], self.row_blocks)
 
     @property
     def tiles_across(self) -> int:
-        if self.shape.is_signal:
-            return _ceil_div(self.shape.tile_size[0], self.row_blocks)
-        return _ceil_div(self.shape.tile_size[1], self.column_blocks)
+        if self.layer.is_signal:
+            return _ceil_div(self.layer.tile_size[0], self.row_blocks)
+        return _ceil_div(self.layer.tile_size[1], self.column_blocks)
 
     @property
     def items(self) -> int:
-        return _ceil_div(self.shape.images * self.tiles_down * self.tiles_across, self.tiles)
+        return _ceil_div(self.layer.images * self.tiles_down * self.tiles_across, self.tiles)
 
     @property
     def load_channels(self) -> int:
         """Channels that a thread reads at once."""
-        if not self.shape.is_channels_last:
+        if not self.layer.is_channels_last:
             return 1
-        is_four = self.channels % 4 == self.shape.channels % 4 == 0 and self.shape.alignment >= 8
+        is_four = self.channels % 4 == self.layer.channels % 4 == 0 and self.layer.alignment >= 8
         return 4 if is_four else 2
 
     @property
     def warp_groups(self) -> int:
-        return _ceil_div(_ceil_div(self.shape.kernel[0], 2), self.warp_pairs)
+        return _ceil_div(_ceil_div(self.layer.kernel[0], 2), self.warp_pairs)
 
     @property
     def warps(self) -> int:
@@ -115,13 +115,13 @@ class _Tiling:
     @property
     def registers(self) -> int:
         """Registers per thread, estimated."""
-        sums = self.warp_channels * self.warp_pairs * self.shape.products * 4
-        return _ceil_div(sums + 2 * self.shape.blocks + _OTHER_REGISTERS, 8) * 8
+        sums = self.warp_channels * self.warp_pairs * self.layer.products * 4
+        return _ceil_div(sums + 2 * self.layer.blocks + _OTHER_REGISTERS, 8) * 8
 
     @functools.cached_property
     def layout(self) -> dict[str, int]:
         """The division of shared memory, by the names that depthwise_wgrad_mma.cu uses."""
-        s, rows = self.shape, 8 * self.row_blocks
+        s, rows = self.layer, 8 * self.row_blocks
         stored_rows = rows + 2 * self.warp_groups * self.warp_pairs - 1
         pitch_x = pitch_y = 1
         if not s.is_signal:
@@ -151,7 +151,7 @@ class _Tiling:
 
     def items_a_split(self, gpu: Gpu) -> int:
         """Returns the items of a block if all blocks are to be on the GPU at once."""
-        groups = _ceil_div(self.shape.channels, self.channels)
+        groups = _ceil_div(self.layer.channels, self.channels)
         blocks = gpu.multiprocessors * self.resident(gpu)
         return _ceil_div(self.items, max(1, blocks // groups))
 
@@ -160,7 +160,7 @@ class _Tiling:
 
     def cost(self, gpu: Gpu) -> float:
         """Clocks of the busiest multiprocessor, roughly."""
-        s, rows = self.shape, 8 * self.row_blocks
+        s, rows = self.layer, 8 * self.row_blocks
         row_pairs = self.tiles * self.row_blocks / 2
         pairs = self.warp_groups * self.warp_pairs
         products = row_pairs * self.column_blocks * pairs * s.products
@@ -188,8 +188,8 @@ class _Tiling:
         return waves * self.items_a_split(gpu) * item
 
 
-def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
-    pairs, down = _ceil_div(shape.kernel[0], 2), shape.tile_size[0]
+def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
+    pairs, down = _ceil_div(layer.kernel[0], 2), layer.tile_size[0]
     even = down + down % 2
     for channels, warp_channels, warp_pairs, row_blocks, tiles in itertools.product(
         (2, 4, 8, 16, 32),
@@ -198,9 +198,9 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
         sorted({1, 2, 4, 8, min(down, 8), min(even, 8)}),
         (1, 2, 4, 8),
     ):
-        tiling = _Tiling(shape, channels, warp_channels, warp_pairs, row_blocks, tiles)
+        tiling = _Tiling(layer, channels, warp_channels, warp_pairs, row_blocks, tiles)
         if (
-            channels < 2 * shape.channels
+            channels < 2 * layer.channels
             and row_blocks <= even
             and tiles * row_blocks % 2 == 0
             and (tiles <= 2 or tiles * row_blocks <= 8)
@@ -213,9 +213,9 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
 
 
 @functools.lru_cache(maxsize=256)
-def _best_tilings(shape: _Shape, gpu: Gpu) -> tuple[_Tiling, ...]:
+def _best_tilings(layer: _Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
     best: dict[tuple[int, ...], _Tiling] = {}  # by division among warps
-    for tiling in sorted(_tilings(shape, gpu), key=lambda tiling: tiling.cost(gpu)):
+    for tiling in sorted(_tilings(layer, gpu), key=lambda tiling: tiling.cost(gpu)):
         best.setdefault((tiling.channels, tiling.warp_channels, tiling.warp_pairs), tiling)
     return tuple(best.values())[:_MOST_OFFERS]
 
@@ -248,32 +248,32 @@ class DepthwiseWgradMma(KernelFamily[_Tiling]):
             or any(value != 1 for value in (*problem.stride, *problem.dilation))
         ):
             return []
-        shape = _Shape.of(problem)
-        if shape.is_channels_last and max(shape.kernel) <= 3:
+        layer = _Layer.of(problem)
+        if layer.is_channels_last and max(layer.kernel) <= 3:
             return []  # bound by DRAM: tensor cores gain nothing
-        if shape.kernel == (1, 1) or (
-            shape.is_channels_last and (shape.channels % 2 or shape.alignment < 4)
+        if layer.kernel == (1, 1) or (
+            layer.is_channels_last and (layer.channels % 2 or layer.alignment < 4)
         ):
             return []
-        return _best_tilings(shape, gpu)
+        return _best_tilings(layer, gpu)
 
 
 def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
-    shape = tiling.shape
-    has_pairs = shape.in_size[1] % 2 == shape.out_size[1] % 2 == 0 and shape.alignment >= 4
+    layer = tiling.layer
+    has_pairs = layer.in_size[1] % 2 == layer.out_size[1] % 2 == 0 and layer.alignment >= 4
     layout: tuple[tuple[str, int], ...] = (("CHANNELS_LAST", 1), ("PAIRS", 0), ("ODD", 0))
-    if not shape.is_channels_last:
-        is_odd = has_pairs and shape.padding[1] % 2
+    if not layer.is_channels_last:
+        is_odd = has_pairs and layer.padding[1] % 2
         layout = (("CHANNELS_LAST", 0), ("PAIRS", int(has_pairs)), ("ODD", int(is_odd)))
     kernel = Kernel(
         source("depthwise_wgrad_mma.cu"),
         "depthwise_wgrad_mma",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),
-            ("KERNEL_H", shape.kernel[0]),
-            ("KERNEL_W", shape.kernel[1]),
+            ("KERNEL_H", layer.kernel[0]),
+            ("KERNEL_W", layer.kernel[1]),
             *layout,
-            ("SIGNAL", int(shape.is_signal)),
+            ("SIGNAL", int(layer.is_signal)),
             ("CHANNELS", tiling.channels),
             ("WARP_CHANNELS", tiling.warp_channels),
             ("LOAD_CHANNELS", tiling.load_channels),
@@ -287,17 +287,17 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
     )
     return KernelLaunch(
         kernel,
-        grid=(_ceil_div(shape.channels, tiling.channels) * tiling.splits(gpu), 1, 1),
+        grid=(_ceil_div(layer.channels, tiling.channels) * tiling.splits(gpu), 1, 1),
         block=(32 * tiling.warps, 1, 1),
         arguments=(
             Address("x"),
             Address("y"),
             Address("workspace"),
-            shape.images,
-            shape.channels,
-            *shape.in_size,
-            *shape.out_size,
-            *shape.padding,
+            layer.images,
+            layer.channels,
+            *layer.in_size,
+            *layer.out_size,
+            *layer.padding,
             tiling.tiles_down,
             tiling.tiles_across,
             tiling.items,

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Activation:
+class NormActivation:
     """An activation with its derivative."""
 
     forward: Callable[[Tensor], Tensor]
@@ -29,29 +29,29 @@ class Activation:
     """output -> where the gradient passes, if it does so unchanged and is 0 elsewhere."""
 
 
-NORM_ACTIVATIONS: Mapping[str, Activation] = {
-    "identity": Activation(lambda z: z, lambda grad, z: grad, by_output=False),
-    "relu": Activation(
+NORM_ACTIVATIONS: Mapping[str, NormActivation] = {
+    "identity": NormActivation(lambda z: z, lambda grad, z: grad, by_output=False),
+    "relu": NormActivation(
         F.relu,
         lambda grad, y: aten.threshold_backward(grad, y, 0),
         by_output=True,
         passes=lambda y: ~(y <= 0),
     ),
-    "relu6": Activation(
+    "relu6": NormActivation(
         F.relu6,
         lambda grad, y: aten.hardtanh_backward(grad, y, 0, 6),
         by_output=True,
         passes=lambda y: ~((y <= 0) | (y >= 6)),
     ),
-    "sigmoid": Activation(ACTIVATIONS["sigmoid"], aten.sigmoid_backward, by_output=True),
-    "silu": Activation(ACTIVATIONS["silu"], aten.silu_backward, by_output=False),
-    "gelu": Activation(ACTIVATIONS["gelu"], aten.gelu_backward, by_output=False),
-    "gelu_tanh": Activation(
+    "sigmoid": NormActivation(ACTIVATIONS["sigmoid"], aten.sigmoid_backward, by_output=True),
+    "silu": NormActivation(ACTIVATIONS["silu"], aten.silu_backward, by_output=False),
+    "gelu": NormActivation(ACTIVATIONS["gelu"], aten.gelu_backward, by_output=False),
+    "gelu_tanh": NormActivation(
         ACTIVATIONS["gelu_tanh"],
         lambda grad, z: aten.gelu_backward(grad, z, approximate="tanh"),
         by_output=False,
     ),
-    "hardswish": Activation(ACTIVATIONS["hardswish"], aten.hardswish_backward, by_output=False),
+    "hardswish": NormActivation(ACTIVATIONS["hardswish"], aten.hardswish_backward, by_output=False),
 }
 """The activations that a norm can be followed by, by name."""
 

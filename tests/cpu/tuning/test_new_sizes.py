@@ -33,8 +33,8 @@ from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import choice_log, events, miss, new_sizes, tune_problem
 from cudnn_autotune.tuning.choice import Choice, of_search
 from cudnn_autotune.tuning.new_sizes import calls_before_trial, fast_nearby
-from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlineCommitter
-from cudnn_autotune.tuning.online_tuner import Prepared
+from cudnn_autotune.tuning.online_calls import LazyPreparation
+from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 from cudnn_autotune.tuning.serving import Served
 
 pytestmark = pytest.mark.search

@@ -735,7 +735,7 @@ from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import online_tuner
 from cudnn_autotune.tuning.choice import Choice, untimed
-from cudnn_autotune.tuning.online_calls import OnlineCommitter
+from cudnn_autotune.tuning.online_tuner import OnlineCommitter
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
 from online_trials import FIRST, Undecided
 from problems import make

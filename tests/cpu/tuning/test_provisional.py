@@ -26,8 +26,7 @@ from cudnn_autotune.timers.measuring import Operands, operands
 from cudnn_autotune.tuning import checking, choice_log, miss, remembering
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.gpu_searches import GpuSearches
-from cudnn_autotune.tuning.online_calls import OnlineCommitter
-from cudnn_autotune.tuning.online_tuner import Prepared
+from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 
 pytestmark = pytest.mark.search
 

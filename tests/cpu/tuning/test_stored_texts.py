@@ -21,8 +21,7 @@ from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import miss, prefetching, remembering, serving
 from cudnn_autotune.tuning.choice import Choice, untimed
-from cudnn_autotune.tuning.online_calls import OnlineCommitter
-from cudnn_autotune.tuning.online_tuner import Prepared
+from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 
 pytestmark = pytest.mark.search
 
