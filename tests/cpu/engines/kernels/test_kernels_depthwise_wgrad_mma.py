@@ -105,10 +105,6 @@ def test_what_is_not_finite_goes_where_it_belongs(name: str, value: float) -> No
         check_not_finite(MMA, problem, settings, tensors)
 
 
-def workspace(count: int) -> dict[str, torch.Tensor]:
-    return {"workspace": torch.full((count,), 0xFF, dtype=torch.uint8)}
-
-
 def test_sums_are_divided_among_few_blocks() -> None:
     """The partial sums are few next to the tensors."""
     problem = wgrad(64, 96, (56, 56), (7, 7), padding=3)
