@@ -136,6 +136,7 @@ def test_several_outputs_a_channel() -> None:
         )
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 def test_tensors_that_are_hardly_aligned(op: str) -> None:
     options = {"stride": 2, "alignment": (32, 32, 2)}
@@ -179,6 +180,7 @@ def test_random_shapes(layout: torch.memory_format) -> None:
         check(implementation, problem, implementation.offers(problem, H200)[0].settings)
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

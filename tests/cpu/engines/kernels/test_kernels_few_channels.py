@@ -96,6 +96,7 @@ def test_odd_shapes(of: ConvProblem) -> None:
     check(KERNELS, of, first_offer(of), is_reversed=True)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("alignment", [2, 4, 8, 16])
 def test_images_that_are_less_aligned(alignment: int) -> None:
     of = problem((1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(alignment, 2, 16))
@@ -112,6 +113,7 @@ def test_random_shapes() -> None:
         check(KERNELS, of, settings, is_reversed=bool(seed % 2), seed=seed)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("name", ["resnet", "u-net", "inception", "grey", "diffusion"])
 def test_infinities_and_nans_go_where_they_belong(name: str) -> None:
     of = FIRST_LAYERS[name]
