@@ -15,7 +15,6 @@ from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.depthwise import Depthwise
 from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -148,8 +147,6 @@ def test_tensors_that_are_hardly_aligned(op: str) -> None:
     problem = depthwise(op, 3, (8, 16), (3, 3), memory_format=CONTIGUOUS, **options)
     recipe = PLANES.recipe(problem, PLANES.offers(problem, H200)[0].settings, H200)
     launch = recipe.launches[0]
-    assert isinstance(launch, KernelLaunch)
-    assert isinstance(launch.kernel, Kernel)
     assert {("VECTOR_IN", 1), ("VECTOR_OUT", 1)} <= set(launch.kernel.defines)
     check_offers(problem)
 
