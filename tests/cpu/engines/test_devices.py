@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,23 +78,20 @@ def test_unknown_name(name: str) -> None:
     assert repr(name) in str(error.value)
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    path = tmp_path / "none.json"
+UNREADABLE: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: None,
+    "a folder": Path.mkdir,
+    "not UTF-8": lambda path: path.write_bytes(b'{"deviceName": "\xff"}'),
+}
+
+
+@pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read(make: Callable[[Path], object], tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    make(path)
     with pytest.raises(ValueError, match="device: cannot read the property file") as error:
         devices.load(path)
     assert str(path) in str(error.value)
-
-
-def test_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="device: cannot read the property file"):
-        devices.load(tmp_path)
-
-
-def test_not_utf8(tmp_path: Path) -> None:
-    path = tmp_path / "gpu.json"
-    path.write_bytes(b'{"deviceName": "\xff"}')
-    with pytest.raises(ValueError, match="device: cannot read the property file"):
-        devices.load(path)
 
 
 @pytest.mark.parametrize(
@@ -121,34 +119,21 @@ def test_each_field_is_needed(field: str, properties: dict[str, Any], tmp_path: 
         devices.load(write(tmp_path, json.dumps(properties)))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("deviceName", 4),
-        ("deviceVer", "890"),
-        ("deviceVer", 8.9),
-        ("deviceVer", 0),
-        ("deviceVer", -890),
-        ("multiProcessorCount", 0),
-        ("multiProcessorCount", None),
-        ("isTccDriver", False),
-        ("maxGridSize", 65535),
-        ("maxGridSize", [65535, 65535]),
-        ("maxBlockSize", [1024, 1024, "64"]),
-        ("maxBlockSize", []),
-        ("maxGridSize", [65535, 65535, 0]),
-        ("deviceName", ""),
-        ("deviceName", "x" * 256),
-        ("deviceName", "é" * 128),
-        ("deviceName", "L4\0"),
-        ("maxCtasPerSM", 3),
-        ("maxCtasPerSM", 0),
-        ("warpSize", 1),
-        ("totalGlobalMem", 2**64),
-        ("memoryBusWidth", 0),
-        ("memoryBusWidth", "5120"),
-    ],
-)
+WRONG: dict[str, list[Any]] = {
+    "deviceName": [4, "", "x" * 256, "é" * 128, "L4\0"],
+    "deviceVer": ["890", 8.9, 0, -890],
+    "multiProcessorCount": [0, None],
+    "isTccDriver": [False],
+    "maxGridSize": [65535, [65535, 65535], [65535, 65535, 0]],
+    "maxBlockSize": [[1024, 1024, "64"], []],
+    "maxCtasPerSM": [3, 0],
+    "warpSize": [1],
+    "totalGlobalMem": [2**64],
+    "memoryBusWidth": [0, "5120"],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, vs in WRONG.items() for v in vs])
 def test_wrong_value(field: str, value: Any, properties: dict[str, Any], tmp_path: Path) -> None:
     properties[field] = value
     with pytest.raises(ValueError, match=f"device: .*{field}: expected a .*, but got "):

@@ -185,23 +185,15 @@ def file_in(folder: Path) -> Path:
     return folder / f"plans-{os.geteuid()}" / "checked-outputs"
 
 
-def loosen(file: Path) -> None:
-    file.chmod(0o666)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "loose": lambda file: file.chmod(0o666),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:50]),
+    "negative": lambda file: file.write_bytes(file.read_bytes().replace(b" ", b" -")),
+    "no number": lambda file: file.write_bytes(file.read_bytes().split()[0] + b" nan\n"),
+}
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:50])
-
-
-def negative(file: Path) -> None:
-    file.write_bytes(file.read_bytes().replace(b" ", b" -"))
-
-
-def not_a_number(file: Path) -> None:
-    file.write_bytes(file.read_bytes().split()[0] + b" nan\n")
-
-
-@pytest.mark.parametrize("change", [loosen, cut, negative, not_a_number])
+@pytest.mark.parametrize("change", DAMAGES.values(), ids=DAMAGES)
 def test_what_is_damaged_or_of_others_is_not_believed(
     folder: Path, change: Callable[[Path], None]
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from subprocesses import python
+from subprocesses import evaluate_forked
 from torch import nn
 
 import cudnn_autotune as ca
@@ -182,18 +182,16 @@ def test_a_tool_that_shows_how_far_it_is_needs_no_line(said: Said) -> None:
 
 
 SLOW = """
-import time
-from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import events, miss
-with events.SEARCHES.searching():
-    time.sleep(2.5)
-    print("searched")
+import io, sys, time
+from cudnn_autotune.tuning.events import SlowSearches
+sys.stderr = io.StringIO()
+with SlowSearches(after_s=0.1).searching():
+    time.sleep(0.5)
+print(sys.stderr.getvalue(), end="")
 """
 
 
 def test_nobody_need_ask_for_the_line() -> None:
     """On standard error, in a program that knows nothing of logging."""
-    done = python("-c", SLOW)
-    assert done.stdout == "searched\n"
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("The first calls of convolutions have waited 2 s so far ")
+    (line,) = evaluate_forked(SLOW).splitlines()
+    assert line.startswith("The first calls of convolutions have waited 0.1 s so far ")

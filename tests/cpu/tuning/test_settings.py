@@ -121,24 +121,18 @@ def test_a_bad_environment_is_told_at_the_users_import(tmp_path: Path) -> None:
         assert f"got {value!r}" in line
 
 
+BAD_VALUES = {
+    "SAMPLING": ["two\nlines"],
+    "WORKSPACE_LIMIT": ["-1", "lots", str(1 << 70)],
+    "BENCHMARK_LIMIT": ["-2", "1.5", str(1 << 40)],
+    "BUDGET_MS": ["0", "-1", "nan", "inf", "a second"],
+    "NEW_SHAPES": ["Tune", "auto"],
+}
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [
-        ("CUDNN_AUTOTUNE_SAMPLING", "two\nlines"),
-        ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", "-1"),
-        ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", "lots"),
-        ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", "-2"),
-        ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", "1.5"),
-        ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", str(1 << 40)),
-        ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", str(1 << 70)),
-        ("CUDNN_AUTOTUNE_BUDGET_MS", "0"),
-        ("CUDNN_AUTOTUNE_BUDGET_MS", "-1"),
-        ("CUDNN_AUTOTUNE_BUDGET_MS", "nan"),
-        ("CUDNN_AUTOTUNE_BUDGET_MS", "inf"),
-        ("CUDNN_AUTOTUNE_BUDGET_MS", "a second"),
-        ("CUDNN_AUTOTUNE_NEW_SHAPES", "Tune"),
-        ("CUDNN_AUTOTUNE_NEW_SHAPES", "auto"),
-    ],
+    [(f"CUDNN_AUTOTUNE_{name}", v) for name, values in BAD_VALUES.items() for v in values],
 )
 def test_bad_environment_is_named_and_the_rest_heard(variable: str, value: str) -> None:
     with pytest.warns(UserWarning, match=variable) as said:

@@ -85,7 +85,7 @@ def store(tmp_path: Path) -> ca.Store:
 def test_any_text_of_a_decision_leads_to_a_plan() -> None:
     """Ranks' decisions are verified as a store's are."""
     served = {}
-    for batch, text in enumerate(texts(150), 1):
+    for batch, text in enumerate(texts(60), 1):
         remembering.install([decision(batch, text)], 0)
         served[text] = serve(batch)
     odd = {text: by for text, by in served.items() if text not in ("aten", "matmul", "eng3:")}

@@ -142,6 +142,7 @@ def test_random_shapes() -> None:
         check(DEPTHWISE, problem, settings(problem)[0], is_reversed=random_.random() < 0.5)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("is_channels_last", [True, False])
 def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last: bool) -> None:

@@ -52,6 +52,7 @@ def test_tiles(
         check(DEPTHWISE, problem, tile.settings, is_reversed=bool(i % 2))
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 def test_many_rows_of_a_thread(op: str) -> None:
     """On a GPU of one multiprocessor tiles are as large as on others those of many images."""
@@ -62,6 +63,7 @@ def test_many_rows_of_a_thread(op: str) -> None:
     check(DEPTHWISE, problem, tile.settings, gpu=gpu)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_goes_where_it_belongs(op: str, value: float) -> None:

@@ -66,6 +66,7 @@ def test_fixed_shapes(problem: ConvProblem) -> None:
         check(WGRAD, problem, offers[0].settings, gpu=gpu, is_reversed=bool(i))
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     "problem",
     [
@@ -99,6 +100,7 @@ def test_tensors_that_are_hardly_aligned() -> None:
     check(WGRAD, problem, offers[0])
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     "problem",
     [
@@ -138,6 +140,7 @@ def test_random_shapes() -> None:
         check(WGRAD, problem, WGRAD.offers(problem, gpu)[0].settings, gpu=gpu, seed=i)
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["x", "y"])
 @pytest.mark.parametrize("size", [(15, 15), (5, 9, 7)])

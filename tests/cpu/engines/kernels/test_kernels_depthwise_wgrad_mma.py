@@ -93,6 +93,7 @@ def test_random_shapes() -> None:
         check(MMA, problem, MMA.offers(problem, gpu)[0].settings, gpu=gpu, seed=i)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_what_is_not_finite_goes_where_it_belongs(name: str, value: float) -> None:
@@ -103,10 +104,6 @@ def test_what_is_not_finite_goes_where_it_belongs(name: str, value: float) -> No
         tensors = random_tensors(problem)
         tensors[name][place] = value
         check_not_finite(MMA, problem, settings, tensors)
-
-
-def workspace(count: int) -> dict[str, torch.Tensor]:
-    return {"workspace": torch.full((count,), 0xFF, dtype=torch.uint8)}
 
 
 def test_sums_are_divided_among_few_blocks() -> None:

@@ -85,6 +85,7 @@ def test_every_offer(name: str) -> None:
         check(KERNELS, of, offer.settings, is_reversed=True)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("name", ["resnet", "efficientnet", "resnet in TF32"])
 def test_a_block_computes_many_tiles(name: str) -> None:
     of = FIRST_LAYERS[name]
@@ -101,6 +102,7 @@ def test_odd_shapes(of: ConvProblem) -> None:
     check(KERNELS, of, KERNELS.offers(of, H200)[0].settings, is_reversed=True)
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("alignment", [2, 4, 8, 16])
 def test_images_that_are_less_aligned(alignment: int) -> None:
     of = problem((1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(alignment, 2, 16))
@@ -121,6 +123,7 @@ def test_random_shapes() -> None:
         check(KERNELS, of, settings, gpu=gpu, is_reversed=bool(seed % 2), seed=seed)
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize("name", ["resnet", "efficientnet", "inception", "inception in TF32"])
 @pytest.mark.parametrize("operand", ["x", "y"])
 def test_infinities_and_nans_go_where_they_belong(name: str, operand: str) -> None:

@@ -14,7 +14,7 @@ from covering import covering
 from cuda_emulation import MATRIX_LOADS
 from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
 from fused_cases import NAMES
-from grouped_layers import LAYERS, problem
+from grouped_layers import LAYERS, edges, problem
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.grouped import Grouped
@@ -46,38 +46,9 @@ def test_layers_of_models(op: str, layer: Any, dtype: torch.dtype) -> None:
         assert MATRIX_LOADS.conflicts == 0, "what is loaded together lies in the same banks"
 
 
-EDGES = {  # the operations, and the layer
-    "an image smaller than a tile": ("fprop", (1, 2, 3), 2, 8),
-    "one pixel": ("fprop dgrad", (3, 1, 1), 2, 24),
-    "a kernel larger than the image": ("fprop dgrad", (1, 3, 2), 2, 8, 7, 1, 3),
-    "padding as large as the kernel": ("fprop", (1, 6, 5), 2, 16, 3, 1, 4),
-    "padding larger than the kernel, stride 2": ("dgrad", (1, 6, 5), 2, 8, 3, 2, 5),
-    "no padding": ("fprop", (1, 11, 13), 2, 8, 5, 1, 0),
-    "1x1": ("dgrad", (2, 9, 9), 2, 16, 1, 1, 0),
-    "1x1, stride 2": ("fprop dgrad", (2, 9, 8), 2, 16, 1, 2, 0),
-    "2x2, stride 2": ("dgrad", (1, 8, 9), 2, 8, 2, 2, 0),
-    "not square": ("fprop dgrad", (1, 10, 12), 2, 8, (3, 5), (2, 1), (1, 2)),
-    "a kernel of one row": ("fprop", (1, 10, 12), 2, 8, (1, 7), (1, 2), (0, 3)),
-    "other padding after than before": ("fprop dgrad", (1, 9, 9), 2, 8, 3, 2, (0, 1, 2, 1)),
-    "rows of the input that no output reads": ("dgrad", (1, 10, 10), 2, 8, 3, 2, 0),
-    "other widths in than out": ("fprop", (1, 9, 9), 2, (8, 24)),
-    "other widths in than out, merged": ("fprop dgrad", (1, 9, 9), 4, (12, 4), 3, 2),
-    "20 wide": ("dgrad", (1, 6, 6), 4, 20),
-    "64 wide, stride 2": ("dgrad", (1, 9, 9), 2, 64, 3, 2),
-    "5x5, merged, stride 2": ("fprop dgrad", (1, 9, 9), 4, 4, 5, 2, 2),
-}
-
-
 @pytest.mark.basic(5)
 @emulated
-@pytest.mark.parametrize(
-    ("op", "layer"),
-    [
-        pytest.param(op, layer, id=f"{name}-{op}")
-        for name, (ops, *layer) in EDGES.items()
-        for op in ops.split()
-    ],
-)
+@edges("fprop", "dgrad")
 def test_edges(op: str, layer: Any) -> None:
     dtype = random.Random(repr((op, layer))).choice((torch.bfloat16, torch.float32))
     what = problem(op, *layer, dtype=dtype)

@@ -13,7 +13,7 @@ import torch
 from covering import covering
 from cuda_emulation import MATRIX_LOADS
 from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from grouped_layers import LAYERS
+from grouped_layers import LAYERS, edges
 from grouped_layers import problem as grouped_problem
 
 from cudnn_autotune.engines.implementations import Gpu
@@ -64,29 +64,12 @@ def test_what_is_loaded_together_lies_in_different_banks(stride: int, dtype: tor
         assert MATRIX_LOADS.matrices > 0
 
 
-EDGES = {
-    "an image smaller than a tile": ((1, 2, 3), 2, 8),
-    "one pixel": ((3, 1, 1), 2, 24),
-    "a kernel larger than the image": ((1, 3, 2), 2, 8, 7, 1, 3),
-    "padding as large as the kernel": ((1, 6, 5), 2, 16, 3, 1, 4),
-    "no padding": ((1, 11, 13), 2, 8, 5, 1, 0),
-    "1x1": ((2, 9, 9), 2, 16, 1, 1, 0),
-    "1x1, stride 2": ((2, 9, 8), 2, 16, 1, 2, 0),
-    "a kernel and a stride that are not square": ((1, 10, 12), 2, 8, (3, 5), (2, 1), (1, 2)),
-    "other padding after than before": ((1, 9, 9), 2, 8, 3, 2, (0, 1, 2, 1)),
-    "other widths in than out": ((1, 9, 9), 2, (8, 24)),
-    "other widths in than out, merged": ((1, 9, 9), 4, (12, 4), 3, 2),
-    "20 wide": ((1, 6, 6), 4, 20),
-    "7x7": ((1, 9, 9), 2, 24, 7, 1, 3),
-}
-
-
 @pytest.mark.basic(4)
 @emulated
-@covering(layer=EDGES)
-def test_edges(layer: Any) -> None:
+@edges("wgrad")
+def test_edges(op: str, layer: Any) -> None:
     dtype = random.Random(repr(layer)).choice((torch.bfloat16, torch.float32))
-    what = problem(*layer, dtype=dtype)
+    what = problem(*layer, op=op, dtype=dtype)
     for is_reversed in (False, True):
         check(WGRAD, what, settings_of(what)[0], is_reversed=is_reversed)
 

@@ -106,6 +106,7 @@ def test_parameters(form: Form, affine: bool) -> None:
     compare(norm((6, 16, 5, 6), dtype, affine=affine, parameters=dtype, channels_last=True), form)
 
 
+@pytest.mark.basic(2)
 @covering(form=["kept", "half kept"], channels_last=BOTH, is_reversed=BOTH)
 def test_rounds_of_a_kept_form(form: Form, channels_last: bool, is_reversed: bool) -> None:
     """The launch works on several slabs, one after the other, each of several blocks."""
@@ -132,6 +133,7 @@ def test_masks(form: Form, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         assert dict(plan.launches[-1].kernel.defines)["MASK"] == 1
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mask_where_the_residuals_gradient_is_not_asked_for(form: Form) -> None:
     given = norm((4, 72, 6, 6), torch.bfloat16, residual=True, channels_last=True)
@@ -148,6 +150,7 @@ def test_hardly_aligned(form: Form, channels_last: bool, alignment: int) -> None
     compare(given, form if alignment > 2 else "two passes", alignment=alignment)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_large_mean_costs_no_more_than_it_costs_pytorch(form: Form) -> None:
     given = norm((16, 8, 12, 12), offset=3000.0, channels_last=True)
@@ -159,6 +162,7 @@ def test_a_large_mean_costs_no_more_than_it_costs_pytorch(form: Form) -> None:
         assert error <= 2 * relative_error(getattr(pytorch, name), wanted) + 2e-6, name
 
 
+@pytest.mark.basic(3)
 @covering(form=FORMS, value=[math.nan, math.inf, -math.inf])
 def test_values_that_are_not_finite_stay_in_their_channel(form: Form, value: float) -> None:
     given = norm((4, 16, 6, 6), activation="identity", channels_last=True)
@@ -178,6 +182,7 @@ def test_halves_saturate_as_pytorchs() -> None:
     assert torch.equal(found.output.isinf(), expected.output.isinf())
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("mask", [(False, True), (True, False), (False, False)])
 @pytest.mark.parametrize("residual", [False, True])
 def test_gradients_that_are_not_asked_for(residual: bool, mask: tuple[bool, bool]) -> None:
@@ -303,6 +308,7 @@ def test_what_the_kernels_do_not_take() -> None:
         assert reason == "a mask is for rows that are read in whole vectors"
 
 
+@pytest.mark.basic(2)
 @covering(form=FORMS, channels_last=BOTH)
 def test_a_lone_first_value_does_not_cancel(form: Form, channels_last: bool) -> None:
     """Differences from it are as large as the sum of all squares."""

@@ -16,7 +16,7 @@ from random_problems import KINDS, random_problem
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.candidate_id import of_implementation, parse
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Address, Recipe
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
 from cudnn_autotune.engines.rewrites.transpose import Transposition, transpose
 
@@ -208,8 +208,6 @@ def launches(problem: ConvProblem) -> list[tuple[str, int]]:
     """The functions, with how many tensors the transpositions move."""
     found = []
     for launch in RELAYOUT.recipe(problem, offers_of(problem)[0], H200).launches:
-        assert isinstance(launch, KernelLaunch)
-        assert isinstance(launch.kernel, Kernel)
         tensors = dict(launch.kernel.defines).get("TENSORS", 0)
         found.append((launch.kernel.function, int(tensors)))
     return found
@@ -307,7 +305,7 @@ def test_every_kind_of_random_problem_that_has_kernels_is_reached() -> None:
     rng = random.Random(0)
     names = set()
     for kind in KINDS:
-        for _ in range(1500):
+        for _ in range(500):
             offered = offers_of(random_problem(rng, kind))
             names |= {settings.partition(":")[0] for settings in offered}
     assert names == set(PROBLEMS)

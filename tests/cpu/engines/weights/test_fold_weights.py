@@ -151,6 +151,7 @@ def test_the_kernel(
     assert_folded(by_kernel(given), given)
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
 def test_the_kernel_compiles(capability: tuple[int, int]) -> None:
     for weight, folded in DTYPES:
