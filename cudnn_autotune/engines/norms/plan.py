@@ -1,4 +1,4 @@
-"""The choice of the kernels that compute a batch or group norm, and of how they divide its tensors."""
+"""The choice of the kernels that compute a batch or group norm, and of how they divide tensors."""
 
 from __future__ import annotations
 

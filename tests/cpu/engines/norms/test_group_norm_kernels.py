@@ -112,9 +112,7 @@ def test_random_group_norms(seed: int) -> None:
     dtype = source.choice(list(TOLERANCES))
     gpu = replace(SMALL, multiprocessors=source.randint(1, 7))
     is_reversed = source.random() < 0.5
-    compare(
-        shape, groups, source.choice(FORMS), dtype, gpu=gpu, seed=seed, is_reversed=is_reversed
-    )
+    compare(shape, groups, source.choice(FORMS), dtype, gpu=gpu, seed=seed, is_reversed=is_reversed)
 
 
 def test_what_the_kernels_do_not_take() -> None:
