@@ -124,9 +124,10 @@ GroupNormResults native_group_norm(c10::DispatchKeySet keys, const at::Tensor& i
                          resolved.sampling};
   try {
     if (is_served(key, input, weight, bias, eps, sampling_name(resolved.sampling))) {
-      auto [output, mean, inv_std] =
+      auto [output, statistics] =
           group_norm_op().redispatch(keys, input, weight, bias, groups, eps);
-      return {output, mean.to(input.scalar_type()), inv_std.to(input.scalar_type())};
+      statistics = statistics.to(input.scalar_type());
+      return {output, statistics.select(0, 0), statistics.select(0, 1)};
     }
   } catch (const PlanError&) {  // PyTorch's kernel is always there
   }
@@ -148,5 +149,5 @@ void forget_group_norms() {
 TORCH_LIBRARY_FRAGMENT(cudnn_autotune, m) {
   m.def(
       "group_norm(Tensor input, Tensor? weight, Tensor? bias, int groups, float eps) -> "
-      "(Tensor, Tensor, Tensor)");
+      "(Tensor, Tensor)");
 }

@@ -17,8 +17,12 @@ namespace cudnn_autotune {
 
 // The output, and the mean and the inverse standard deviation of each group of each image.
 using GroupNormResults = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-using GroupNormSignature = GroupNormResults(const at::Tensor& input, const OptionalTensor& weight,
-                                            const OptionalTensor& bias, int64_t groups, double eps);
+// The operator cudnn_autotune::group_norm: the output, and both statistics as one tensor of
+// float32, (2, images, groups).
+using GroupNormSignature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& input,
+                                                              const OptionalTensor& weight,
+                                                              const OptionalTensor& bias,
+                                                              int64_t groups, double eps);
 
 // The kernel of aten::native_group_norm: a call that has a policy (call_policy.h) is computed by
 // the kernels where they were chosen for such calls, all others by PyTorch.

@@ -272,8 +272,9 @@ NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
   return {in_inputs_layout(dx), dweight, dbias, in_inputs_layout(dz)};
 }
 
-GroupNormResults group_norm(const at::Tensor& input, const OptionalTensor& weight,
-                            const OptionalTensor& bias, int64_t groups, double eps) {
+std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const OptionalTensor& weight,
+                                              const OptionalTensor& bias, int64_t groups,
+                                              double eps) {
   const auto is_vector_of_channels = [&](const OptionalTensor& values) {
     return is_parameter(values, input) && (!is_given(values) || values->is_contiguous());
   };
@@ -292,8 +293,8 @@ GroupNormResults group_norm(const at::Tensor& input, const OptionalTensor& weigh
   };
   const at::Tensor scale = weight.value_or(at::Tensor()), shift = bias.value_or(at::Tensor()),
                    output = empty(input.sizes(), input.scalar_type()),
-                   mean = empty({images, groups}, at::kFloat),
-                   inv_std = empty({images, groups}, at::kFloat), none;
+                   statistics = empty({2, images, groups}, at::kFloat), mean = statistics[0],
+                   inv_std = statistics[1], none;
   const Pointers pointers({&input, &scale, &shift, &none, &output, &mean, &inv_std, &none, &none});
   NormKey key{input.device().index(),
               /*is_backward=*/false,
@@ -313,7 +314,7 @@ GroupNormResults group_norm(const at::Tensor& input, const OptionalTensor& weigh
                {static_cast<int32_t>(key.batch), static_cast<int32_t>(key.channels),
                 static_cast<int32_t>(spatial)},
                static_cast<float>(eps));
-  return {output, mean, inv_std};
+  return {output, statistics};
 }
 
 }  // namespace

@@ -147,10 +147,9 @@ class _Call:
         """
         operator = torch.ops.cudnn_autotune.group_norm
         with planned(form, adopts):
-            output, mean, inv_std = operator(
-                self.input, self.weight, self.bias, self.groups, self.eps
-            )
-        return output, mean.to(self.input.dtype), inv_std.to(self.input.dtype)
+            output, statistics = operator(self.input, self.weight, self.bias, self.groups, self.eps)
+        mean, inv_std = statistics.to(self.input.dtype)
+        return output, mean, inv_std
 
     def fault_of(self, form: Form) -> str:
         """Says why a form cannot compute the call; nothing if it can."""

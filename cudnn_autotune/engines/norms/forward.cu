@@ -246,8 +246,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) {
           const int c = PLANES ? 0 : i;
-          const float z = GROUPS ? normalized(values[i], mean[c], scale[c] * affine.scale, affine.shift)
-                                 : normalized(values[i], mean[c], scale[c], shift[c]);
+          const float z =
+              GROUPS ? normalized(values[i], mean[c], scale[c] * affine.scale, affine.shift)
+                     : normalized(values[i], mean[c], scale[c], shift[c]);
           values[i] = activate<ACTIVATION>(RESIDUAL ? z + added[i] : z);
           if (GROUPS && i + 1 < VECTOR) affine.next();
         }

@@ -8,9 +8,9 @@
 // All sums run in a fixed order, so equal operands give equal results.
 //
 // A group norm of GROUPS groups has the statistics of a group of one image where a batch norm has
-// those of a channel: `channels` are the groups of all images, and `batch` is the number of channels
-// in a group. A group is contiguous in memory (PLANES), so its vectors may reach over the end of a
-// channel. Weight and bias are those of a channel. With GROUPS 0 it is a batch norm.
+// those of a channel: `channels` are the groups of all images, and `batch` is the number of
+// channels in a group. A group is contiguous in memory (PLANES), so its vectors may reach over the
+// end of a channel. Weight and bias are those of a channel. With GROUPS 0 it is a batch norm.
 
 constexpr int kVectorBytes = VECTOR * static_cast<int>(sizeof(ELEMENT));
 // Sums that a thread has of each kind: one a channel.
@@ -118,11 +118,11 @@ struct Division {
 
 // The vectors of one thread in a part of a slab.
 struct Place {
-  int channel;        // the first of this thread's
-  int vectors;        // how many it has
-  int first;          // its first unit
-  // Of a contiguous tensor: vectors of all channels and of one channel. The first one is the vectors
-  // of a group, if there are groups.
+  int channel;  // the first of this thread's
+  int vectors;  // how many it has
+  int first;    // its first unit
+  // Of a contiguous tensor: vectors of all channels and of one channel. The first one is the
+  // vectors of a group, if there are groups.
   int stride, plane;
 
   __device__ __forceinline__ Place(const Division& of, int slab, int part) {
