@@ -15,7 +15,15 @@ from norm_launches import group_norm_by_kernels
 from references import assert_close, relative_error
 from torch import Tensor
 
-from cudnn_autotune.engines.norms.plan import FORMS, Form, NormProblem, unsupported_by_kernels
+from cudnn_autotune.engines.compiled_kernels import cubin
+from cudnn_autotune.engines.norms.plan import (
+    FORMS,
+    Form,
+    NormProblem,
+    distinct_plans,
+    unsupported_by_kernels,
+)
+from cudnn_autotune.engines.offers import gpu_of
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -122,3 +130,14 @@ def test_what_the_kernels_do_not_take() -> None:
     assert unsupported_by_kernels(problem) is None
     for change in ({"planes": False}, {"is_backward": True}):
         assert "group norm" in str(unsupported_by_kernels(replace(problem, **change)))  # type: ignore[arg-type]
+
+
+@pytest.mark.basic(1)
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
+def test_they_compile(capability: tuple[int, int]) -> None:
+    gpu = replace(gpu_of("h100" if capability > (7, 5) else "t4"), compute_capability=capability)
+    for dtype in TOLERANCES:
+        problem = NormProblem(False, dtype, dtype, 4, 64, 196, True, 16, "identity", groups=8)
+        for (plan,) in distinct_plans([problem], gpu).values():
+            for launch in plan.launches:
+                assert cubin(launch.kernel, capability)
