@@ -25,6 +25,7 @@
 #include "conv_ops.h"
 #include "expected_gradients.h"
 #include "fallback_counts.h"
+#include "group_norm.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -289,6 +290,7 @@ AtenKernels::AtenKernels(c10::DispatchKey backend) {
   kernels_ = library_for(backend);
   kernels_->impl("convolution", TORCH_FN(convolution));
   kernels_->impl("convolution_backward", TORCH_FN(convolution_backward));
+  kernels_->impl("native_group_norm", TORCH_FN(native_group_norm));
   above_ = library_for(c10::getAutogradKeyFromBackend(c10::toBackendComponent(backend)));
   above_->impl("convolution", TORCH_FN(convolution_with_derivative));
   above_->impl("convolution_backward", TORCH_FN(convolution_backward_with_derivative));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "group_norm.h"
 #include "norm_ops.h"
 #include "norm_plan.h"
 
@@ -271,6 +272,51 @@ NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
   return {in_inputs_layout(dx), dweight, dbias, in_inputs_layout(dz)};
 }
 
+std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const OptionalTensor& weight,
+                                              const OptionalTensor& bias, int64_t groups,
+                                              double eps) {
+  const auto is_vector_of_channels = [&](const OptionalTensor& values) {
+    return is_parameter(values, input) && (!is_given(values) || values->is_contiguous());
+  };
+  TORCH_CHECK(input.dim() >= 2 && input.numel() > 0 && input.is_contiguous(),
+              "group_norm: input must be contiguous, (N, C, *spatial) and not empty");
+  TORCH_CHECK(groups > 0 && input.size(1) % groups == 0,
+              "group_norm: groups must divide the channels, ", input.size(1), ", got ", groups);
+  TORCH_CHECK(is_vector_of_channels(weight) && is_vector_of_channels(bias),
+              "group_norm: weight and bias must be contiguous vectors of the channels");
+  const c10::cuda::CUDAGuard device(input.device());
+  const int64_t images = input.size(0), channels = input.size(1),
+                spatial = input.numel() / (images * channels);
+  const auto empty = [&](at::IntArrayRef size, at::ScalarType dtype) {
+    return at::Tensor(
+        at::detail::empty_cuda(size, input.options().dtype(dtype).memory_format(std::nullopt)));
+  };
+  const at::Tensor scale = weight.value_or(at::Tensor()), shift = bias.value_or(at::Tensor()),
+                   output = empty(input.sizes(), input.scalar_type()),
+                   statistics = empty({2, images, groups}, at::kFloat), mean = statistics[0],
+                   inv_std = statistics[1], none;
+  const Pointers pointers({&input, &scale, &shift, &none, &output, &mean, &inv_std, &none, &none});
+  NormKey key{input.device().index(),
+              /*is_backward=*/false,
+              input.scalar_type(),
+              parameters_of(weight, bias),
+              /*batch=*/channels / groups,
+              /*channels=*/images * groups,
+              spatial,
+              /*planes=*/true,
+              pointers.alignment(),
+              "identity"};
+  key.groups = groups;
+  key.form = norm_form();
+  const auto plan = norm_plan(key);
+  if (plan == nullptr) throw PlanError("no kernel computes this group norm");
+  plan->launch(pointers.all(),
+               {static_cast<int32_t>(key.batch), static_cast<int32_t>(key.channels),
+                static_cast<int32_t>(spatial)},
+               static_cast<float>(eps));
+  return {output, statistics};
+}
+
 }  // namespace
 
 void set_norm_fallback(std::function<NormSignature> forward,
@@ -283,4 +329,5 @@ void set_norm_fallback(std::function<NormSignature> forward,
 TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
   m.impl("batch_norm_act", cudnn_autotune::batch_norm_act);
   m.impl("batch_norm_act_backward", cudnn_autotune::batch_norm_act_backward);
+  m.impl("group_norm", cudnn_autotune::group_norm);
 }

@@ -28,13 +28,14 @@ int64_t rounded(int64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAli
 auto fields(const NormKey& key) {
   return std::tie(key.device, key.is_backward, key.dtype, key.parameters, key.batch, key.channels,
                   key.spatial, key.planes, key.alignment, key.activation, key.residual,
-                  key.by_output, key.second, key.grad_residual, key.grad_input, key.mask, key.form);
+                  key.by_output, key.second, key.grad_residual, key.grad_input, key.mask,
+                  key.groups, key.form);
 }
 
 struct KeyHash {
   size_t operator()(const NormKey& key) const {
     return c10::get_hash(key.batch, key.channels, key.spatial, key.is_backward, key.residual,
-                         key.by_output, key.second, key.device, key.activation);
+                         key.by_output, key.second, key.device, key.activation, key.groups);
   }
 };
 

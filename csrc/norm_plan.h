@@ -94,6 +94,7 @@ struct NormKey {
   bool grad_residual = false;
   bool grad_input = true;
   bool mask = false;
+  int64_t groups = 0;
   int form = 0;  // of norm_form()
 
   bool operator==(const NormKey& other) const;

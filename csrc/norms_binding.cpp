@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "group_norm.h"
 #include "norm_ops.h"
 #include "norm_plan.h"
 #include "python_calls.h"
@@ -55,7 +56,7 @@ void set_planner(const py::function& function) {
       return (*planner)(static_cast<int>(key.device), key.form, key.is_backward, key.dtype,
                         key.parameters, key.batch, key.channels, key.spatial, key.planes,
                         key.alignment, key.activation, key.residual, key.by_output, key.second,
-                        key.grad_residual, key.grad_input, key.mask)
+                        key.grad_residual, key.grad_input, key.mask, key.groups)
           .cast<std::shared_ptr<NormPlan>>();
     });
   });
@@ -69,6 +70,14 @@ void set_fallback(const py::function& forward, const py::function& backward) {
       [=](const auto&... arguments) {
         return call_fallback<NormGradients>(*backwards, arguments...);
       });
+}
+
+void set_chooser(const py::function& function) {
+  auto* const chooser = new py::function(function);
+  set_group_norm_chooser([chooser](const auto&... arguments) {
+    return ask_python(
+        [&] { return (*chooser)(arguments...).template cast<std::optional<bool>>(); });
+  });
 }
 
 void set_kernels(const py::function& function) {
@@ -88,6 +97,8 @@ void bind_norms(py::module_& m) {
            py::arg("counters"), py::arg("cooperative"), py::arg("pointers"), py::arg("takes_eps"));
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
+  m.def("set_group_norm_chooser", &set_chooser, py::arg("chooser"));
+  m.def("forget_group_norms", &forget_group_norms);
   m.def("set_weight_kernels", &set_kernels, py::arg("kernels"));
   m.def("set_norm_form", &set_norm_form, py::arg("form"));
   m.def("set_norm_form_of_thread", &set_norm_form_of_thread, py::arg("form"), py::arg("adopts"));

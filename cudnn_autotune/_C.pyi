@@ -278,6 +278,13 @@ class NormPlan:
     ) -> None: ...
 
 def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...
+def set_group_norm_chooser(chooser: Callable[..., bool | None]) -> None:
+    """Sets what chooses the kernels of a group norm, called with (input, weight, bias, groups, eps,
+    sampling mode)."""
+
+def forget_group_norms() -> None:
+    """Clears the choices for group norms: the next call of each shape asks again."""
+
 def set_weight_kernels(kernels: Callable[..., bytes]) -> None:
     """Sets what compiles the kernel of ``fold_weights``, called with (device, dtype of the weights,
     dtype of the results)."""

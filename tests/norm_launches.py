@@ -174,3 +174,49 @@ def by_kernels(
         plans += [plan, backward_plan]
     assert output is not None
     return Results(output, *found, *grads)  # type: ignore[arg-type]
+
+
+def group_norm_by_kernels(
+    input: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    gpu: Gpu,
+    form: Form,
+    *,
+    is_reversed: bool = False,
+    alignment: int = 16,
+    activation: str = "identity",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the mean and the inverse deviation of each group by the kernels, which read and
+    write tensors between guard bands.
+
+    Args:
+        input: (N, C, *spatial), contiguous.
+    """
+    batch, channels = input.shape[:2]
+    problem = NormProblem(
+        is_backward=False,
+        dtype=input.dtype,
+        parameters=input.dtype if weight is None else weight.dtype,
+        batch=channels // groups,
+        channels=batch * groups,
+        spatial=input[0, 0].numel(),
+        planes=True,
+        alignment=alignment,
+        activation=activation,
+        groups=groups,
+    )
+
+    def banded(tensor: Tensor) -> Tensor:
+        aligned = max(alignment, tensor.element_size())
+        return between_bands(tensor, torch.contiguous_format, aligned)
+
+    output = banded(torch.full_like(input, float("nan")))
+    mean, inv_std = (banded(torch.full((batch, groups), float("nan"))) for _ in range(2))
+    pointers = [
+        *(banded(input), *(None if one is None else banded(one) for one in (weight, bias))),
+        *(None, output, mean, inv_std, None, None),
+    ]
+    _run(plan_norm(problem, gpu, form), problem, pointers, is_reversed=is_reversed)
+    return output, mean, inv_std

@@ -310,7 +310,7 @@ def _forms(given: _Operands) -> list[Form]:
 
 
 @contextmanager
-def _planned(form: Form, adopts: bool) -> Iterator[None]:
+def planned(form: Form, adopts: bool) -> Iterator[None]:
     """Within the context the operators' calls of this thread have a form."""
     from cudnn_autotune.engines.norms.plan import FORMS
 
@@ -330,7 +330,7 @@ def _by_operators(given: _Operands, form: Form, adopts: bool = False) -> dict[st
         adopts: whether later calls of the signature have this form.
     """
     input, weight, bias, activation = given.input, given.weight, given.bias, given.activation
-    with _planned(form, adopts):
+    with planned(form, adopts):
         output, mean, inv_std, unbiased, _ = _operators.batch_norm_act(
             input, weight, bias, None, activation, given.eps
         )

@@ -1,4 +1,5 @@
-// A batch norm with statistics of the batch, plus a residual, then an activation. See tile.cuh.
+// A batch norm with statistics of the batch, or a group norm, plus a residual, then an activation.
+// See tile.cuh.
 //
 // With PASS 0 one launch does it all: each block keeps its part of x in shared memory while the
 // blocks of the slab add up their statistics, so x is read once. All blocks must be on the GPU
@@ -99,6 +100,36 @@ __device__ __forceinline__ float2 merge_threads(const Statistics& of, int vector
   return make_float2(first + sum / n, total - sum * (sum / n));
 }
 
+// The weight and bias of the channels of a group, for numbers one after the other.
+struct GroupAffine {
+  const PARAMETER *weight, *bias;
+  int spatial, channel, rest;  // `rest` is the place in the channel
+  float scale, shift;
+
+  // Begins at a number of the group whose first channel is `first`.
+  __device__ __forceinline__ GroupAffine(const PARAMETER* weight, const PARAMETER* bias,
+                                         const Division& of, int first, int number)
+      : weight(weight), bias(bias), spatial(of.spatial) {
+    if (!GROUPS) return;
+    channel = number / spatial;
+    rest = number - channel * spatial;
+    channel += first;
+    read();
+  }
+  __device__ __forceinline__ void next() {
+    if (++rest != spatial) return;
+    rest = 0;
+    ++channel;
+    read();
+  }
+
+ private:
+  __device__ __forceinline__ void read() {
+    scale = parameter(weight, channel, 1.0f);
+    shift = parameter(bias, channel, 0.0f);
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     norm_forward(const ELEMENT* __restrict__ x, const PARAMETER* __restrict__ weight,
                  const PARAMETER* __restrict__ bias, const ELEMENT* __restrict__ residual,
@@ -126,8 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (kApplies && place.vectors > 0) {
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        scale[c] = parameter(weight, place.channel + c, 1.0f);
-        shift[c] = parameter(bias, place.channel + c, 0.0f);
+        scale[c] = GROUPS ? 1.0f : parameter(weight, place.channel + c, 1.0f);
+        shift[c] = GROUPS ? 0.0f : parameter(bias, place.channel + c, 0.0f);
       }
     }
     float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
@@ -135,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (kSums) {
       if (threadIdx.x < kSlabChannels) {
         const int channel = slab * kSlabChannels + threadIdx.x;
-        const int at = PLANES ? channel * spatial : channel;
+        const int at = GROUPS ? channel * of.count() : PLANES ? channel * spatial : channel;
         found[threadIdx.x].x = channel < channels ? to_float(x[at]) : 0.0f;
       }
       Statistics statistics;
@@ -188,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (channel < channels && (part == 0 || !kKeeps)) {
           mean_of[channel] = mean;
           inv_std_of[channel] = inv_std;
-          unbiased_of[channel] = variance * (n / (n - 1.0f));
+          if (unbiased_of != nullptr) unbiased_of[channel] = variance * (n / (n - 1.0f));
         }
         found[threadIdx.x] = make_float2(mean, inv_std);
       }
@@ -211,11 +242,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         float values[VECTOR], added[VECTOR];
         vector.get(values);
         if (RESIDUAL) addend.get(added);
+        GroupAffine affine(weight, bias, of, slab % kGroupsOfImage * batch, place.number(v));
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) {
           const int c = PLANES ? 0 : i;
-          const float z = normalized(values[i], mean[c], scale[c], shift[c]);
+          const float z =
+              GROUPS ? normalized(values[i], mean[c], scale[c] * affine.scale, affine.shift)
+                     : normalized(values[i], mean[c], scale[c], shift[c]);
           values[i] = activate<ACTIVATION>(RESIDUAL ? z + added[i] : z);
+          if (GROUPS && i + 1 < VECTOR) affine.next();
         }
         const Vector result = Vector::of(values);
         *reinterpret_cast<Vector*>(y + place[v]) = result;

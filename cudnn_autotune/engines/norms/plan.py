@@ -1,4 +1,4 @@
-"""The choice of the kernels that compute a batch norm, and of how they divide its tensors."""
+"""The choice of the kernels that compute a batch or group norm, and of how they divide tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ _LEAST_STEPS = 2
 
 @dataclass(frozen=True)
 class NormProblem:
-    """A call of ``batch_norm_act`` or of its backward, as far as its kernels depend on it."""
+    """A call of ``batch_norm_act`` or of its backward, as far as its kernels depend on it.
+
+    A group norm's forward is one with ``groups``, whose ``batch`` is the number of channels in a
+    group, and whose ``channels`` are the groups of all images.
+    """
 
     is_backward: bool
     dtype: torch.dtype
@@ -73,6 +77,8 @@ class NormProblem:
     """Whether the gradient of the input is asked for."""
     mask: bool = False
     """Whether a forward writes a mask; of a backward, whether it takes one for the output."""
+    groups: int = 0
+    """Number of groups of a group norm; 0 for a batch norm."""
 
     @property
     def count(self) -> int:
@@ -82,7 +88,9 @@ class NormProblem:
     @property
     def vector(self) -> int:
         """Numbers that are read at a time."""
-        most = self.spatial if self.planes else self.channels
+        most = self.channels
+        if self.planes:
+            most = self.count if self.groups else self.spatial
         numbers = 16 // self.dtype.itemsize
         while most % numbers or numbers * self.dtype.itemsize > self.alignment:
             numbers //= 2
@@ -135,6 +143,8 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
     if problem.activation not in _NUMBERS:
         return f"kernels have no activation {problem.activation!r}"
     vector_bytes = problem.vector * problem.dtype.itemsize
+    if problem.groups and (problem.is_backward or not problem.planes):
+        return "a group norm is computed forward, of a contiguous tensor"
     if problem.mask and (problem.planes or vector_bytes != MASKED_BYTES):
         return "a mask is for rows that are read in whole vectors"
     # Sums of offsets below must not overflow either.
@@ -279,6 +289,7 @@ def _launch(
         "PASS": which,
         "SCRATCH_BYTES": scratch,
         "MASK": int(problem.mask),
+        "GROUPS": problem.groups,
     }
     if problem.is_backward:
         file, function = "backward.cu", "norm_backward"

@@ -6,6 +6,11 @@
 // in a contiguous tensor. A block works on one part. A thread reads vectors of VECTOR numbers.
 //
 // All sums run in a fixed order, so equal operands give equal results.
+//
+// A group norm of GROUPS groups has the statistics of a group of one image where a batch norm has
+// those of a channel: `channels` are the groups of all images, and `batch` is the number of
+// channels in a group. A group is contiguous in memory (PLANES), so its vectors may reach over the
+// end of a channel. Weight and bias are those of a channel. With GROUPS 0 it is a batch norm.
 
 constexpr int kVectorBytes = VECTOR * static_cast<int>(sizeof(ELEMENT));
 // Sums that a thread has of each kind: one a channel.
@@ -14,10 +19,12 @@ constexpr int kSlabChannels = LANES * kChannels;
 // Units that a block works on at a time.
 constexpr int kUnits = THREADS / LANES;
 constexpr int kWarps = THREADS / 32;
+constexpr int kGroupsOfImage = GROUPS ? GROUPS : 1;
 // A mask, of a tensor in channels_last, has a byte for each vector of 16 bytes, a bit for each
 // number, the first one lowest.
 constexpr int kSegment = 8;
 static_assert(!MASK || (!PLANES && kVectorBytes == 16), "what a byte of a mask stands for");
+static_assert(GROUPS == 0 || PLANES, "a group is contiguous");
 // Groups of asynchronous copies into which a block divides its part.
 constexpr int kGroups = 4;
 // The first bytes of shared memory, where sums of threads are added: two floats a channel of each
@@ -111,24 +118,30 @@ struct Division {
 
 // The vectors of one thread in a part of a slab.
 struct Place {
-  int channel;        // the first of this thread's
-  int vectors;        // how many it has
-  int first;          // its first unit
-  int stride, plane;  // of a contiguous tensor: vectors of all channels and of one channel
+  int channel;  // the first of this thread's
+  int vectors;  // how many it has
+  int first;    // its first unit
+  // Of a contiguous tensor: vectors of all channels and of one channel. The first one is the
+  // vectors of a group, if there are groups.
+  int stride, plane;
 
   __device__ __forceinline__ Place(const Division& of, int slab, int part) {
     const int lane = static_cast<int>(threadIdx.x) % LANES;
     channel = slab * kSlabChannels + lane * kChannels;
     first = part * of.tile + static_cast<int>(threadIdx.x) / LANES;
     plane = of.spatial / VECTOR;
-    stride = PLANES ? of.channels * plane : of.channels;
-    const int units = PLANES ? of.batch * plane : of.count();
+    const int units = GROUPS ? of.count() / VECTOR : PLANES ? of.batch * plane : of.count();
+    stride = GROUPS ? units : PLANES ? of.channels * plane : of.channels;
     const int left = min((part + 1) * of.tile, units) - first;
     vectors = left > 0 && channel < of.channels ? (left + kUnits - 1) / kUnits : 0;
   }
   // The first number of a vector.
   __device__ __forceinline__ int operator[](int vector) const {
     return at(first + vector * kUnits);
+  }
+  // The place of its first number in the slab of a contiguous group.
+  __device__ __forceinline__ int number(int vector) const {
+    return (first + vector * kUnits) * VECTOR;
   }
   // The byte of a vector in a mask, which is divided into segments of kSegment vectors of each row,
   // so that a slab's bytes are neighbours.
@@ -141,6 +154,7 @@ struct Place {
  private:
   __device__ __forceinline__ int at(int unit) const {
     if (!PLANES) return unit * stride + channel;
+    if (GROUPS) return (channel * stride + unit) * VECTOR;
     const int image = unit / plane;
     return (image * stride + channel * plane + unit - image * plane) * VECTOR;
   }

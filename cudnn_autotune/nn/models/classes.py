@@ -155,14 +155,16 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def outermost(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules with a forward that is not PyTorch's, and none of which is in another of them."""
+    """The modules with a forward that is not PyTorch's, and none of which is in another of them.
+    Group norms among PyTorch's are, too, since it is the operator that they call that is served."""
     left = [model]
     while left:
         module = left.pop()
         if is_scripted(module) or isinstance(module, fx.GraphModule):
             continue
         cls = original_class(type(module)) or type(module)
-        if str(cls.forward.__module__).startswith("torch."):
+        is_container = not isinstance(module, nn.GroupNorm)
+        if is_container and str(cls.forward.__module__).startswith("torch."):
             left += module.children()
         else:
             yield module

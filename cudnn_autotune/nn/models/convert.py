@@ -112,7 +112,8 @@ def convert(
             or a dict of keyword arguments, in the layout in which the model will get them.
         norms: whether batch norms in training on a GPU are measured, with the activation of their
             class or ``torch.nn.Sequential``, and computed by this package's operators where those
-            are faster: see docs/norms.md. False leaves those that are not converted to PyTorch.
+            are faster: see docs/norms.md. False leaves those that are not converted to PyTorch, and
+            group norms that no forward of the model's own calls.
 
     Returns:
         The same model. If it has nothing to convert, a UserWarning says so.
@@ -133,7 +134,7 @@ def convert(
     arguments = layouts.check_arguments(memory_format, example_input)
     kept = _settings_kept(model, sampling, workspace_limit)
     with _undone_on_error(model):
-        _swap(model, sampling, workspace_limit)
+        _swap(model, sampling, workspace_limit, norms)
         if norms:
             _swap_norms(model, sampling)
         if memory_format == "auto":
@@ -234,13 +235,14 @@ def _settings_kept(
     )
 
 
-def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None) -> None:
+def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None, norms: bool) -> None:
     given = {"sampling": sampling, "workspace_limit": workspace_limit}
     policy = {name: value for name, value in given.items() if value is not None}
     outermost = set(classes.outermost(model))
     for module in list(model.modules()):
+        serves_calls = module in outermost and (norms or not isinstance(module, nn.GroupNorm))
         try:
-            made = classes.class_for(module, serves_calls=module in outermost)
+            made = classes.class_for(module, serves_calls)
         except classes.NotConverted:
             continue
         if made is not None:

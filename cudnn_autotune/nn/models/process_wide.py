@@ -46,7 +46,8 @@ def enable(sampling: str | None = None, workspace_limit: int | None = None) -> E
     derivatives run the engine that a search chose for their shape, in all threads and with no
     change of a model, much as ``torch.backends.cudnn.benchmark = True`` is used. So do the
     convolutions that code compiled by ``torch.compile`` calls. Where cuDNN cannot compute a call,
-    PyTorch does, and ``cudnn_autotune.fallbacks()`` counts it. Other devices are not affected.
+    PyTorch does, and ``cudnn_autotune.fallbacks()`` counts it. Forwards of group norms run the
+    faster of PyTorch's kernels and this package's. Other devices are not affected.
 
     Called again, it replaces the mode and the limit. As a context manager it restores what was in
     force before::

@@ -1,0 +1,309 @@
+"""The choice between PyTorch's kernels and this package's for the forward of a group norm.
+
+``aten::native_group_norm`` asks for it (csrc/group_norm.h) at the first call of a shape that a
+policy is in force for: that of a converted model's forward, or the process's. PyTorch's kernels and
+each form of this package's kernels compute the call's input. Forms whose results differ from
+PyTorch's by more than rounding explains are left out; the others and PyTorch take turns on the GPU,
+and the fastest computes all later calls. The next process finds the choice on disk
+(``store/norm_file``), where it is checked again and not timed. The backward is PyTorch's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune import sampling
+from cudnn_autotune.core import json_dataclass
+from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.nn.backend.comparison import time_in_turns
+from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice, planned
+from cudnn_autotune.store import norm_file
+from cudnn_autotune.tuning import remembering
+
+if TYPE_CHECKING:
+    from cudnn_autotune.engines.norms.plan import Form
+
+_ROUNDS = 5
+_BATCH_MS = 0.1
+_SAMPLED_GROUPS = 8
+_ERROR_FACTOR = 3.0
+_ROUNDINGS = 4
+"""Errors of so many units in the last place of the largest result are rounding, also where PyTorch
+happens to round less."""
+_LOOSEST = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Relative error of a mean or an inverse deviation that PyTorch rounds to a dtype."""
+
+_log = logging.getLogger(__name__)
+_choices: dict[str, NormChoice] = {}
+_measuring = ForkSafeLock()
+
+Results = tuple[Tensor, Tensor, Tensor]
+Run = Callable[[], Results]
+
+
+def group_norms() -> tuple[NormChoice, ...]:
+    """Returns how the group norms of this process are computed, in the order of their first calls.
+
+    ``times_ms`` are those of a forward. A group norm is served within the forward of a model that
+    was converted, and under :func:`enable`, if its input is contiguous, of float16, bfloat16 or
+    float32, as weight and bias are.
+    """
+    return tuple(_choices.values())
+
+
+def choose(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    mode: str,
+) -> bool | None:
+    """Returns whether the kernels of this package compute calls like this one; None if that cannot
+    be measured now.
+
+    Args:
+        input: (N, C, *spatial), contiguous.
+        weight, bias: (C,), of the input's dtype, or None.
+        groups: a divisor of C.
+        mode: the sampling mode. Without one that times, PyTorch's kernels run.
+    """
+    if not sampling.traits(mode).times:
+        return False
+    if input.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    # Another thread that waited could hold up autograd's thread, which this one waits for.
+    if not _measuring.acquire_now():
+        return None
+    try:
+        with torch.no_grad():
+            choice = _chosen(input, weight, bias, groups, eps)
+    finally:
+        _measuring.release()
+    _choices[choice.signature] = choice
+    _log.info("group norm %s", choice)
+    return choice.is_served
+
+
+def forget() -> None:
+    """Clears all choices: the next call of each shape is measured again."""
+    _choices.clear()
+    if extension_available():
+        _C.forget_group_norms()
+
+
+remembering.forget_with(forget)
+
+
+class _Call:
+    """A call of a group norm, with the results that PyTorch's kernels have of it."""
+
+    def __init__(
+        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+    ) -> None:
+        generator = torch.Generator(input.device).manual_seed(0)
+
+        def random(like: Tensor) -> Tensor:
+            return torch.empty_like(like).normal_(generator=generator)
+
+        self.input = input.detach()
+        deviation = (self.input - self.input.flatten()[0]).abs_().max()
+        if not (deviation.isfinite() and deviation > 0):  # NaN or infinite, or all the same
+            self.input = random(self.input)
+        self.weight, self.bias = (
+            None if like is None else random(like.detach()).mul_(0.3).add_(offset)
+            for like, offset in ((weight, 1.0), (bias, 0.0))
+        )
+        self.groups, self.eps = groups, eps
+        self.expected = self.by_pytorch()
+        self.allowed = self._allowed_error()
+
+    def by_pytorch(self) -> Results:
+        images, channels = self.input.shape[:2]
+        spatial = self.input[0, 0].numel()
+        operator = torch.ops.aten.native_group_norm.default
+        return cast(
+            Results,
+            operator(
+                *(self.input, self.weight, self.bias),
+                *(images, channels, spatial, self.groups, self.eps),
+            ),
+        )
+
+    def by_kernels(self, form: Form, adopts: bool = False) -> Results:
+        """Returns the results of a form, as those of PyTorch's operator.
+
+        Args:
+            adopts: whether later calls of the shape have this form.
+        """
+        operator = torch.ops.cudnn_autotune.group_norm
+        with planned(form, adopts):
+            output, statistics = operator(self.input, self.weight, self.bias, self.groups, self.eps)
+        mean, inv_std = statistics.to(self.input.dtype)
+        return output, mean, inv_std
+
+    def fault_of(self, form: Form) -> str:
+        """Says why a form cannot compute the call; nothing if it can."""
+        try:
+            found = self.by_kernels(form)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as failure:  # PyTorch's kernels are always there
+            return f"fails: {type(failure).__name__}: {failure}".partition("\n")[0]
+        names = ("output", "mean", "inverse deviation")
+        for name, actual, wanted in zip(names, found, self.expected, strict=True):
+            error = _distance(actual, wanted)
+            allowed = self.allowed
+            if name != "output":
+                allowed = _LOOSEST[wanted.dtype] * float(wanted.abs().max())
+                if name == "mean":  # of numbers that cancel
+                    allowed += _LOOSEST[torch.float32] * float(self.input.abs().max())
+            if not error <= allowed:
+                return f"is wrong: the {name} differs by {error:.2g}, allowed {allowed:.2g}"
+        return ""
+
+    def _allowed_error(self) -> float:
+        """Returns by how much an output may differ from PyTorch's."""
+        output = self.expected[0]
+        images, channels = output.shape[:2]
+        count = images * self.groups
+        places = torch.linspace(0, count - 1, min(count, _SAMPLED_GROUPS)).round().long()
+        wide = self.input.view(count, -1)[places.to(output.device)].double()
+        var, mean = torch.var_mean(wide, -1, correction=0, keepdim=True)
+        exact = ((wide - mean) / (var + self.eps).sqrt()).view(
+            len(places), channels // self.groups, -1
+        )
+        for values, apply in ((self.weight, torch.mul), (self.bias, torch.add)):
+            if values is not None:
+                of_groups = values.view(self.groups, -1)[places.to(output.device) % self.groups]
+                exact = apply(exact, of_groups.double().unsqueeze(-1))
+        found = output.view(count, -1)[places.to(output.device)].view_as(exact)
+        rounding = _ROUNDINGS * torch.finfo(output.dtype).eps * float(output.abs().max())
+        return _ERROR_FACTOR * _distance(found, exact) + rounding
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs_().max())
+
+
+def _chosen(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+) -> NormChoice:
+    start_s = time.perf_counter()
+    text = _text(input, weight, bias, groups)
+    device = input.get_device() if input.is_cuda else None
+    name = _stored_name(text)
+    choice, source = _remembered(norm_file.find(device, name)), "store"
+    try:
+        call = _Call(input, weight, bias, groups, eps)
+        if choice is not None and choice.is_served:
+            form = cast("Form", choice.chosen)
+            if why := call.fault_of(form):
+                _log.warning("group norm %s: %s, as an earlier process chose, %s", text, form, why)
+                choice = None
+            else:
+                call.by_kernels(form, adopts=True)
+        if choice is None:
+            choice, source = _measured(text, call), "tuned"
+            if choice.times_ms:  # without memory, say, nothing was learnt
+                norm_file.keep(device, name, json_dataclass.encode(choice))
+    except torch.OutOfMemoryError:
+        choice = NormChoice(PYTORCH, note="there was not enough memory to measure it")
+    except Exception as failure:  # PyTorch's kernel runs, with its errors
+        why = f"{type(failure).__name__}: {failure}".partition("\n")[0]
+        _log.warning("group norm %s could not be measured: %s", text, why)
+        choice = NormChoice(PYTORCH, note=f"it could not be measured: {why}")
+    took_ms = 1e3 * (time.perf_counter() - start_s)
+    return replace(choice, signature=text, tuning_ms=took_ms, source=source)
+
+
+def _measured(text: str, call: _Call) -> NormChoice:
+    """Checks the forms against PyTorch's kernels, times those that are right, and lets later calls
+    have the fastest."""
+    programs: dict[str, Run] = {PYTORCH: call.by_pytorch}
+    rejected: dict[str, str] = {}
+    for form in _forms(call):
+        if why := call.fault_of(form):
+            rejected[form] = why
+            _log.warning("group norm %s: %s %s", text, form, why)
+        else:
+            programs[form] = partial(call.by_kernels, form)
+    if len(programs) == 1:
+        note = "no form of this package's kernels computes it"
+        return NormChoice(PYTORCH, rejected=rejected, note=note)
+    times_ms = time_in_turns(
+        programs,
+        (),
+        call.input.is_cuda,
+        with_host=False,
+        batch_ms=_BATCH_MS,
+        rounds=_ROUNDS,
+        warmup_calls=0,
+    )
+    chosen = min(times_ms, key=times_ms.__getitem__)
+    if chosen != PYTORCH:
+        call.by_kernels(cast("Form", chosen), adopts=True)
+    return NormChoice(chosen, times_ms, rejected)
+
+
+def _forms(call: _Call) -> list[Form]:
+    """Returns the forms of this package's kernels that compute a call differently."""
+    # They need the kernels, which nobody who tunes nothing has to import.
+    from cudnn_autotune.engines.norms.loading import compiled_forms
+    from cudnn_autotune.engines.norms.plan import NormProblem
+
+    input = call.input
+    has_parameters = call.weight is not None or call.bias is not None
+    problem = NormProblem(
+        is_backward=False,
+        dtype=input.dtype,
+        parameters=input.dtype if has_parameters else torch.float32,
+        batch=input.shape[1] // call.groups,
+        channels=input.shape[0] * call.groups,
+        spatial=input[0, 0].numel(),
+        planes=True,
+        alignment=_alignment(input),
+        activation="identity",
+        groups=call.groups,
+    )
+    return compiled_forms([problem], input.get_device())
+
+
+def _alignment(tensor: Tensor) -> int:
+    """Returns the power of two up to 16 that the address is a multiple of, in bytes."""
+    address = tensor.data_ptr() | 16
+    return address & -address
+
+
+def _text(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int) -> str:
+    given = [name for name, one in (("weight", weight), ("bias", bias)) if one is not None]
+    return (
+        f"{str(input.dtype).removeprefix('torch.')} {'x'.join(map(str, input.shape))} "
+        f"groups={groups} {'+'.join(given) or 'no parameters'} aligned={_alignment(input)}"
+    )
+
+
+def _stored_name(text: str) -> str:
+    """Returns the name of a choice on disk, which holds for a release of torch and a version of the
+    kernels."""
+    from cudnn_autotune.engines.norms import plan
+
+    return f"group_norm {text} torch={torch.__version__} kernels={plan.VERSION}"
+
+
+def _remembered(tree: object) -> NormChoice | None:
+    """Returns what an earlier process measured; None if the tree is not that."""
+    try:
+        return None if tree is None else json_dataclass.decode(NormChoice, tree, "entry")
+    except ValueError as error:
+        _log.info("a group norm's entry in the store is not served: %s", error)
+        return None
