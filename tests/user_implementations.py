@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cudnn_autotune import ConvProblem
-from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
@@ -53,15 +53,15 @@ class Written:
 @contextmanager
 def registered(*wanted: Implementation) -> Iterator[None]:
     """Within the context these are registered, and no others."""
-    others = implementations.registered()
+    others = registry.registered()
     for one in others:
-        implementations.unregister(one.name)
+        registry.unregister(one.name)
     try:
         for one in wanted:
-            implementations.register(one)
+            registry.register(one)
         yield
     finally:
-        for one in implementations.registered():
-            implementations.unregister(one.name)
+        for one in registry.registered():
+            registry.unregister(one.name)
         for one in others:
-            implementations.register(one)
+            registry.register(one)

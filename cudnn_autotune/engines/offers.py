@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from cudnn_autotune.engines import devices, implementations
+from cudnn_autotune.engines import devices, registry
 from cudnn_autotune.engines.candidate_id import check_settings, of_implementation, parse
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index
-from cudnn_autotune.engines.implementations import Gpu, Implementation, ImplementationError, Offer
+from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Recipe
+from cudnn_autotune.engines.registry import ImplementationError
 
 _log = logging.getLogger(__name__)
 _FIRST_RANK = 20_000
@@ -79,7 +80,7 @@ def offers_of(
     """
     asked = problem if filtered else None
     found: dict[str, Candidate] = {}
-    for implementation in implementations.registered():
+    for implementation in registry.registered():
         for candidate in _candidates(implementation, problem, gpu, asked, workspace_limit):
             rank = _FIRST_RANK + len(found)
             found.setdefault(candidate.text, replace(candidate, rank=rank))
@@ -94,7 +95,7 @@ def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
         ValueError: ``text`` does not parse.
     """
     try:
-        implementation = implementations.get(parse(text))
+        implementation = registry.get(parse(text))
     except ImplementationError:
         return []
     found = _candidates(implementation, problem, gpu, problem, None)
@@ -168,7 +169,7 @@ def described(text: str, problem: ConvProblem, gpu: Gpu) -> Offer:
             not offer these settings for the problem.
     """
     named = parse(text)
-    for offer in _offered(implementations.get(named), problem, gpu):
+    for offer in _offered(registry.get(named), problem, gpu):
         if offer.settings == named.settings:
             return offer
     raise ImplementationError(f"{text}: it is not offered for {problem.text}")
@@ -185,7 +186,7 @@ def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
     """
     named = parse(text)
     try:
-        return implementations.get(named).recipe(problem, named.settings, gpu)
+        return registry.get(named).recipe(problem, named.settings, gpu)
     except Exception as error:  # a user's code
         # Only the text is kept: the error itself would keep the frames, and what they hold.
         raise ImplementationError(f"{text}: {type(error).__name__}: {error}") from None

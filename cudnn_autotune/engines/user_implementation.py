@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.candidate_id import check_name, check_settings, check_version, identify
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.problem import ConvProblem
@@ -99,7 +99,7 @@ class UserImplementation:
 
 def is_users(text: str) -> bool:
     """Returns whether the text of a candidate names a registered implementation of a user's."""
-    return isinstance(implementations.find(identify(text).name), UserImplementation)
+    return isinstance(registry.find(identify(text).name), UserImplementation)
 
 
 def _check_callable(argument: str, value: object) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from cudnn_autotune.core import json_dataclass, versions
 from cudnn_autotune.core.json_node import MOST, Node, shown
-from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import Candidate, check_workspace_limit
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_text, problem_to_json
@@ -311,7 +311,7 @@ def ranked_again(
     def fits(candidate: Candidate) -> bool:
         is_allowed = admits(workspace_limit, candidate.workspace_bytes)
         varying = deterministic and varies(candidate)
-        return is_allowed and not varying and not implementations.is_absent(candidate.text)
+        return is_allowed and not varying and not registry.is_absent(candidate.text)
 
     def qualifies(entry: Measurement) -> bool:
         if entry.candidate.text in rejected or not fits(entry.candidate):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe_plan import recipe_plan
@@ -76,7 +76,7 @@ def register_implementation(
     def register(build: Build) -> Build:
         notes = {"numerical_notes": numerical_notes, "behavior_notes": behavior_notes}
         own = UserImplementation(name, version, supports, build, settings, workspace, **notes)
-        implementations.register(own)
+        registry.register(own)
         remembering.forget()
         return build
 
@@ -93,7 +93,7 @@ def unregister_implementation(name: str) -> None:
     Raises:
         KeyError: no implementation of this name is registered.
     """
-    implementations.unregister(name)
+    registry.unregister(name)
     isolated_run.forget(name)
     remembering.forget()
 

@@ -30,11 +30,11 @@ from operator import attrgetter
 from types import FunctionType
 from typing import IO, Any
 
-from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.candidate_id import of_implementation, parse
-from cudnn_autotune.engines.implementations import ImplementationError
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_to_json
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import ISOLATED, UserImplementation
 from cudnn_autotune.store import checked_outputs
 
@@ -103,7 +103,7 @@ def check(text: str, problem: ConvProblem, device: int | str) -> None:
         ImplementationError: it must not run in this process; the message says why.
     """
     named = parse(text)
-    implementation = implementations.get(named)
+    implementation = registry.get(named)
     if not isinstance(implementation, UserImplementation):
         return
     key = (named.name, named.version, device)

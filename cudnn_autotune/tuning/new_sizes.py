@@ -27,10 +27,11 @@ from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.candidate_id import parse
 from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.implementations import Gpu, ImplementationError
+from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import alike, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning.choice import Choice

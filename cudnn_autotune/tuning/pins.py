@@ -7,12 +7,12 @@ import torch
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.core.json_node import Node
-from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.candidate_id import identify, parse
 from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import build_plan, check_engine_text
-from cudnn_autotune.engines.implementations import ImplementationError
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.tuning import choice_log
 
 _lock = ForkSafeLock()
@@ -60,7 +60,7 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
 
 def _check_registered(engine_text: str) -> None:
     try:
-        implementations.get(parse(engine_text))
+        registry.get(parse(engine_text))
     except ImplementationError as error:
         raise ValueError(f"engine_text: {error}") from None
 

@@ -17,7 +17,7 @@ from problems import make
 import cudnn_autotune as ca
 from cudnn_autotune.core import fork_safe_lock
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.engines import candidates, compiled_kernels, implementations
+from cudnn_autotune.engines import candidates, compiled_kernels, registry
 from cudnn_autotune.store import Policy, kept_plans
 from cudnn_autotune.tuning import choice_log, new_sizes, pins, remembering
 from cudnn_autotune.tuning.prefetching import clear as clear_prefetched
@@ -43,7 +43,7 @@ def asked() -> None:
     remembering.find(PROBLEM, Policy("auto"), 0)
     with remembering.retuned(PROBLEM):
         pass
-    implementations.registered()
+    registry.registered()
     kept_plans.counts()
     compiled_kernels.clear()
     clear_prefetched()
@@ -67,7 +67,7 @@ def ends_in_time(work: Callable[[], None]) -> bool:
 LOCKS = {
     module.__name__: module._lock
     for module in (
-        *(choice_log, new_sizes, pins, remembering, implementations, candidates, kept_plans),
+        *(choice_log, new_sizes, pins, remembering, registry, candidates, kept_plans),
         compiled_kernels,
     )
 }

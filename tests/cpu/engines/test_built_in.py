@@ -17,7 +17,7 @@ from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines import implementations, kernels, rewrites
+from cudnn_autotune.engines import kernels, registry, rewrites
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.sources import digest, version_of
@@ -55,9 +55,9 @@ def test_every_implementation_of_the_package_is_built_in() -> None:
 
 
 def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:
-    code = "import sys, cudnn_autotune; from cudnn_autotune.engines import implementations\n"
+    code = "import sys, cudnn_autotune; from cudnn_autotune.engines import registry\n"
     loaded = "print(any('engines.kernels' in name for name in sys.modules))\n"
-    listed = "print(*(one.name for one in implementations.registered()))\n"
+    listed = "print(*(one.name for one in registry.registered()))\n"
     before, names, after = evaluate_forked(code + loaded + listed + loaded).splitlines()
     assert (before, after) == ("False", "True")
     assert names.split() == [one.name for one in BUILT_IN]
@@ -66,11 +66,11 @@ def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:
 def test_one_of_the_package_can_be_taken_away() -> None:
     with registered(*BUILT_IN):
         with pytest.raises(ValueError, match="'depthwise' is registered"):
-            implementations.register(Fixed("depthwise"))
+            registry.register(Fixed("depthwise"))
         assert "depthwise@" in " ".join(texts())
         ca.unregister_implementation("depthwise")
         assert "depthwise@" not in " ".join(texts())
-        implementations.register(Fixed("depthwise"))
+        registry.register(Fixed("depthwise"))
 
 
 @pytest.mark.search

@@ -23,12 +23,13 @@ from cudnn_autotune import sampling
 from cudnn_autotune.cli.filters import Filter
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines import candidates as queried_module
-from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.candidate_id import CandidateId, of_implementation, parse
 from cudnn_autotune.engines.candidates import QueriedCandidates, named
 from cudnn_autotune.engines.configs import ATEN, build_plan, open_search, query
-from cudnn_autotune.engines.implementations import Gpu, ImplementationError, Offer
+from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_of
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.auto import Shortlist
@@ -101,12 +102,12 @@ def test_texts_of_every_kind_name_a_candidate() -> None:
 def test_a_name_is_registered_once() -> None:
     with registered(Fixed()):
         with pytest.raises(ValueError, match="'fixed' is registered"):
-            implementations.register(Fixed(version="2"))
-        assert implementations.unregister("fixed") == Fixed()
+            registry.register(Fixed(version="2"))
+        assert registry.unregister("fixed") == Fixed()
         with pytest.raises(KeyError, match="no implementation 'fixed'"):
-            implementations.unregister("fixed")
-        implementations.register(Fixed(version="2"))
-        assert implementations.registered() == (Fixed(version="2"),)
+            registry.unregister("fixed")
+        registry.register(Fixed(version="2"))
+        assert registry.registered() == (Fixed(version="2"),)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_a_name_is_registered_once() -> None:
 )  # fmt: skip
 def test_bad_names_and_versions_are_refused(name: str, version: str) -> None:
     with registered(), pytest.raises(ValueError, match=r"^(name|version) must be"):
-        implementations.register(Fixed(name, version))
+        registry.register(Fixed(name, version))
 
 
 def test_what_is_not_registered_is_not_built() -> None:

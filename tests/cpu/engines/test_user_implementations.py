@@ -19,10 +19,10 @@ from subprocesses import evaluate
 from user_implementations import registered
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines import implementations, recipe
+from cudnn_autotune.engines import recipe, registry
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.implementations import ImplementationError
 from cudnn_autotune.engines.offers import gpu_of, offers_of, recipe_of
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.tuning import choice_log
@@ -127,7 +127,7 @@ def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         register(**given)
-    assert implementations.registered() == ()
+    assert registry.registered() == ()
 
 
 def test_a_name_is_registered_once() -> None:

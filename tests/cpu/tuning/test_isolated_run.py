@@ -23,8 +23,8 @@ from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.guard_bands import GuardedMemory, with_room
-from cudnn_autotune.engines import implementations
-from cudnn_autotune.engines.implementations import ImplementationError
+from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import UserImplementation
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import isolated_run
@@ -413,17 +413,17 @@ with open({imports!r}, "a") as file:
     print(os.getpid(), __name__, file=file)
 import user_kernels
 import cudnn_autotune as ca
-from cudnn_autotune.engines import implementations
+from cudnn_autotune.engines import registry
 from cudnn_autotune.tuning import isolated_run
 
 def search():
     problem = ca.ConvProblem("fprop", (2, 3, 5, 6), (4, 3, 3, 3), padding=1)
-    offers = implementations.find("mine").offers(problem, None)
+    offers = registry.find("mine").offers(problem, None)
     for offer in offers:
         try:
             isolated_run.check(f"mine@1:{{offer.settings}}", problem, "cpu")
             print("passed", offer.settings, flush=True)
-        except implementations.ImplementationError as error:
+        except registry.ImplementationError as error:
             print(error, flush=True)
     print(len(offers), "offers", flush=True)
 
@@ -739,7 +739,7 @@ def test_unregistering_does_not_wait_for_a_run(waits: Waits) -> None:
         waits.may_end.set()
         assert found.result(60.0) == ""
     assert len(waits.asked) == 1
-    implementations.register(implementation(version="1", settings=("right",)))
+    registry.register(implementation(version="1", settings=("right",)))
     assert left_out("right") == ""
     assert len(waits.asked) == 2, "what is registered anew is tried anew"
 

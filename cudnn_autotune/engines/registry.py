@@ -1,0 +1,88 @@
+"""The implementations of this process by name."""
+
+from __future__ import annotations
+
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines.candidate_id import CandidateId, check_name, check_version, identify
+from cudnn_autotune.engines.implementations import Implementation
+
+_lock = ForkSafeLock()
+_by_name: dict[str, Implementation] | None = None
+
+
+class ImplementationError(RuntimeError):
+    """An implementation is not here, in this version or with these settings, or does not build."""
+
+
+def _registry() -> dict[str, Implementation]:
+    """Returns the implementations by name. Those of the package are imported when somebody first
+    asks, so that to import the package takes no longer for them."""
+    global _by_name
+    if _by_name is None:
+        from cudnn_autotune.engines.built_in import BUILT_IN
+
+        with _lock:
+            if _by_name is None:  # no other thread was faster
+                _by_name = {one.name: one for one in BUILT_IN}
+    return _by_name
+
+
+def register(implementation: Implementation) -> None:
+    """Adds an implementation, behind those that are registered.
+
+    Raises:
+        ValueError: its name or version is not allowed, or another one has the name.
+    """
+    check_name(implementation.name)
+    check_version(implementation.version)
+    registry = _registry()
+    with _lock:
+        if implementation.name in registry:
+            raise ValueError(f"name: an implementation {implementation.name!r} is registered")
+        registry[implementation.name] = implementation
+
+
+def unregister(name: str) -> Implementation:
+    """Removes and returns an implementation; raises KeyError if there is none of this name."""
+    registry = _registry()
+    with _lock:
+        if name not in registry:
+            raise KeyError(f"no implementation {shown(name)} is registered")
+        return registry.pop(name)
+
+
+def registered() -> tuple[Implementation, ...]:
+    """Returns all implementations, those of the package first, in the order of their
+    registration."""
+    registry = _registry()
+    with _lock:
+        return tuple(registry.values())
+
+
+def find(name: str) -> Implementation | None:
+    """Returns the implementation of this name, or None."""
+    return _registry().get(name)
+
+
+def get(named: CandidateId) -> Implementation:
+    """Returns the implementation of a candidate.
+
+    Raises:
+        ImplementationError: it is not registered, or in another version.
+    """
+    found = find(named.name)
+    if found is None:
+        raise ImplementationError(f"{named.text}: no implementation {named.name!r} is registered")
+    if found.version != named.version:
+        raise ImplementationError(
+            f"{named.text}: {named.name!r} is registered in version {found.version!r}"
+        )
+    return found
+
+
+def is_absent(text: str) -> bool:
+    """Returns whether a candidate is of an implementation that this process does not have in any
+    version, such as one of another application."""
+    named = identify(text)
+    return named.is_implementation and find(named.name) is None
