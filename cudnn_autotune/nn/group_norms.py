@@ -5,12 +5,14 @@ policy is in force for: that of a converted model's forward, or the process's. P
 each form of this package's kernels compute the call's input. Forms whose results differ from
 PyTorch's by more than rounding explains are left out; the others and PyTorch take turns on the GPU,
 and the fastest computes all later calls. The next process finds the choice on disk
-(``store/norm_file``), where it is checked again and not timed. The backward is PyTorch's.
+(``store/norm_file``), where it is checked again and not timed. Of sizes that keep changing few are
+measured, and others are computed as the nearest of these. The backward is PyTorch's.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +34,8 @@ from cudnn_autotune.tuning import remembering
 if TYPE_CHECKING:
     from cudnn_autotune.engines.norms.plan import Form
 
+_MOST_MEASURED = 4
+"""Sizes that are measured with the same channels, groups and dtypes."""
 _ROUNDS = 5
 _BATCH_MS = 0.1
 _SAMPLED_GROUPS = 8
@@ -44,6 +48,8 @@ _LOOSEST = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 _log = logging.getLogger(__name__)
 _choices: dict[str, NormChoice] = {}
+_sizes: dict[tuple[object, ...], dict[int, NormChoice]] = {}
+"""What differs in its size alone -> number of elements -> its choice."""
 _measuring = ForkSafeLock()
 
 Results = tuple[Tensor, Tensor, Tensor]
@@ -51,7 +57,8 @@ Run = Callable[[], Results]
 
 
 def group_norms() -> tuple[NormChoice, ...]:
-    """Returns how the group norms of this process are computed, in the order of their first calls.
+    """Returns how the group norms of this process are computed, in the order of their first calls,
+    without the sizes that were not measured since others had been.
 
     ``times_ms`` are those of a forward. A group norm is served within the forward of a model that
     was converted, and under :func:`enable`, if its input is contiguous, of float16, bfloat16 or
@@ -85,11 +92,14 @@ def choose(
     if not _measuring.acquire_now():
         return None
     try:
+        known = _sizes.setdefault(_but_for_size(input, weight, bias, groups), {})
+        if len(known) >= _MOST_MEASURED:
+            return known[min(known, key=lambda size: abs(math.log(size / input.numel())))].is_served
         with torch.no_grad():
             choice = _chosen(input, weight, bias, groups, eps)
+        known[input.numel()] = _choices[choice.signature] = choice
     finally:
         _measuring.release()
-    _choices[choice.signature] = choice
     _log.info("group norm %s", choice)
     return choice.is_served
 
@@ -97,11 +107,19 @@ def choose(
 def forget() -> None:
     """Clears all choices: the next call of each shape is measured again."""
     _choices.clear()
+    _sizes.clear()
     if extension_available():
         _C.forget_group_norms()
 
 
 remembering.forget_with(forget)
+
+
+def _but_for_size(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int
+) -> tuple[object, ...]:
+    given = (weight is not None, bias is not None)
+    return (input.dtype, input.get_device(), input.dim(), input.shape[1], groups, *given)
 
 
 class _Call:
