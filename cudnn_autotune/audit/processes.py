@@ -162,7 +162,7 @@ class Process:
             self.close()
             raise ProcessFailure(f"{self.name}: no answer within {limit_s:.0f} s") from None
         if line is None:
-            self.close(_KILL_S)
+            self.close(_LEAVE_S)  # Python may take seconds to end
             last = next((line.strip() for line in reversed(self._errors) if line.strip()), "")
             code = self._process.returncode
             raise ProcessFailure(

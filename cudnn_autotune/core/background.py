@@ -73,7 +73,8 @@ class BackgroundThreads:
 
     def _run(self) -> None:
         with suppress(OSError, AttributeError):  # Linux has a niceness for each thread
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
         while self._run_next():
             pass
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -23,12 +22,18 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune import sampling
-from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.nn.backend.comparison import time_in_turns
-from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice, planned
-from cudnn_autotune.store import norm_file
+from cudnn_autotune.nn.norm_measuring import (
+    ERROR_FACTOR,
+    PYTORCH,
+    NormChoice,
+    alignment_of,
+    fastest,
+    kept_or_measured,
+    left_to_pytorch,
+    planned,
+)
 from cudnn_autotune.tuning import remembering
 
 if TYPE_CHECKING:
@@ -36,10 +41,7 @@ if TYPE_CHECKING:
 
 _MOST_MEASURED = 4
 """Sizes that are measured with the same channels, groups and dtypes."""
-_ROUNDS = 5
-_BATCH_MS = 0.1
 _SAMPLED_GROUPS = 8
-_ERROR_FACTOR = 3.0
 _ROUNDINGS = 4
 """Errors of so many units in the last place of the largest result are rounding, also where PyTorch
 happens to round less."""
@@ -53,7 +55,6 @@ _sizes: dict[tuple[object, ...], dict[int, NormChoice]] = {}
 _measuring = ForkSafeLock()
 
 Results = tuple[Tensor, Tensor, Tensor]
-Run = Callable[[], Results]
 
 
 def group_norms() -> tuple[NormChoice, ...]:
@@ -183,7 +184,7 @@ class _Call:
             allowed = self.allowed
             if name != "output":
                 allowed = _LOOSEST[wanted.dtype] * float(wanted.abs().max())
-                if name == "mean":  # of numbers that cancel
+                if name == "mean":  # its numbers may cancel
                     allowed += _LOOSEST[torch.float32] * float(self.input.abs().max())
             if not error <= allowed:
                 return f"is wrong: the {name} differs by {error:.2g}, allowed {allowed:.2g}"
@@ -206,7 +207,7 @@ class _Call:
                 exact = apply(exact, of_groups.double().unsqueeze(-1))
         found = output.view(count, -1)[places.to(output.device)].view_as(exact)
         rounding = _ROUNDINGS * torch.finfo(output.dtype).eps * float(output.abs().max())
-        return _ERROR_FACTOR * _distance(found, exact) + rounding
+        return ERROR_FACTOR * _distance(found, exact) + rounding
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
@@ -218,59 +219,39 @@ def _chosen(
 ) -> NormChoice:
     start_s = time.perf_counter()
     text = _text(input, weight, bias, groups)
-    device = input.get_device() if input.is_cuda else None
-    name = _stored_name(text)
-    choice, source = _remembered(norm_file.find(device, name)), "store"
     try:
         call = _Call(input, weight, bias, groups, eps)
-        if choice is not None and choice.is_served:
-            form = cast("Form", choice.chosen)
-            if why := call.fault_of(form):
-                _log.warning("group norm %s: %s, as an earlier process chose, %s", text, form, why)
-                choice = None
-            else:
-                call.by_kernels(form, adopts=True)
-        if choice is None:
-            choice, source = _measured(text, call), "tuned"
-            if choice.times_ms:  # without memory, say, nothing was learnt
-                norm_file.keep(device, name, json_dataclass.encode(choice))
-    except torch.OutOfMemoryError:
-        choice = NormChoice(PYTORCH, note="there was not enough memory to measure it")
+        choice = kept_or_measured(
+            input.get_device() if input.is_cuda else None,
+            _stored_name(text),
+            partial(_holds, text, call),
+            partial(_measured, text, call),
+        )
     except Exception as failure:  # PyTorch's kernel runs, with its errors
-        why = f"{type(failure).__name__}: {failure}".partition("\n")[0]
-        _log.warning("group norm %s could not be measured: %s", text, why)
-        choice = NormChoice(PYTORCH, note=f"it could not be measured: {why}")
+        choice = left_to_pytorch(f"group norm {text}", failure)
     took_ms = 1e3 * (time.perf_counter() - start_s)
-    return replace(choice, signature=text, tuning_ms=took_ms, source=source)
+    return replace(choice, signature=text, tuning_ms=took_ms)
+
+
+def _holds(text: str, call: _Call, chosen: str) -> bool:
+    """Returns whether an earlier process's choice still computes what PyTorch's kernels do; if so
+    later calls have its form."""
+    if chosen == PYTORCH:
+        return True
+    form = cast("Form", chosen)
+    if why := call.fault_of(form):
+        _log.warning("group norm %s: %s, as an earlier process chose, %s", text, form, why)
+        return False
+    call.by_kernels(form, adopts=True)
+    return True
 
 
 def _measured(text: str, call: _Call) -> NormChoice:
     """Checks the forms against PyTorch's kernels, times those that are right, and lets later calls
     have the fastest."""
-    programs: dict[str, Run] = {PYTORCH: call.by_pytorch}
-    rejected: dict[str, str] = {}
-    for form in _forms(call):
-        if why := call.fault_of(form):
-            rejected[form] = why
-            _log.warning("group norm %s: %s %s", text, form, why)
-        else:
-            programs[form] = partial(call.by_kernels, form)
-    if len(programs) == 1:
-        note = "no form of this package's kernels computes it"
-        return NormChoice(PYTORCH, rejected=rejected, note=note)
-    times_ms = time_in_turns(
-        programs,
-        (),
-        call.input.is_cuda,
-        with_host=False,
-        batch_ms=_BATCH_MS,
-        rounds=_ROUNDS,
-        warmup_calls=0,
-    )
-    chosen = min(times_ms, key=times_ms.__getitem__)
-    if chosen != PYTORCH:
-        call.by_kernels(cast("Form", chosen), adopts=True)
-    return NormChoice(chosen, times_ms, rejected)
+    faults = {form: call.fault_of(form) for form in _forms(call)}
+    programs = (call.by_pytorch, call.by_kernels)
+    return fastest(f"group norm {text}", faults, *programs, call.input.is_cuda)
 
 
 def _forms(call: _Call) -> list[Form]:
@@ -289,24 +270,18 @@ def _forms(call: _Call) -> list[Form]:
         channels=input.shape[0] * call.groups,
         spatial=input[0, 0].numel(),
         planes=True,
-        alignment=_alignment(input),
+        alignment=alignment_of(input),
         activation="identity",
         groups=call.groups,
     )
     return compiled_forms([problem], input.get_device())
 
 
-def _alignment(tensor: Tensor) -> int:
-    """Returns the power of two up to 16 that the address is a multiple of, in bytes."""
-    address = tensor.data_ptr() | 16
-    return address & -address
-
-
 def _text(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int) -> str:
     given = [name for name, one in (("weight", weight), ("bias", bias)) if one is not None]
     return (
         f"{str(input.dtype).removeprefix('torch.')} {'x'.join(map(str, input.shape))} "
-        f"groups={groups} {'+'.join(given) or 'no parameters'} aligned={_alignment(input)}"
+        f"groups={groups} {'+'.join(given) or 'no parameters'} aligned={alignment_of(input)}"
     )
 
 
@@ -316,12 +291,3 @@ def _stored_name(text: str) -> str:
     from cudnn_autotune.engines.norms import plan
 
     return f"group_norm {text} torch={torch.__version__} kernels={plan.VERSION}"
-
-
-def _remembered(tree: object) -> NormChoice | None:
-    """Returns what an earlier process measured; None if the tree is not that."""
-    try:
-        return None if tree is None else json_dataclass.decode(NormChoice, tree, "entry")
-    except ValueError as error:
-        _log.info("a group norm's entry in the store is not served: %s", error)
-        return None

@@ -23,12 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from cudnn_autotune import sampling
-from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.nn import norm_measuring
 from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice, Signature
-from cudnn_autotune.store import norm_file
 from cudnn_autotune.tuning import remembering, settings
 
 # Sizes of a norm that are measured.
@@ -162,15 +160,14 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
         note = "the sampling mode times nothing"
         return NormChoice(_first_form(), note=note, signature=text)
     step = (text, norm, input, signature)
-    name, source = _stored_name(signature), "store"
-    device = input.get_device() if input.is_cuda else None
-    found = _remembered(norm_file.find(device, name))
-    if found is None or not norm_measuring.holds(found.chosen, *step):
-        found, source = norm_measuring.measured(*step), "tuned"
-        if found.times_ms:  # without memory, say, nothing was learnt
-            norm_file.keep(device, name, json_dataclass.encode(found))
+    found = norm_measuring.kept_or_measured(
+        input.get_device() if input.is_cuda else None,
+        _stored_name(signature),
+        lambda chosen: norm_measuring.holds(chosen, *step),
+        lambda: norm_measuring.measured(*step),
+    )
     took_ms = 1e3 * (time.perf_counter() - start_s)
-    return replace(found, signature=text, tuning_ms=took_ms, source=source)
+    return replace(found, signature=text, tuning_ms=took_ms)
 
 
 def _first_form() -> str:
@@ -199,15 +196,6 @@ def _stored_name(signature: Signature) -> str:
     }
     named = (f"{name}={value}" for name, value in fields.items())
     return f"batch_norm {' '.join(named)}".replace("torch.", "").replace(", ", ",")
-
-
-def _remembered(tree: Any) -> NormChoice | None:
-    """Returns what an earlier process measured; None if the tree is not that."""
-    try:
-        return None if tree is None else json_dataclass.decode(NormChoice, tree, "entry")
-    except ValueError as error:
-        _log.info("a batch norm's entry in the store is not served: %s", error)
-        return None
 
 
 def _layout(input: Tensor) -> str:

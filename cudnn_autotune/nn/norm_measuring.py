@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,9 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn.backend.comparison import Run, time_in_turns
+from cudnn_autotune.store import norm_file
 
 if TYPE_CHECKING:
     from cudnn_autotune.engines.norms.plan import Form
@@ -34,7 +36,7 @@ PYTORCH = "pytorch"
 _ROUNDS = 5
 _BATCH_MS = 0.1
 _SAMPLED_CHANNELS = 8
-_ERROR_FACTOR = 3.0
+ERROR_FACTOR = 3.0
 # Errors of this size are rounding, also where PyTorch happens to round less.
 _FLOORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Derivatives jump here. Rounding may move an argument across, so gradients are 0 that close.
@@ -163,12 +165,8 @@ def measured(text: str, norm: Any, input: Tensor, signature: Signature) -> NormC
     try:
         with torch.no_grad(), saved_tensors_hooks(_same, _same):
             return _measured(text, _operands(norm, input, signature))
-    except torch.OutOfMemoryError:
-        return NormChoice(PYTORCH, note="there was not enough memory to measure it")
     except Exception as failure:  # the module's own class runs, with its errors
-        why = f"{type(failure).__name__}: {failure}".partition("\n")[0]
-        _log.warning("batch norm %s could not be measured: %s", text, why)
-        return NormChoice(PYTORCH, note=f"it could not be measured: {why}")
+        return left_to_pytorch(f"batch norm {text}", failure)
 
 
 def holds(chosen: str, text: str, norm: Any, input: Tensor, signature: Signature) -> bool:
@@ -242,22 +240,41 @@ def _measured(text: str, given: _Operands) -> NormChoice:
     fastest."""
     expected = _with_statistics(given, _by_pytorch(given))
     allowed = _allowed_errors(given, expected)
-    programs: dict[str, Run] = {PYTORCH: partial(_by_pytorch, given)}
-    rejected: dict[str, str] = {}
-    for form in _forms(given):
-        if why := _fault(given, form, expected, allowed):
-            rejected[form] = why
-            _log.warning("batch norm %s: %s %s", text, form, why)
-        else:
-            programs[form] = partial(_by_operators, given, form)
+    faults = {form: _fault(given, form, expected, allowed) for form in _forms(given)}
     del expected
+    programs = (partial(_by_pytorch, given), partial(_by_operators, given))
+    return fastest(f"batch norm {text}", faults, *programs, given.input.is_cuda)
+
+
+def fastest(
+    subject: str,
+    faults: Mapping[Form, str],
+    by_pytorch: Run,
+    by_kernels: Callable[..., Any],
+    on_gpu: bool,
+) -> NormChoice:
+    """Times PyTorch's kernels and the forms of this package's, in turns, and lets later calls have
+    the fastest form, if that is faster.
+
+    Args:
+        subject: the call that is measured, for the log.
+        faults: why each form cannot compute the call; empty if it can.
+        by_pytorch: runs the call by PyTorch's kernels.
+        by_kernels: runs it by a form, which later calls have where ``adopts`` is True.
+        on_gpu: whether its tensors are on a GPU.
+    """
+    rejected: dict[str, str] = {form: why for form, why in faults.items() if why}
+    for form, why in rejected.items():
+        _log.warning("%s: %s %s", subject, form, why)
+    programs: dict[str, Run] = {PYTORCH: by_pytorch}
+    programs.update((form, partial(by_kernels, form)) for form, why in faults.items() if not why)
     if len(programs) == 1:
         note = "no form of this package's kernels computes it"
         return NormChoice(PYTORCH, rejected=rejected, note=note)
     times_ms = time_in_turns(
         programs,
         (),
-        given.input.is_cuda,
+        on_gpu,
         with_host=False,
         batch_ms=_BATCH_MS,
         rounds=_ROUNDS,
@@ -265,8 +282,45 @@ def _measured(text: str, given: _Operands) -> NormChoice:
     )
     chosen = min(times_ms, key=times_ms.__getitem__)
     if chosen != PYTORCH:
-        _by_operators(given, cast("Form", chosen), adopts=True)
+        by_kernels(cast("Form", chosen), adopts=True)
     return NormChoice(chosen, times_ms, rejected)
+
+
+def left_to_pytorch(subject: str, failure: Exception) -> NormChoice:
+    """Returns the choice for a call whose measurement failed."""
+    if isinstance(failure, torch.OutOfMemoryError):
+        return NormChoice(PYTORCH, note="there was not enough memory to measure it")
+    why = f"{type(failure).__name__}: {failure}".partition("\n")[0]
+    _log.warning("%s could not be measured: %s", subject, why)
+    return NormChoice(PYTORCH, note=f"it could not be measured: {why}")
+
+
+def kept_or_measured(
+    device: int | None,
+    name: str,
+    holds: Callable[[str], bool],
+    measured: Callable[[], NormChoice],
+) -> NormChoice:
+    """Returns what an earlier process chose, if that holds, else what is measured, and keeps it.
+
+    Args:
+        device: index of the GPU whose store is meant; None on a CPU.
+        name: the name of the choice on disk.
+        holds: says whether ``"pytorch"``, or a form, still computes the call.
+        measured: measures the call.
+    """
+    tree = norm_file.find(device, name)
+    try:
+        found = None if tree is None else json_dataclass.decode(NormChoice, tree, "entry")
+    except ValueError as error:
+        _log.info("the entry of a norm in the store is not served: %s", error)
+        found = None
+    if found is not None and holds(found.chosen):
+        return replace(found, source="store")
+    found = measured()
+    if found.times_ms:  # without memory, say, nothing was learnt
+        norm_file.keep(device, name, json_dataclass.encode(found))
+    return found
 
 
 def _fault(
@@ -282,6 +336,12 @@ def _fault(
         return f"fails: {type(failure).__name__}: {failure}".partition("\n")[0]
 
 
+def alignment_of(tensor: Tensor) -> int:
+    """Returns the power of two up to 16 that the address is a multiple of, in bytes."""
+    address = tensor.data_ptr() | 16
+    return address & -address
+
+
 def _forms(given: _Operands) -> list[Form]:
     """Returns the forms of this package's kernels that compute a step differently."""
     # They need the kernels, which nobody who tunes nothing has to import.
@@ -290,7 +350,6 @@ def _forms(given: _Operands) -> list[Form]:
 
     input = given.input
     spatial = math.prod(input.shape[2:])
-    address = input.data_ptr() | 16
     parameters = next((p.dtype for p in (given.weight, given.bias) if p is not None), torch.float32)
     forward = NormProblem(
         False,
@@ -300,7 +359,7 @@ def _forms(given: _Operands) -> list[Form]:
         input.shape[1],
         spatial,
         spatial > 1 and input.is_contiguous(),
-        address & -address,
+        alignment_of(input),
         given.activation,
     )
     problems = [forward]
@@ -397,7 +456,7 @@ def _allowed_errors(given: _Operands, expected: Mapping[str, Tensor]) -> dict[st
     exact = _with_statistics(sample, _by_pytorch(sample))
     floor = _FLOORS[given.input.dtype]
     own = _distances(sample, exact, {name: _channels(t, places) for name, t in expected.items()})
-    return {name: _ERROR_FACTOR * max(error, floor) for name, error in own.items()}
+    return {name: ERROR_FACTOR * max(error, floor) for name, error in own.items()}
 
 
 def _wrong(

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.norms.plan import FORMS, Form
-from cudnn_autotune.nn import group_norms
+from cudnn_autotune.nn import norm_measuring
 from cudnn_autotune.nn.norm_measuring import planned
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +49,7 @@ def seems_fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
             chosen = "pytorch" if fastest == "pytorch" else forms[0]
             return {name: 1.0 + (name != chosen) for name in programs}
 
-        monkeypatch.setattr(group_norms, "time_in_turns", in_turns)
+        monkeypatch.setattr(norm_measuring, "time_in_turns", in_turns)
 
     return seems
 

@@ -48,7 +48,7 @@ def test_an_engine_that_was_wrong_beyond_measure_is_told_and_read(error: float) 
         rejected,
     )
     choice = Choice(decision, 0, tuning_ms=10.0, searched=selection)
-    pick = gpu._told(choice, 12.0)
+    pick = gpu._pick_of(choice, 12.0)
     assert pick.text == "eng2"
     assert pick.rejected == {"eng1": None, "eng3": 0.25}
     assert decode(Pick, json.loads(json.dumps(encode(pick)))) == pick

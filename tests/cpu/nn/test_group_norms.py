@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn import group_norms as module
+from cudnn_autotune.nn import norm_measuring
 
 FORM = "two passes"
 
@@ -70,7 +71,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
     found = Turns()
-    monkeypatch.setattr(module, "time_in_turns", found)
+    monkeypatch.setattr(norm_measuring, "time_in_turns", found)
     return found
 
 
