@@ -63,7 +63,7 @@ _COMMUNICATING = {
     *("c10d", "_c10d_functional", "_c10d_functional_autograd"),
     *("c10d_functional", "_dtensor", "symm_mem"),
 }
-_LOCAL = {
+LOCAL = {
     *("aten", "cudnn_autotune", "inductor", "inductor_prims", "mkl", "mkldnn", "onednn", "prim"),
     *("prims", "quantized", "quantized_decomposed", "rngprims", "torchvision"),
 }
@@ -358,13 +358,8 @@ def is_among_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def communicates(graph: GraphModule) -> bool:
-    """Returns whether a graph of operators, or one that is nested in it, has a collective
-    operation.
-
-    Among ranks, an operator that is neither PyTorch's nor this package's counts as one, because
-    nobody knows what it does.
-    """
+def namespaces_of(graph: GraphModule) -> set[str]:
+    """Returns the namespaces of the operators of a graph, and of those that are nested in it."""
     graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
     # An operator with an effect is an argument of `with_effects`.
     targets = [target for g in graphs for node in g.nodes for target in (node.target, *node.args)]
@@ -372,12 +367,22 @@ def communicates(graph: GraphModule) -> bool:
         target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
         for target in targets
     )
-    namespaces = {
+    return {
         packet._qualified_op_name.partition("::")[0]
         for packet in packets
         if isinstance(packet, torch._ops.OpOverloadPacket)
     }
-    if is_among_ranks() and namespaces - _LOCAL:
+
+
+def communicates(graph: GraphModule) -> bool:
+    """Returns whether a graph of operators, or one that is nested in it, has a collective
+    operation.
+
+    Among ranks, an operator that is neither PyTorch's nor this package's counts as one, because
+    nobody knows what it does.
+    """
+    namespaces = namespaces_of(graph)
+    if is_among_ranks() and namespaces - LOCAL:
         return True
     return bool(namespaces & _COMMUNICATING)
 

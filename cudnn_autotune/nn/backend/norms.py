@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
@@ -337,6 +337,12 @@ def _written_operands(node: Node) -> Sequence[Node]:
         return operands[:1] if is_in_place or name in _WRITING else ()
     if "out" in node.kwargs:
         return operands
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        schemas = [getattr(target, name)._schema for name in target.overloads()]
+        arguments = [argument for schema in schemas for argument in schema.arguments]
+        # Results that are written into are given by name.
+        written = (a for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+        return operands if any(not argument.kwarg_only for argument in written) else ()
     if isinstance(target, FunctionType):
         try:
             given = inspect.signature(target).bind(*node.args, **node.kwargs).arguments
@@ -348,15 +354,16 @@ def _written_operands(node: Node) -> Sequence[Node]:
     return () if is_function and not target.__name__.endswith("_") else operands
 
 
-def written_inputs(graph: Graph) -> set[Node]:
-    """Returns the inputs of a graph of Dynamo that a call in it may write into, running statistics
+def written_among(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
+    """Returns the nodes into whose memory a call in a graph of Dynamo may write, running statistics
     of batch norms aside."""
     written = {storage for node in graph.nodes for storage in _written(node)}
-    return {
-        node
-        for node in graph.find_nodes(op="placeholder")
-        if not written.isdisjoint(_storages(node))
-    }
+    return {node for node in nodes if not written.isdisjoint(_storages(node))}
+
+
+def written_inputs(graph: Graph) -> set[Node]:
+    """Returns the inputs of a graph of Dynamo among the nodes of :func:`written_among`."""
+    return written_among(graph, graph.find_nodes(op="placeholder"))
 
 
 def running_statistics(graph: Graph) -> set[Node]:

@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.engines.weights import operators as weight_operators
 from cudnn_autotune.engines.weights.operators import strides_of
-from cudnn_autotune.nn.backend.comparison import Run, communicates
+from cudnn_autotune.nn.backend.comparison import LOCAL, Run, communicates, namespaces_of
 from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.groups import (
     JUDGES,
@@ -35,6 +35,7 @@ from cudnn_autotune.nn.backend.groups import (
     fuse_judged,
     never,
 )
+from cudnn_autotune.nn.backend.norms import written_among
 from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1, laid_out
 from cudnn_autotune.nn.models.routing import CONVOLUTIONS, COUNTERPARTS
 from cudnn_autotune.tuning.settings import check_policy
@@ -43,6 +44,12 @@ OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
 _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # A convolution of fewer channels a group has engines for contiguous tensors that transpose nothing.
 _FEW_CHANNELS = 16
+# Calls that read memory by the strides which a tensor has in PyTorch.
+_BY_STRIDES = {
+    *("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"),
+    *("resize_", "resize_as_", "set_"),
+    *("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"),
+}
 
 _log = logging.getLogger(__name__)
 _version = operator.attrgetter("_version")
@@ -487,8 +494,11 @@ def in_layout(
 
     Raises:
         ValueError: an output of the graph shares memory with an input or another output, or its
-            strides are not known ahead.
+            strides are not known ahead; a call in it writes into what would be copied, or may read
+            memory by strides.
     """
+    if _reads_by_strides(graph):
+        raise ValueError("one of its operators may read memory by strides")
     graph = copied(graph)
     placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
     output = graph.graph.output_node()
@@ -503,9 +513,14 @@ def in_layout(
         raise ValueError("an output shares memory with an input or another output")
     weights = _weights_of_convolutions(graph.graph)
     dims = {weight.meta["example_value"].dim() for weight in weights}
-    for node, value in inputs.items():
-        if node in weights or value.dim() not in dims or value.dim() == 3:
-            continue
+    copied_inputs = [
+        node
+        for node, value in inputs.items()
+        if node not in weights and value.dim() in dims and value.dim() != 3
+    ]
+    if written_among(graph.graph, (*weights, *copied_inputs)):
+        raise ValueError("it writes into an input or a weight")
+    for node in copied_inputs:
         readers = list(node.users)
         with graph.graph.inserting_after(node):
             copy = graph.graph.call_function(_laid_out, (node, memory_format))
@@ -522,6 +537,15 @@ def in_layout(
         output.replace_input_with(node, restored)
     graph.recompile()
     return graph
+
+
+def _reads_by_strides(graph: GraphModule) -> bool:
+    """Returns whether a call in a graph of Dynamo may read memory by the strides that its operands
+    have in PyTorch, as an operator of somebody else's may."""
+    graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
+    targets = [node.target for one in graphs for node in one.nodes if node.op.startswith("call")]
+    names = {str(getattr(target, "__name__", target)).partition(".")[0] for target in targets}
+    return bool(names & _BY_STRIDES or namespaces_of(graph) - LOCAL)
 
 
 def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:

@@ -87,6 +87,17 @@ class Chain1d(nn.Module):
         return torch.tanh(self.last(F.leaky_relu(y, 0.1)) + y)
 
 
+@torch.library.custom_op("cudnn_autotune_tests::in_memory", mutates_args=())
+def in_memory(x: Tensor) -> Tensor:
+    """The numbers of a dense tensor in the order in which they lie in memory."""
+    return x.as_strided((x.numel(),), (1,)).clone()
+
+
+@in_memory.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.numel())
+
+
 TEXTS = ["conv + bias + {}", "conv + bias", "conv + bias + residual + {}"]
 
 
@@ -759,6 +770,60 @@ class TestLayout:
         assert_close(output, expected.double(), TOLERANCES[torch.bfloat16])
         assert flat.data_ptr() == output.data_ptr()
         assert last().mode == "inference"
+
+    def into_input(model: Any, x: Tensor) -> Tensor:
+        return model.conv(x.relu_())
+
+    def into_state(model: Any, x: Tensor) -> Tensor:
+        output = model.conv(x + model.state)
+        model.state.copy_(x)
+        return output
+
+    def into_weight(model: Any, x: Tensor) -> Tensor:
+        model.conv.weight[0].zero_()
+        return model.conv(x)
+
+    def into_computed_weight(model: Any, x: Tensor) -> Tensor:
+        weight = 2 * model.conv.weight
+        weight.clamp_(0, 0.1)
+        return F.conv1d(x, weight, padding=1)
+
+    def by_strides(model: Any, x: Tensor) -> Tensor:
+        return model.conv(x).as_strided((16, 9), (1, 16)) + 1
+
+    def by_an_operator(model: Any, x: Tensor) -> Tensor:
+        return in_memory(model.conv(x)) + 1
+
+    CALLS = (into_state, into_weight, into_computed_weight, by_strides, by_an_operator)
+
+    @pytest.mark.parametrize(
+        ("dims", "call"), [(3, into_input), (3, into_state), *[(1, call) for call in CALLS]]
+    )
+    def test_what_depends_on_memory_is_as_in_pytorch(
+        self, dims: int, call: Callable[[Any, Tensor], Tensor]
+    ) -> None:
+        """A tensor that is written into, or read by its strides, is no copy in another layout."""
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](16, 16, 3, padding=1)
+                self.register_buffer("state", torch.randn(2, 16, *[9, 2, 3][:dims]))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return call(self, x)
+
+        ours = Model().eval().to(torch.bfloat16)
+        theirs = copy.deepcopy(ours)
+        input = torch.randn(2, 16, *[9, 2, 3][:dims]).to(torch.bfloat16)
+        inputs = input, input.clone()
+        program = compiled(ours)
+        with torch.no_grad():
+            for _ in range(2):
+                output, expected = program(inputs[0]), theirs(inputs[1])
+                assert_close(output, expected.double(), TOLERANCES[torch.bfloat16])
+        assert torch.equal(*inputs)
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
 
     @pytest.mark.slow
     def test_a_chain_in_one_dimension_that_is_in_channels_last(

@@ -258,6 +258,11 @@ class TestMeasured:
         output.sum().backward()
         assert len(calls) == len(list(model.parameters()))
 
+    def test_a_converted_model_is_measured_too(self, on_cpu: None) -> None:
+        """Its convolutions are PyTorch's operators with a mark. They write into nothing."""
+        compiled(ca.convert(Residual()), norms="measure")(torch.randn(4, 8, 6, 5)).sum().backward()
+        assert set(last().times_ms) == {OURS, WITHOUT_NORMS}, last().note
+
     @pytest.mark.basic(1)
     @pytest.mark.parametrize("loser", [OURS, WITHOUT_NORMS])
     def test_either_may_win(self, loser: str, monkeypatch: pytest.MonkeyPatch) -> None:
