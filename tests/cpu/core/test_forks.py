@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 from problems import make
+from subprocesses import forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.core import fork_safe_lock
@@ -51,17 +52,13 @@ def asked() -> None:
 
 def ends_in_time(work: Callable[[], None]) -> bool:
     """Whether a child process does the work within some seconds."""
-    child = os.fork()
-    if child == 0:
+
+    def in_time() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_S)
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitpid(child, 0)[1] == 0
+        work()
+
+    return os.waitpid(forked(in_time), 0)[1] == 0
 
 
 LOCKS = {

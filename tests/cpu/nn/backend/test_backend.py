@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,6 @@ from cudnn_autotune.nn.backend import compiled_graph, entry, groups, programs
 from cudnn_autotune.nn.backend.programs import Options
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):

@@ -4,7 +4,6 @@ there, unless its user asked for frozen ones."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ import cudnn_autotune as ca
 
 # Inductor's own packing takes convolutions away before groups are looked for.
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def network() -> nn.Sequential:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -32,13 +32,6 @@ from cudnn_autotune.nn.backend.norms import NormReport, find_norms, serve_norms
 from cudnn_autotune.nn.backend.programs import copied
 
 OPERATOR = torch.ops.cudnn_autotune.batch_norm_act.default
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Served:
