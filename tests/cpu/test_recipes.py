@@ -150,6 +150,8 @@ def run(
     ]
     (folder / "forks.py").write_text(FORKS.replace("IMPORTS", "\n".join(common)))
     variables = {**environment, "YOLO_CONFIG_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    # Packages ask whether there is a GPU as they are imported: without CUDA, which a fork loses.
+    variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     # A launcher's store keeps the addresses of the program before, so it serves one.
     for names in [[name] for name in snippets] if ranks > 1 else [list(snippets)]:

@@ -107,6 +107,7 @@ def test_an_output_that_overflows_is_told() -> None:
     assert row.note == "its outputs are not finite, unlike those in float32"
 
 
+@pytest.mark.slow
 def test_a_process_has_the_callers_tf32(cudnn_flags: Any) -> None:
     cudnn_flags(allow_tf32=False)
     (row,) = ca.compare(compared_models.SaysTF32().eval(), X, ways=["eager"]).rows
