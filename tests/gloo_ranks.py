@@ -42,7 +42,6 @@ class Ranks:
         self.store: dist.TCPStore | None = None
         if after is not None:
             self.store = after.store
-            assert self.store is not None
             port = self.store.port
             for key in self.store.list_keys():
                 if "cudnn_autotune" not in key:  # gloo's own, with addresses that are no more
@@ -101,7 +100,6 @@ class Ranks:
 
     def stored(self) -> list[str]:
         """The keys of this package's calls in the store."""
-        assert self.store is not None
         keys = [key for key in self.store.list_keys() if "cudnn_autotune" in key]
         return [key for key in keys if not key.endswith("/latest")]
 

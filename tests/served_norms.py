@@ -42,7 +42,6 @@ def norms_on_cpu() -> Iterator[list[str]]:
 
 def is_ours(output: Tensor) -> bool:
     """Whether this package's operators have computed a tensor that has a gradient."""
-    assert output.grad_fn is not None
     return "NormNode" in output.grad_fn.name()
 
 

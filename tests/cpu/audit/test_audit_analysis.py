@@ -87,7 +87,6 @@ def test_regret_is_time_over_best_and_ties_are_none() -> None:
 def test_burst_is_the_mean_of_cold_and_hot_and_steady_prefers_sustained() -> None:
     truths = {BURST_COLD: Truth({"a": 1.0, "b": 4.0}), BURST_HOT: Truth({"a": 4.0, "b": 1.0})}
     both = truth_of(Oracle(truths), BURST)
-    assert both is not None
     assert both.times_ms == {"a": 2.0, "b": 2.0}
     assert truth_of(Oracle(truths), STEADY) == both
     alone = Truth({"a": 7.0})
@@ -100,12 +99,10 @@ def test_summary() -> None:
     assert result.runs == 2
     assert result.cases == 2
     assert result.picked == {"a": 2, "c": 1, "d": 1}
-    assert result.regret is not None
     assert result.regret.mean == pytest.approx((1.03 * 2.0) ** 0.25)
     assert result.regret.worst == pytest.approx(2.0)
     assert result.regret.within_1_percent == 0.5
     assert result.regret.picks == 4
-    assert result.tuning is not None
     assert result.tuning.median_ms == 15.0
     assert result.tuning.total_ms == 30.0, "the median of the runs' totals, 20 and 40"
     assert result.coverage is None
@@ -113,7 +110,6 @@ def test_summary() -> None:
 
 def test_ties_count_as_the_best() -> None:
     result = summarize(record(auto=[["b"]]))["auto"].regret
-    assert result is not None
     assert result.mean == 1.0
 
 
@@ -129,7 +125,6 @@ def test_ties_count_as_the_best() -> None:
 )
 def test_flips_beyond_ties(runs: list[list[str]], cases: int, pairs: float) -> None:
     flips = summarize(record(auto=runs))["auto"].flips
-    assert flips is not None
     assert (flips.cases, flips.of) == (cases, len(runs[0]))
     assert flips.pairs == pytest.approx(pairs)
 
@@ -139,7 +134,6 @@ def test_a_gap_below_the_oracles_error_is_no_flip() -> None:
     truth = Truth(TIMES, {"c": 0.05})
     rough.oracle["case0"] = oracle(truths={BURST_COLD: truth, BURST_HOT: truth})
     flips = summarize(rough)["auto"].flips
-    assert flips is not None
     # The error of the mean of two independent truths is 0.05 / sqrt(2), more than 3 %.
     assert flips.cases == 0
 
@@ -155,12 +149,10 @@ def test_coverage_is_of_the_truth_that_the_bound_speaks_of() -> None:
     for case, bound in zip(list(runs), bounds, strict=True):
         runs[case] = Pick(text=runs[case].text, regret_bound=bound)
     coverage = summarize(found)["auto"].coverage
-    assert coverage is not None
     assert coverage.of == 3
     assert coverage.share == pytest.approx(2 / 3)
     runs["case0"] = Pick(text="c", regret_bound=0.02, bound_truth=SUSTAINED)
     coverage = summarize(found)["auto"].coverage
-    assert coverage is not None
     assert coverage.of == 2, "no sustained truth: nothing can be said"
 
 
@@ -201,7 +193,6 @@ def row(cold: float, hot: float, reference: str = "c", error: float = 0.0) -> Py
 
 def test_pytorchs_regret_is_its_ratio_times_the_references() -> None:
     found = pytorch_regret(oracle(), row(1.21, 1.0), STEADY)
-    assert found is not None
     assert found[0] == pytest.approx(1.1 * 1.03)
     assert pytorch_regret(oracle(), row(1.1, 1.1, "unknown"), STEADY) is None
     sustained = oracle(truths={**oracle().truths, SUSTAINED: Truth(TIMES)})
@@ -215,7 +206,6 @@ def test_pytorch_against_ours() -> None:
         "pytorch_off": {f"case{i}": row(r, r, "a") for i, r in enumerate(ratios)},
     }
     result = summarize(found)["pytorch_off"]
-    assert result.regret is not None
     assert result.regret.worst == pytest.approx(1.5)
     direct = result.against[BURST]
     assert direct.mean == pytest.approx(math.prod(ratios) ** (1 / 3))

@@ -62,7 +62,6 @@ def test_errors_hold_in_most_cases() -> None:
     for seed in range(12):
         timer = simulation.preset("aa", seed)
         found = truth_of(measure(timer, candidates(timer), (), OracleSettings(seed=seed)), BURST)
-        assert found is not None
         twins = [text for text in ("leader", "leader-twin") if text != found.best]
         for text in twins:
             distances.append(

@@ -202,9 +202,7 @@ def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str)
     assert row.reference == record.picks["quick"]["1"]["depthwise"].text
     assert row.ratios["burst cold"].median == pytest.approx(0.1, rel=0.1)
     summaries = summarize(record)
-    assert summaries["quick"].regret is not None
     assert summaries["quick"].regret.mean > 9
-    assert summaries["pytorch_off"].regret is not None
     assert summaries["pytorch_off"].regret.mean == pytest.approx(1.0, abs=0.02)
 
 

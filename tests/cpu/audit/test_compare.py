@@ -36,13 +36,10 @@ def test_a_training_step_in_each_way_that_a_cpu_has() -> None:
     eager, last, convert = found.rows
     for row in (eager, last):
         assert row.step_ms is not None
-        assert row.first_call_s is not None
         assert row.first_call_s > 0
         assert row.spread is not None
         assert row.peak_mib is None
-        assert row.output_error is not None
         assert row.output_error < 1e-5
-        assert row.gradient_error is not None
         assert row.gradient_error < 1e-4
     assert (eager.speedup, eager.output_error) == (1, 0)
     assert last.speedup == pytest.approx(eager.step_ms / last.step_ms)
@@ -329,8 +326,5 @@ def test_a_compiled_step_is_compared() -> None:
     rows = compared(compared_models.Net().train(), "eager", "compile", autocast=torch.bfloat16)
     row = rows["compile"]
     assert row.step_ms is not None, row.note
-    assert row.gradient_error is not None
     assert 1e-5 < row.gradient_error < 0.1
-    assert row.first_call_s is not None
-    assert rows["eager"].first_call_s is not None
     assert row.first_call_s > rows["eager"].first_call_s

@@ -235,7 +235,6 @@ def test_the_layout_of_a_converted_model(request_for: dict[str, Any]) -> None:
         assert not channels_last["convert"]
         assert channels_last["convert_last"]
         chosen = ca.conversion(steps["convert_auto"].model).memory_format
-        assert chosen is not None
         assert len(chosen.times_ms) == 2
     parts = list(measure.measure(request_for | {"ways": ["eager", *ways], "batches": [1]}))
     assert not [part for part in parts if part["part"] == "failed"]
@@ -455,7 +454,6 @@ def test_ratios_are_those_of_the_blocks_of_one_round() -> None:
     run = measured("a", "pytorch_on_10", {}) | {"times_ms": times}
     (row,) = rows(report_data(run))
     ratio = row.against("backend")
-    assert ratio is not None
     assert (ratio.median, *ratio.quartiles) == pytest.approx((2.0, 2.0, 2.0))
     steps = tables(report_data(run))[1]
     cells = dict(zip(steps.columns, steps.rows[0], strict=True))

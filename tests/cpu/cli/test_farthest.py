@@ -125,7 +125,6 @@ def test_show_tells_limits_beside_times(file: Path) -> None:
     text = succeeded("show", "--store", file)
     for decision in decisions():
         found = far(decision, H200_LIKE)
-        assert found is not None
         assert f"limit {milliseconds(found.limit.limit_ms)}" in text
         assert f"{wording.ratio(found.times_limit)} {found.limit.bound_by}" in text
 

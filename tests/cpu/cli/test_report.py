@@ -150,7 +150,6 @@ def test_tables_have_headers_and_pictures_have_words(parsed: Page) -> None:
 
 def test_every_decision_is_told(parsed: Page) -> None:
     for decision in decisions():
-        assert decision.chosen is not None
         assert decision.key in parsed.texts["code"]
         assert decision.chosen.candidate.text in parsed.texts["code"]
         assert f"Rule: {decision.selection.evidence.rule}." in parsed.texts["li"]
@@ -171,7 +170,6 @@ def test_rows_of_a_decision() -> None:
     parsed = Page(rendered([decision]))
     (chosen, tied), evidence = decision.selection.ranking[:2], decision.selection.evidence
     assert evidence.tied == (chosen.candidate.text, tied.candidate.text)
-    assert evidence.regret_bound is not None
     assert "chosen" in parsed.texts["span"]
     assert "tied" in parsed.texts["span"]
     assert "PyTorch's pick" in parsed.texts["span"]
@@ -208,13 +206,10 @@ def test_marks_lie_where_their_times_are() -> None:
     # One scale for all: percents for milliseconds.
     left, right = min(places), max(places)
     least, most = (times[places.index(end)] for end in (left, right))
-    assert least[2] is not None
-    assert most[2] is not None
     scale = (right[2] - left[2]) / (most[2] - least[2])
     assert scale > 0
     for there, known in zip(places, times, strict=True):
         for place, ms in zip(there, known, strict=True):
-            assert ms is not None
             # Intervals that go on beyond the axis end where it does.
             wanted = min(left[2] + scale * (ms - least[2]), 96.0)
             assert place == pytest.approx(wanted, abs=0.02)
@@ -224,11 +219,8 @@ def test_against_pytorch() -> None:
     resnet = decisions()[1]
     found = against_pytorch(resnet)
     theirs = pytorchs_entry(resnet.selection)
-    assert found is not None
-    assert theirs is not None
     assert theirs.candidate.text == found.text != "aten"
     assert found.is_sustained
-    assert resnet.chosen is not None
     assert found.ours_ms == resnet.chosen.sustained_ms
     assert found.pytorch_ms == theirs.sustained_ms
     assert found.ratio == pytest.approx(found.pytorch_ms / found.ours_ms)
@@ -238,7 +230,6 @@ def test_against_pytorch() -> None:
     assert not found.is_sure
     # PyTorch's own kernel, which was chosen.
     depthwise = against_pytorch(decisions()[4])
-    assert depthwise is not None
     assert depthwise.text == "aten"
     assert depthwise.ratio == 1.0
     assert depthwise.is_sure
@@ -266,8 +257,6 @@ def test_what_intervals_do_not_tell_apart_is_said() -> None:
 
     narrow, wide = as_wide(1.001), as_wide(1.5)
     sure, unsure = against_pytorch(narrow), against_pytorch(wide)
-    assert sure is not None
-    assert unsure is not None
     assert not sure.is_sustained
     assert sure.text not in evidence.tied
     assert sure.ratio == unsure.ratio > 1
@@ -295,10 +284,7 @@ def test_times_of_two_kinds_are_not_compared() -> None:
         for entry in resnet.selection.ranking
     )
     found = against_pytorch(replace(resnet, selection=replace(resnet.selection, ranking=ranking)))
-    assert found is not None
     assert not found.is_sustained
-    assert theirs is not None
-    assert resnet.chosen is not None
     assert (found.ours_ms, found.pytorch_ms) == (resnet.chosen.time_ms, theirs.time_ms)
 
 

@@ -118,7 +118,6 @@ def entry(
 
 def test_axis() -> None:
     axis = Axis.of([entry(1.0, 0.98, 1.02), entry(1.2, 1.1, 1.3), entry(9.0)])
-    assert axis is not None
     assert axis.low_ms == 0.98
     assert axis.high_ms == 1.5  # what is slower than that is only marked
     assert axis.is_beyond(9.0)
@@ -133,7 +132,6 @@ def test_axis() -> None:
 
 def test_axis_of_one_time() -> None:
     axis = Axis.of([entry(0.5)])
-    assert axis is not None
     assert axis.percent(0.5) == 4.0
     assert axis.high_ms > axis.low_ms
 
@@ -141,7 +139,6 @@ def test_axis_of_one_time() -> None:
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8))
 def test_axes_are_in_order(times: list[float]) -> None:
     axis = Axis.of([entry(ms, ms * 0.99, ms * 1.01) for ms in times])
-    assert axis is not None
     places = [axis.percent(ms) for ms in sorted(times)]
     assert places == sorted(places)
     assert all(4.0 <= place <= 96.0 for place in places)

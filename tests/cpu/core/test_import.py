@@ -70,7 +70,6 @@ def test_help_says_of_each_command_what_its_own_does() -> None:
     commands = {name: main.get_command(context, name) for name in COMMANDS}
     assert main.list_commands(context) == sorted(commands)
     for name, command in commands.items():
-        assert command is not None
         assert command.name == name
         assert command.get_short_help_str(limit=1000) == COMMANDS[name][1]
     assert main.get_command(context, "nope") is None
@@ -116,7 +115,6 @@ def test_ctrl_c_while_torch_is_imported_ends_quietly(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "importing torch\n"
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=120)

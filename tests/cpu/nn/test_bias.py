@@ -301,7 +301,6 @@ def test_a_remembered_choice_is_built_without_another(is_unfused: bool) -> None:
     known = replace(known, decision=replace(known.decision, selection=Selection(ranking, 9)))
     search = functools.partial(open_search, BIASED, "h200")
     plan = serving.built(known, search)
-    assert plan is not None
     assert plan.text == first(is_unfused).text
     plain = functools.partial(open_search, PLAIN, "h200")
     if is_unfused:
@@ -312,7 +311,6 @@ def test_a_remembered_choice_is_built_without_another(is_unfused: bool) -> None:
 def test_a_pin_is_of_the_problem_with_its_bias() -> None:
     ca.pin(BIASED, first(True).text)
     found = remembering.find(BIASED, Policy("auto"), 0)
-    assert found is not None
     assert (found.text, found.origin, found.engine) == (
         first(True).text,
         "pinned",

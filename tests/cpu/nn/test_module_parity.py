@@ -86,7 +86,6 @@ def assert_identical(theirs: nn.Module, ours: nn.Module, input: Tensor) -> None:
         if expected is None:
             assert actual is None
             continue
-        assert actual is not None
         assert torch.equal(actual, expected)
         assert actual.stride() == expected.stride()
         assert actual.dtype == expected.dtype

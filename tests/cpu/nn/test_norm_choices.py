@@ -263,7 +263,6 @@ def test_right_results_are_not_rejected(dtype: torch.dtype, activation: str, tim
         norm = getattr(nn, f"BatchNorm{dims}d")(shape[1], affine=affine, track_running_stats=tracks)
         x = (torch.randn(shape) * 3 + 5).to(dtype).requires_grad_(needs)
         choice = norm_choices.first_choice(norm, x, activation)
-        assert choice is not None
         assert choice.chosen == "half kept", choice
         assert not choice.rejected
 
@@ -501,7 +500,6 @@ def test_few_of_many_sizes_are_measured(timed: Any) -> None:
             assert is_ours(output) == (side >= 30)
             torch.testing.assert_close(output, plain(x))
         choice = norm_choices.first_choice(model[0], x, "identity")
-        assert choice is not None
         assert "its sizes change" in choice.note
         assert choice.chosen == ("kept" if side >= 30 else "pytorch")
     assert seen == []

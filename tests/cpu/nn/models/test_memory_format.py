@@ -130,7 +130,6 @@ def test_measuring_leaves_no_trace(model: Net, x: Tensor, training: bool) -> Non
     modes = [m.training for m in model.modules()]
     ca.convert(model, memory_format="auto", example_input=x)
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert choice.times_ms.keys() == {CONTIGUOUS, LAST}
     assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
     assert is_laid_out(model, choice.chosen)
@@ -162,7 +161,6 @@ def test_the_faster_is_taken(
         ca.convert(model, memory_format="auto", example_input=x)
     assert clock == ["contiguous", "channels_last"]
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert choice.times_ms == {CONTIGUOUS: 1.0, LAST: last_ms}
     assert choice.chosen == (LAST if last_ms < 1 else CONTIGUOUS)
     assert is_laid_out(model, choice.chosen)
@@ -228,7 +226,6 @@ def test_a_wrong_layout_is_refused(kind: type[Wrong], reason: str, x: Tensor) ->
     with pytest.warns(UserWarning, match=f"memory_format='auto' stays contiguous: {reason}"):
         ca.convert(model, memory_format="auto", example_input=x)
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert re.match(reason, choice.reason)
     assert (choice.chosen, choice.times_ms) == (CONTIGUOUS, {})
     assert is_laid_out(model, CONTIGUOUS)
@@ -274,7 +271,6 @@ def test_rounding_that_the_model_amplifies_is_allowed(x: Tensor, clock: list[str
         ca.convert(Amplifies(), memory_format="auto", example_input=(x, 1e6))
     model = ca.convert(Amplifies(), memory_format="auto", example_input=(x, 300.0))
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert choice.reason == "the faster"
 
 
@@ -325,7 +321,6 @@ def test_random_numbers_and_writes_are_no_difference(
     input, state, python = x.clone(), torch.get_rng_state(), random.getstate()
     ca.convert(model, memory_format="auto", example_input=x)
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert (choice.chosen, choice.reason) == (LAST, "the faster")
     assert torch.equal(x, input)
     assert torch.equal(model.calls, torch.ones(3, 1, 1))
@@ -347,7 +342,6 @@ def test_a_model_without_such_weights() -> None:
     with pytest.warns(UserWarning, match="has no convolution"):
         ca.convert(model, memory_format="auto", example_input=torch.randn(2, 3))
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert (choice.times_ms, choice.reason) == ({}, "no weight has a layout to choose")
 
 
@@ -395,7 +389,6 @@ def test_weights_of_1d_convolutions(given: torch.memory_format) -> None:
     assert model.table.is_contiguous()
     for parameter, gradient in zip(parameters, gradients, strict=True):
         assert parameter.grad is gradient
-        assert gradient is not None
         assert gradient.stride() == parameter.stride()
     for (name, expected), found in zip(
         before.state_dict().items(), model.state_dict().values(), strict=True
@@ -438,7 +431,6 @@ def test_the_layout_of_a_1d_model_is_measured(clock: list[str]) -> None:
     ca.convert(model, memory_format="auto", example_input=torch.randn(2, 5, 11))
     assert clock == ["contiguous", "channels_last"]
     choice = ca.conversion(model).memory_format
-    assert choice is not None
     assert (choice.chosen, choice.times_ms) == (LAST, {CONTIGUOUS: 1.0, LAST: 0.5})
     assert are_1d_weights_last(model) == [True] * 4
 
