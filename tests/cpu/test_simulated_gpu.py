@@ -183,8 +183,7 @@ def test_the_clock_wavers_about_the_one_that_meets_the_cap() -> None:
     mean = statistics.fmean(s.time_ms for s in samples)
     assert mean == pytest.approx(timer.truth("sustained")["a"], rel=0.003)
     # Steps, not noise from batch to batch: it stays where it is between two looks.
-    still = sum(abs(b - a) < 1e-9 for a, b in pairwise(clocks))
-    assert still > 0.7 * len(clocks)
+    assert sum(abs(b - a) < 1e-9 for a, b in pairwise(clocks)) > 0.7 * len(clocks)
 
 
 def test_a_rest_does_not_count_as_load() -> None:
@@ -315,8 +314,7 @@ def test_what_fails_to_run_says_so() -> None:
     run_alone(timer, "later", 100)
     (failed,) = timer.run([Batch(candidate("later"))])
     assert (failed.time_ms, failed.error) == (math.inf, "CUDNN_STATUS_EXECUTION_FAILED")
-    found = timer.frontend_find("sample_once", timer.candidates.all(), 0)
-    assert found.ranking == ()
+    assert timer.frontend_find("sample_once", timer.candidates.all(), 0).ranking == ()
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,7 @@ def test_summary() -> None:
 
 
 def test_ties_count_as_the_best() -> None:
-    result = summarize(record(auto=[["b"]]))["auto"].regret
-    assert result.mean == 1.0
+    assert summarize(record(auto=[["b"]]))["auto"].regret.mean == 1.0
 
 
 @pytest.mark.parametrize(
@@ -192,8 +191,7 @@ def row(cold: float, hot: float, reference: str = "c", error: float = 0.0) -> Py
 
 
 def test_pytorchs_regret_is_its_ratio_times_the_references() -> None:
-    found = pytorch_regret(oracle(), row(1.21, 1.0), STEADY)
-    assert found[0] == pytest.approx(1.1 * 1.03)
+    assert pytorch_regret(oracle(), row(1.21, 1.0), STEADY)[0] == pytest.approx(1.1 * 1.03)
     assert pytorch_regret(oracle(), row(1.1, 1.1, "unknown"), STEADY) is None
     sustained = oracle(truths={**oracle().truths, SUSTAINED: Truth(TIMES)})
     assert pytorch_regret(sustained, row(1.1, 1.1), STEADY) is None, "no ratio was measured alone"

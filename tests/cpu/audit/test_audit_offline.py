@@ -63,8 +63,7 @@ def test_equal_seeds_give_equal_audits_and_runs_differ() -> None:
     one, same = (audited(["aa"], {"sample_once": 6}) for _ in range(2))
     assert one.picks == same.picks
     assert one.picks != audited(["aa"], {"sample_once": 6}, seed=1).picks
-    times = {by_case["aa"].time_ms for by_case in one.picks["sample_once"].values()}
-    assert len(times) == 6
+    assert len({by_case["aa"].time_ms for by_case in one.picks["sample_once"].values()}) == 6
 
 
 def test_a_time_limit_cuts_runs_and_not_modes() -> None:
@@ -193,8 +192,7 @@ def test_what_a_mode_asks_for_in_vain_is_said(tmp_path: Path) -> None:
         found, [offline_cases.RecordedCase(path)], {"heuristic": 1, "sustained": 1}, limits=Limits()
     )
     assert not found.picks["heuristic"]["1"]["no-solo"].lacking
-    lacking = found.picks["sustained"]["1"]["no-solo"].lacking
-    assert lacking
+    assert found.picks["sustained"]["1"]["no-solo"].lacking
     table = next(t for t in report.tables(found) if t.title == "What the recording lacks")
     assert [row[1] for row in table.rows] == ["sustained"]
     assert SUSTAINED not in found.oracle["no-solo"].truths

@@ -290,8 +290,7 @@ def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> Non
     config = Config({"heuristic": 1}, [], "heuristic", OracleSettings())
     Session(config, record, cases).run()
     assert record.complete
-    before = record.oracle["h200-capped"]
-    assert set(before.truths) == {"burst cold", "burst hot"}
+    assert set(record.oracle["h200-capped"].truths) == {"burst cold", "burst hot"}
     closer = Config(
         {"heuristic": 1},
         [],

@@ -169,8 +169,7 @@ def test_new_sizes_have_a_process_of_each_way(dry_runs: Path) -> None:
 def test_warm_start_has_a_process_of_each_mode(dry_runs: Path) -> None:
     results = record(dry_runs, "warm_start")["results"]
     assert results["failures"] == []
-    modes = [process["mode"] for process in results["processes"]]
-    assert modes == ["heuristic", "auto_empty"]
+    assert [process["mode"] for process in results["processes"]] == ["heuristic", "auto_empty"]
     for process in results["processes"]:
         assert 0 < process["forward_ms"] < process["both_ms"]
         assert process["layers"] == 2

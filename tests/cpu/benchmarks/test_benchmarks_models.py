@@ -152,8 +152,7 @@ def test_a_process_that_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_what_there_is_no_time_for_is_counted(tmp_path: Path) -> None:
     options = f"--device cpu {ONE} {SHORT} --time-limit 5"
-    done = run(SCRIPT, *options.split(), "--json", tmp_path / "models.json")
-    assert done.returncode == 1
+    assert run(SCRIPT, *options.split(), "--json", tmp_path / "models.json").returncode == 1
     results = record(tmp_path, SCRIPT)["results"]
     assert results == {"runs": [], "failures": ["time limit: 3 of 3 processes were not run"]}
 
@@ -234,8 +233,7 @@ def test_the_layout_of_a_converted_model(request_for: dict[str, Any]) -> None:
         }
         assert not channels_last["convert"]
         assert channels_last["convert_last"]
-        chosen = ca.conversion(steps["convert_auto"].model).memory_format
-        assert len(chosen.times_ms) == 2
+        assert len(ca.conversion(steps["convert_auto"].model).memory_format.times_ms) == 2
     parts = list(measure.measure(request_for | {"ways": ["eager", *ways], "batches": [1]}))
     assert not [part for part in parts if part["part"] == "failed"]
 
@@ -370,8 +368,7 @@ def test_a_round_and_the_next_are_mirror_images() -> None:
     replays = {name: lambda name=name: calls.append(name) for name in "abc"}
     times = take_turns(replays, {"a": 1, "b": 2, "c": 3}, rounds=6, device="cpu")
     assert {name: len(found) for name, found in times.items()} == dict.fromkeys("abc", 6)
-    order = [name for name in calls if name == "a"]
-    assert len(order) == 6
+    assert len([name for name in calls if name == "a"]) == 6
     assert len(calls) == 6 * (1 + 2 + 3)
     blocks = [calls[6 * i : 6 * i + 6] for i in range(6)]
     for first, second in zip(blocks[::2], blocks[1::2], strict=True):
@@ -456,8 +453,7 @@ def test_ratios_are_those_of_the_blocks_of_one_round() -> None:
     ratio = row.against("backend")
     assert (ratio.median, *ratio.quartiles) == pytest.approx((2.0, 2.0, 2.0))
     steps = tables(report_data(run))[1]
-    cells = dict(zip(steps.columns, steps.rows[0], strict=True))
-    assert cells["eager / convert"] == "1.100"
+    assert dict(zip(steps.columns, steps.rows[0], strict=True))["eager / convert"] == "1.100"
     run["times_ms"]["backend"] = [1.0, 0.9, 0.8, 0.5, 0.4]
     (row,) = rows(report_data(run))
     assert str(row.against("backend")) == "2.000 (2.000 to 2.800)"

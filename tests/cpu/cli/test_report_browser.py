@@ -136,8 +136,7 @@ def test_contrast(browser: Any, file: Path, scheme: str) -> None:
         for front, back, text in pairs:
             bright, dark = sorted((luminance(front), luminance(back)), reverse=True)
             assert (bright + 0.05) / (dark + 0.05) >= 4.5, (front, back, text)
-        backs = {luminance(back) > 0.5 for _, back, _ in pairs}
-        assert backs == {scheme == "light"}
+        assert {luminance(back) > 0.5 for _, back, _ in pairs} == {scheme == "light"}
 
 
 def test_filter(browser: Any, file: Path) -> None:
@@ -180,8 +179,7 @@ def test_links_open_what_they_lead_to(browser: Any, file: Path) -> None:
         opened.locator(".sortable tbody a").nth(3).click()
         opened.wait_for_function("document.querySelectorAll('details')[3].open")
         assert opened.locator("details[open]").count() == 1
-        summary = opened.locator("details[open] summary")
-        assert summary.bounding_box()["y"] < SIZES["phone"][1]
+        assert opened.locator("details[open] summary").bounding_box()["y"] < SIZES["phone"][1]
 
 
 def test_without_scripts(browser: Any, file: Path) -> None:

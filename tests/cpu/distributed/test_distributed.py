@@ -79,8 +79,7 @@ def test_more_ranks_than_problems(four: Ranks, count: int) -> None:
 def test_unequal_gpus_share_among_their_equals(four: Ranks) -> None:
     results = four.values(cases.shared_between_unequal, 12)
     for first, second, count in ((0, 2, 12), (1, 3, 13)):
-        counts = Counter(results[first][0] + results[second][0])
-        assert counts == Counter(cases.problems(count))
+        assert Counter(results[first][0] + results[second][0]) == Counter(cases.problems(count))
         assert results[first][1] == results[second][1]
         assert len(results[first][1]) == count
     assert results[0][1] != results[1][1][:12]

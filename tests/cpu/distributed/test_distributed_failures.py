@@ -261,8 +261,7 @@ def test_killed_at_any_moment_the_others_have_all_or_nothing(trial: int) -> None
         victim = moment.randrange(3)
         ranks.send(victim, signal.SIGKILL)
         done = [ranks.end(rank) for rank in range(3) if rank != victim]
-    errors = {str(ran.error) for ran in done}
-    assert len(errors) == 1
+    assert len({str(ran.error) for ran in done}) == 1
     assert done[0].value == done[1].value
     assert (done[0].error is None) == (done[0].value is not None and len(done[0].value) == 15)
 

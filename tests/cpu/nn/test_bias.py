@@ -300,8 +300,7 @@ def test_a_remembered_choice_is_built_without_another(is_unfused: bool) -> None:
     ranking = (Measurement(first(is_unfused), 1.0, 9),)
     known = replace(known, decision=replace(known.decision, selection=Selection(ranking, 9)))
     search = functools.partial(open_search, BIASED, "h200")
-    plan = serving.built(known, search)
-    assert plan.text == first(is_unfused).text
+    assert serving.built(known, search).text == first(is_unfused).text
     plain = functools.partial(open_search, PLAIN, "h200")
     if is_unfused:
         with pytest.raises(serving.UnfitError, match="no longer builds"):

@@ -75,8 +75,7 @@ def test_json(tmp_path: Path) -> None:
     assert by_kind["only in A"]["key"] == first.key
     assert by_kind["only in A"]["b"] is None
     texts = [entry.candidate.text for entry in third.selection.ranking[:2]]
-    engines = [by_kind["by another engine"][side]["engine"] for side in "ab"]
-    assert engines == texts
+    assert [by_kind["by another engine"][side]["engine"] for side in "ab"] == texts
     times = [by_kind["of another time"][side]["time_ms"] for side in "ab"]
     assert times[1] / times[0] == pytest.approx(1.05)
     assert json.loads(run("diff", "--json", a, a).stdout)["differences"] == []

@@ -232,8 +232,7 @@ def test_the_mode_in_force(gpu: Simulated, tmp_path: Path) -> None:
 
 def test_what_nobody_timed_is_not_kept(gpu: Simulated, tmp_path: Path) -> None:
     given = ("tune", *LAYER, "--sampling", "heuristic", "--store", tmp_path)
-    text = succeeded(*given, obj=gpu.bench)
-    assert text.count("nothing was timed") == 3
+    assert succeeded(*given, obj=gpu.bench).count("nothing was timed") == 3
     assert len(Store(tmp_path, H200)) == 0
 
 
@@ -382,8 +381,7 @@ def test_what_was_decided_before_ctrl_c_is_shown(
     assert "; 2 more not counted" in line
     assert "interrupted; what was decided before is kept in" in done.stderr
     assert len(kept(folder / "store")) == 1
-    found = json.loads(run(*given, "--json", obj=bench).stdout)
-    assert len(found["decisions"]) == 1
+    assert len(json.loads(run(*given, "--json", obj=bench).stdout)["decisions"]) == 1
 
 
 def test_a_model_without_a_convolution(gpu: Simulated, folder: Path) -> None:

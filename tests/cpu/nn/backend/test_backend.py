@@ -1009,8 +1009,7 @@ class TestOptions:
         assert "ValueError" in str(raised.value)
 
     def test_a_mode_is_taken(self, block: nn.Module, input: Tensor) -> None:
-        options = Options.read("reduce-overhead", None)
-        assert options.inductor == {"triton.cudagraphs": True}
+        assert Options.read("reduce-overhead", None).inductor == {"triton.cudagraphs": True}
         with torch.no_grad():
             model = torch.compile(block, backend="cudnn_autotune", mode="reduce-overhead")
             torch.testing.assert_close(model(input), block(input))

@@ -71,8 +71,7 @@ def test_a_group_becomes_one_operator(
     fuse_groups(graph.graph, found)
     graph.graph.lint()
     graph.recompile()
-    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    assert targets == [FUSED]
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [FUSED]
     expected = program(*(tensor.double() for tensor in inputs))
     assert_close(graph(*inputs), expected, TOLERANCES[dtype])
 

@@ -374,8 +374,7 @@ def test_running_statistics_in_shared_memory() -> None:
 
 
 def test_averages_over_all_steps_are_pytorchs() -> None:
-    served = check(Activated(F.relu, momentum=None), data(4, 8, 6, 5))
-    assert served.texts == []
+    assert check(Activated(F.relu, momentum=None), data(4, 8, 6, 5)).texts == []
 
 
 def test_a_norm_of_a_concatenation_is_left() -> None:

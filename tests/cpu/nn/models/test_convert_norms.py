@@ -309,8 +309,7 @@ def test_second_derivatives_are_pytorchs(
 def test_a_tracer_of_fx_takes_the_module_for_one_call() -> None:
     model = converted(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
     traced = torch.fx.symbolic_trace(model)
-    modules = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert modules == ["1"]
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["1"]
     x = torch.randn(2, 3, 4, 4)
     torch.testing.assert_close(traced(x), copy.deepcopy(model)(x))
 

@@ -270,8 +270,7 @@ def test_rounding_that_the_model_amplifies_is_allowed(x: Tensor, clock: list[str
     with pytest.warns(UserWarning, match="stays contiguous: in channels_last output 0 has a"):
         ca.convert(Amplifies(), memory_format="auto", example_input=(x, 1e6))
     model = ca.convert(Amplifies(), memory_format="auto", example_input=(x, 300.0))
-    choice = ca.conversion(model).memory_format
-    assert choice.reason == "the faster"
+    assert ca.conversion(model).memory_format.reason == "the faster"
 
 
 class Draws(nn.Module):
