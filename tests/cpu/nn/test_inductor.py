@@ -174,6 +174,7 @@ class Upsampled(nn.Module):
         return self.norm(operators.mark_output(y))
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("dims", [1, 2])
 def test_freezing_does_not_scale_the_input_channels(dims: int) -> None:
     """Inductor of torch 2.11 folds the batch norm wrongly without the marker of the output."""
@@ -215,6 +216,7 @@ def test_no_more_is_saved_for_the_backward_than_of_pytorchs_layers() -> None:
     assert saved[0] == saved[1] > 0
 
 
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_gradients_of_a_marked_convolution(
@@ -269,6 +271,7 @@ def test_a_marker_that_runs_carries_the_policy(backend: str) -> None:
     assert seen == [("race", 8)]
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_gradient_is_computed_into_the_layout_of_both_operators(
     layout: torch.memory_format,

@@ -69,6 +69,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("options", [{}, {"memory_format": "auto", "compare": True}], ids=str)
 def test_every_change_is_seen_by_the_next_call(options: dict[str, Any]) -> None:
     model, x = network(), torch.randn(2, 4, 9, 8)
