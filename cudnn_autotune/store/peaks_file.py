@@ -1,12 +1,13 @@
 """The measured peaks of a GPU on disk: a small file beside the decisions, which any process reads.
 
 The file is of a GPU, with any version of cuDNN. One that is damaged, of another GPU or of
-another version of the format is not used, and the next measurement replaces it. Nothing in it
-decides what runs.
+another version of the format is not used, and the next measurement replaces it. A file that does
+not say that it holds peaks is never changed. Nothing in it decides what runs.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from dataclasses import dataclass, replace
@@ -15,14 +16,16 @@ from pathlib import Path
 from cudnn_autotune.core import atomic_file, json_dataclass
 from cudnn_autotune.core.json_node import read_json
 from cudnn_autotune.engines.roofline import Peaks
-from cudnn_autotune.store import settings
+from cudnn_autotune.store import disk_file, settings
 from cudnn_autotune.store.decision import Provenance
 from cudnn_autotune.store.environment import Environment, names_file
 
 # Not that of a store's files, among which it lies.
 SUFFIX = ".peaks"
-_FORMAT = "cudnn_autotune peaks, version 1"
+_MARK = "cudnn_autotune peaks"
+_FORMAT = f"{_MARK}, version 1"
 _MOST_BYTES = 16 << 10
+_BEGINNING = 256
 
 _log = logging.getLogger(__name__)
 
@@ -77,15 +80,26 @@ def keep(place: Path, environment: Environment, peaks: Peaks) -> None:
     """Writes the peaks that this process has measured, and of each the better if it was known.
 
     Raises:
-        OSError: the file cannot be written, and is as it was.
+        OSError: the file cannot be written, and is as it was. Among others, it does not say that it
+            holds peaks.
     """
     known = find(place, environment)
     best = known.peaks.best(peaks) if known else peaks
     content = MeasuredPeaks(_FORMAT, gpu_of(environment), best, Provenance.now())
     path = path_of(place, environment)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _check_is_ours(path)
     data = json.dumps(json_dataclass.encode(content), indent=1, allow_nan=False)
     atomic_file.write(path, f"{data}\n".encode())
+
+
+def _check_is_ours(path: Path) -> None:
+    path = atomic_file.followed(path)
+    atomic_file.check_regular(path)
+    with disk_file.opened(path) as file:
+        beginning = file.read(_BEGINNING) if file else b""
+    if beginning and _MARK.encode() not in beginning:
+        raise OSError(errno.EEXIST, "there is a file that does not hold peaks", str(path))
 
 
 def peaks_of(device: int) -> Peaks | None:

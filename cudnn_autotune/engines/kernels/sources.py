@@ -52,6 +52,7 @@ def files_of(source: str) -> list[str]:
     return re.findall(r'^#line 1 "(.+)"$', source, re.MULTILINE)
 
 
+@functools.cache
 def _read(file_name: str, package: str) -> str:
     return (resources.files(package) / file_name).read_text(encoding="utf-8")
 
