@@ -51,7 +51,7 @@ _LOOSEST = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 _log = logging.getLogger(__name__)
 _choices: dict[str, NormChoice] = {}
 _sizes: dict[tuple[object, ...], dict[int, NormChoice]] = {}
-"""What differs in its size alone -> number of elements -> its choice."""
+"""Terms of a group norm without its size -> number of elements -> the choice."""
 _measuring = ForkSafeLock()
 
 Results = tuple[Tensor, Tensor, Tensor]
