@@ -56,7 +56,7 @@ def run(mode: str | None, is_module: bool, script: str, arguments: tuple[str, ..
         except SystemExit as end:
             status = _status(end)
         except BaseException as error:
-            if is_module and isinstance(error, ImportError) and _is_of_runpy(error):
+            if isinstance(error, ImportError) and _is_of_runpy(error):
                 raise refuse("SCRIPT", str(error)) from error
             traceback.print_exception(error.with_traceback(_of_script(error.__traceback__)))
             status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
@@ -76,7 +76,7 @@ def _status(end: SystemExit) -> int:
 
 
 def _is_of_runpy(error: BaseException) -> bool:
-    """Whether nothing of the script has run: there is no such module, or it cannot be run."""
+    """Whether nothing of the script has run: it is no module or folder that can be run."""
     end = _of_script(error.__traceback__)
     return end is not None and end.tb_frame.f_code.co_filename in _RUNNERS
 

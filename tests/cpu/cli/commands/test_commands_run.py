@@ -98,14 +98,24 @@ def test_bad_arguments_are_named(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "email"])
-def test_a_module_that_cannot_be_run_is_named_without_a_traceback(folder: Path, name: str) -> None:
-    done = ran("-m", name, cwd=folder)
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-m", "no_such_module"], "no_such_module"),
+        (["-m", "no_such.module"], "no_such"),
+        (["-m", "email"], "email"),
+        (["."], "__main__"),
+    ],
+)
+def test_what_cannot_be_run_is_named_without_a_traceback(
+    folder: Path, arguments: list[str], named: str
+) -> None:
+    done = ran(*arguments, cwd=folder)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     said = " ".join(done.stderr.split())
     assert "Invalid value for 'SCRIPT': " in said
-    assert name.split(".")[0] in said
+    assert named in said
 
 
 def test_an_import_error_of_a_module_keeps_its_traceback(folder: Path) -> None:
