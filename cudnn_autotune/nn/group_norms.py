@@ -12,7 +12,6 @@ measured, and others are computed as the nearest of these. The backward is PyTor
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -32,6 +31,8 @@ from cudnn_autotune.nn.norm_measuring import (
     fastest,
     kept_or_measured,
     left_to_pytorch,
+    measured_on,
+    nearest,
     planned,
 )
 from cudnn_autotune.tuning import remembering
@@ -39,8 +40,6 @@ from cudnn_autotune.tuning import remembering
 if TYPE_CHECKING:
     from cudnn_autotune.engines.norms.plan import Form
 
-_MOST_MEASURED = 4
-"""Sizes that are measured with the same channels, groups and dtypes."""
 _SAMPLED_GROUPS = 8
 _ROUNDINGS = 4
 """Errors of so many units in the last place of the largest result are rounding, also where PyTorch
@@ -94,8 +93,8 @@ def choose(
         return None
     try:
         known = _sizes.setdefault(_but_for_size(input, weight, bias, groups), {})
-        if len(known) >= _MOST_MEASURED:
-            return known[min(known, key=lambda size: abs(math.log(size / input.numel())))].is_served
+        if (near := nearest([*known.items()], input.numel())) is not None:
+            return near.is_served
         with torch.no_grad():
             choice = _chosen(input, weight, bias, groups, eps)
         known[input.numel()] = _choices[choice.signature] = choice
@@ -129,19 +128,7 @@ class _Call:
     def __init__(
         self, input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
     ) -> None:
-        generator = torch.Generator(input.device).manual_seed(0)
-
-        def random(like: Tensor) -> Tensor:
-            return torch.empty_like(like).normal_(generator=generator)
-
-        self.input = input.detach()
-        deviation = (self.input - self.input.flatten()[0]).abs_().max()
-        if not (deviation.isfinite() and deviation > 0):  # NaN or infinite, or all the same
-            self.input = random(self.input)
-        self.weight, self.bias = (
-            None if like is None else random(like.detach()).mul_(0.3).add_(offset)
-            for like, offset in ((weight, 1.0), (bias, 0.0))
-        )
+        self.input, self.weight, self.bias, _ = measured_on(input, weight, bias)
         self.groups, self.eps = groups, eps
         self.expected = self.by_pytorch()
         self.allowed = self._allowed_error()
@@ -222,7 +209,7 @@ def _chosen(
     try:
         call = _Call(input, weight, bias, groups, eps)
         choice = kept_or_measured(
-            input.get_device() if input.is_cuda else None,
+            input,
             _stored_name(text),
             partial(_holds, text, call),
             partial(_measured, text, call),

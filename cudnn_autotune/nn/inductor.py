@@ -43,7 +43,7 @@ from torch import Tensor
 from cudnn_autotune.core.after_import import after_import
 from cudnn_autotune.engines.norms import operators as operators  # it defines those of norms
 from cudnn_autotune.engines.weights.operators import fold_weights
-from cudnn_autotune.nn.fake import (
+from cudnn_autotune.nn.conv_layout import (
     conv_memory_format,
     is_channels_last_image,
     is_dgrad_of_height_1,

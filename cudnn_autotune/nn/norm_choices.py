@@ -12,7 +12,6 @@ nothing.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,9 +27,6 @@ from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.nn import norm_measuring
 from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice, Signature
 from cudnn_autotune.tuning import remembering, settings
-
-# Sizes of a norm that are measured.
-_MOST_MEASURED = 4
 
 _log = logging.getLogger(__name__)
 
@@ -130,11 +126,9 @@ def _nearest(known: Mapping[Signature, NormChoice], signature: Signature) -> Nor
     def rest(of: Signature) -> tuple[Any, ...]:
         return len(of.shape), of.stride[1] == 1, *of[2:]
 
-    def distance(other: Signature) -> float:
-        return abs(math.log(max(1, other.shape.numel()) / max(1, signature.shape.numel())))
-
     alike = [other for other in known if rest(other) == rest(signature)]
-    return known[min(alike, key=distance)] if len(alike) >= _MOST_MEASURED else None
+    sizes = [(other.shape.numel(), known[other]) for other in alike]
+    return norm_measuring.nearest(sizes, signature.shape.numel())
 
 
 def _text(input: Tensor, signature: Signature) -> str:
@@ -161,7 +155,7 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
         return NormChoice(_first_form(), note=note, signature=text)
     step = (text, norm, input, signature)
     found = norm_measuring.kept_or_measured(
-        input.get_device() if input.is_cuda else None,
+        input,
         _stored_name(signature),
         lambda chosen: norm_measuring.holds(chosen, *step),
         lambda: norm_measuring.measured(*step),

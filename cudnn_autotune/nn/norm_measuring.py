@@ -34,6 +34,8 @@ PYTORCH = "pytorch"
 
 # A first step has some dozens of signatures, so each gets few calls.
 _ROUNDS = 5
+# Sizes that are measured of norms that differ in nothing else.
+_MOST_MEASURED = 4
 _BATCH_MS = 0.1
 _SAMPLED_CHANNELS = 8
 ERROR_FACTOR = 3.0
@@ -198,9 +200,17 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _operands(norm: Any, input: Tensor, signature: Signature) -> _Operands:
-    """Returns what a signature is measured on: the caller's input, unless it is constant, and
-    random numbers that do not advance the caller's generators."""
+def measured_on(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Callable[[Tensor], Tensor]]:
+    """Returns what a call is measured on: its input, unless that is constant or not finite, random
+    parameters, and a function that returns random numbers like a tensor. None of it advances the
+    caller's generators.
+
+    Args:
+        input: (N, C, *spatial).
+        weight, bias: (C,), or None.
+    """
     generator = torch.Generator(input.device).manual_seed(0)
 
     def random(like: Tensor) -> Tensor:
@@ -214,7 +224,28 @@ def _operands(norm: Any, input: Tensor, signature: Signature) -> _Operands:
     deviation = torch.linalg.vector_norm(given - first, dtype=torch.float32)
     if not (deviation.isfinite() and deviation > 0):  # NaN or infinite, or all the same
         given = random(given)
-    weight, bias = parameter(norm.weight, 1.0), parameter(norm.bias, 0.0)
+    return given, parameter(weight, 1.0), parameter(bias, 0.0), random
+
+
+def nearest(measured: Sequence[tuple[int, NormChoice]], elements: int) -> NormChoice | None:
+    """Returns the choice of the nearest size, if enough sizes were measured.
+
+    Args:
+        measured: number of elements and choice of each size that was.
+        elements: number of elements of the input.
+    """
+    if len(measured) < _MOST_MEASURED:
+        return None
+
+    def distance(size: tuple[int, NormChoice]) -> float:
+        return abs(math.log(max(1, size[0]) / max(1, elements)))
+
+    return min(measured, key=distance)[1]
+
+
+def _operands(norm: Any, input: Tensor, signature: Signature) -> _Operands:
+    """Returns the tensors that a signature is measured on (see :func:`measured_on`)."""
+    given, weight, bias, random = measured_on(input, norm.weight, norm.bias)
     grad_output = random(given)
     if jumps := _JUMPS.get(signature.activation):
         z = F.batch_norm(given, None, None, weight, bias, True, 0.0, norm.eps)
@@ -296,7 +327,7 @@ def left_to_pytorch(subject: str, failure: Exception) -> NormChoice:
 
 
 def kept_or_measured(
-    device: int | None,
+    input: Tensor,
     name: str,
     holds: Callable[[str], bool],
     measured: Callable[[], NormChoice],
@@ -304,11 +335,12 @@ def kept_or_measured(
     """Returns what an earlier process chose, if that holds, else what is measured, and keeps it.
 
     Args:
-        device: index of the GPU whose store is meant; None on a CPU.
+        input: the call's input, which tells whose store is meant.
         name: the name of the choice on disk.
         holds: says whether ``"pytorch"``, or a form, still computes the call.
         measured: measures the call.
     """
+    device = input.get_device() if input.is_cuda else None
     tree = norm_file.find(device, name)
     try:
         found = None if tree is None else json_dataclass.decode(NormChoice, tree, "entry")

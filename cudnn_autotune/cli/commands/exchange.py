@@ -35,7 +35,8 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
         raise refuse("FILE", f"{out} is there already; it is the store itself")
     check_output("FILE", out, force)
     check_output("FILE", beside := norm_file.path_of(out), force)
-    norms = None if wanted.words else _norms_beside(found.path)
+    with refusing("FILE"):
+        norms = None if wanted.words else _norms_beside(found.path)
     lines = sorted(codec.encode(decision, found.environment) for decision in decisions)
     write("FILE", out, file_format.encode(found.environment, lines))
     say(
@@ -102,12 +103,11 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
 
 def _norms_beside(path: Path) -> StoreFile | None:
     """Reads the choices for batch norms beside a store's file; None if there are none. Raises
-    BadParameter if anything in them cannot be read."""
+    ValueError if anything in them cannot be read."""
     beside = norm_file.path_of(path)
     if not kind_of(beside, "FILE"):
         return None
-    with refusing("FILE"):
-        found = read(beside)
-        if found.complaints:
-            raise ValueError(f"{beside}: {'; '.join(found.complaints)}")
+    found = read(beside)
+    if found.complaints:
+        raise ValueError(f"{beside}: {'; '.join(found.complaints)}")
     return found if found.count else None

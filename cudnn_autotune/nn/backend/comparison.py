@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -358,11 +358,16 @@ def is_among_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def all_nodes(graph: GraphModule) -> list[Node]:
+    """Returns the nodes of a graph and of those that are nested in it."""
+    graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
+    return [node for one in graphs for node in one.nodes]
+
+
 def namespaces_of(graph: GraphModule) -> set[str]:
     """Returns the namespaces of the operators of a graph, and of those that are nested in it."""
-    graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
     # An operator with an effect is an argument of `with_effects`.
-    targets = [target for g in graphs for node in g.nodes for target in (node.target, *node.args)]
+    targets = [target for node in all_nodes(graph) for target in (node.target, *node.args)]
     packets = (
         target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
         for target in targets

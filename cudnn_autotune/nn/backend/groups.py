@@ -30,7 +30,7 @@ from cudnn_autotune.engines.activations import (
     is_parameter,
 )
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem, Operands
-from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1
+from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.nn.inductor import _mark_input
 from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
 from cudnn_autotune.tuning import compiling_ahead

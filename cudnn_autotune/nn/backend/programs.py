@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.engines.weights import operators as weight_operators
 from cudnn_autotune.engines.weights.operators import strides_of
-from cudnn_autotune.nn.backend.comparison import LOCAL, Run, communicates, namespaces_of
+from cudnn_autotune.nn.backend.comparison import LOCAL, Run, all_nodes, communicates, namespaces_of
 from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.groups import (
     JUDGES,
@@ -36,7 +36,7 @@ from cudnn_autotune.nn.backend.groups import (
     never,
 )
 from cudnn_autotune.nn.backend.norms import written_among
-from cudnn_autotune.nn.fake import conv_memory_format, is_image_of_height_1, laid_out
+from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1, laid_out
 from cudnn_autotune.nn.models.routing import CONVOLUTIONS, COUNTERPARTS
 from cudnn_autotune.tuning.settings import check_policy
 
@@ -542,8 +542,7 @@ def in_layout(
 def _reads_by_strides(graph: GraphModule) -> bool:
     """Returns whether a call in a graph of Dynamo may read memory by the strides that its operands
     have in PyTorch, as an operator of somebody else's may."""
-    graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
-    targets = [node.target for one in graphs for node in one.nodes if node.op.startswith("call")]
+    targets = [node.target for node in all_nodes(graph) if node.op.startswith("call")]
     names = {str(getattr(target, "__name__", target)).partition(".")[0] for target in targets}
     return bool(names & _BY_STRIDES or namespaces_of(graph) - LOCAL)
 

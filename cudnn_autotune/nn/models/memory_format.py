@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cudnn_autotune.nn.backend.comparison import difference, is_among_ranks, time_in_turns, watched
-from cudnn_autotune.nn.fake import laid_out
+from cudnn_autotune.nn.conv_layout import laid_out
 from cudnn_autotune.nn.untouched import (
     check_initialized,
     step,

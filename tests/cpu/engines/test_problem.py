@@ -220,7 +220,7 @@ def test_problems_are_frozen() -> None:
 
 # A problem round-trips through JSON and text, and no two problems share a text
 
-# What a text leaves out is not told by it.
+# Changes of what the text of a problem shows; determinism is not in it.
 TOLD = [change for change in CHANGES if "deterministic" not in change]
 
 

@@ -283,7 +283,7 @@ def first_block(text: str, mode: Strategy, *engines: object) -> float:
 
 
 def begins_of_runs(text: str, mode: Strategy, *engines: object, least: int = 1) -> list[float]:
-    """Of so many batches of it, at least, in one go."""
+    """Returns when the runs of a candidate began that had ``least`` batches in one go."""
     timer = timer_of(*engines, built=False)  # type: ignore[arg-type]
     begins = []
     run = timer.run
@@ -373,7 +373,7 @@ def test_a_leader_that_fails_alone_is_out(mode: Strategy) -> None:
 
 @pytest.mark.parametrize("mode", ALONE, ids=name)
 def test_a_rival_that_fails_alone_makes_room_for_the_next(mode: Strategy) -> None:
-    """As many as before are run alone."""
+    """The number of candidates that run alone stays the same."""
     hot = [engine("a", 1.0, 900.0), *(engine(f"r{i}", 1.01 + i / 100, 900.0) for i in range(4))]
     frugal = engine("frugal", 1.08, 450.0)
     for text in ("r0", "r1"):

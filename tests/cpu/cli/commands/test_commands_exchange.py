@@ -178,7 +178,7 @@ def test_choices_for_batch_norms_go_along(tmp_path: Path) -> None:
     shipped = tmp_path / "shipped.json"
     text = succeeded("export", shipped, "--store", tmp_path / "mine")
     assert "2 choices for batch norms" in text
-    # What is there already stays.
+    # A choice that is there already stays.
     assert norms_in(tmp_path / "other", "two passes", 6) == [["two passes", "tuned"]]
     text = succeeded("import", shipped, "--store", tmp_path / "other")
     assert "2 choices for batch norms: 1 new" in text

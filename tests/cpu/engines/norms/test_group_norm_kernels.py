@@ -10,8 +10,8 @@ import cuda_emulation
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_emulation.checks import H200
-from norm_launches import group_norm_by_kernels
+from norm_cases import EPS
+from norm_launches import SMALL, TOLERANCES, group_norm_by_kernels
 from references import assert_close, relative_error
 from torch import Tensor
 
@@ -26,11 +26,6 @@ from cudnn_autotune.engines.norms.plan import (
 from cudnn_autotune.engines.offers import gpu_of
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
-
-SMALL = replace(H200, multiprocessors=5)
-"""So small a GPU that a few blocks fill it."""
-TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-EPS = 1e-3
 
 
 def compare(

@@ -12,9 +12,8 @@ import cuda_emulation
 import pytest
 import torch
 from covering import covering
-from cuda_emulation.checks import H200
 from norm_cases import Norm, by_pytorch, norm
-from norm_launches import by_kernels
+from norm_launches import SMALL, TOLERANCES, by_kernels
 from references import assert_close, relative_error
 
 from cudnn_autotune.engines.compiled_kernels import cubin
@@ -31,10 +30,6 @@ from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.engines.offers import gpu_of
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
-
-SMALL = replace(H200, multiprocessors=5)
-"""So small a GPU that a few blocks fill it."""
-TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
 def compare(

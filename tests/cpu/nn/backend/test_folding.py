@@ -231,7 +231,7 @@ QUANTIZED = torch.float8_e4m3fn
 @pytest.mark.parametrize(
     ("after", "operand", "dtype"),
     [
-        # What a conversion loses is not seen through.
+        # A conversion that loses digits is not seen through.
         (lambda y, p: (y - p) * p.int(), 1.7, torch.float32),
         (lambda y, p: y * p.bool(), 1.7, torch.float16),
         (lambda y, p: y * p.to(QUANTIZED).to(y.dtype), 1.7, torch.float32),
@@ -246,7 +246,7 @@ QUANTIZED = torch.float8_e4m3fn
         (lambda y, p: y / 0 + p, 1.0, torch.float64),
         (lambda y, p: (y * 1e6 + p).sigmoid(), 1.0, torch.float16),
         (lambda y, p: (y.float() * 1e6 + p).sigmoid().half(), 1.0, torch.float16),
-        # What is computed in float32 and not rounded: 2048.5 would be 2048.
+        # A float32 tail that nothing rounds: 2048.5 would be 2048.
         (lambda y, p: y.float() * 0.01 + p, 2048.5, torch.float16),
         (lambda y, p: (y.float() * 0.01 + p).relu().sum(), 2048.5, torch.float16),
     ],
