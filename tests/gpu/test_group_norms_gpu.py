@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,7 +130,8 @@ def test_a_model_s_outputs_and_gradients(
         assert relative_error(actual, wanted) <= allowed
 
 
-def test_it_is_measured_and_stored() -> None:
+def test_it_is_measured_and_stored(tmp_path: Path) -> None:
+    ca.set_store(tmp_path, mode="read_write")
     x, weight, bias = operands((8, 128, 3999), torch.float16)
     with ca.enable():
         output = F.group_norm(x, 1, weight, bias)
