@@ -16,7 +16,7 @@ class Model:
     train: tuple[int, ...] = (64,)
 
 
-# Models of torchvision or timm; the last seven are those of networks.py.
+# Models of torchvision or timm; the last twelve are those of networks.py.
 MODELS = {
     "resnet50": Model(),
     "efficientnet_v2_s": Model(),
@@ -27,10 +27,15 @@ MODELS = {
     "sd_unet": Model(((4, 64, 64), (), (77, 768)), (1, 8), (8,)),
     "sd_vae_decoder": Model(((4, 64, 64),), (1, 8), ()),
     "detector": Model(((3, 640, 640),), (1, 64), (16,)),
+    "unet": Model(((3, 320, 320),), (1, 16), (16,)),
+    "stylegan2": Model(((512,),), (1, 8), ()),
+    "esrgan": Model(((3, 256, 256),), (1,), ()),
     "unet3d": Model(((1, 128, 128, 128),), (1, 8), (2,)),
+    "video_decoder": Model(((16, 5, 32, 32),), (1,), ()),
     "hifigan": Model(((80, 128),), (1, 8), (8,)),
     "conv_tasnet": Model(((1, 64000),), (1, 8), (4,)),
     "whisper_encoder": Model(((80, 3000),), (1, 32), ()),
+    "wav2vec2": Model(((1, 160000),), (1, 8), ()),
 }
 # Step -> what it is called in a table.
 STEPS = {"infer": "inference", "train": "training", "optimize": "training with SGD"}
@@ -67,10 +72,11 @@ class Case:
 def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -> Iterator[Case]:
     """Step by step, so that a time limit cuts off no model before all have had a step.
 
-    PyTorch has no channels_last for 1-d models: these are contiguous whatever is asked for.
+    PyTorch has no channels_last for what 1-d models and those of styles take: these are contiguous
+    whatever is asked for.
     """
     found = {
-        Case(model, step, "contiguous" if is_1d(model) else layout): None
+        Case(model, step, layout if takes_images(model) else "contiguous"): None
         for layout in layouts
         for step in steps
         for model in models
@@ -78,9 +84,9 @@ def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -
     yield from found
 
 
-def is_1d(model: str) -> bool:
-    """Whether the model takes channels and a length."""
-    return len(MODELS.get(model, Model()).inputs[0]) == 2
+def takes_images(model: str) -> bool:
+    """Whether the model's first input has channels and at least two dimensions more."""
+    return len(MODELS.get(model, Model()).inputs[0]) > 2
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ class Subject:
             model = create(case.model, device)
         shapes = MODELS.get(case.model, Model()).inputs
         if is_tiny:
-            shapes = tuple((s[0], *(side // 10 for side in s[1:])) if s else s for s in shapes)
+            shapes = tuple(
+                (s[0], *(max(1, side // 10) for side in s[1:])) if s else s for s in shapes
+            )
         _leave_nothing_to_chance(model)
         inputs = [torch.randn(batch, *shape, device=device) for shape in shapes]
         dtype = torch.float32

@@ -57,10 +57,15 @@ DRY_RUNS = {
     f"--at-once 2 {SHORT}"
 }
 NETWORKS = (
-    *("sd_unet", "sd_vae_decoder", "detector", "unet3d"),
-    *("hifigan", "conv_tasnet", "whisper_encoder"),
+    *("sd_unet", "sd_vae_decoder", "detector", "unet", "stylegan2", "esrgan"),
+    *("unet3d", "video_decoder"),
+    *("hifigan", "conv_tasnet", "whisper_encoder", "wav2vec2"),
 )
-MILLIONS = (859.521, 49.489, 11.167, 31.194, 13.926, 5.051, 8.205)
+MILLIONS = (
+    *(859.521, 49.489, 11.167, 31.038, 27.933, 16.698),
+    *(31.194, 63.240),
+    *(13.926, 5.051, 8.205, 94.343),
+)
 
 
 def runs(dry_runs: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -559,8 +564,8 @@ def test_only_our_ways_have_our_layers() -> None:
     list(zip(NETWORKS, MILLIONS, strict=True)),
 )
 def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions: float) -> None:
-    """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of nnU-Net, of
-    HiFi-GAN V1, and about those of Conv-TasNet and of the encoder of Whisper tiny."""
+    """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of the U-Net with
+    batch norms, of ESRGAN's RRDBNet, of nnU-Net, of HiFi-GAN V1, and about those of the others."""
     with torch.device("meta"):
         model = KNOWN_NETWORKS[name][0]()
         outputs = model(*(torch.empty(1, *shape) for shape in MODELS[name].inputs))
@@ -572,6 +577,11 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions
             "sd_unet": [(1, 4, 64, 64)],
             "sd_vae_decoder": [(1, 3, 512, 512)],
             "detector": [(1, 144, 80, 80), (1, 144, 40, 40), (1, 144, 20, 20)],
+            "unet": [(1, 2, 320, 320)],
+            "stylegan2": [(1, 3, 256, 256)],
+            "esrgan": [(1, 3, 1024, 1024)],
+            "video_decoder": [(1, 3, 17, 256, 256)],
+            "wav2vec2": [(1, 499, 768)],
             "unet3d": [(1, 3, 128, 128, 128)],
             "hifigan": [(1, 1, 32768)],
             "conv_tasnet": [(1, 2, 64000)],
