@@ -9,8 +9,8 @@ captured is called instead, and marked.
 
 PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's freezing; compile_max:
             with max-autotune-no-cudagraphs
-ours        convert: `cudnn_autotune.convert(norms=False)` in eager, convert_last and convert_auto:
-            to channels_last and with `memory_format="auto"`, convert_engines: without what computes
+ours        convert: `cudnn_autotune.convert(norms=False)` in eager, convert_last: to channels_last,
+            convert_auto: with `memory_format="auto"` and this package's norms, convert_engines: without what computes
             convolutions beside cuDNN's engines, convert_race, convert_online and
             convert_sustained: by these modes, online after 500 steps or when it has decided,
             convert_norms: with this package's batch norms too;

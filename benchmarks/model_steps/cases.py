@@ -140,7 +140,7 @@ WAYS = {
     "convert_norms": Way("convert, norms", "convert", norms=True),
     # For a contiguous case: the layout is a part of what is chosen.
     "convert_last": Way("convert, channels_last", "convert", "channels_last"),
-    "convert_auto": Way("convert, layout auto", "convert", "auto"),
+    "convert_auto": Way("convert, layout auto", "convert", "auto", norms=True),
     "fuse": Way("fuse", "fuse", trains=False),  # in older records
     "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),
     "backend_no_norms": Way(
