@@ -10,10 +10,10 @@ captured is called instead, and marked.
 PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's freezing; compile_max:
             with max-autotune-no-cudagraphs
 ours        convert: `cudnn_autotune.convert(norms=False)` in eager, convert_last: to channels_last,
-            convert_auto: with `memory_format="auto"` and this package's norms, convert_engines: without what computes
-            convolutions beside cuDNN's engines, convert_race, convert_online and
-            convert_sustained: by these modes, online after 500 steps or when it has decided,
-            convert_norms: with this package's batch norms too;
+            convert_auto: with `memory_format="auto"` and this package's norms, convert_engines:
+            without what computes convolutions beside cuDNN's engines, convert_race, convert_online
+            and convert_sustained: by these modes, online after 500 steps or when it has decided,
+            convert_norms: with this package's norms too;
             backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_no_norms:
             with PyTorch's batch norms in training, backend_frozen: with frozen weights,
             backend_compare: in the faster of the first and Inductor's (in training, of the first

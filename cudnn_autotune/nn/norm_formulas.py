@@ -1,0 +1,90 @@
+"""Formulas of norms from which a compiler makes fewer passes over tensors in channels_last.
+
+Inductor takes the statistics of a group norm from ``x.view(N, groups, -1)``. Where the channels of
+a place are neighbours in memory, a group lies in small pieces, and the kernel reads these one by
+one, or a copy of the tensor. Here each channel has its own mean and variance, and those of a group
+follow from them: the tensor is read twice and written once, in the order in which it lies.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Of fewer numbers in a group, one kernel of Inductor's computes a norm in one pass.
+_LEAST_NUMBERS = 1024
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Computes :func:`torch.nn.functional.group_norm`: by channels where that takes fewer passes,
+    and with its errors."""
+    if not _suits(input, num_groups, weight, bias):
+        return F.group_norm(input, num_groups, weight, bias, eps)
+    images, channels = input.shape[:2]
+    wide = input.float()
+    var, mean = torch.var_mean(wide, [*range(2, input.dim())], correction=0)
+    if num_groups < channels:
+        # The variance of a group is the mean of those of its channels, and that of their means.
+        of_groups = (images, num_groups, channels // num_groups)
+        between, mean = torch.var_mean(mean.view(of_groups), -1, correction=0, keepdim=True)
+        var = var.view(of_groups).mean(-1, keepdim=True) + between
+        var, mean = (one.expand(of_groups).reshape(images, channels) for one in (var, mean))
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias
+    of_channels = (images, channels, *[1] * (input.dim() - 2))
+    return (wide * scale.view(of_channels) + shift.view(of_channels)).to(input.dtype)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Computes :func:`torch.nn.functional.instance_norm`: without running statistics as a group
+    norm whose groups are channels."""
+    has_own = use_input_stats and running_mean is None and running_var is None
+    if has_own and input.dim() > 2 and _suits(input, input.shape[1], weight, bias):
+        return group_norm(input, input.shape[1], weight, bias, eps)
+    return F.instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
+
+
+BY_CHANNELS = {F.group_norm: group_norm, F.instance_norm: instance_norm}
+"""PyTorch's functions -> those that compute the same by channels."""
+
+
+def _suits(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Returns whether nothing about a norm is odd, and its groups are large."""
+    if not all(isinstance(size, int) for size in input.shape):
+        return False
+    if input.dim() < 3 or input.dtype not in _DTYPES or num_groups <= 0:
+        return False
+    channels = input.shape[1]
+    given = [one for one in (weight, bias) if one is not None]
+    return (
+        channels % num_groups == 0
+        and channels // num_groups * math.prod(input.shape[2:]) > _LEAST_NUMBERS
+        and input.shape[0] > 0
+        and all(one.shape == (channels,) and one.dtype == input.dtype for one in given)
+        and not torch.is_autocast_enabled(input.device.type)  # which has norms in float32
+    )

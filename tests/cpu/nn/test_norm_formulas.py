@@ -1,0 +1,93 @@
+"""Group and instance norms by channels are PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from references import relative_error
+from torch import Tensor
+
+from cudnn_autotune.nn import norm_formulas
+
+SHAPES = {
+    "1-d, one group": ((2, 12, 1700), 1),
+    "2-d": ((3, 16, 40, 31), 4),
+    "3-d, one image": ((1, 8, 5, 20, 30), 2),
+    "a group is a channel": ((2, 6, 50, 40), 6),
+}
+ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def operands(shape: tuple[int, ...], dtype: torch.dtype, offset: float) -> list[Tensor]:
+    torch.manual_seed(0)
+    x = offset + torch.randn(shape) * torch.linspace(0.1, 3.0, shape[1]).view(
+        1, -1, *[1] * (len(shape) - 2)
+    )
+    return [x.to(dtype), *(torch.randn(shape[1]).to(dtype) for _ in range(2))]
+
+
+@pytest.fixture
+def by_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's functions are not there to fall back to."""
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("computed by PyTorch")
+
+    monkeypatch.setattr(norm_formulas.F, "group_norm", refused)
+    monkeypatch.setattr(norm_formulas.F, "instance_norm", refused)
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("name", SHAPES)
+def test_results(
+    name: str, dtype: torch.dtype, offset: float, request: pytest.FixtureRequest
+) -> None:
+    """As near to float64's as PyTorch's, also where a mean is far larger than the deviation."""
+    shape, groups = SHAPES[name]
+    x, weight, bias = operands(shape, dtype, offset)
+    given: list[Any] = [(weight, bias), (weight, None), (None, None)]
+    wide = [[None if one is None else one.double() for one in pair] for pair in given]
+    expected = [F.group_norm(x.double(), groups, *pair, eps=1e-3) for pair in wide]
+    pytorchs = [F.group_norm(x, groups, *pair, eps=1e-3) for pair in given]
+    expected.append(F.instance_norm(x.double(), weight=wide[0][0], bias=wide[0][1]))
+    pytorchs.append(F.instance_norm(x, weight=weight, bias=bias))
+    request.getfixturevalue("by_channels")
+    found = [norm_formulas.group_norm(x, groups, *pair, eps=1e-3) for pair in given]
+    found.append(norm_formulas.instance_norm(x, weight=weight, bias=bias))
+    for ours, theirs, wanted in zip(found, pytorchs, expected, strict=True):
+        assert ours.dtype == dtype
+        allowed = ROUNDING[dtype] + 2 * relative_error(theirs, wanted)
+        assert relative_error(ours, wanted) <= allowed
+
+
+def test_what_is_odd_is_left_to_pytorch() -> None:
+    """Its bits, its dtype and its errors."""
+    x, weight, bias = operands((2, 8, 40, 40), torch.bfloat16, 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm_formulas.group_norm(x, 2, weight, bias)
+        assert torch.equal(found, F.group_norm(x, 2, weight, bias))
+    small = x[..., :4, :4]
+    assert torch.equal(norm_formulas.group_norm(small, 2), F.group_norm(small, 2))
+    mean, var = torch.zeros(8), torch.ones(8)
+    running = [x.float(), mean, var, None, None]
+    found = norm_formulas.instance_norm(*running, use_input_stats=False)
+    assert torch.equal(found, F.instance_norm(*running, use_input_stats=False))
+    for groups in (3, 0):
+        with pytest.raises((RuntimeError, ZeroDivisionError)) as pytorchs:
+            F.group_norm(x, groups)
+        with pytest.raises(type(pytorchs.value)) as ours:
+            norm_formulas.group_norm(x, groups)
+        assert str(ours.value) == str(pytorchs.value)
+    with pytest.raises(ValueError, match="more than 1 spatial element"):
+        norm_formulas.instance_norm(x[..., :1, :1])
+
+
+def test_nan_and_infinity_stay_in_their_group() -> None:
+    x = operands((2, 8, 40, 40), torch.float32, 0.0)[0]
+    x[0, 0, 3, 4], x[1, 7, 0, 0] = float("nan"), float("inf")
+    found, expected = (of(x, 4) for of in (norm_formulas.group_norm, F.group_norm))
+    assert torch.equal(found.isfinite(), expected.isfinite())
