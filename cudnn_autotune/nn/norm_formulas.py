@@ -42,11 +42,12 @@ def group_norm(
     scale = torch.rsqrt(var + eps)
     if weight is not None:
         scale = scale * weight
-    shift = -mean * scale
-    if bias is not None:
-        shift = shift + bias
     of_channels = (images, channels, *[1] * (input.dim() - 2))
-    return (wide * scale.view(of_channels) + shift.view(of_channels)).to(input.dtype)
+    # The mean goes first: less is lost where it is far larger than the deviation.
+    output = (wide - mean.view(of_channels)) * scale.view(of_channels)
+    if bias is not None:
+        output = output + bias.view(1, *of_channels[1:])
+    return output.to(input.dtype)
 
 
 def instance_norm(
