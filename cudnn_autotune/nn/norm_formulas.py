@@ -9,6 +9,7 @@ follow from them: the tensor is read twice and written once, in the order in whi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +71,10 @@ def instance_norm(
     )
 
 
-BY_CHANNELS = {F.group_norm: group_norm, F.instance_norm: instance_norm}
+BY_CHANNELS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
+    F.group_norm: group_norm,
+    F.instance_norm: instance_norm,
+}
 """PyTorch's functions -> those that compute the same by channels."""
 
 
