@@ -37,8 +37,8 @@ from cudnn_autotune.nn.backend.groups import (
 )
 from cudnn_autotune.nn.backend.norms import written_among
 from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1, laid_out
+from cudnn_autotune.nn.formulas import FORMULAS
 from cudnn_autotune.nn.models.routing import CONVOLUTIONS, COUNTERPARTS
-from cudnn_autotune.nn.norm_formulas import BY_CHANNELS
 from cudnn_autotune.tuning.settings import check_policy
 
 OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
@@ -204,7 +204,7 @@ def _compile_fused(
         ours = in_layout(ours, memory_format, with_constants=options.freezing)
         patches["layout_optimization"] = False
     if memory_format != "contiguous":
-        with_norms_by_channels(ours)
+        use_formulas(ours)
     weights = weights_of(graph, inputs)
     positions = weights if options.freezing else []
     while True:
@@ -392,11 +392,11 @@ def with_our_convolutions(
     return graph
 
 
-def with_norms_by_channels(graph: GraphModule) -> None:
-    """Lets the group and instance norms of a graph of Dynamo be computed by channels."""
-    for target, by_channels in BY_CHANNELS.items():
+def use_formulas(graph: GraphModule) -> None:
+    """Lets norms and upsampling in a graph of Dynamo be computed as suits channels_last."""
+    for target, formula in FORMULAS.items():
         for node in graph.graph.find_nodes(op="call_function", target=target):
-            node.target = by_channels
+            node.target = formula
     graph.recompile()
 
 

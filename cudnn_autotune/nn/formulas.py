@@ -1,15 +1,20 @@
-"""Formulas of norms from which a compiler makes fewer passes over tensors in channels_last.
+"""Formulas from which a compiler makes fewer passes over tensors in channels_last.
 
 Inductor takes the statistics of a group norm from ``x.view(N, groups, -1)``. Where the channels of
 a place are neighbours in memory, a group lies in small pieces, and the kernel reads these one by
 one, or a copy of the tensor. Here each channel has its own mean and variance, and those of a group
 follow from them: the tensor is read twice and written once, in the order in which it lies.
+
+The nearest neighbours of an upsampled place are looked up by Inductor in a table. It does not see
+in which order that reads, and writes volumes in the order of contiguous ones, in float32. Here they
+are a view.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +23,7 @@ from torch import Tensor
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Of fewer numbers in a group, one kernel of Inductor's computes a norm in one pass.
 _LEAST_NUMBERS = 1024
+_EXACT = {1, 2, 4, 8, 16}
 
 
 def group_norm(
@@ -43,12 +49,18 @@ def group_norm(
     scale = torch.rsqrt(var + eps)
     if weight is not None:
         scale = scale * weight
-    of_channels = (images, channels, *[1] * (input.dim() - 2))
-    # The mean goes first: less is lost where it is far larger than the deviation.
-    output = (wide - mean.view(of_channels)) * scale.view(of_channels)
+    shift = -mean * scale
     if bias is not None:
-        output = output + bias.view(1, *of_channels[1:])
-    return output.to(input.dtype)
+        shift = shift + bias
+    of_channels = (images, channels, *[1] * (input.dim() - 2))
+    scale, shift = (_in_memory(one).view(of_channels) for one in (scale, shift))
+    return (wide * scale + shift).to(input.dtype)
+
+
+def _in_memory(x: Tensor) -> Tensor:
+    """Returns a small tensor that a compiler computes once, and not for each place that reads it:
+    what reads many tensors is not computed together with an activation and a padding behind it."""
+    return x.as_strided(x.shape, x.stride())
 
 
 def instance_norm(
@@ -71,11 +83,40 @@ def instance_norm(
     )
 
 
-BY_CHANNELS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
+def interpolate(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:
+    """Computes :func:`torch.nn.functional.interpolate`: nearest neighbours as a view where each
+    length grows by a power of two, of which a reciprocal is exact."""
+    is_nearest = mode in ("nearest", "nearest-exact") and size is None
+    factors = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor]
+    is_plain = align_corners is None and not antialias and input.dim() > 2 and input.numel() > 0
+    if is_nearest and is_plain and _EXACT.issuperset(factors):
+        if len(factors) == 1:
+            factors = [factors[0]] * (input.dim() - 2)
+        if len(factors) == input.dim() - 2:
+            for dim, factor in enumerate(map(int, factors), 2):
+                if factor > 1:
+                    repeated = (*input.shape[: dim + 1], factor, *input.shape[dim + 1 :])
+                    input = input.unsqueeze(dim + 1).expand(repeated).flatten(dim, dim + 1)
+            return input
+    return F.interpolate(
+        *(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    )
+
+
+FORMULAS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     F.group_norm: group_norm,
     F.instance_norm: instance_norm,
+    F.interpolate: interpolate,
 }
-"""PyTorch's functions -> those that compute the same by channels."""
+"""PyTorch's functions -> those that compute the same by other formulas."""
 
 
 def _suits(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
