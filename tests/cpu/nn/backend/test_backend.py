@@ -32,6 +32,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn.utils.parametrizations import weight_norm
 
 import cudnn_autotune as ca
+from cudnn_autotune.nn import formulas
 from cudnn_autotune.nn.backend import compiled_graph, entry, groups, programs
 from cudnn_autotune.nn.backend.programs import Options
 
@@ -817,6 +818,34 @@ class TestLayout:
                 assert_close(output, expected.double(), TOLERANCES[torch.bfloat16])
         assert torch.equal(*inputs)
         torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("dims", [2, 3])
+    def test_norms_and_upsampling_between_convolutions(
+        self, dims: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are computed by other formulas, with PyTorch's results."""
+        Conv, InstanceNorm = ((nn.Conv2d, nn.InstanceNorm2d), (nn.Conv3d, nn.InstanceNorm3d))[
+            dims - 2
+        ]
+        layers = [Conv(16, 32, 3), nn.GroupNorm(4, 32), nn.SiLU(), nn.Upsample(scale_factor=2)]
+        layers += [Conv(32, 16, 3), InstanceNorm(16, affine=True), nn.GELU(), Conv(16, 16, 1)]
+        block = nn.Sequential(*layers).eval().to(torch.bfloat16)
+        input = (3 + torch.randn(2, 16, *[18, 17, 16][:dims])).to(torch.bfloat16)
+        used = []
+        for name in ("group_norm", "instance_norm", "interpolate"):
+            target = getattr(torch.nn.functional, name)
+            formula = programs.FORMULAS[target]
+
+            def traced(*args: Any, formula: Any = formula, **kwargs: Any) -> Any:
+                used.append(formula)
+                return formula(*args, **kwargs)
+
+            monkeypatch.setitem(programs.FORMULAS, target, traced)
+        with torch.no_grad():
+            output = compiled(block)(input)
+            expected = block.double()(input.double())
+        assert set(used) == {formulas.group_norm, formulas.instance_norm, formulas.interpolate}
+        assert_close(output, expected, 3 * TOLERANCES[torch.bfloat16])
 
     @pytest.mark.slow
     def test_a_chain_in_one_dimension_that_is_in_channels_last(
