@@ -33,6 +33,9 @@ _MOST_LISTED = 10
 # layers and directions on which a kernel of the package won, the first offer did on 45, and one of
 # the first four on 142 (docs/results/h200.md#kernels).
 _MOST_OFFERS = 4
+# Engines for most activations are all compiled at run time, and PyTorch has no plan with one. The
+# fastest of mode A is nearly always among its first.
+_MOST_COMPILED = 4
 # Mode B hardly ever lists a faster one than these two, and a query of it takes twice as long.
 _MODES = ("A", "FALLBACK")
 
@@ -40,10 +43,11 @@ _MODES = ("A", "FALLBACK")
 class Shortlist:
     """The candidates of a problem that usually win (a ``sampling.strategy.Candidates``).
 
-    They are what PyTorch's benchmark mode times, the first precompiled ones of mode A, what won on
-    similar problems, PyTorch's own path, the first offers of each implementation, and one kernel of
-    each engine that is compiled at run time: what won on a similar problem, or else the one of its
-    portfolio that is the best most often, or else the first that is listed. Engines that are seldom
+    They are what PyTorch's benchmark mode times (with an activation: the first of mode A that are
+    compiled at run time), the first precompiled ones of mode A, what won on similar problems,
+    PyTorch's own path, the first offers of each implementation, and one kernel of each engine that
+    is compiled at run time: what won on a similar problem, or else the one of its portfolio that is
+    the best most often, or else the first that is listed. Engines that are seldom
     the fastest are left out, unless PyTorch would time them or they won on a similar problem. So
     are all engines that are compiled at run time where the package has a faster kernel, unless
     PyTorch would run them by default or they won on a similar problem.
@@ -61,17 +65,19 @@ class Shortlist:
         kernels += first_of_each(c for c in everything if c.engine is not None and c.is_compiled)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
         has_faster = has_faster_kernels(self.problem, kernels)
-        # The plan that PyTorch would run is timed at any cost; none of its plans adds a bias.
-        pytorchs = [
-            *([c for c in listed if c.is_unfused] or listed)[:1],
-            *(
+        if self.problem is not None and self.problem.activation:
+            of_graph = [c for c in self._of_mode["A"] if c.is_compiled and not has_faster]
+            in_any_case = of_graph[:_MOST_COMPILED]
+        else:
+            # The plan that PyTorch would run is timed at any cost; none of its plans adds a bias.
+            in_any_case = ([c for c in listed if c.is_unfused] or listed)[:1]
+            in_any_case += [
                 c
                 for c in timed_by_pytorch(self.problem, listed)
                 if not (has_faster and c.is_compiled)
-            ),
-        ]
+            ]
         if of_a:
-            needed = {c.text for c in [*self._similar, *pytorchs]}
+            needed = {c.text for c in [*self._similar, *in_any_case]}
             kernels = [
                 c
                 for c in kernels
@@ -81,7 +87,7 @@ class Shortlist:
         first = [c for c in of_a if c.is_unfused][:_MOST_LISTED]
         first += [c for c in of_a if not c.is_unfused][:_MOST_LISTED]
         last = [c for c in self._of_mode["FALLBACK"] if not c.is_compiled]
-        kept = {c.text for c in [*pytorchs, *first, *last, *kernels]}
+        kept = {c.text for c in [*in_any_case, *first, *last, *kernels]}
         compiled = {c.text: c for c in [*listed, *self._beyond] if c.is_compiled}
         self._other_kernels = [c for c in compiled.values() if c.text not in kept]
         self._of_mode = {

@@ -140,3 +140,16 @@ class _WithCudnn(StaticCandidates):
     def __init__(self, found: QueriedCandidates) -> None:
         listed = [*found.of_mode("A"), *found.of_mode("FALLBACK"), *found.beyond()]
         super().__init__(listed, problem=found.problem)
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu(0.1)"])
+def test_with_an_activation_few_are_compiled(activation: str) -> None:
+    """PyTorch has no plan with one. Each engine has a kernel in the list."""
+    engines = [4] * 6 + [7] * 3 + [2]
+    compiled = [
+        Candidate(engine, {"KERNEL_CFG": i}, 0, (), COMPILED, f"eng{engine}:KERNEL_CFG={i}", "A", i)
+        for i, engine in enumerate(engines)
+    ]
+    problem = problem_of({**MEASURED, "bias": True, "activation": activation})
+    candidates = StaticCandidates(compiled, problem=problem)
+    assert [c.rank for c in Shortlist(candidates).all()] == [0, 1, 2, 3, 6, 9]
