@@ -34,7 +34,7 @@ _MOST_LISTED = 10
 # the first four on 142 (docs/results/h200.md#kernels).
 _MOST_OFFERS = 4
 # Engines for most activations are all compiled at run time, and PyTorch has no plan with one. The
-# fastest of mode A is nearly always among its first.
+# fastest is nearly always among the first of mode A.
 _MOST_COMPILED = 4
 # Mode B hardly ever lists a faster one than these two, and a query of it takes twice as long.
 _MODES = ("A", "FALLBACK")
@@ -44,7 +44,7 @@ class Shortlist:
     """The candidates of a problem that usually win (a ``sampling.strategy.Candidates``).
 
     They are what PyTorch's benchmark mode times (with an activation: the first of mode A that are
-    compiled at run time), the first precompiled ones of mode A, what won on similar problems,
+    compiled at run time, and no others that are), the first precompiled ones of mode A, what won on similar problems,
     PyTorch's own path, the first offers of each implementation, and one kernel of each engine that
     is compiled at run time: what won on a similar problem, or else the one of its portfolio that is
     the best most often, or else the first that is listed. Engines that are seldom
@@ -68,6 +68,8 @@ class Shortlist:
         if self.problem is not None and self.problem.activation:
             of_graph = [c for c in self._of_mode["A"] if c.is_compiled and not has_faster]
             in_any_case = of_graph[:_MOST_COMPILED]
+            if in_any_case:
+                kernels = [c for c in kernels if c.engine is None or c in self._similar]
         else:
             # The plan that PyTorch would run is timed at any cost; none of its plans adds a bias.
             in_any_case = ([c for c in listed if c.is_unfused] or listed)[:1]

@@ -144,7 +144,7 @@ class _WithCudnn(StaticCandidates):
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu(0.1)"])
 def test_with_an_activation_few_are_compiled(activation: str) -> None:
-    """PyTorch has no plan with one. Each engine has a kernel in the list."""
+    """PyTorch has no plan with one."""
     engines = [4] * 6 + [7] * 3 + [2]
     compiled = [
         Candidate(engine, {"KERNEL_CFG": i}, 0, (), COMPILED, f"eng{engine}:KERNEL_CFG={i}", "A", i)
@@ -152,4 +152,4 @@ def test_with_an_activation_few_are_compiled(activation: str) -> None:
     ]
     problem = problem_of({**MEASURED, "bias": True, "activation": activation})
     candidates = StaticCandidates(compiled, problem=problem)
-    assert [c.rank for c in Shortlist(candidates).all()] == [0, 1, 2, 3, 6, 9]
+    assert [c.rank for c in Shortlist(candidates).all()] == [0, 1, 2, 3]
