@@ -124,7 +124,7 @@ def test_a_model_s_outputs_and_gradients(
     with ca.flags(budget_ms=50):
         for _ in range(2):
             found = step(model, x.to(dtype))
-    assert [one.is_served for one in ca.group_norms()] == [fastest == "ours"] * 2
+    assert [one.is_served for one in ca.norm_choices()] == [fastest == "ours"] * 2
     for actual, by_pytorch, wanted in zip(found, pytorch, exact, strict=True):
         allowed = 2 * relative_error(by_pytorch, wanted) + {torch.float32: 1e-5}.get(dtype, 1e-2)
         assert relative_error(actual, wanted) <= allowed
@@ -135,10 +135,10 @@ def test_it_is_measured_and_stored(tmp_path: Path) -> None:
     x, weight, bias = operands((8, 128, 3999), torch.float16)
     with ca.enable():
         output = F.group_norm(x, 1, weight, bias)
-        (choice,) = ca.group_norms()
+        (choice,) = ca.norm_choices()
         ca.forget()
         again = F.group_norm(x, 1, weight, bias)
-        (stored,) = ca.group_norms()
+        (stored,) = ca.norm_choices()
     assert not choice.rejected
     assert len(choice.times_ms) > 1
     assert choice.chosen == min(choice.times_ms, key=lambda name: choice.times_ms[name])
@@ -153,7 +153,7 @@ def test_in_a_cuda_graph(seems_fastest: Callable[[str], None]) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):  # nothing is known yet: PyTorch's
             early = F.group_norm(x, 8, weight, bias)
-        assert not ca.group_norms()
+        assert not ca.norm_choices()
         expected = F.group_norm(x, 8, weight, bias)
         later = torch.cuda.CUDAGraph()
         with torch.cuda.graph(later):
@@ -197,7 +197,7 @@ def test_in_a_checkpoint_and_under_autocast(seems_fastest: Callable[[str], None]
 def test_without_a_policy_it_is_pytorch_s() -> None:
     x, weight, bias = operands((4, 64, 40), torch.float16)
     expected = F.group_norm(x, 8, weight, bias)
-    assert not ca.group_norms()
+    assert not ca.norm_choices()
     with ca.enable("heuristic"):
         assert torch.equal(F.group_norm(x, 8, weight, bias), expected)
-    assert not ca.group_norms()
+    assert not ca.norm_choices()
