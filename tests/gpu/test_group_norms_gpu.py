@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.norms.plan import FORMS, Form
-from cudnn_autotune.nn import norm_measuring
 from cudnn_autotune.nn.norm_measuring import planned
 
 pytestmark = pytest.mark.gpu
@@ -38,21 +36,6 @@ def forgotten() -> Iterator[None]:
     ca.forget()
     yield
     ca.forget()
-
-
-@pytest.fixture
-def seems_fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Returns a function that makes PyTorch, or the first form, seem the fastest."""
-
-    def seems(fastest: str) -> None:
-        def in_turns(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
-            forms = [name for name in programs if name != "pytorch"]
-            chosen = "pytorch" if fastest == "pytorch" else forms[0]
-            return {name: 1.0 + (name != chosen) for name in programs}
-
-        monkeypatch.setattr(norm_measuring, "time_in_turns", in_turns)
-
-    return seems
 
 
 def operands(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
