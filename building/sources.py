@@ -31,7 +31,6 @@ COMPILED_TOGETHER = {
         "conv_*.cpp",
         "engine_*.cpp",
         "fallback_counts.cpp",
-        "group_norm.cpp",
         "norm_*.cpp",
         "online_trial.cpp",
         "plan_timer.cpp",

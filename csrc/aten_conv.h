@@ -55,7 +55,7 @@ at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tenso
 // Adds the bias, of shape (K), to `y`, of shape (N, K, spatial...).
 void add_bias(const at::Tensor& y, const at::Tensor& bias);
 
-// As long as one lives, ATen's convolutions on this thread are PyTorch's own.
+// As long as one lives, ATen's convolutions and norms on this thread are PyTorch's own.
 class PyTorchsOwnGuard {
  public:
   PyTorchsOwnGuard() noexcept;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "aten_conv.h"
+#include "aten_norms.h"
 #include "call_policy.h"
 #include "conv_checks.h"
 #include "conv_geometry.h"
@@ -25,7 +26,6 @@
 #include "conv_ops.h"
 #include "expected_gradients.h"
 #include "fallback_counts.h"
-#include "group_norm.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -291,6 +291,10 @@ AtenKernels::AtenKernels(c10::DispatchKey backend) {
   kernels_->impl("convolution", TORCH_FN(convolution));
   kernels_->impl("convolution_backward", TORCH_FN(convolution_backward));
   kernels_->impl("native_group_norm", TORCH_FN(native_group_norm));
+  kernels_->impl("native_batch_norm", TORCH_FN(native_batch_norm));
+  kernels_->impl("native_batch_norm_backward", TORCH_FN(native_batch_norm_backward));
+  kernels_->impl("cudnn_batch_norm", TORCH_FN(cudnn_batch_norm));
+  kernels_->impl("cudnn_batch_norm_backward", TORCH_FN(cudnn_batch_norm_backward));
   above_ = library_for(c10::getAutogradKeyFromBackend(c10::toBackendComponent(backend)));
   above_->impl("convolution", TORCH_FN(convolution_with_derivative));
   above_->impl("convolution_backward", TORCH_FN(convolution_backward_with_derivative));

@@ -87,7 +87,7 @@ std::optional<OperatorPolicy> policy_of_call(const at::Tensor& input) {
   if (const auto own = own_policy(input)) return own;
   const auto* process = policy_of_process.load(std::memory_order_acquire);
   if (process == nullptr) return std::nullopt;
-  return OperatorPolicy{process->sampling, process->workspace_limit};
+  return OperatorPolicy{process->sampling, process->workspace_limit, /*is_process_wide=*/true};
 }
 
 PolicyScope::PolicyScope(std::string_view sampling, int64_t workspace_limit) {

@@ -11,7 +11,8 @@
 
 namespace cudnn_autotune {
 
-// By which policy a call of aten::convolution or aten::convolution_backward is served. Of these the
+// By which policy a call of aten::convolution, aten::convolution_backward or a norm's operator
+// (aten_norms.h) is served. Of these the
 // first that there is: that of the marked input (a program that was traced), that of the layer or
 // of the converted forward that makes the call, that of the forward whose derivative autograd
 // computes, that of the process (`enable()`). A call without one is left to PyTorch.
@@ -20,6 +21,7 @@ namespace cudnn_autotune {
 struct OperatorPolicy {
   std::string_view sampling;     // "" takes the setting
   int64_t workspace_limit = -1;  // bytes; -1 takes the setting
+  bool is_process_wide = false;  // that of `enable()`
 };
 
 // The policy of a call with this input on this thread; none while TorchScript traces or a

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "aten_conv.h"
 #include "build_info.h"
 #include "call_policy.h"
 #include "fallback_counts.h"
@@ -45,6 +46,16 @@ class Probe {
   std::optional<ProbeGuard> guard_;
 };
 
+// PyTorchsOwnGuard likewise.
+class PyTorchsOwn {
+ public:
+  void enter() { guard_.emplace(); }
+  void exit() { guard_.reset(); }
+
+ private:
+  std::optional<PyTorchsOwnGuard> guard_;
+};
+
 void bind_settings(py::module_& m) {
   py::class_<Settings>(m, "Settings")
       .def_property_readonly("sampling",
@@ -70,6 +81,10 @@ void bind_policies(py::module_& m) {
       .def_readonly("sampling", &ProcessWidePolicy::sampling)
       .def_readonly("workspace_limit", &ProcessWidePolicy::workspace_limit);
   m.def("exchange_process_wide", &exchange_process_wide, py::arg("policy"));
+  py::class_<PyTorchsOwn>(m, "PyTorchsOwn")
+      .def(py::init<>())
+      .def("__enter__", &PyTorchsOwn::enter)
+      .def("__exit__", [](PyTorchsOwn& own, const py::args&) { own.exit(); });
   m.def(
       "policy_of_call",
       [](const at::Tensor& input) -> std::optional<std::pair<std::string, int64_t>> {

@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 
+#include "aten_conv.h"
 #include "norm_ops.h"
 
 namespace cudnn_autotune {
@@ -67,11 +68,7 @@ NormResults compute(const at::Tensor& input, const OptionalTensor& weight,
                     std::string_view activation, double eps, Running running) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   auto results = norm_op().call(input, weight, bias, residual, activation, eps);
-  if (running != nullptr && is_given(running->running_mean)) {
-    const auto& [output, mean, inv_std, unbiased_var, mask] = results;
-    at::_foreach_lerp_({*running->running_mean, *running->running_var}, {mean, unbiased_var},
-                       running->momentum);
-  }
+  if (running != nullptr) update_running(*running, std::get<1>(results), std::get<3>(results));
   return results;
 }
 
@@ -196,9 +193,16 @@ at::Tensor norm_by_operator(const NormCall& call, std::string_view activation) {
 
 at::Tensor norm_by_pytorch(const NormCall& call) {
   if (is_given(call.steps)) call.steps->add_(1);
+  const PyTorchsOwnGuard chosen;  // whatever a process-wide policy would choose
   return at::batch_norm(call.input, call.weight, call.bias, call.running_mean, call.running_var,
                         call.by_batch, call.momentum, call.eps,
                         at::globalContext().userEnabledCuDNN());
+}
+
+void update_running(const NormCall& call, const at::Tensor& mean, const at::Tensor& unbiased_var) {
+  if (!is_given(call.running_mean)) return;
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  at::_foreach_lerp_({*call.running_mean, *call.running_var}, {mean, unbiased_var}, call.momentum);
 }
 
 bool is_derived_by_output(std::string_view activation) {

@@ -6,16 +6,14 @@
 #include <initializer_list>
 #include <utility>
 
+#include "aten_norms.h"
 #include "core/check.h"
-#include "group_norm.h"
 #include "norm_ops.h"
 #include "norm_plan.h"
 
 namespace cudnn_autotune {
 namespace {
 
-// The kernels count elements in 32 bits, and add a few blocks' work to them.
-constexpr int64_t kMostElements = (int64_t{1} << 31) - (int64_t{1} << 20);
 // A mask has a byte for each vector of so many bytes (cudnn_autotune/engines/norms/tile.cuh).
 constexpr int64_t kMaskedBytes = 16;
 
@@ -118,8 +116,8 @@ bool suits_kernels(const at::Tensor& input, const OptionalTensor& weight,
                    const OptionalTensor& bias, const OptionalTensor& residual) {
   const auto dtype = input.scalar_type();
   if (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat) return false;
-  if (input.dim() < 2 || input.dim() > 5 || input.numel() == 0 || input.numel() >= kMostElements ||
-      input.numel() == input.size(1)) {
+  if (input.dim() < 2 || input.dim() > 5 || input.numel() == 0 ||
+      input.numel() >= kMostNormElements || input.numel() == input.size(1)) {
     return false;
   }
   return is_parameter(weight, input) && is_parameter(bias, input) && is_like(residual, input) &&

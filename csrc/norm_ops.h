@@ -2,10 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
 
 #include <array>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
 
@@ -52,6 +54,30 @@ struct NormCall {
 // backward: a hook on saved tensors may throw.
 at::Tensor norm_by_operator(const NormCall& call, std::string_view activation);
 at::Tensor norm_by_pytorch(const NormCall& call);
+// Updates the running statistics of a call, if it has any, below autograd.
+void update_running(const NormCall& call, const at::Tensor& mean, const at::Tensor& unbiased_var);
+
+// Whether the operator computes a call.
+bool suits_operator(const NormCall& call);
+// Sets the type of device whose norms the operator may compute: CUDA, or in tests the CPU.
+void set_norm_device(c10::DeviceType type);
+// The kernels count elements in 32 bits, and add a few blocks' work to them.
+constexpr int64_t kMostNormElements = (int64_t{1} << 31) - (int64_t{1} << 20);
+
+// The properties of a call that a choice holds for, as _signature_of of norm_choices.py says.
+struct NormCallSignature {
+  // Without `by_gradients` it does not matter what needs gradients.
+  NormCallSignature(const NormCall& call, std::string_view activation, bool by_gradients = true);
+  bool operator==(const NormCallSignature& other) const {
+    return numbers == other.numbers && activation == other.activation;
+  }
+  struct Hash {
+    size_t operator()(const NormCallSignature& signature) const;
+  };
+
+  c10::SmallVector<int64_t, 20> numbers;
+  std::string activation;
+};
 
 // Whether the activation's derivative is computed of the output, and whether a mask of one bit a
 // value is enough of it, as NORM_ACTIVATIONS of cudnn_autotune/engines/norms/reference.py says.

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "group_norm.h"
+#include "aten_norms.h"
 #include "norm_ops.h"
 #include "norm_plan.h"
 #include "python_calls.h"
@@ -74,9 +74,12 @@ void set_fallback(const py::function& forward, const py::function& backward) {
 
 void set_chooser(const py::function& function) {
   auto* const chooser = new py::function(function);
-  set_group_norm_chooser([chooser](const auto&... arguments) {
-    return ask_python(
-        [&] { return (*chooser)(arguments...).template cast<std::optional<bool>>(); });
+  set_norm_chooser([chooser](const NormCall& call, int64_t groups, std::string_view sampling) {
+    return ask_python([&] {
+      return (*chooser)(call.input, call.weight, call.bias, call.running_mean, call.running_var,
+                        groups, call.eps, sampling)
+          .cast<std::optional<bool>>();
+    });
   });
 }
 
@@ -97,8 +100,8 @@ void bind_norms(py::module_& m) {
            py::arg("counters"), py::arg("cooperative"), py::arg("pointers"), py::arg("takes_eps"));
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
-  m.def("set_group_norm_chooser", &set_chooser, py::arg("chooser"));
-  m.def("forget_group_norms", &forget_group_norms);
+  m.def("set_norm_chooser", &set_chooser, py::arg("chooser"));
+  m.def("forget_aten_norms", &forget_aten_norms);
   m.def("set_weight_kernels", &set_kernels, py::arg("kernels"));
   m.def("set_norm_form", &set_norm_form, py::arg("form"));
   m.def("set_norm_form_of_thread", &set_norm_form_of_thread, py::arg("form"), py::arg("adopts"));

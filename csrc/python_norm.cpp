@@ -1,9 +1,7 @@
 #include "python_norm.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -14,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -157,89 +154,9 @@ bool read_call(PyObject* module, PyObject* given, NormCall& call) {
   return call.eps > 0 && !is_one;
 }
 
-c10::DeviceType served_device = c10::kCUDA;
-
-bool has_tangent(const OptionalTensor& tensor) {
-  return is_given(tensor) && tensor->_fw_grad(/*level=*/0).defined();
-}
-
-// Fits the channels of an input, and each of its numbers has a place of its own.
-bool is_vector(const OptionalTensor& values, const at::Tensor& input) {
-  return !is_given(values) ||
-         (values->device() == input.device() && values->layout() == at::kStrided &&
-          values->dim() == 1 && values->size(0) == input.size(1) && values->is_contiguous());
-}
-
-bool is_parameter(const OptionalTensor& values, const at::Tensor& input) {
-  return !is_given(values) ||
-         (is_vector(values, input) && !has_tangent(values) &&
-          (values->scalar_type() == at::kFloat || values->scalar_type() == input.scalar_type()));
-}
-
-bool is_statistic(const OptionalTensor& values, const at::Tensor& input) {
-  return !is_given(values) || (is_vector(values, input) && values->scalar_type() == at::kFloat &&
-                               !values->requires_grad());
-}
-
-// Whether the operator computes a call.
-bool suits_operator(const NormCall& call) {
-  const at::Tensor& input = call.input;
-  const auto dtype = input.scalar_type();
-  if (!call.by_batch || input.device().type() != served_device || input.numel() == 0 ||
-      input.dim() > 5 || has_tangent(input) ||
-      (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat)) {
-    return false;
-  }
-  const bool same_dtype = !is_given(call.weight) || !is_given(call.bias) ||
-                          call.weight->scalar_type() == call.bias->scalar_type();
-  return same_dtype && is_parameter(call.weight, input) && is_parameter(call.bias, input) &&
-         is_given(call.running_mean) == is_given(call.running_var) &&
-         is_statistic(call.running_mean, input) && is_statistic(call.running_var, input);
-}
-
-// The properties of a call that a choice holds for, as _signature_of of norm_choices.py says.
-struct Signature {
-  c10::SmallVector<int64_t, 12> numbers;
-  std::string activation;
-
-  Signature(const NormCall& call, std::string_view activation) : activation(activation) {
-    const auto dtype = [](const OptionalTensor& values) {
-      return is_given(values) ? static_cast<int64_t>(values->scalar_type()) : -1;
-    };
-    const auto needs_gradient = [](const OptionalTensor& tensor) {
-      return static_cast<int64_t>(is_given(tensor) && tensor->requires_grad());
-    };
-    const bool is_recorded = at::GradMode::is_enabled();
-    numbers = {static_cast<int64_t>(call.input.scalar_type()),
-               call.input.get_device(),
-               dtype(call.weight),
-               dtype(call.bias),
-               static_cast<int64_t>(is_given(call.running_mean)),
-               is_recorded ? 4 * needs_gradient(call.input) + 2 * needs_gradient(call.weight) +
-                                 needs_gradient(call.bias)
-                           : -1};
-    for (const int64_t size : call.input.sizes()) numbers.push_back(size);
-    for (const int64_t stride : call.input.strides()) numbers.push_back(stride);
-  }
-  bool operator==(const Signature& other) const {
-    return numbers == other.numbers && activation == other.activation;
-  }
-};
-
-struct SignatureHash {
-  size_t operator()(const Signature& signature) const {
-    size_t hash = std::hash<std::string_view>()(signature.activation);
-    for (const int64_t number : signature.numbers) {
-      hash = (hash ^ static_cast<size_t>(number)) * 0x9e3779b97f4a7c15U;
-      hash ^= hash >> 32U;
-    }
-    return hash;
-  }
-};
-
 // Knowledge about a module.
 struct Known {
-  std::unordered_map<Signature, bool, SignatureHash> by_operator;
+  std::unordered_map<NormCallSignature, bool, NormCallSignature::Hash> by_operator;
   uint64_t dims = 0;  // a bit for each number of dimensions that its inputs may have
 };
 // A module whose sizes keep changing starts anew with this many choices.
@@ -312,7 +229,7 @@ PyObject* batch_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   bool by_operator = false;
   if (is_suitable) {
     const auto& choices = known_of(args[0]).by_operator;
-    const auto found = choices.find(Signature(call, activation));
+    const auto found = choices.find(NormCallSignature(call, activation));
     if (found == choices.end()) Py_RETURN_NOTIMPLEMENTED;
     by_operator = found->second;
   }
@@ -341,7 +258,7 @@ PyObject* choose_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (read_call(args[0], args[1], call) && suits_operator(call)) {
     auto& choices = known_of(args[0]).by_operator;
     if (choices.size() >= kMostChoices) choices.clear();
-    choices.insert_or_assign(Signature(call, activation), by_operator == 1);
+    choices.insert_or_assign(NormCallSignature(call, activation), by_operator == 1);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -357,7 +274,7 @@ PyObject* set_norm_device(PyObject*, PyObject* name) {
   HANDLE_TH_ERRORS
   std::string_view type;
   if (!read_text(name, type)) return nullptr;
-  served_device = c10::Device(std::string(type)).type();
+  cudnn_autotune::set_norm_device(c10::Device(std::string(type)).type());
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

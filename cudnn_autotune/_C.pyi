@@ -89,6 +89,13 @@ def leave_policy() -> None: ...
 def policy_of_call(input: Tensor) -> tuple[str, int] | None:
     """The arguments by which a convolution of this input would be served on this thread now."""
 
+class PyTorchsOwn:
+    """A context manager in which ATen's convolutions and norms on this thread are PyTorch's."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
 class ProcessWidePolicy:
     """The arguments of calls that PyTorch's own functions make; "" and -1 are the settings'."""
 
@@ -278,12 +285,12 @@ class NormPlan:
     ) -> None: ...
 
 def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...
-def set_group_norm_chooser(chooser: Callable[..., bool | None]) -> None:
-    """Sets what chooses the kernels of a group norm, called with (input, weight, bias, groups, eps,
-    sampling mode)."""
+def set_norm_chooser(chooser: Callable[..., bool | None]) -> None:
+    """Sets what chooses the kernels of ATen's norms, called with (input, weight, bias, running
+    mean, running variance, groups, eps, sampling mode)."""
 
-def forget_group_norms() -> None:
-    """Clears the choices for group norms: the next call of each shape asks again."""
+def forget_aten_norms() -> None:
+    """Clears the choices for ATen's norms: the next call of each signature asks again."""
 
 def set_weight_kernels(kernels: Callable[..., bytes]) -> None:
     """Sets what compiles the kernel of ``fold_weights``, called with (device, dtype of the weights,

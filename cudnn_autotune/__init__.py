@@ -46,8 +46,6 @@ else:
     from cudnn_autotune.nn.backend.compiled_graph import Compilation
     from cudnn_autotune.nn.backend.entry import compilations
     from cudnn_autotune.nn.batch_norms import register_norm_act
-    from cudnn_autotune.nn.group_norms import choose as _choose_group_norm
-    from cudnn_autotune.nn.group_norms import group_norms
     from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
     from cudnn_autotune.nn.models.process_wide import disable, enable
     from cudnn_autotune.nn.modules import (
@@ -64,6 +62,8 @@ else:
         LazyConvTranspose2d,
         LazyConvTranspose3d,
     )
+    from cudnn_autotune.nn.norm_choices import choose_function as _choose_norm
+    from cudnn_autotune.nn.norm_choices import norm_choices
     from cudnn_autotune.nn.prefetch import Prefetched, prefetch
     from cudnn_autotune.nn.tune import tune
     from cudnn_autotune.store import Store, kept_plans
@@ -103,7 +103,7 @@ else:
         _C.set_miss_handler(miss.choose)
         _C.set_norm_planner(norm_operators.load_plan)
         _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)
-        _C.set_group_norm_chooser(_choose_group_norm)
+        _C.set_norm_chooser(_choose_norm)
         _C.set_weight_kernels(weight_operators.kernel_code)
         _C.set_capture_miss_handler(serving.during_capture)
         _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
@@ -195,7 +195,7 @@ __all__ = [
     "get_sampling",
     "get_store",
     "get_workspace_limit",
-    "group_norms",
+    "norm_choices",
     "on_decision",
     "pin",
     "pins",

@@ -34,5 +34,6 @@ def served_on_cpu() -> Iterator[None]:
     finally:
         del kernels
         # PyTorch's dispatcher in Python, which export uses, would still look for them.
-        for operator in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward):
-            operator.default._dispatch_cache.clear()
+        names = ["convolution", "native_batch_norm", "native_group_norm"]
+        for name in (*names, "convolution_backward", "native_batch_norm_backward"):
+            getattr(torch.ops.aten, name).default._dispatch_cache.clear()

@@ -1,6 +1,6 @@
 """The choice between PyTorch's kernels and this package's for the forward of a group norm.
 
-``aten::native_group_norm`` asks for it (csrc/group_norm.h) at the first call of a shape that a
+``aten::native_group_norm`` asks for it (csrc/aten_norms.h) at the first call of a shape that a
 policy is in force for: that of a converted model's forward, or the process's. PyTorch's kernels and
 each form of this package's kernels compute the call's input. Forms whose results differ from
 PyTorch's by more than rounding explains are left out; the others and PyTorch take turns on the GPU,
@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from cudnn_autotune import sampling
-from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.nn.norm_measuring import (
     ERROR_FACTOR,
@@ -35,7 +33,6 @@ from cudnn_autotune.nn.norm_measuring import (
     nearest,
     planned,
 )
-from cudnn_autotune.tuning import remembering
 
 if TYPE_CHECKING:
     from cudnn_autotune.engines.norms.plan import Form
@@ -56,14 +53,8 @@ _measuring = ForkSafeLock()
 Results = tuple[Tensor, Tensor, Tensor]
 
 
-def group_norms() -> tuple[NormChoice, ...]:
-    """Returns how the group norms of this process are computed, in the order of their first calls,
-    without the sizes that were not measured since others had been.
-
-    ``times_ms`` are those of a forward. A group norm is served within the forward of a model that
-    was converted, and under :func:`enable`, if its input is contiguous, of float16, bfloat16 or
-    float32, as weight and bias are.
-    """
+def choices() -> tuple[NormChoice, ...]:
+    """Returns how group norms are computed, in the order of their first calls."""
     return tuple(_choices.values())
 
 
@@ -73,7 +64,6 @@ def choose(
     bias: Tensor | None,
     groups: int,
     eps: float,
-    mode: str,
 ) -> bool | None:
     """Returns whether the kernels of this package compute calls like this one; None if that cannot
     be measured now.
@@ -82,10 +72,7 @@ def choose(
         input: (N, C, *spatial), contiguous.
         weight, bias: (C,), of the input's dtype, or None.
         groups: a divisor of C.
-        mode: the sampling mode. Without one that times, PyTorch's kernels run.
     """
-    if not sampling.traits(mode).times:
-        return False
     if input.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     # Another thread that waited could hold up autograd's thread, which this one waits for.
@@ -105,14 +92,9 @@ def choose(
 
 
 def forget() -> None:
-    """Clears all choices: the next call of each shape is measured again."""
+    """Clears the choices that are known here."""
     _choices.clear()
     _sizes.clear()
-    if extension_available():
-        _C.forget_group_norms()
-
-
-remembering.forget_with(forget)
 
 
 def _but_for_size(

@@ -1,5 +1,5 @@
 """The choice between PyTorch's functions and this package's operators for a batch norm in eager
-training.
+training, and for what ends in PyTorch's operators of norms.
 
 At the first call of a signature (shape, layout, dtypes, activation, and what needs gradients) both
 are measured (``norm_measuring``), and the fastest computes all later calls. Those of the process
@@ -7,6 +7,10 @@ find it in C++ (csrc/python_norm.h), and the next process on disk (``store/norm_
 checked again and not timed. Of sizes that keep changing few are measured, and others are computed
 as the nearest of these. Nothing is measured while a stream is captured, or in a mode that times
 nothing.
+
+Batch and instance norms that are no modules of this package's ask from the operators in which they
+end (csrc/aten_norms.h), if a policy is in force: that of the process, or for an instance norm that
+of a converted model's forward.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from cudnn_autotune import sampling
-from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.nn import norm_measuring
+from cudnn_autotune.nn import group_norms, norm_measuring
 from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice, Signature
 from cudnn_autotune.tuning import remembering, settings
 
@@ -32,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 _choices: dict[tuple[bool, Signature], NormChoice] = {}
 _of_modules: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
+_of_functions: dict[int, dict[Signature, NormChoice]] = {}
+"""Channels of calls that no module of this package's makes -> their choices."""
 _measuring = ForkSafeLock()
 
 
@@ -50,6 +57,59 @@ def choose(norm: Any, input: Tensor, activation: str) -> bool:
     return choice is not None
 
 
+def norm_choices() -> tuple[NormChoice, ...]:
+    """Returns how the batch, instance and group norms of this process are computed in eager mode,
+    in the order of their first calls, group norms last, without the sizes that were not measured
+    since others had been.
+
+    Norms are served on a GPU (docs/norms.md): training batch norms of a model that was converted,
+    instance and group norms within its forward, and all three under :func:`enable`. An instance
+    norm is told as the batch norm that PyTorch makes of it, with one image that has the channels of
+    all. ``times_ms`` are those of a forward with the backward that the call needs; of a group norm
+    those of a forward.
+    """
+    return (*_choices.values(), *group_norms.choices())
+
+
+def choose_function(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    groups: int,
+    eps: float,
+    mode: str,
+) -> bool | None:
+    """Returns whether the kernels of this package compute calls like this one of PyTorch's
+    operators; None if that cannot be measured now.
+
+    Args:
+        input: (N, C, *spatial).
+        weight, bias, running_mean, running_var: (C,), or None. None of them is changed.
+        groups: a divisor of C for a group norm; 0 for a batch norm with the statistics of the
+            batch.
+        mode: the sampling mode. Without one that times, PyTorch's kernels run.
+    """
+    if not sampling.traits(mode).times:
+        return False
+    if groups:
+        return group_norms.choose(input, weight, bias, groups, eps)
+    norm = SimpleNamespace(
+        weight=weight,
+        bias=bias,
+        running_mean=running_mean,
+        running_var=running_var,
+        eps=eps,
+        sampling=mode,
+        training=True,
+        track_running_stats=running_mean is not None,
+    )
+    known = _of_functions.setdefault(input.shape[1], {})
+    choice = _choice_among(known, norm, input, "identity")
+    return None if choice is None else choice.is_served
+
+
 def choices_of(norm: nn.Module) -> tuple[NormChoice, ...]:
     """Returns how calls of a norm have been computed, in the order of their first calls, without
     the sizes that were not measured since others had been."""
@@ -60,7 +120,11 @@ def forget() -> None:
     """Clears all choices: the next call of each signature is measured again."""
     _choices.clear()
     _of_modules.clear()
+    _of_functions.clear()
+    group_norms.forget()
     _C.forget_norms()
+    if extension_available():
+        _C.forget_aten_norms()
 
 
 remembering.forget_with(forget)
@@ -69,8 +133,14 @@ remembering.forget_with(forget)
 def first_choice(norm: Any, input: Tensor, activation: str) -> NormChoice | None:
     """Returns how a call is computed; arguments are those of :func:`choose`. Returns None if it
     cannot be measured now."""
+    return _choice_among(_of_modules.setdefault(norm, {}), norm, input, activation)
+
+
+def _choice_among(
+    of_norm: dict[Signature, NormChoice], norm: Any, input: Tensor, activation: str
+) -> NormChoice | None:
+    """Returns how a call is computed, and adds that to the choices that are known of its norm."""
     signature = _signature_of(norm, input, activation)
-    of_norm = _of_modules.setdefault(norm, {})
     if (known := of_norm.get(signature)) is not None:
         return known
     times = sampling.traits(getattr(norm, "sampling", None) or settings.get_sampling()).times

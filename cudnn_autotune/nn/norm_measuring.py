@@ -455,7 +455,8 @@ def _by_pytorch(given: _Operands) -> dict[str, Tensor]:
         ]
         input, weight, bias = leaves
         mean, var = given.running or (None, None)
-        z = F.batch_norm(cast(Tensor, input), mean, var, weight, bias, True, 1.0, given.eps)
+        with _C.PyTorchsOwn():
+            z = F.batch_norm(cast(Tensor, input), mean, var, weight, bias, True, 1.0, given.eps)
         output = NORM_ACTIVATIONS[given.activation].forward(z)
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     found = iter(torch.autograd.grad(output, wanted, given.grad_output) if wanted else ())

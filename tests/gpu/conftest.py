@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from cudnn_autotune.nn import norm_measuring
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.store.kept_plans import PLAN, Kind, PlanFiles
 
@@ -50,3 +52,19 @@ def fresh_compiler() -> Iterator[None]:
         yield
     torch._dynamo.reset()
     clear_caches()
+
+
+@pytest.fixture
+def seems_fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Returns a function that makes one way to compute norms seem the fastest: ``"pytorch"``, or a
+    form of kernels. The first form that is timed stands for one that is not."""
+
+    def seems(fastest: str) -> None:
+        def in_turns(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
+            forms = [name for name in programs if name != "pytorch"]
+            chosen = fastest if fastest in programs else forms[0]
+            return {name: 1.0 + (name != chosen) for name in programs}
+
+        monkeypatch.setattr(norm_measuring, "time_in_turns", in_turns)
+
+    return seems

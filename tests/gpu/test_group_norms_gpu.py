@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.norms.plan import FORMS, Form
-from cudnn_autotune.nn import norm_measuring
 from cudnn_autotune.nn.norm_measuring import planned
 
 pytestmark = pytest.mark.gpu
@@ -38,21 +36,6 @@ def forgotten() -> Iterator[None]:
     ca.forget()
     yield
     ca.forget()
-
-
-@pytest.fixture
-def seems_fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Returns a function that makes PyTorch, or the first form, seem the fastest."""
-
-    def seems(fastest: str) -> None:
-        def in_turns(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
-            forms = [name for name in programs if name != "pytorch"]
-            chosen = "pytorch" if fastest == "pytorch" else forms[0]
-            return {name: 1.0 + (name != chosen) for name in programs}
-
-        monkeypatch.setattr(norm_measuring, "time_in_turns", in_turns)
-
-    return seems
 
 
 def operands(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,7 +107,7 @@ def test_a_model_s_outputs_and_gradients(
     with ca.flags(budget_ms=50):
         for _ in range(2):
             found = step(model, x.to(dtype))
-    assert [one.is_served for one in ca.group_norms()] == [fastest == "ours"] * 2
+    assert [one.is_served for one in ca.norm_choices()] == [fastest == "ours"] * 2
     for actual, by_pytorch, wanted in zip(found, pytorch, exact, strict=True):
         allowed = 2 * relative_error(by_pytorch, wanted) + {torch.float32: 1e-5}.get(dtype, 1e-2)
         assert relative_error(actual, wanted) <= allowed
@@ -135,10 +118,10 @@ def test_it_is_measured_and_stored(tmp_path: Path) -> None:
     x, weight, bias = operands((8, 128, 3999), torch.float16)
     with ca.enable():
         output = F.group_norm(x, 1, weight, bias)
-        (choice,) = ca.group_norms()
+        (choice,) = ca.norm_choices()
         ca.forget()
         again = F.group_norm(x, 1, weight, bias)
-        (stored,) = ca.group_norms()
+        (stored,) = ca.norm_choices()
     assert not choice.rejected
     assert len(choice.times_ms) > 1
     assert choice.chosen == min(choice.times_ms, key=lambda name: choice.times_ms[name])
@@ -153,7 +136,7 @@ def test_in_a_cuda_graph(seems_fastest: Callable[[str], None]) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):  # nothing is known yet: PyTorch's
             early = F.group_norm(x, 8, weight, bias)
-        assert not ca.group_norms()
+        assert not ca.norm_choices()
         expected = F.group_norm(x, 8, weight, bias)
         later = torch.cuda.CUDAGraph()
         with torch.cuda.graph(later):
@@ -197,7 +180,7 @@ def test_in_a_checkpoint_and_under_autocast(seems_fastest: Callable[[str], None]
 def test_without_a_policy_it_is_pytorch_s() -> None:
     x, weight, bias = operands((4, 64, 40), torch.float16)
     expected = F.group_norm(x, 8, weight, bias)
-    assert not ca.group_norms()
+    assert not ca.norm_choices()
     with ca.enable("heuristic"):
         assert torch.equal(F.group_norm(x, 8, weight, bias), expected)
-    assert not ca.group_norms()
+    assert not ca.norm_choices()

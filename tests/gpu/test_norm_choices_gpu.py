@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.norms.plan import FORMS, Form
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
-from cudnn_autotune.nn import norm_choices, norm_measuring
+from cudnn_autotune.nn import norm_choices
 from cudnn_autotune.nn.norm_measuring import NormChoice
 
 pytestmark = pytest.mark.gpu
@@ -36,22 +36,6 @@ def forgotten() -> Iterator[None]:
     norm_choices.forget()
     yield
     norm_choices.forget()
-
-
-@pytest.fixture
-def seems_fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Returns a function that makes one way seem the fastest. A form that is computed as one that
-    keeps less is not timed: the first of those that are stands for it."""
-
-    def seems(fastest: str) -> None:
-        def in_turns(programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
-            forms = [name for name in programs if name != "pytorch"]
-            chosen = fastest if fastest in programs else forms[0]
-            return {name: 1.0 + (name != chosen) for name in programs}
-
-        monkeypatch.setattr(norm_measuring, "time_in_turns", in_turns)
-
-    return seems
 
 
 def inputs(

@@ -25,6 +25,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cudnn_autotune.nn import batch_norms, modules
 from cudnn_autotune.nn.functional import enter_policy, leave_policy
@@ -44,6 +45,8 @@ NORMS: dict[Class, Class] = {
     for name in (f"{lazy}BatchNorm{dims}d" for lazy in ("", "Lazy") for dims in (1, 2, 3))
 }
 """PyTorch's classes of batch norms, and ours."""
+SERVED_BELOW = (nn.GroupNorm, _InstanceNorm)
+"""PyTorch's classes of norms that end in an operator which is served within a converted forward."""
 _WITH_NORMS = (batch_norms.ServedNorm, batch_norms.ServedNormAct, batch_norms.Sequential)
 _ORIGINALS = {ours: theirs for theirs, ours in (COUNTERPARTS | NORMS).items()}
 _ORIGINALS[batch_norms.Sequential] = nn.Sequential
@@ -156,14 +159,15 @@ def is_convolution(module: nn.Module) -> bool:
 
 def outermost(model: nn.Module) -> Iterator[nn.Module]:
     """The modules with a forward that is not PyTorch's, and none of which is in another of them.
-    Group norms among PyTorch's are, too, since it is the operator that they call that is served."""
+    Group and instance norms among PyTorch's are, too: it is the operator that they call that is
+    served."""
     left = [model]
     while left:
         module = left.pop()
         if is_scripted(module) or isinstance(module, fx.GraphModule):
             continue
         cls = original_class(type(module)) or type(module)
-        is_container = not isinstance(module, nn.GroupNorm)
+        is_container = not isinstance(module, SERVED_BELOW)
         if is_container and str(cls.forward.__module__).startswith("torch."):
             left += module.children()
         else:
@@ -297,7 +301,7 @@ def _derive(cls: Class) -> Class:
         namespace |= {"_get_name": cls._get_name, "extra_repr": cls.extra_repr}
     becomes = getattr(cls, "cls_to_become", None)  # only a lazy module has it
     if becomes is not None:
-        namespace["cls_to_become"] = _converted(becomes)
+        namespace["cls_to_become"] = _converted(becomes, serves_calls=True)
     bases = (Derived, cls) if theirs is None else (Derived, cls, COUNTERPARTS[theirs])
     make: Any = type(cls)  # a metaclass, where the user has one
     return make(cls.__name__, bases, namespace)

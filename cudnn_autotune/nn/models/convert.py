@@ -113,7 +113,7 @@ def convert(
         norms: whether batch norms in training on a GPU are measured, with the activation of their
             class or ``torch.nn.Sequential``, and computed by this package's operators where those
             are faster: see docs/norms.md. False leaves those that are not converted to PyTorch, and
-            group norms that no forward of the model's own calls.
+            group and instance norms that no forward of the model's own calls.
 
     Returns:
         The same model. If it has nothing to convert, a UserWarning says so.
@@ -240,7 +240,9 @@ def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None, n
     policy = {name: value for name, value in given.items() if value is not None}
     outermost = set(classes.outermost(model))
     for module in list(model.modules()):
-        serves_calls = module in outermost and (norms or not isinstance(module, nn.GroupNorm))
+        serves_calls = module in outermost and (
+            norms or not isinstance(module, classes.SERVED_BELOW)
+        )
         try:
             made = classes.class_for(module, serves_calls)
         except classes.NotConverted:

@@ -5,7 +5,8 @@ Every convolution of PyTorch, and every derivative of one, ends in ``aten::convo
 autocast, ``torch.func`` and tracing, in the place of PyTorch's kernels for CUDA. What those layers
 record or transform is therefore PyTorch's own operator, as it is without this package. The kernels
 are put there when this package is imported, and call PyTorch's until they are enabled: PyTorch's
-dispatcher must not be written while other threads run convolutions.
+dispatcher must not be written while other threads run convolutions. Norms are served likewise
+(``csrc/aten_norms.h``).
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def enable(sampling: str | None = None, workspace_limit: int | None = None) -> E
     derivatives run the engine that a search chose for their shape, in all threads and with no
     change of a model, much as ``torch.backends.cudnn.benchmark = True`` is used. So do the
     convolutions that code compiled by ``torch.compile`` calls. Where cuDNN cannot compute a call,
-    PyTorch does, and ``cudnn_autotune.fallbacks()`` counts it. Forwards of group norms run the
-    faster of PyTorch's kernels and this package's. Other devices are not affected.
+    PyTorch does, and ``cudnn_autotune.fallbacks()`` counts it. Training batch norms,
+    instance norms and forwards of group norms run the faster of PyTorch's kernels and this
+    package's: ``cudnn_autotune.norm_choices()`` says which. Other devices are not affected.
 
     Called again, it replaces the mode and the limit. As a context manager it restores what was in
     force before::
@@ -57,8 +59,9 @@ def enable(sampling: str | None = None, workspace_limit: int | None = None) -> E
             loss.backward()
 
     A context holds for all threads, like those of ``torch.backends.cudnn.flags``. A derivative uses
-    what is in force when it is computed. Layers of this package keep their own arguments. With a
-    CPU-only torch, or without a GPU, the function has no effect.
+    what is in force when it is computed, that of a norm what its forward used. Layers of this
+    package keep their own arguments. With a CPU-only torch, or without a GPU, the function has no
+    effect.
 
     Args:
         sampling: one of ``cudnn_autotune.sampling.names()``; None stands for the settings' at the

@@ -105,7 +105,7 @@ def test_a_converted_models_group_norm_is_served_where_it_is_faster(
     tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
     assert count(kernels, lambda: model(x)) == 1
-    (choice,) = ca.group_norms()
+    (choice,) = ca.norm_choices()
     assert (choice.chosen, choice.source) == (FORM, "tuned")
     assert set(choice.times_ms) == {"pytorch", FORM, "kept"}
     assert choice.signature.split()[1:3] == ["2x8x9x7", "groups=2"]
@@ -139,7 +139,7 @@ def test_pytorch_s_kernels_run_where_they_are_faster(kernels: Kernels, turns: Tu
     model(x)
     assert count(kernels, lambda: model(x)) == 0
     assert torch.equal(model(x), expected)
-    assert ca.group_norms()[0].chosen == "pytorch"
+    assert ca.norm_choices()[0].chosen == "pytorch"
     assert turns.count == 1
 
 
@@ -229,7 +229,7 @@ def test_a_wrong_form_is_left_out(kernels: Kernels, turns: Turns, name: str) -> 
     expected = F.group_norm(x, 2)
     with ca.enable():
         assert torch.equal(F.group_norm(x, 2), expected)
-    (choice,) = ca.group_norms()
+    (choice,) = ca.norm_choices()
     assert choice.chosen == "pytorch"
     assert "output differs" in choice.rejected[FORM]
     assert turns.count == 0
@@ -240,7 +240,7 @@ def test_inputs_that_tell_nothing_are_not_what_is_compared(kernels: Kernels, tur
     for x in (torch.zeros(2, 8, 5), torch.full((2, 8, 6), torch.inf), torch.full((2, 8, 7), 3.0)):
         with ca.enable():
             torch.testing.assert_close(F.group_norm(x, 2), F.group_norm(x, 2), equal_nan=True)
-    assert [one.chosen for one in ca.group_norms()] == ["pytorch"] * 3
+    assert [one.chosen for one in ca.norm_choices()] == ["pytorch"] * 3
 
 
 def test_a_mode_that_times_nothing_leaves_it_to_pytorch(kernels: Kernels, turns: Turns) -> None:
@@ -258,16 +258,16 @@ def test_the_next_process_times_nothing(kernels: Kernels, turns: Turns) -> None:
     with ca.enable():
         F.group_norm(x, 2)
         ca.forget()
-        assert not ca.group_norms()
+        assert not ca.norm_choices()
         F.group_norm(x, 2)
-        assert [one.source for one in ca.group_norms()] == ["store"]
+        assert [one.source for one in ca.norm_choices()] == ["store"]
         assert turns.count == 1
         assert count(kernels, lambda: F.group_norm(x, 2)) == 1
         # A form that is wrong now is not served.
         ca.forget()
         kernels.spoil = lambda output: output.zero_()
         F.group_norm(x, 2)
-        assert [one.chosen for one in ca.group_norms()] == ["pytorch"]
+        assert [one.chosen for one in ca.norm_choices()] == ["pytorch"]
 
 
 def test_of_sizes_that_keep_changing_four_are_measured(kernels: Kernels, turns: Turns) -> None:
@@ -276,7 +276,7 @@ def test_of_sizes_that_keep_changing_four_are_measured(kernels: Kernels, turns: 
             turns.fastest = "pytorch" if length == 10 else FORM
             x = torch.randn(2, 8, length)
             torch.testing.assert_close(F.group_norm(x, 2), F.group_norm(x.double(), 2).float())
-        assert turns.count == len(ca.group_norms()) == 4
+        assert turns.count == len(ca.norm_choices()) == 4
         assert count(kernels, lambda: F.group_norm(torch.randn(2, 8, 30), 2)) == 1
         assert count(kernels, lambda: F.group_norm(torch.randn(2, 8, 3), 2)) == 0
         F.group_norm(torch.randn(2, 12, 3), 2)  # another layer
@@ -291,11 +291,11 @@ def test_without_memory_it_is_pytorch_s_for_now(kernels: Kernels, turns: Turns) 
     x = torch.randn(2, 8, 5)
     with ca.enable():
         F.group_norm(x, 2)
-        assert "memory" in ca.group_norms()[0].note
+        assert "memory" in ca.norm_choices()[0].note
         ca.forget()
         kernels.spoil = lambda output: None
         F.group_norm(x, 2)
-        assert ca.group_norms()[0].chosen == FORM
+        assert ca.norm_choices()[0].chosen == FORM
 
 
 def test_numbers_and_generators_are_not_touched(kernels: Kernels, turns: Turns) -> None:

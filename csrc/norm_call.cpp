@@ -1,0 +1,86 @@
+#include <ATen/core/grad_mode.h>
+
+#include <functional>
+
+#include "norm_ops.h"
+
+namespace cudnn_autotune {
+namespace {
+
+c10::DeviceType served_device = c10::kCUDA;
+
+bool has_tangent(const OptionalTensor& tensor) {
+  return is_given(tensor) && tensor->_fw_grad(/*level=*/0).defined();
+}
+
+// Fits the channels of an input, and each of its numbers has a place of its own.
+bool is_channel_vector(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) ||
+         (values->device() == input.device() && values->layout() == at::kStrided &&
+          values->dim() == 1 && values->size(0) == input.size(1) && values->is_contiguous());
+}
+
+bool suits_as_parameter(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) ||
+         (is_channel_vector(values, input) && !has_tangent(values) &&
+          (values->scalar_type() == at::kFloat || values->scalar_type() == input.scalar_type()));
+}
+
+bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) || (is_channel_vector(values, input) &&
+                               values->scalar_type() == at::kFloat && !values->requires_grad());
+}
+
+}  // namespace
+
+void set_norm_device(c10::DeviceType type) { served_device = type; }
+
+bool suits_operator(const NormCall& call) {
+  const at::Tensor& input = call.input;
+  const auto dtype = input.scalar_type();
+  if (!call.by_batch || input.device().type() != served_device || input.numel() == 0 ||
+      input.dim() > 5 || has_tangent(input) ||
+      (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat)) {
+    return false;
+  }
+  const bool same_dtype = !is_given(call.weight) || !is_given(call.bias) ||
+                          call.weight->scalar_type() == call.bias->scalar_type();
+  return same_dtype && suits_as_parameter(call.weight, input) &&
+         suits_as_parameter(call.bias, input) &&
+         is_given(call.running_mean) == is_given(call.running_var) &&
+         suits_as_statistic(call.running_mean, input) &&
+         suits_as_statistic(call.running_var, input);
+}
+
+NormCallSignature::NormCallSignature(const NormCall& call, std::string_view activation,
+                                     bool by_gradients)
+    : activation(activation) {
+  const auto dtype = [](const OptionalTensor& values) {
+    return is_given(values) ? static_cast<int64_t>(values->scalar_type()) : -1;
+  };
+  const auto needs_gradient = [](const OptionalTensor& tensor) {
+    return static_cast<int64_t>(is_given(tensor) && tensor->requires_grad());
+  };
+  const bool is_recorded = by_gradients && at::GradMode::is_enabled();
+  numbers = {static_cast<int64_t>(call.input.scalar_type()),
+             call.input.get_device(),
+             dtype(call.weight),
+             dtype(call.bias),
+             static_cast<int64_t>(is_given(call.running_mean)),
+             is_recorded ? 4 * needs_gradient(call.input) + 2 * needs_gradient(call.weight) +
+                               needs_gradient(call.bias)
+                         : -1};
+  for (const int64_t size : call.input.sizes()) numbers.push_back(size);
+  for (const int64_t stride : call.input.strides()) numbers.push_back(stride);
+}
+
+size_t NormCallSignature::Hash::operator()(const NormCallSignature& signature) const {
+  size_t hash = std::hash<std::string_view>()(signature.activation);
+  for (const int64_t number : signature.numbers) {
+    hash = (hash ^ static_cast<size_t>(number)) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 32U;
+  }
+  return hash;
+}
+
+}  // namespace cudnn_autotune
