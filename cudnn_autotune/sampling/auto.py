@@ -44,10 +44,10 @@ class Shortlist:
     """The candidates of a problem that usually win (a ``sampling.strategy.Candidates``).
 
     They are what PyTorch's benchmark mode times (with an activation: the first of mode A that are
-    compiled at run time, and no others that are), the first precompiled ones of mode A, what won on similar problems,
-    PyTorch's own path, the first offers of each implementation, and one kernel of each engine that
-    is compiled at run time: what won on a similar problem, or else the one of its portfolio that is
-    the best most often, or else the first that is listed. Engines that are seldom
+    compiled at run time, and no others that are), the first precompiled ones of mode A, what won on
+    similar problems, PyTorch's own path, the first offers of each implementation, and one kernel of
+    each engine that is compiled at run time: what won on a similar problem, or else the one of its
+    portfolio that is the best most often, or else the first that is listed. Engines that are seldom
     the fastest are left out, unless PyTorch would time them or they won on a similar problem. So
     are all engines that are compiled at run time where the package has a faster kernel, unless
     PyTorch would run them by default or they won on a similar problem.
