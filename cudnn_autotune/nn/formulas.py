@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Of fewer numbers in a group, one kernel of Inductor's computes a norm in one pass.
+# One kernel of Inductor's computes a norm with smaller groups in one pass.
 _LEAST_NUMBERS = 1024
 _EXACT = {1, 2, 4, 8, 16}
 
@@ -116,7 +116,7 @@ FORMULAS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     F.instance_norm: instance_norm,
     F.interpolate: interpolate,
 }
-"""PyTorch's functions -> those that compute the same by other formulas."""
+"""The functions of PyTorch's, each with the one that computes the same by another formula."""
 
 
 def _suits(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
@@ -132,5 +132,5 @@ def _suits(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
         and channels // num_groups * math.prod(input.shape[2:]) > _LEAST_NUMBERS
         and input.shape[0] > 0
         and all(one.shape == (channels,) and one.dtype == input.dtype for one in given)
-        and not torch.is_autocast_enabled(input.device.type)  # which has norms in float32
+        and not torch.is_autocast_enabled(input.device.type)  # it has norms in float32
     )
