@@ -1,6 +1,8 @@
 #include "pytorch_plans.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -14,6 +16,9 @@
 namespace cudnn_autotune {
 namespace {
 
+// Channels of a group below which a batch of matrix products is not worth a try.
+constexpr int64_t kLeastOfGroup = 8;
+
 using SymInts = std::vector<c10::SymInt>;
 
 template <typename Array>
@@ -25,10 +30,14 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::make_optional(tensor) : std::nullopt;
 }
 
-// Views a channels-last tensor of shape (N, C, spatial...) as a matrix of shape (N * pixels, C).
-at::Tensor as_rows(const at::Tensor& tensor) {
-  const int64_t channels = tensor.size(1);
-  return tensor.as_strided({tensor.numel() / channels, channels}, {channels, 1});
+// Views a tensor of shape (N, C, spatial...) as a matrix of places and channels for each group, of
+// shape (groups, N * pixels, C / groups).
+at::Tensor as_matrices(const at::Tensor& tensor, int64_t groups, Layout layout) {
+  const int64_t channels = tensor.size(1), rows = tensor.numel() / channels,
+                own = channels / groups;
+  return layout == Layout::channels_last
+             ? tensor.as_strided({groups, rows, own}, {own, channels, 1})
+             : tensor.as_strided({groups, rows, own}, {own * rows, 1, rows});
 }
 
 }  // namespace
@@ -71,8 +80,9 @@ bool is_matmul(const ConvProblem& problem) {
   }
   // A deterministic problem is left out, because cuBLAS is deterministic only under conditions of
   // its own.
-  return problem.groups == 1 && (!problem.has_epilogue() || problem.has_only_bias()) &&
-         problem.layout == Layout::channels_last && !problem.deterministic &&
+  return (problem.groups == 1 || problem.w[1] >= kLeastOfGroup) &&
+         (!problem.has_epilogue() || problem.has_only_bias()) &&
+         (problem.layout == Layout::channels_last || problem.x[0] == 1) && !problem.deterministic &&
          (problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16);
 }
 
@@ -82,22 +92,38 @@ MatmulPlan::MatmulPlan(const ConvProblem& problem) : Plan(problem, kMatmul) {
 
 at::Tensor MatmulPlan::launch(const Operands& operands, void* /*workspace*/) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  at::Tensor inputs = as_rows(operands.x);
-  at::Tensor weights = as_rows(operands.w);
-  at::Tensor outputs = as_rows(operands.y);
-  switch (problem().op) {
+  const ConvProblem& problem = this->problem();
+  const int64_t groups = problem.groups, filters = operands.w.size(0) / groups;
+  at::Tensor inputs = as_matrices(operands.x, groups, problem.layout);
+  at::Tensor outputs = as_matrices(operands.y, groups, problem.layout);
+  const int64_t channels = operands.w.size(1);
+  at::Tensor weights =
+      operands.w.as_strided({groups, filters, channels}, {filters * channels, channels, 1});
+  const bool is_one = groups == 1;  // cuBLAS adds a bias in the epilogue of one product
+  const auto multiply = [is_one](at::Tensor& product, const at::Tensor& a, const at::Tensor& b) {
+    if (is_one) {
+      at::Tensor matrix = product[0];
+      at::mm_out(matrix, a[0], b[0]);
+    } else {
+      at::bmm_out(product, a, b);
+    }
+  };
+  switch (problem.op) {
     case ConvOp::fprop:
-      if (operands.bias.defined()) {
-        at::addmm_out(outputs, operands.bias, inputs, weights.t());
+      if (!operands.bias.defined()) {
+        multiply(outputs, inputs, weights.mT());
+      } else if (is_one) {
+        at::Tensor matrix = outputs[0];
+        at::addmm_out(matrix, operands.bias, inputs[0], weights[0].t());
       } else {
-        at::mm_out(outputs, inputs, weights.t());
+        at::baddbmm_out(outputs, operands.bias.view({groups, 1, filters}), inputs, weights.mT());
       }
       break;
     case ConvOp::dgrad:
-      at::mm_out(inputs, outputs, weights);
+      multiply(inputs, outputs, weights);
       break;
     case ConvOp::wgrad:
-      at::mm_out(weights, outputs.t(), inputs);
+      multiply(weights, outputs.mT(), inputs);
       break;
   }
   return {};

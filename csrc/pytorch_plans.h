@@ -9,7 +9,7 @@ namespace cudnn_autotune {
 
 // The plans that ATen runs. They throw c10::Error where ATen or cuBLAS refuse.
 
-// The texts of PyTorch's own path, and of a matrix product by cuBLAS.
+// The texts of PyTorch's own path, and of matrix products by cuBLAS.
 constexpr const char* kAten = "aten";
 constexpr const char* kMatmul = "matmul";
 
@@ -22,9 +22,10 @@ class AtenPlan final : public Plan {
   at::Tensor launch(const Operands& operands, void* workspace) override;
 };
 
-// Whether a problem can be computed as one matrix product over all pixels: its kernel is 1x1,
-// without stride, padding, groups or an epilogue other than a bias, its layout is channels last,
-// and its dtype is a half type (in float32 cuBLAS obeys another TF32 switch than cuDNN).
+// Whether a problem can be computed as a matrix product over all pixels, for each group: its kernel
+// is 1x1, without stride, padding or an epilogue other than a bias, its layout is channels last or
+// it has one image, and its dtype is a half type (in float32 cuBLAS obeys another TF32 switch than
+// cuDNN).
 bool is_matmul(const ConvProblem& problem);
 
 class MatmulPlan final : public Plan {

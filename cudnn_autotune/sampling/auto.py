@@ -72,11 +72,13 @@ class Shortlist:
                 kernels = [c for c in kernels if c.engine is None or c in self._similar]
         else:
             # The plan that PyTorch would run is timed at any cost; none of its plans adds a bias.
-            in_any_case = ([c for c in listed if c.is_unfused] or listed)[:1]
-            in_any_case += [
-                c
-                for c in timed_by_pytorch(self.problem, listed)
-                if not (has_faster and c.is_compiled)
+            in_any_case = [
+                *([c for c in listed if c.is_unfused] or listed)[:1],
+                *(
+                    c
+                    for c in timed_by_pytorch(self.problem, listed)
+                    if not (has_faster and c.is_compiled)
+                ),
             ]
         if of_a:
             needed = {c.text for c in [*self._similar, *in_any_case]}

@@ -45,6 +45,7 @@ OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
 _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # A convolution of fewer channels a group has engines for contiguous tensors that transpose nothing.
 _FEW_CHANNELS = 16
+_GROUPS = 6  # the position of ``groups`` among the arguments of every convolution
 # Calls that read memory by the strides which a tensor has in PyTorch.
 _BY_STRIDES = {
     *("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"),
@@ -468,13 +469,15 @@ def with_constants(
 
 
 def favours_channels_last(graph: GraphModule) -> bool:
-    """Returns whether a graph of Dynamo with 1-d or 3-d convolutions, and no 2-d ones, whose layout
-    Inductor decides on by itself, is likely to be faster in channels_last.
+    """Returns whether a graph of Dynamo whose layout Inductor leaves as it is, since it has no 2-d
+    convolutions or has grouped ones, is likely to be faster in channels_last.
 
     Engines for half types compute in it, and those that take contiguous tensors transpose them
     before and after, but for depthwise convolutions and few channels.
     """
     work = {True: 0.0, False: 0.0}
+    is_inductors = False
+    has_groups = False
     for node in graph.graph.nodes:
         if node.op != "call_function" or node.target not in CONVOLUTIONS:
             continue
@@ -483,13 +486,16 @@ def favours_channels_last(graph: GraphModule) -> bool:
         if not isinstance(value, Tensor) or not isinstance(output, Tensor):
             return False
         sizes = (*value.shape, *output.shape)
-        if value.dim() == 4 or not all(isinstance(size, int) for size in sizes):
+        if not all(isinstance(size, int) for size in sizes):
             return False
+        groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
+        is_inductors |= value.dim() == 4
+        has_groups |= value.dim() == 4 and groups > 1 and value.shape[1] > 1
         is_half = output.dtype in (torch.float16, torch.bfloat16)
         channels = output.shape[1] if output.dim() == value.dim() else 0
         suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
         work[suits] += output.numel() * value.numel() / max(1, channels)
-    return work[True] > work[False]
+    return (has_groups or not is_inductors) and work[True] > work[False]
 
 
 def in_layout(

@@ -45,7 +45,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "padding": {"padding": 1},
     "padding before": {"padding": (0, 1, 0, 0)},
     "padding after": {"padding": (0, 0, 0, 1)},
-    "groups": {"weight_shape": (96, 32, 1, 1), "groups": 2},
+    "groups of few channels": {"weight_shape": (96, 4, 1, 1), "groups": 16},
 }
 
 
@@ -113,23 +113,36 @@ def operands_of(problem: ca.ConvProblem) -> tuple[tuple[Tensor, Tensor, Tensor],
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
-    ("input_shape", "weight_shape"),
+    ("input_shape", "weight_shape", "groups", "is_last"),
     [
-        ((4, 64, 14, 14), (96, 64, 1, 1)),
-        ((3, 24, 7, 5), (1, 24, 1, 1)),
-        ((3, 1, 7, 5), (40, 1, 1, 1)),
-        ((5, 32, 1, 1), (16, 32, 1, 1)),
-        ((1, 3, 1, 1), (1, 3, 1, 1)),
-        ((2, 16, 4, 5, 6), (24, 16, 1, 1, 1)),
+        ((4, 64, 14, 14), (96, 64, 1, 1), 1, True),
+        ((3, 24, 7, 5), (1, 24, 1, 1), 1, True),
+        ((3, 1, 7, 5), (40, 1, 1, 1), 1, True),
+        ((5, 32, 1, 1), (16, 32, 1, 1), 1, True),
+        ((1, 3, 1, 1), (1, 3, 1, 1), 1, True),
+        ((2, 16, 4, 5, 6), (24, 16, 1, 1, 1), 1, True),
+        ((3, 64, 9, 7), (12, 16, 1, 1), 4, True),
+        ((1, 64, 9, 7), (12, 16, 1, 1), 4, False),
+        ((1, 24, 9, 7), (40, 24, 1, 1), 1, False),
+        ((1, 32, 50), (16, 16, 1), 2, False),
     ],
 )
-def test_the_matrix_product_on_the_cpu(
-    input_shape: tuple[int, ...], weight_shape: tuple[int, ...], op: str
+def test_matrix_products_on_the_cpu(
+    input_shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    groups: int,
+    is_last: bool,
+    op: str,
 ) -> None:
     """cuBLAS is ATen's business; which tensor is which, and transposed how, is ours."""
     layout = torch.channels_last if len(input_shape) == 4 else torch.channels_last_3d
     problem = ca.ConvProblem(
-        op, input_shape, weight_shape, dtype=torch.bfloat16, memory_format=layout
+        op,
+        input_shape,
+        weight_shape,
+        groups=groups,
+        dtype=torch.bfloat16,
+        memory_format=layout if is_last else torch.contiguous_format,
     )
     assert _C.is_matmul(problem.native())
     tensors, written, right = operands_of(problem)

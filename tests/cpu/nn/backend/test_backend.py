@@ -731,6 +731,10 @@ class TestLayout:
             (lambda: nn.Conv1d(32, 32, 3), False),  # in float32
             (lambda: nn.Conv1d(32, 32, 3, groups=8).half(), False),
             (lambda: nn.Conv2d(32, 32, 3).half(), False),  # Inductor decides
+            (lambda: nn.Conv2d(32, 32, 3, groups=2).half(), True),
+            (lambda: nn.ConvTranspose2d(32, 32, 3, groups=2).half(), True),
+            (lambda: nn.Conv2d(32, 32, 3, groups=2), False),  # in float32
+            (lambda: nn.Conv2d(32, 32, 3, groups=32).half(), False),
         ],
     )
     def test_what_favours_channels_last(
