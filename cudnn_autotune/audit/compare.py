@@ -297,6 +297,7 @@ class _Measurement:
         self._workers: dict[str, Process | _Here] = {}
         self._rows = {n: Row(n, code_of(n, task["train"], self._on_gpu)) for n in names}
         self._samples: dict[str, list[float]] = {}
+        self._raised: dict[str, str] = {}  # what the model itself raises, by way
         self.notes: list[str] = []
 
     def run(self) -> None:
@@ -329,7 +330,18 @@ class _Measurement:
                     self._set_up(name)
                     self._rows[name] = replace(self._rows[name], **self._ask(name, "begin"))
                     self._samples[name] = []
+                same = self._raised.get(_REFERENCE, "") == self._raised.get(name)
+                if same and not self._samples:
+                    self._give_up(name)
+                    break
             self._take_turns()
+
+    def _give_up(self, name: str) -> None:
+        """Tries no further way, once the model has raised the same in float32 and in its first."""
+        self.notes.clear()
+        for other in list(self._workers):
+            self._end(other)
+            self._rows[other] = replace(self._rows[other], note=f"not tried, since {name} fails")
 
     def _expect(self) -> None:
         with self._failing(_REFERENCE):
@@ -396,6 +408,8 @@ class _Measurement:
             yield
         except Exception as error:  # the user's own code runs here
             reason = _reason(error, name)
+            if not isinstance(error, ProcessFailure) and "OutOfMemoryError" not in reason:
+                self._raised[name] = reason
             self._end(name)
             self._samples.pop(name, None)
             if name == _REFERENCE:
