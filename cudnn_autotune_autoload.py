@@ -1,4 +1,4 @@
-"""What torch calls when it is imported, in every process: it serves ``CUDNN_AUTOTUNE_ENABLE=1``.
+"""Serves ``CUDNN_AUTOTUNE_ENABLE=1``: torch calls it in every process that imports torch.
 
 It lies beside the package because importing anything from the package imports all of it, which a
 process that has not asked for it must not wait for. torch finds :func:`autoload` by the entry point

@@ -297,7 +297,7 @@ class _Measurement:
         self._workers: dict[str, Process | _Here] = {}
         self._rows = {n: Row(n, code_of(n, task["train"], self._on_gpu)) for n in names}
         self._samples: dict[str, list[float]] = {}
-        self._raised: dict[str, str] = {}  # what the model itself raises, by way
+        self._raised: dict[str, str] = {}  # errors of the model itself, by way
         self.notes: list[str] = []
 
     def run(self) -> None:
