@@ -89,7 +89,8 @@ class ModelComparison:
 
     @property
     def verdict(self) -> str:
-        """The fastest way in a sentence, and how much faster it is than PyTorch's best."""
+        """The fastest way in a sentence, how much faster it is than PyTorch's best, and which ways
+        the spread of the times does not tell from it."""
         best = self.fastest
         if best is None or best.step_ms is None:
             return "no way could be measured"
@@ -100,6 +101,9 @@ class ModelComparison:
         if other is not None and other.step_ms is not None:
             of = "this package's" if best is theirs else "PyTorch's"
             text += f", {other.step_ms / best.step_ms:.2f} times as fast as {of} best, {other.way}"
+        alike = [row.way for row in self.rows if row is not best and _is_alike(row, best)]
+        if alike:
+            text += f"; by the spread of their times it may as well be {' or '.join(alike)}"
         return text
 
     def to_json(self) -> dict[str, Any]:
@@ -453,6 +457,14 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=total)
         parts = itertools.count()
         yield lambda text: bar.update(task, description=text, completed=next(parts))
+
+
+def _is_alike(one: Row, other: Row) -> bool:
+    """Whether the spreads of two ways' times are together more than the times' difference."""
+    if one.step_ms is None or other.step_ms is None:
+        return False
+    spread_ms = one.step_ms * (one.spread or 0.0) + other.step_ms * (other.spread or 0.0)
+    return abs(one.step_ms - other.step_ms) < spread_ms
 
 
 def _cells(row: Row) -> tuple[str, ...]:
