@@ -31,7 +31,8 @@ def run(mode: str | None, is_module: bool, script: str, arguments: tuple[str, ..
 
     As `python SCRIPT ARGUMENTS...`, but that cudnn_autotune.enable() is in force. A summary on
     standard error says at the end what was tuned, and what it gains. Processes that the script
-    starts are not affected. With torchrun: `torchrun --no-python ... cudnn-autotune run SCRIPT`.
+    starts are not affected, unless CUDNN_AUTOTUNE_ENABLE=1 is in the environment. With torchrun:
+    `torchrun --no-python ... cudnn-autotune run SCRIPT`.
     """
     check_modes("--sampling", [] if mode is None else [mode], sampling.names())
     if not is_module and not Path(script).exists():
