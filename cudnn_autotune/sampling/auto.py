@@ -72,7 +72,7 @@ class Shortlist:
                 kernels = [c for c in kernels if c.engine is None or c in self._similar]
         else:
             # The plan that PyTorch would run is timed at any cost; none of its plans adds a bias.
-            in_any_case = ([c for c in listed if c.is_unfused] or listed)[:1]
+            in_any_case = [*([c for c in listed if c.is_unfused] or listed)[:1]]
             in_any_case += [
                 c
                 for c in timed_by_pytorch(self.problem, listed)
