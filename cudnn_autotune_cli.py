@@ -173,7 +173,9 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 def main(ctx: click.Context) -> None:
     """Search, choose, remember and run cuDNN's convolution engines."""
     from cudnn_autotune.cli.wording import warnings_in_lines
+    from cudnn_autotune.nn.models.process_wide import leave_environment
 
+    leave_environment()
     ctx.with_resource(warnings_in_lines())
 
 

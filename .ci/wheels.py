@@ -23,9 +23,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
+# torch itself imports the package here, in the middle of its own import.
 TRIED = """
+import os
+os.environ["CUDNN_AUTOTUNE_ENABLE"] = "1"
 import torch
-import cudnn_autotune
+import sys
+cudnn_autotune = sys.modules["cudnn_autotune"]
 layer = cudnn_autotune.Conv2d(3, 8, 3)
 plain = torch.nn.Conv2d(3, 8, 3)
 plain.load_state_dict(layer.state_dict())
@@ -70,9 +74,8 @@ def try_out(wheel: Path, release: str) -> str:
     """Installs a wheel into a fresh environment and calls a layer; returns the version of torch."""
     with tempfile.TemporaryDirectory() as folder:
         python = fresh(Path(folder))
-        wanted = (
-            [f"torch=={release}"] if "+" in release else []
-        )  # a build that the wheel cannot name
+        # The wheel's metadata cannot name a build such as +cpu.
+        wanted = [f"torch=={release}"] if "+" in release else []
         run([*python, "-m", "pip", "install", "--quiet", str(wheel), *wanted])
         found = run([*python, "-c", TRIED]).split()[-1]
     if not found.startswith(release):

@@ -48,6 +48,7 @@ else:
     from cudnn_autotune.nn.batch_norms import register_norm_act
     from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
     from cudnn_autotune.nn.models.process_wide import disable, enable
+    from cudnn_autotune.nn.models.process_wide import read_environment as _enable_if_asked
     from cudnn_autotune.nn.modules import (
         Conv1d,
         Conv2d,
@@ -113,6 +114,7 @@ else:
 
     settings.read_environment()
     store_settings.read_environment()
+    _enable_if_asked()
     __version__ = version()
 
     def _publish(name: str, module: ModuleType, public: list[str]) -> None:

@@ -89,7 +89,8 @@ class ModelComparison:
 
     @property
     def verdict(self) -> str:
-        """The fastest way in a sentence, and how much faster it is than PyTorch's best."""
+        """The fastest way in a sentence, how much faster it is than PyTorch's best, and which ways
+        the spread of the times does not tell from it."""
         best = self.fastest
         if best is None or best.step_ms is None:
             return "no way could be measured"
@@ -100,6 +101,9 @@ class ModelComparison:
         if other is not None and other.step_ms is not None:
             of = "this package's" if best is theirs else "PyTorch's"
             text += f", {other.step_ms / best.step_ms:.2f} times as fast as {of} best, {other.way}"
+        alike = [row.way for row in self.rows if row is not best and _is_alike(row, best)]
+        if alike:
+            text += f"; by the spread of their times it may as well be {' or '.join(alike)}"
         return text
 
     def to_json(self) -> dict[str, Any]:
@@ -297,6 +301,7 @@ class _Measurement:
         self._workers: dict[str, Process | _Here] = {}
         self._rows = {n: Row(n, code_of(n, task["train"], self._on_gpu)) for n in names}
         self._samples: dict[str, list[float]] = {}
+        self._raised: dict[str, str] = {}  # errors of the model itself, by way
         self.notes: list[str] = []
 
     def run(self) -> None:
@@ -329,7 +334,18 @@ class _Measurement:
                     self._set_up(name)
                     self._rows[name] = replace(self._rows[name], **self._ask(name, "begin"))
                     self._samples[name] = []
+                same = self._raised.get(_REFERENCE, "") == self._raised.get(name)
+                if same and not self._samples:
+                    self._give_up(name)
+                    break
             self._take_turns()
+
+    def _give_up(self, name: str) -> None:
+        """Tries no further way, once the model has raised the same in float32 and in its first."""
+        self.notes.clear()
+        for other in list(self._workers):
+            self._end(other)
+            self._rows[other] = replace(self._rows[other], note=f"not tried, since {name} fails")
 
     def _expect(self) -> None:
         with self._failing(_REFERENCE):
@@ -396,6 +412,8 @@ class _Measurement:
             yield
         except Exception as error:  # the user's own code runs here
             reason = _reason(error, name)
+            if not isinstance(error, ProcessFailure) and "OutOfMemoryError" not in reason:
+                self._raised[name] = reason
             self._end(name)
             self._samples.pop(name, None)
             if name == _REFERENCE:
@@ -439,6 +457,14 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=total)
         parts = itertools.count()
         yield lambda text: bar.update(task, description=text, completed=next(parts))
+
+
+def _is_alike(one: Row, other: Row) -> bool:
+    """Whether the spreads of two ways' times are together more than the times' difference."""
+    if one.step_ms is None or other.step_ms is None:
+        return False
+    spread_ms = one.step_ms * (one.spread or 0.0) + other.step_ms * (other.spread or 0.0)
+    return abs(one.step_ms - other.step_ms) < spread_ms
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -72,6 +72,7 @@ class Process:
             env={
                 **os.environ,
                 "PYTHONPATH": path,
+                "CUDNN_AUTOTUNE_ENABLE": "0",  # A worker is enabled by its task alone.
                 "CUDA_CACHE_PATH": self._compiled.name,
                 **(environment or {}),
             },

@@ -71,7 +71,7 @@ def _by_backend(model: nn.Module, inputs: Inputs) -> Any:
     return torch.compile(model, backend="cudnn_autotune")
 
 
-_OURS = "cudnn_autotune leaves this device's convolutions to PyTorch"
+_OURS = "it needs a CUDA GPU; without one the package runs PyTorch's convolutions"
 _COMPILE = 'model = torch.compile(model, backend="cudnn_autotune")'
 WAYS = {
     "eager": Way((), benchmark=False),

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.candidate_id import UNFUSED
 from cudnn_autotune.engines.configs import ATEN, Candidate, engine_text
 from cudnn_autotune.engines.implementations import Gpu
@@ -65,7 +65,7 @@ def is_seldom_fastest(candidate: Candidate, problem: ConvProblem | None) -> bool
         return False
     if problem is not None and candidate.engine is not None and _is_small_product(problem):
         return True
-    version = _C.cudnn_runtime_version()
+    version = _cudnn_version()
     is_of_one_tap = problem is not None and math.prod(problem.weight_shape[2:]) == 1
     if is_of_one_tap and candidate.engine in (_known(NOT_FOR_ONE_TAP, version) or ()):
         return True
@@ -127,6 +127,15 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
     return any(c.id.is_implementation and not is_users(c.text) for c in candidates)
 
 
+def _cudnn_version() -> int:
+    """Returns the version of the process's cuDNN. With a CPU-only torch, which can replay
+    recordings, it is the latest of which something is known."""
+    if extension_available():
+        return _C.cudnn_runtime_version()
+    major, minor = max(KERNEL_CFGS)
+    return 10_000 * major + 100 * minor
+
+
 def _known(found: Mapping[tuple[int, int], _KnownT], cudnn_version: int) -> _KnownT | None:
     version = divmod(cudnn_version // 100, 100)
     found_with = [known for known in found if known <= version and known[0] == version[0]]
@@ -139,7 +148,7 @@ def other_kernels(listed: Iterable[Candidate]) -> list[Candidate]:
     ``workspace_bytes`` is that of the listed config: the plan's own is not known until it is built.
     """
     listed = list(listed)
-    portfolios = kernel_cfgs(_C.cudnn_runtime_version())
+    portfolios = kernel_cfgs(_cudnn_version())
     found: list[Candidate] = []
     known = {candidate.text for candidate in listed}
     for candidate in listed:

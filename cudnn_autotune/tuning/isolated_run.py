@@ -340,7 +340,12 @@ def _separate_process(task: bytes) -> Iterator[_SeparateProcess]:
                     stderr=said,
                     pass_fds=files,
                     start_new_session=True,
-                    env={**os.environ, "CUDNN_AUTOTUNE_CACHE": "off", ISOLATED: "1"},
+                    env={
+                        **os.environ,
+                        "CUDNN_AUTOTUNE_CACHE": "off",
+                        "CUDNN_AUTOTUNE_ENABLE": "0",
+                        ISOLATED: "1",
+                    },
                 )
         except (OSError, ValueError) as error:
             raise UntriedError(f"no process can be started: {error}") from None

@@ -111,8 +111,8 @@ def test_a_wheel_of_the_sdist_says_what_it_is(sdist: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_wheel_has_what_the_package_has(purelib: Path) -> None:
-    expected = {file for file in in_git() if re.match("cudnn_autotune(/|_cli.py)", file)}
-    assert "cudnn_autotune/py.typed" in expected
+    expected = {file for file in in_git() if re.match(r"cudnn_autotune(/|_\w+\.py)", file)}
+    assert {"cudnn_autotune/py.typed", "cudnn_autotune_autoload.py"} <= expected
     assert expected <= {path.relative_to(purelib).as_posix() for path in purelib.rglob("*")}
 
 

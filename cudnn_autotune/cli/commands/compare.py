@@ -55,9 +55,11 @@ td { padding: .3rem .8rem; border-top: 1px solid #8888; }</style>
 def compare(model: str, json_path: Path | None, html_path: Path | None, **given: Any) -> None:
     """Run a model by PyTorch and by this package in several ways, and tell the fastest.
 
-    MODEL is torchvision:NAME, timm:NAME, or MODULE:CALLABLE, as for `tune`. Each way has a process
-    of its own, in which nothing is tuned or compiled yet; all take turns. A way that fails or is
-    not ready within --time-limit says why. Ctrl-C shows and writes what was measured until then.
+    MODEL is torchvision:NAME, timm:NAME, or MODULE:CALLABLE: my_net:make is what make() in
+    my_net.py, in this folder, returns. Inputs are random numbers; for others call
+    cudnn_autotune.compare() in Python. Each way has a process of its own, in which nothing is tuned
+    or compiled yet; all take turns. A way that fails or is not ready within --time-limit says why.
+    Ctrl-C shows and writes what was measured until then.
     """
     options.check_modes("--ways", given["ways"], list(WAYS))
     options.check_output("--json", json_path)

@@ -14,7 +14,6 @@ from cudnn_autotune.audit import offline_cases, report
 from cudnn_autotune.audit.model import BURST_COLD, Record
 from cudnn_autotune.audit.table import Table
 from cudnn_autotune.core.display import milliseconds, progress_bar
-from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import OPERATIONS, ConvProblem
@@ -132,7 +131,6 @@ def demo(details: bool) -> None:
     Without a GPU: on recordings of an H200. Earlier choices are neither shown nor stored.
     """
     console = Console()
-    require_cuda_build()
     if not torch.cuda.is_available():
         _replay(console, details)
     else:

@@ -19,6 +19,7 @@ from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.unlisted import KERNEL_CFGS, kernel_cfgs
+from cudnn_autotune.nn.models import process_wide
 from cudnn_autotune.store import Environment, disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.environment import FOLDER_VARIABLE, default_folder, file_in
@@ -31,6 +32,7 @@ FIGURES_TORCH, FIGURES_CUDNN, ERRATA_CUDNN = (2, 11), (9, 19), (9, 19)
 _CHECKS = {
     **settings.VARIABLES,
     store_settings.MODE_VARIABLE: store_settings.check_store_mode,
+    process_wide.VARIABLE: process_wide.check_variable,
     FOLDER_VARIABLE: lambda text, _: text,
 }
 

@@ -7,7 +7,6 @@ import runpy
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,12 +14,7 @@ import click
 
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.options import check_modes, refuse
-from cudnn_autotune.cli.wording import say
-from cudnn_autotune.core.display import count
-from cudnn_autotune.nn.models.process_wide import enable
-from cudnn_autotune.tuning import gain
-from cudnn_autotune.tuning.choice import Choice
-from cudnn_autotune.tuning.choice_log import choices, fallbacks
+from cudnn_autotune.nn.models.process_wide import enable, say_summary
 
 _INTERRUPTED = 130
 # The files whose parts of a traceback come before the script's.
@@ -37,7 +31,8 @@ def run(mode: str | None, is_module: bool, script: str, arguments: tuple[str, ..
 
     As `python SCRIPT ARGUMENTS...`, but that cudnn_autotune.enable() is in force. A summary on
     standard error says at the end what was tuned, and what it gains. Processes that the script
-    starts are not affected. With torchrun: `torchrun --no-python ... cudnn-autotune run SCRIPT`.
+    starts are not affected, unless CUDNN_AUTOTUNE_ENABLE=1 is in the environment. With torchrun:
+    `torchrun --no-python ... cudnn-autotune run SCRIPT`.
     """
     check_modes("--sampling", [] if mode is None else [mode], sampling.names())
     if not is_module and not Path(script).exists():
@@ -60,9 +55,7 @@ def run(mode: str | None, is_module: bool, script: str, arguments: tuple[str, ..
                 raise refuse("SCRIPT", str(error)) from error
             traceback.print_exception(error.with_traceback(_of_script(error.__traceback__)))
             status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    if os.environ.get("RANK", "0") == "0":
-        for line in summary(choices(), fallbacks()):
-            say(f"cudnn-autotune: {line}", err=True)
+    say_summary()
     sys.exit(status)
 
 
@@ -87,29 +80,3 @@ def _of_script(begin: TracebackType | None) -> TracebackType | None:
     while frame is not None and frame.tb_frame.f_code.co_filename in _RUNNERS:
         frame = frame.tb_next
     return frame or begin
-
-
-def summary(made: Sequence[Choice], left: Mapping[str, int]) -> list[str]:
-    """Says in a few lines what was tuned in a process, and what it gains.
-
-    Args:
-        made: the choices of the process.
-        left: the number of calls that PyTorch served, by reason.
-    """
-    lines = []
-    if made:
-        origins = {choice.origin for choice in made}
-        searched = [choice for choice in made if choice.origin == "tuned"]
-        seconds = sum(choice.tuning_ms for choice in searched) / 1e3
-        text = f"{count(len(made), 'convolution')} served"
-        if origins != {"store"}:
-            text += f", {len(searched)} of them tuned in this run ({seconds:.1f} s)"
-        lines.append(f"{text}, {sum(c.origin == 'store' for c in made)} known from the store")
-        lines += gain.lines(choice.decision for choice in made)
-    else:
-        lines.append("no convolution was served: none ran on a CUDA device")
-    others = {reason: n for reason, n in left.items() if "own path was chosen" not in reason}
-    if others:
-        reason = max(others, key=lambda key: others[key])
-        lines.append(f"{count(sum(others.values()), 'call')} left to PyTorch, mostly: {reason}")
-    return lines

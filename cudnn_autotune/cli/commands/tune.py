@@ -94,7 +94,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
     """Tune a layer, or every convolution of a model, into the store.
 
     A layer is given by --input and --weight. A MODEL is torchvision:NAME, timm:NAME, or
-    MODULE:CALLABLE, which names what makes the model in a module that is found from here. What the
+    MODULE:CALLABLE: my_net:make is what make() in my_net.py, in this folder, returns. What the
     store knows is not tuned again. Tuning needs a GPU; CUDA_VISIBLE_DEVICES chooses among several.
     The last line says what is gained over PyTorch. After Ctrl-C, what was decided is shown and
     kept.

@@ -196,7 +196,8 @@ def _imported(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise refuse(_MODEL, f"cannot import {module}: {error}") from error
+        hint = f"; did you mean {module[:-3]!r}?" if module.endswith(".py") else ""
+        raise refuse(_MODEL, f"cannot import {module}: {error}{hint}") from error
     except Exception as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"
         raise click.ClickException(f"{module} fails to import: {reason}") from error

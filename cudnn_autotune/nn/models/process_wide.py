@@ -11,10 +11,21 @@ dispatcher must not be written while other threads run convolutions. Norms are s
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from cudnn_autotune.core.display import count
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.store.notices import warn_once
+from cudnn_autotune.tuning import gain
+from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.tuning.choice_log import choices, fallbacks
 from cudnn_autotune.tuning.settings import check_policy
+
+VARIABLE = "CUDNN_AUTOTUNE_ENABLE"
 
 
 class Enabled:
@@ -83,3 +94,70 @@ def disable() -> None:
     """Leaves the convolutions of the process to PyTorch again. It may be called at any time."""
     if extension_available():
         _C.exchange_process_wide(None)
+
+
+def check_variable(text: str, variable: str = VARIABLE) -> bool:
+    """Returns whether ``text`` asks for :func:`enable`; raises ValueError if it is not 1 or 0."""
+    if text not in ("0", "1"):
+        raise ValueError(f"{variable} must be 1 or 0, got {text!r}")
+    return text == "1"
+
+
+def read_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """Enables the process, with a summary at its end, if ``CUDNN_AUTOTUNE_ENABLE`` is 1. A value
+    that is not allowed causes a warning and is passed over."""
+    text = environ.get(VARIABLE, "").strip()
+    try:
+        if text and check_variable(text):
+            enable()
+            atexit.register(_at_end)
+    except ValueError as error:
+        warn_once((VARIABLE, text), f"{error}: it is passed over")
+
+
+def leave_environment() -> None:
+    """Undoes :func:`read_environment`, in a program that decides itself what is enabled."""
+    if VARIABLE in os.environ:
+        disable()
+        atexit.unregister(_at_end)
+
+
+def _at_end() -> None:
+    """Prints the summary, unless no convolution ran on a CUDA device: every process that imports
+    torch comes here, and most are not what the variable is meant for."""
+    if choices() or fallbacks():
+        say_summary()
+
+
+def say_summary() -> None:
+    """Prints the :func:`summary` of the process on standard error, of several ranks on the first
+    one's."""
+    if os.environ.get("RANK", "0") == "0":
+        for line in summary(choices(), fallbacks()):
+            print(f"cudnn-autotune: {line}", file=sys.stderr)
+
+
+def summary(made: Sequence[Choice], left: Mapping[str, int]) -> list[str]:
+    """Says in a few lines what was tuned in a process, and what it gains.
+
+    Args:
+        made: the choices of the process.
+        left: the number of calls that PyTorch served, by reason.
+    """
+    lines = []
+    if made:
+        origins = {choice.origin for choice in made}
+        searched = [choice for choice in made if choice.origin == "tuned"]
+        seconds = sum(choice.tuning_ms for choice in searched) / 1e3
+        text = f"{count(len(made), 'convolution')} served"
+        if origins != {"store"}:
+            text += f", {len(searched)} of them tuned in this run ({seconds:.1f} s)"
+        lines.append(f"{text}, {sum(c.origin == 'store' for c in made)} known from the store")
+        lines += gain.lines(choice.decision for choice in made)
+    else:
+        lines.append("no convolution was served: none ran on a CUDA device")
+    others = {reason: n for reason, n in left.items() if "own path was chosen" not in reason}
+    if others:
+        reason = max(others, key=lambda key: others[key])
+        lines.append(f"{count(sum(others.values()), 'call')} left to PyTorch, mostly: {reason}")
+    return lines

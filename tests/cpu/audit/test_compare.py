@@ -215,6 +215,11 @@ def test_the_verdict_names_the_fastest_and_by_how_much() -> None:
     theirs = made_up(rows=(*found.rows[:2], replace(found.rows[2], step_ms=11.0)))
     assert "fastest: compile, 1.10 times as fast as this package's best, backend" in theirs.verdict
     assert made_up(rows=found.rows[:1]).verdict == "fastest: eager"
+    noisy = (replace(found.rows[0], spread=0.3), *found.rows[1:])
+    assert made_up(rows=noisy[:2]).verdict == (
+        "fastest: compile; by the spread of their times it may as well be eager"
+    )
+    assert made_up(rows=noisy).verdict == found.verdict  # 8 ms is further from 12 than 3.7
     assert made_up(rows=found.rows[3:]).verdict == "no way could be measured"
 
 
@@ -271,9 +276,13 @@ def test_a_cpu_needs_no_line_about_cudnn() -> None:
 
 
 def test_the_command_of_a_model_that_fails() -> None:
-    done = run("compare", "compared_models:Fails", *NET[2:], "--ways", "eager")
+    """Its error is told once, and compilers are not tried."""
+    ways = "channels_last,compile,max-autotune"
+    done = run("compare", "compared_models:Fails", *NET[2:], "--ways", ways)
     assert done.exit_code == 1
-    assert "eager: ValueError: no such size: (2, 3, 8, 8)" in done.stdout
+    assert done.stdout.count("ValueError") == 1
+    assert "channels_last: ValueError: no such size: (2, 3, 8, 8)" in done.stdout
+    assert "max-autotune: not tried, since channels_last fails" in done.stdout
     assert "no way could be measured" in done.stdout
 
 

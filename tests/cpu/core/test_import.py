@@ -171,7 +171,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["demo"],
+        ["demo", "--details"],
         ["tune", "--input", "1,3,8,8", "--weight", "4,3,3,3"],
     ],
     ids=str,

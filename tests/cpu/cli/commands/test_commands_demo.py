@@ -44,6 +44,7 @@ def test_five_lines_answer_without_a_gpu() -> None:
     assert starts == [layer.name for layer in LAYERS]
 
 
+@pytest.mark.search
 def test_details_are_plain_lines_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["cudnn_autotune.cli.commands.demo"], "_RUNS", 1)
     done = run("demo", "--details", obj=None)

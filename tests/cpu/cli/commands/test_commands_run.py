@@ -11,8 +11,8 @@ from decisions import decision, selection, timed
 from stored import refused
 from subprocesses import python, python_forked
 
-from cudnn_autotune.cli.commands.run import summary
 from cudnn_autotune.engines.selection import Evidence
+from cudnn_autotune.nn.models.process_wide import summary
 from cudnn_autotune.tuning.choice import Choice
 
 NOTHING = "cudnn-autotune: no convolution was served: none ran on a CUDA device"

@@ -466,6 +466,7 @@ def test_ways_to_name_a_model(gpu: Simulated, folder: Path, name: str) -> None:
         (":x", 2, "'MODEL'"),
         ("my_nets:", 2, "'MODEL'"),
         ("no_such_module:x", 2, "cannot import no_such_module"),
+        ("mine.py:make", 2, "cannot import mine.py: No module named 'mine'; did you mean 'mine'?"),
         ("my_nets:absent", 2, "my_nets has no 'absent'"),
         ("my_nets:mode", 2, "my_nets has no 'mode'; did you mean 'made'?"),
         ("my_nets:number", 2, "neither a model nor a callable"),

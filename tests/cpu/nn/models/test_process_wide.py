@@ -6,9 +6,11 @@ package's operators compute by ATen, they are tested without a GPU.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import enabling_beside_threads
@@ -18,7 +20,7 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from made_up_plans import plan_of
 from references import error_of
-from subprocesses import evaluate_forked, python_forked
+from subprocesses import evaluate, evaluate_forked, python, python_forked
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
@@ -170,6 +172,75 @@ if child == 0:
 print(os.waitpid(child, 0)[1], ca._C.exchange_process_wide(None).sampling)
 """
     assert evaluate_forked(code) == "0 race"
+
+
+# What the environment asks for
+
+
+@pytest.mark.parametrize("first", ["torch", "cudnn_autotune"])
+def test_a_variable_enables_a_process_that_imports_torch(first: str) -> None:
+    """The package need not be imported by the program: torch does so at the end of its import."""
+    code = f"""
+import {first}
+import sys
+ca = sys.modules["cudnn_autotune"]
+print(ca._C.exchange_process_wide(None) is not None)
+"""
+    done = python("-c", code, env={"CUDNN_AUTOTUNE_ENABLE": "1"})
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert "cudnn-autotune" not in done.stderr  # there is nothing to tell
+
+
+@pytest.mark.parametrize("value", [None, "0"])
+def test_without_the_variable_torch_does_not_import_the_package(value: str | None) -> None:
+    code = "import sys, torch; print('cudnn_autotune' in sys.modules)"
+    assert evaluate(code, value and {"CUDNN_AUTOTUNE_ENABLE": value}) == "False"
+
+
+def test_another_value_of_the_variable_is_passed_over() -> None:
+    code = "import torch, cudnn_autotune as ca; print(ca._C.exchange_process_wide(None))"
+    done = python("-c", code, env={"CUDNN_AUTOTUNE_ENABLE": "yes"})
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert "CUDNN_AUTOTUNE_ENABLE must be 1 or 0, got 'yes': it is passed over" in done.stderr
+
+
+@pytest.mark.parametrize(("rank", "ending"), [("0", "raise OSError('lost')"), ("1", "")])
+def test_the_variable_has_a_summary_at_the_end(rank: str, ending: str) -> None:
+    """After the traceback, if there is one, and of several ranks on the first."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from decisions import decision
+from cudnn_autotune.tuning import choice_log
+from cudnn_autotune.tuning.choice import Choice
+choice_log.record(Choice(decision(), 0, origin="store"))
+{ending}
+"""
+    done = python("-c", code, env={"CUDNN_AUTOTUNE_ENABLE": "1", "RANK": rank})
+    assert done.returncode == (1 if ending else 0), done.stderr
+    said = done.stderr.splitlines()
+    summary = [line for line in said if line.startswith("cudnn-autotune: ")]
+    if rank == "1":
+        assert summary == []
+        return
+    assert summary[0] == "cudnn-autotune: 1 convolution served, 1 known from the store"
+    assert summary == said[-len(summary) :]
+    assert ("OSError: lost" in said) == bool(ending)
+
+
+def test_a_command_decides_itself_what_is_enabled() -> None:
+    code = """
+import cudnn_autotune as ca
+from cudnn_autotune_cli import main
+main(["env", "--json"], standalone_mode=False)
+print(ca._C.exchange_process_wide(None))
+"""
+    done = python("-c", code, env={"CUDNN_AUTOTUNE_ENABLE": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("None\n")
+    told = json.loads(done.stdout.removesuffix("None\n"))
+    assert told["variables"]["CUDNN_AUTOTUNE_ENABLE"] == "1"
+    assert told["not understood"] == {}
 
 
 # What is recorded: PyTorch's own operators
