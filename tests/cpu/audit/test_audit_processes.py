@@ -152,15 +152,6 @@ def test_the_next_process_starts_while_one_works_and_all_are_ended() -> None:
 # a session
 
 
-def test_order_of_processes() -> None:
-    config = Config({"race": 2, "auto": 3}, ["pytorch_off"], "auto")
-    names = [step.name for step in steps(config)]
-    assert names == [
-        *("auto#1", "race#1", "pytorch_off", "race#2", "auto#2", "auto#3", "oracle"),
-    ]
-    assert [Step("pytorch_off").task, Step("oracle").task] == ["pytorch", "oracle"]
-
-
 @pytest.mark.slow
 def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str) -> None:
     record = empty(["quiet", "aa", "small-kernels", "depthwise"])
@@ -262,25 +253,6 @@ def test_steady_times_are_allowed_for_before_the_first_is_measured() -> None:
     assert share("throttled") < 0.6 * share("never")
     assert share("always") == share("throttled")
     assert Step("a_mode_of_the_users").seconds_of_case("never") > 0
-
-
-@pytest.mark.slow
-def test_a_short_limit_still_completes_a_case() -> None:
-    """A share of a limit can be less than a process needs to start."""
-    record = empty(["quiet", "aa"])
-    config = Config({"heuristic": 1}, [], "heuristic", time_limit_s=60.0)
-    Session(config, record, ["quiet", "aa"]).run()
-    assert shared_cases(record) == ["quiet"] or record.complete
-
-
-def test_no_time_no_process_and_a_record_all_the_same() -> None:
-    record = empty(["quiet"])
-    saved = []
-    config = Config({"heuristic": 1}, [], "heuristic", time_limit_s=0.001)
-    Session(config, record, ["quiet"], lambda: saved.append(1)).run()
-    assert not record.picks
-    assert saved
-    assert not record.complete
 
 
 @pytest.mark.slow
