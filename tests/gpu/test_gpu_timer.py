@@ -258,18 +258,6 @@ def test_matrix_product(
         check_samples(timer.run([Batch(MATMUL, 1, cache), Batch(MATMUL, 4, cache)] * 2), timer)
 
 
-def test_texts_that_nobody_knows_are_refused(open_timer: Open) -> None:
-    problem = ca.ConvProblem("fprop", **DENSE)
-    timer = open_timer(problem)
-    for text in ("nonsense", "", "matmul"):  # a 3x3 kernel is no matrix product
-        with pytest.raises(ValueError, match="engine_text"):
-            timer.run([Batch(replace(ATEN, text=text))])
-    (ready,) = timer.runnable(ca.expert.candidates(problem)[:1])
-    with pytest.raises(ValueError, match="calls"):
-        timer.run([Batch(ready, 0)])
-    check_samples(timer.run([Batch(ready), Batch(ATEN)]), timer)  # and nothing is broken
-
-
 def test_what_does_not_build_is_not_runnable(open_timer: Open) -> None:
     problem = ca.ConvProblem("dgrad", **DENSE)
     timer = open_timer(problem)
@@ -413,37 +401,6 @@ def test_cudnns_own_search(technique: str, open_timer: Open) -> None:
     assert all(0 < t < 1000 for t in times)
     assert found.total_samples >= sum(entry.samples for entry in found.ranking)
     assert 1 <= len(timer.frontend_find(technique, ready, 2).ranking) <= 2
-
-
-def test_the_board_is_read(open_timer: Open) -> None:
-    """What NVML tells, where there is NVML."""
-    state = open_timer(ca.ConvProblem("fprop", **DENSE)).state()
-    for value, most in (
-        (state.power_w, 3000),
-        (state.power_limit_w, 3000),
-        (state.temperature_c, 130),
-        (state.clock_mhz, 5000),
-        (state.max_clock_mhz, 5000),
-    ):
-        assert value is None or 0 < value < most
-    assert all(isinstance(reason, str) for reason in state.throttle_reasons)
-
-
-def test_a_device_that_is_not_here() -> None:
-    problem = ca.ConvProblem("fprop", **DENSE)
-    for device in ("h200", "cpu", f"cuda:{torch.cuda.device_count()}"):
-        with pytest.raises(ValueError, match="device"):
-            GpuTimer.open(problem, device)
-
-
-def test_a_search_that_comes_to_nothing_keeps_what_it_measured(open_timer: Open) -> None:
-    timer = open_timer(ca.ConvProblem("fprop", **DENSE))
-    assert timer.broken_off("no candidate runs") is None
-    timer.run([Batch(ATEN)])
-    result = timer.broken_off("no candidate runs")
-    assert result.winner.candidate == ATEN
-    assert result.winner.eliminated == "no candidate runs"
-    assert result.total_samples == 1
 
 
 def test_the_power_is_told_where_a_reading_fell(open_timer: Open) -> None:
