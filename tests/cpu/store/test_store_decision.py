@@ -100,12 +100,6 @@ def test_the_key_is_that_of_a_lookup() -> None:
     assert decision().key == key_of(problem(deterministic=True)) == key_of(problem())
 
 
-def test_whatever_a_mode_is_called_keys_differ() -> None:
-    names = ["auto", "auto deterministic", " auto", "benchmark_limit=0", "x sampling=auto"]
-    keys = {key_of(problem(), Policy(name, None, limit)) for name in names for limit in (0, 1, 10)}
-    assert len(keys) == 3 * len(names)
-
-
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -127,13 +121,6 @@ def test_whatever_a_mode_is_called_keys_differ() -> None:
 def test_bad_arguments_are_named(argument: str, value: object) -> None:
     with pytest.raises(ValueError, match=argument):
         decision(**{argument: value})
-
-
-@pytest.mark.parametrize("error", [math.nan, math.inf, 1e300, -1.0])
-def test_an_error_that_is_no_number_is_infinite(error: float) -> None:
-    known = decision(rejected=(("wrong", error),))
-    assert known.rejected == (("wrong", math.inf),)
-    assert through_a_file(known) == known
 
 
 def test_its_json_has_names_and_leaves_out_defaults() -> None:
@@ -168,14 +155,6 @@ def test_a_time_without_a_zone_says_nothing(time: str) -> None:
         Provenance(time=time)
 
 
-def test_now() -> None:
-    first, second = Provenance.now(), Provenance.now()
-    assert first.time <= second.time
-    assert first.torch == torch.__version__
-    assert first.cudnn_autotune == ca.__version__
-    assert Provenance.now("580.65").driver == "580.65"
-
-
 # A store's file that an earlier build of the package wrote is read, and its entries are encoded
 # to the same bytes again.
 
@@ -193,17 +172,6 @@ def test_an_entry_is_encoded_to_the_bytes_it_was_read_from(line: bytes) -> None:
     decision = codec.decode(line, H200)
     assert not codec.is_as_read(unread(decision), H200)
     assert codec.encode(unread(decision), H200) == line
-
-
-def test_entries_of_several_kinds_are_among_them() -> None:
-    decisions = [codec.decode(line, H200) for line in LINES]
-    entries = [entry for known in decisions for entry in known.selection.ranking]
-    assert {entry.candidate.id.kind for entry in entries} == {
-        *("aten", "matmul", "engine", "unfused", "implementation")
-    }
-    assert any(known.omitted for known in decisions)
-    assert any(known.rejected for known in decisions)
-    assert {known.problem.deterministic for known in decisions} == {False, True}
 
 
 def test_the_header_is_encoded_alike() -> None:
