@@ -84,9 +84,6 @@ def test_an_h200_as_it_was_measured() -> None:
     assert times["eng67:b"] < 0.95 * times["eng78:a"]
 
 
-# Host and kernel
-
-
 # Noise
 
 
@@ -192,6 +189,3 @@ def test_the_presets_pose_their_questions() -> None:
     assert 9 < min(t for text, t in times.items() if text != "aten") / times["aten"] < 11
     small = simulation.preset("small-kernels").truth("burst")
     assert all(0.005 < t < 0.022 for t in small.values())
-
-
-# Bad input

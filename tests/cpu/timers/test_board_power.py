@@ -21,10 +21,8 @@ from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_sustained
 from cudnn_autotune.timers.board_power import (
     EXPONENT,
-    FAR,
     LATE_S,
     WINDOW_S,
-    arrived,
     at_limit_ms,
     clock_sensitivity,
     of_batches,
@@ -55,25 +53,6 @@ def test_a_reading_is_of_the_batches_in_its_window() -> None:
 @pytest.mark.parametrize("until_s", [10.0, 10.0 + WINDOW_S - 0.001, 10.101])
 def test_a_window_that_others_share_is_nobodys(until_s: float) -> None:
     assert of_batches([0.005] * 20, 10.1, [read(until_s, 650.0)]) == [None] * 20
-
-
-def test_a_clock_that_something_else_holds_has_no_power() -> None:
-    """Locked, or too hot: at the limit it would be no faster."""
-    assert of_batches([0.005] * 20, 10.1, [read(10.05, 650.0, is_capped=False)]) == [None] * 20
-
-
-def test_batches_longer_than_a_window() -> None:
-    powers = of_batches([0.045, 0.045], 10.09, [read(10.03, 650.0), read(10.06, 640.0)])
-    assert powers == [650.0, None], "the middle of the second is in no window"
-    # A fraction of a second says nothing of a whole one.
-    assert of_batches([0.1, 0.1], 10.2, [read(10.06, 650.0)]) == [None, None]
-    assert of_batches([], 10.2, [read(10.06, 650.0)]) == []
-
-
-def test_what_began_before_the_candidate_arrived() -> None:
-    assert arrived([5.0] * 20) == 6
-    assert arrived([40.0, 40.0]) == 1
-    assert arrived([]) == 0
 
 
 def test_what_a_call_takes_at_the_limit() -> None:
@@ -121,24 +100,6 @@ def test_no_limit_allows_more_than_the_highest_clock() -> None:
     assert found == pytest.approx(0.5 * 1960 / 1980)
 
 
-@pytest.mark.parametrize("power_w", [500.0, 900.0])
-def test_far_from_the_limit_nothing_is_said(power_w: float) -> None:
-    """The clock is held by something else, or has not fallen yet."""
-    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
-    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR) == []
-
-
-@pytest.mark.parametrize("power_w", [560.0, 800.0])
-def test_between_near_and_far_it_is_said_on_request(power_w: float) -> None:
-    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
-    (values,) = at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR)
-    assert values == pytest.approx(0.5 * (power_w / HELD_W) ** (1 / EXPONENT))
-    # Where the clock is not known it might be the highest already.
-    assert at_limit_ms([0.5], [None], [power_w], BOARD, within=FAR) == []
-    unbounded = replace(BOARD, max_clock_mhz=None)
-    assert at_limit_ms([0.5], [1500.0], [power_w], unbounded, within=FAR) == []
-
-
 class TakenDown:
     """A simulated board whose controller has taken the clock down: to ``share`` of the power."""
 
@@ -176,10 +137,6 @@ def test_a_block_far_from_the_limit_is_brought_there_but_less_sure() -> None:
     assert near.sigma == pytest.approx(0.005 * len(near.at_limit_ms) ** -0.5)
     assert far.sigma == pytest.approx(0.015 * one)
     assert far.sigma < RUN_SIGMA
-
-
-def test_without_a_known_limit_nothing_is_said() -> None:
-    assert at_limit_ms([0.5], [1500.0], [690.0], GpuState()) == []
 
 
 def blocks(seed: int, every_ms: float, hunting_sd: float = 0.02) -> list[SustainedRun]:
@@ -221,13 +178,6 @@ def test_blocks_agree_by_their_power() -> None:
     read_ms = np.mean([b.steady_ms for s in range(4) for b in blocks(s, 100.0) if b.at_limit_ms])
     still_ms = np.mean([b.steady_ms for b in blocks(0, 0.0, hunting_sd=0.0)])
     assert read_ms == pytest.approx(still_ms, rel=0.01)
-
-
-def test_a_block_says_how_sure_it_is() -> None:
-    assert {b.sigma for b in blocks(0, 0.0)} == {RUN_SIGMA}
-    found = blocks(0, 100.0)
-    assert all(b.sigma < RUN_SIGMA / 2 for b in found if b.at_limit_ms)
-    assert sum(bool(b.at_limit_ms) for b in found) >= 11, "160 ms have a reading nearly always"
 
 
 def test_what_ran_before_does_not_count() -> None:
@@ -277,14 +227,6 @@ def test_each_new_reading_is_noted_once() -> None:
     assert watch.readings[0].seen_s < watch.readings[1].seen_s
 
 
-def test_where_there_are_no_readings_nothing_watches() -> None:
-    gpu = ReadBoard(None)
-    with PowerWatch(gpu) as watch:
-        pass
-    assert watch.readings == []
-    assert gpu._seen == 1
-
-
 def lone_run(power_w: float) -> list[tuple[Cache, Sample]]:
     """A run whose clock lets a call draw this much power, which was read in some batches."""
     clock = (power_w / HELD_W) ** (1 / EXPONENT)
@@ -300,13 +242,6 @@ def lone_run(power_w: float) -> list[tuple[Cache, Sample]]:
 def test_the_judge_brings_runs_to_the_limit(power_w: float) -> None:
     found = steady_time(lone_run(power_w), BOARD)
     assert found.time_ms == pytest.approx(math.sqrt(0.6 * 0.5), rel=1e-6)
-
-
-def test_the_judge_leaves_runs_far_from_the_limit_as_they_were() -> None:
-    found = steady_time(lone_run(0.5 * HELD_W), BOARD)
-    clock = 0.5 ** (1 / EXPONENT)
-    assert found.time_ms == pytest.approx(math.sqrt(0.6 * 0.5) / clock, rel=1e-6)
-    assert found.clock_mhz == pytest.approx(1400.0 * clock)
 
 
 def test_the_judge_is_surer_with_readings() -> None:

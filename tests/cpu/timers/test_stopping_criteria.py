@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from recorder import TraceCriterion
 from simulation import candidate, engine, timer_of
 
 from cudnn_autotune.audit.oracle import RunCriterion
@@ -71,12 +70,6 @@ def test_a_race_ends_with_one_survivor_or_with_its_gpu_time() -> None:
     assert race.reason is Reason.LIMIT, "250 calls of 1 ms"
 
 
-def test_a_race_ends_with_the_budget() -> None:
-    race = RaceCriterion(RULES, budget(10.0))
-    race.add_measurement(standings(4, 0.001, half_width=0.05, gpu_ms=80.0))
-    assert race.reason is Reason.BUDGET, "another round takes 20 ms"
-
-
 def test_a_disturbed_race_takes_more_rounds() -> None:
     for rounds, reason in ((6, None), (17, None), (18, Reason.DECIDED)):
         race = RaceCriterion(RULES, budget())
@@ -136,15 +129,6 @@ def test_a_final_ends_once_one_leads() -> None:
         assert final.reason is reason
 
 
-def test_a_final_ends_with_the_budget_or_without_finalists() -> None:
-    final = FinalCriterion(FinalRules(), lambda: False)
-    final.add_measurement(times(0.5))
-    assert final.reason is Reason.BUDGET
-    final = FinalCriterion(FinalRules(), lambda: True)
-    final.add_measurement(SteadyTimes())
-    assert final.reason is Reason.DECIDED
-
-
 def test_a_run_ends_once_its_thirds_agree_in_every_cache_state() -> None:
     def portion(cold_ms: float, hot_ms: float = 1.0) -> list[tuple[Cache, Sample]]:
         return [("cold", Sample(cold_ms)), ("hot", Sample(hot_ms))] * 5
@@ -169,26 +153,3 @@ def test_a_run_is_neither_too_short_nor_too_long() -> None:
     criterion = RunCriterion(calls=1, least_ms=600.0, most_ms=700.0, tolerance=0.003)
     criterion.add_measurement([("cold", Sample(1.0 + 0.01 * i)) for i in range(400)])
     assert criterion.reason is Reason.LIMIT
-
-
-def test_a_recorded_run_ends_once_its_quarters_agree() -> None:
-    def portion(time_ms: float, clock_mhz: float = 1500.0) -> list[Sample]:
-        return [Sample(time_ms=time_ms, clock_mhz=clock_mhz)] * 4
-
-    criterion = TraceCriterion(calls=100)
-    for time_ms in (1.0, 1.2):  # 880 ms in all, still rising
-        criterion.add_measurement(portion(time_ms))
-        assert not criterion.is_finished()
-    criterion.add_measurement(portion(1.2, 1400.0))  # the time is steady, the clock is not
-    assert not criterion.is_finished()
-    for _ in range(6):
-        criterion.add_measurement(portion(1.2, 1400.0))
-    assert criterion.reason is Reason.DECIDED
-
-
-def test_a_recorded_run_is_not_too_short() -> None:
-    criterion = TraceCriterion(calls=1)
-    criterion.add_measurement([Sample(time_ms=1.0, clock_mhz=1500.0)] * 599)
-    assert not criterion.is_finished()
-    criterion.add_measurement([Sample(time_ms=1.0, clock_mhz=1500.0)])
-    assert criterion.is_finished()

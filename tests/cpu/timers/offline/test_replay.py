@@ -354,9 +354,6 @@ def test_one_that_failed_alone_keeps_its_samples_and_has_no_truth(tmp_path: Path
     assert sample.error == "failed after 40 rounds: lost"
 
 
-# Strategies
-
-
 # Bad input
 
 
