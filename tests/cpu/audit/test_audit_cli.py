@@ -149,6 +149,3 @@ def test_an_audit_of_a_gpu_is_not_overwritten(tmp_path: Path) -> None:
     path.write_text("something else")
     assert "'--json'" in refused("audit", "--replay", "h200_forum", "--json", path)
     assert path.read_text() == "something else"
-
-
-# Where it is written to

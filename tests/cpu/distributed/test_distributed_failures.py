@@ -55,13 +55,6 @@ def test_a_rank_that_raises(four: Ranks, culprit: int) -> None:
     assert_well(four)
 
 
-def test_in_a_part_of_the_group_ranks_keep_their_names(four: Ranks) -> None:
-    done = four.run(cases.shared_where_one, "raise", 3, 30.0, (1, 3))
-    assert_failed([done[1], done[3]], 3, "RuntimeError: the GPU is lost")
-    assert (done[0].value, done[2].value) == ([], [])
-    assert_well(four)
-
-
 def test_a_rank_that_exits() -> None:
     with Ranks(2) as two:
         done = two.run(cases.shared_where_one, "exit", 1)
@@ -158,16 +151,6 @@ def test_pins_that_differ(four: Ranks) -> None:
     # Where it has that problem no more than rank 3 has.
     for result in four.values(cases.model_tuned, [3, 3, 0, 0], None, "race", [2]):
         assert result["error"].startswith("rank 2: the pin of fprop")
-
-
-def test_a_model_on_the_cpu(four: Ranks) -> None:
-    assert_failed(four.run(cases.model_on_the_cpu, True), None, "model must have a convolution")
-    assert_well(four)
-
-
-def test_ranks_without_a_gpu_tune_nothing_and_go_on(four: Ranks) -> None:
-    assert four.values(cases.model_on_the_cpu, False) == [0] * 4
-    assert_well(four)
 
 
 def test_a_rank_that_was_stopped_and_comes_back(four: Ranks) -> None:

@@ -337,6 +337,3 @@ print(json.dumps(plan_writers.killed(pathlib.Path({str(tmp_path)!r}), 20)))
     assert any(entry.name.endswith(".part") for entry in left.entries())
     left.trim(0)
     assert left.entries() == []
-
-
-# On the command line

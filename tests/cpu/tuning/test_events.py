@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from subprocesses import evaluate_forked
 from torch import nn
 
 import cudnn_autotune as ca
@@ -89,11 +88,6 @@ def test_every_decision_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -
         assert part in record.getMessage()
 
 
-def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="callback must be callable, got 3"):
-        ca.on_decision(3)  # type: ignore[arg-type]
-
-
 class Said(logging.Handler):
     """What the package's log says, as soon as it does."""
 
@@ -164,34 +158,3 @@ def test_many_short_searches_are_told_of_together(said: Said) -> None:
     with searches.searching():
         assert said.is_there.wait(30)
     assert re.search(r"3 convolutions are ready, 0\.0\d+ s each\.", said.lines[0])
-
-
-def test_a_search_that_fails_counts_and_is_over(said: Said) -> None:
-    searches = SlowSearches(after_s=0.1)
-    with pytest.raises(RuntimeError, match="mine"), searches.searching():
-        raise RuntimeError("mine")
-    assert not said.is_there.wait(0.3)
-
-
-def test_a_tool_that_shows_how_far_it_is_needs_no_line(said: Said) -> None:
-    searches = SlowSearches(after_s=0.01)
-    with searches.shown_elsewhere(), searches.searching():
-        assert not said.is_there.wait(0.2)
-    with searches.searching():
-        assert said.is_there.wait(30)
-
-
-SLOW = """
-import io, sys, time
-from cudnn_autotune.tuning.events import SlowSearches
-sys.stderr = io.StringIO()
-with SlowSearches(after_s=0.1).searching():
-    time.sleep(0.5)
-print(sys.stderr.getvalue(), end="")
-"""
-
-
-def test_nobody_need_ask_for_the_line() -> None:
-    """On standard error, in a program that knows nothing of logging."""
-    (line,) = evaluate_forked(SLOW).splitlines()
-    assert line.startswith("The first calls of convolutions have waited 0.1 s so far ")

@@ -7,12 +7,8 @@ from dataclasses import replace
 
 import pytest
 from decisions import decision, problem, selection, timed
-from torch import nn
 
-import cudnn_autotune as ca
 from cudnn_autotune.engines.selection import Evidence, Measurement
-from cudnn_autotune.nn.backend.groups import GroupReport
-from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.tune import Tuned
 from cudnn_autotune.store import Decision
 from cudnn_autotune.tuning.choice import Choice
@@ -81,36 +77,3 @@ LINE = (
     "Net, forward + backward: 6.000 -> 4.000 ms a step by estimate of its 2 convolution calls "
     "(1.50x), tuned in 4.1 s; 1 more not counted, since PyTorch's time is not known"
 )
-HOSTILE = "<script>alert('x')</script>"
-
-
-def test_pages_of_a_notebook_are_escaped() -> None:
-    engine = replace(FAST, candidate=replace(FAST.candidate, text=HOSTILE))
-    net = nn.Sequential()
-    net.add_module(HOSTILE, nn.Conv2d(3, 4, 3))
-    group = GroupReport(HOSTILE, (1, 2), True, HOSTILE)
-    compiled = ca.Compilation("inference", [group], note=HOSTILE, times_ms={HOSTILE: 1.0})
-    shown = [
-        choice(engine, SLOW)._repr_html_(),
-        Tuned([decided(engine)], {}, HOSTILE)._repr_html_(),
-        ca.conversion(ca.convert(net))._repr_html_(),
-        compiled._repr_html_(),
-    ]
-    for html in shown:
-        assert "<script" not in html
-        assert "&lt;script&gt;" in html
-
-
-def test_representations_are_one_line() -> None:
-    net = ca.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)))
-    assert repr(ca.conversion(net)) == "Conversion(2 served by cudnn_autotune, 0 by PyTorch)"
-    groups = [GroupReport("conv + relu", (1, 8), fused, "why") for fused in (True, False)]
-    norms = [NormReport("norm", (1, 8), True, "why")]
-    made = ca.Compilation("inference", groups, norms, times_ms={"inductor": 1.5})
-    assert repr(made) == (
-        "Compilation(inference; 1 of 2 convolutions fused; 1 of 1 batch norms served; "
-        "runs cudnn_autotune; inductor: 1.5 ms)"
-    )
-    for html in (ca.conversion(net)._repr_html_(), made._repr_html_()):
-        assert html.count("<tr>") >= 2
-    assert "float16" in repr(choice(FAST))
