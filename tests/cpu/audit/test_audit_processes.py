@@ -131,6 +131,7 @@ def test_a_process_answers_until_it_is_closed() -> None:
     assert not is_running(process.pid)
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_set_up_says_why() -> None:
     process = Process("auto#1", [SIMULATION])
     with pytest.raises(ProcessFailure, match=r"oracle\.seed: must be a whole number"):
@@ -281,6 +282,7 @@ def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> Non
     assert not session.is_complete("h200-capped")
 
 
+@pytest.mark.slow
 def test_a_session_that_cannot_start_says_so() -> None:
     record = empty(["quiet"])
     config = Config({"unknown": 1}, [], "unknown", modules=["no_such_module_of_anyone"])

@@ -51,6 +51,7 @@ def test_a_training_step_in_each_way_that_a_cpu_has() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

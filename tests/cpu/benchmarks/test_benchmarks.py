@@ -48,6 +48,7 @@ def test_statistics() -> None:
     assert numbers.significant(math.nan) is None
 
 
+@pytest.mark.slow
 def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(
@@ -124,6 +125,7 @@ def test_onlines_regret_is_against_the_best_of_all() -> None:
     assert found["against_race"] == pytest.approx(1.02 / 1.01 - 1, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_architectures(tmp_path: Path) -> None:
     pytest.importorskip("timm", reason="timm is not installed")
     cases = "timm:lcnet_050,timm:mixnet_s"

@@ -79,6 +79,7 @@ def test_a_rank_that_hangs(four: Ranks) -> None:
     assert_well(four)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come(four: Ranks) -> None:
     done = four.run(cases.shared_where_one, "late", 3, 1.5)
     assert_failed(done[:3], 3, "timeout: it has not come within 1.5 s")
@@ -114,6 +115,7 @@ def test_ranks_that_call_different_functions(four: Ranks, call: str) -> None:
     assert_well(four)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_failed_call_is_installed(four: Ranks) -> None:
     results = four.values(cases.model_tuned, [9] * 4, 2)
     for result in results:
@@ -153,6 +155,7 @@ def test_pins_that_differ(four: Ranks) -> None:
         assert result["error"].startswith("rank 2: the pin of fprop")
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_stopped_and_comes_back(four: Ranks) -> None:
     """It was taken for dead: it gets the error as the others do, not a table of its own."""
     for rank in range(4):
@@ -177,6 +180,7 @@ def test_a_rank_that_is_killed_while_it_tunes() -> None:
         assert left == of_all | {"place/2", "here/2", "beat/2", "hello/2", "problems/2"}
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_waits() -> None:
     """For rank 0, which has not come."""
     with Ranks(4) as ranks:
@@ -204,6 +208,7 @@ def test_after_a_restart_nothing_of_the_killed_run_counts(moment: str) -> None:
                 assert_shared(ranks)
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_agreed_upon_is_not_taken_for_an_agreement() -> None:
     """Rank 1 never calls in the second run: rank 0 must not find what the dead one has left."""
     with Ranks(2) as killed:
@@ -217,6 +222,7 @@ def test_what_a_killed_run_agreed_upon_is_not_taken_for_an_agreement() -> None:
             assert_shared(ranks)
 
 
+@pytest.mark.slow
 def test_after_a_restart_who_is_still_to_come_is_not_taken_for_dead() -> None:
     with Ranks(2) as killed:
         killed.begin(0, cases.settled_late, -1, 0.0, 30.0)
@@ -231,7 +237,7 @@ def test_after_a_restart_who_is_still_to_come_is_not_taken_for_dead() -> None:
             assert done[0].value == done[1].value
 
 
-@pytest.mark.basic(2)
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("trial", range(6))
 def test_killed_at_any_moment_the_others_have_all_or_nothing(trial: int) -> None:
     """Above all in the last moments, when some know that all have agreed, and others not yet."""

@@ -169,6 +169,7 @@ print(len(texts), len(built))
 """
 
 
+@pytest.mark.slow
 def test_where_threads_cannot_be_had_fewer_build() -> None:
     """A container's limit of processes, or of memory for their stacks."""
     wanted, built = evaluate_forked(FEW_THREADS).split()

@@ -137,7 +137,7 @@ def test_harm_is_done_elsewhere_and_ends_the_run(settings: str, harm: str) -> No
     assert elsewhere(settings, "right") == [Outcome(harm)]
 
 
-@pytest.mark.basic(3)
+@pytest.mark.basic(2)
 @pytest.mark.parametrize(
     ("settings", "harm"),
     [
@@ -402,7 +402,7 @@ def test_a_program_that_sys_executable_starts_again_runs_twice_at_most(tmp_path:
         assert_none_left(program.mark)
 
 
-@pytest.mark.basic(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "how"),
     [

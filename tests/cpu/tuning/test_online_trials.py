@@ -669,6 +669,7 @@ def killed(folder: Path) -> str:
     return printed
 
 
+@pytest.mark.slow
 @pytest.mark.search
 def test_a_trial_that_ctrl_c_interrupts_goes_on_in_the_next_process(folder: Path) -> None:
     first, second = process(folder, INTERRUPTED), process(folder, "")

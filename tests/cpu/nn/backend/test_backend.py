@@ -138,6 +138,7 @@ def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor)
     assert codes[0].count("conv_fused.default(") == 3
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: torch.dtype) -> None:
     model, input = Block(F.elu).eval().to(dtype), input.to(dtype)
@@ -384,6 +385,7 @@ class TestComparison:
                 assert sets_of_weights() == last().is_frozen
                 block.first.weight.mul_(-2)
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize("trouble", ["", "other outputs", "no memory"])
     def test_where_the_groups_decide_plain_inductor_is_not_compiled(
         self, trouble: str, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -514,6 +516,7 @@ class TestComparison:
         assert set(last().times_ms) == left
         assert "no such kernel" in last().note
 
+    @pytest.mark.slow
     def test_the_random_numbers_are_the_callers(self, input: Tensor) -> None:
         model = nn.Sequential(nn.Conv2d(12, 12, 1), nn.ReLU(), nn.Dropout())
         with torch.no_grad():
@@ -624,6 +627,7 @@ class TestLayout:
                 block.first.weight.mul_(-2)
         assert list(last().times_ms) == ["inductor", "cudnn_autotune, contiguous"]
 
+    @pytest.mark.basic(1)
     @pytest.mark.parametrize(
         ("tail", "reason"),
         [
@@ -668,7 +672,7 @@ class TestLayout:
         assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
         assert last().note == ""
 
-    @pytest.mark.basic(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("freezing", [False, True])
     def test_a_chain_in_one_dimension(
         self, freezing: bool, monkeypatch: pytest.MonkeyPatch
@@ -703,7 +707,7 @@ class TestLayout:
         assert len(layouts) == 5
         assert all(strides.split(", ")[1:] == ["1", channels] for channels, strides in layouts)
 
-    @pytest.mark.basic(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("dims", [1, 3])
     def test_a_graph_of_half_types_is_in_channels_last_without_a_word(
         self, dims: int, monkeypatch: pytest.MonkeyPatch
@@ -794,6 +798,7 @@ class TestLayout:
 
     CALLS = (into_state, into_weight, into_computed_weight, by_strides, by_an_operator)
 
+    @pytest.mark.basic(2)
     @pytest.mark.parametrize(
         ("dims", "call"), [(3, into_input), (3, into_state), *[(1, call) for call in CALLS]]
     )
@@ -866,7 +871,7 @@ class TestLayout:
             assert output.stride() == expected.stride()
         assert last().chosen == "cudnn_autotune, contiguous"
 
-    @pytest.mark.basic(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("dims", [1, 2])
     def test_convolutions_of_a_converted_model(
         self, dims: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch
@@ -890,7 +895,7 @@ class TestLayout:
         made = re.findall(rf"assert_\w+\(buf\d+, \({size}\), \((.*?)\)", codes[-1])
         assert [strides.split(", ")[-1] for strides in made] == ["1"] * 3
 
-    @pytest.mark.basic(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("other", ["channels_last", "contiguous"])
     def test_a_computed_weight(self, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A convolution of it computes in the layout: here one group for each image, with weights
@@ -939,6 +944,7 @@ class TestLayout:
             torch.testing.assert_close(model(input), block(input))
         assert last().chosen == "cudnn_autotune, channels_last"
 
+    @pytest.mark.slow
     def test_a_training_graph_says_what_to_do(
         self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -988,6 +994,7 @@ class TestCallers:
             torch.testing.assert_close(model(input), block(input))
         assert not record.is_frozen
 
+    @pytest.mark.slow
     def test_a_converted_layer_keeps_its_policy(self, input: Tensor) -> None:
         """On the CPU it traces as PyTorch's; that it is taken at all is what is seen here."""
         model = nn.Sequential(ca.Conv2d(12, 12, 3, sampling="race"), nn.ReLU()).eval()
@@ -995,6 +1002,7 @@ class TestCallers:
             torch.testing.assert_close(compiled(model)(input), model(input))
         assert len(last().fused) == 1
 
+    @pytest.mark.slow
     def test_autocast(self, block: nn.Module, input: Tensor) -> None:
         model = compiled(block)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -1003,6 +1011,7 @@ class TestCallers:
         with torch.no_grad():
             assert_close(output, block.double()(input.double()), 2 * TOLERANCES[torch.bfloat16])
 
+    @pytest.mark.slow
     def test_the_users_own_pass_runs(self, block: nn.Module, input: Tensor) -> None:
         seen: list[torch.fx.Node] = []
 
@@ -1041,6 +1050,7 @@ class TestOptions:
             torch.compile(block, backend="cudnn_autotune", options=options)(input)
         assert "ValueError" in str(raised.value)
 
+    @pytest.mark.slow
     def test_a_mode_is_taken(self, block: nn.Module, input: Tensor) -> None:
         assert Options.read("reduce-overhead", None).inductor == {"triton.cudagraphs": True}
         with torch.no_grad():

@@ -89,6 +89,7 @@ def test_bad_arguments_change_nothing(arguments: tuple[Any, ...], name: str) -> 
     assert policy() == ("race", 0)
 
 
+@pytest.mark.slow
 def test_other_devices_keep_pytorchs_kernels() -> None:
     """In a process of its own, where no kernel was registered for the CPU. PyTorch's warning of a
     kernel that takes the place of another does not show."""

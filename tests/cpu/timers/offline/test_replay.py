@@ -200,9 +200,6 @@ def test_what_was_not_recorded_alone_slows_down_as_others_do(forum: Recording) -
     assert slowdowns[0] < 1.05 < slowdowns[-1], "or it would show nothing"
 
 
-# cuDNN's own search
-
-
 # Host
 
 
@@ -352,9 +349,6 @@ def test_one_that_failed_alone_keeps_its_samples_and_has_no_truth(tmp_path: Path
     assert set(timer.truth("burst")) == set(timer.truth("sustained")) == {"b"}
     (sample,) = timer.run([Batch(built(timer)["a"])])
     assert sample.error == "failed after 40 rounds: lost"
-
-
-# Bad input
 
 
 def test_a_still_gpu_replays_as_it_was(tmp_path: Path) -> None:
