@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import statistics
@@ -96,17 +95,6 @@ def test_times_and_clocks_are_plausible(op: str, open_timer: Open) -> None:
             assert len(samples) == 2 * len(batches)
             check_samples(samples, timer)
     assert timer.elapsed_ms() > start_ms
-
-
-def test_the_clock_is_told_for_batches_long_enough(open_timer: Open) -> None:
-    """All of them or none: none where the driver does not take the kernel that reads it."""
-    problem = ca.ConvProblem("fprop", **{**DENSE, "input_shape": (64, 64, 56, 56)})
-    timer = open_timer(problem)
-    (first,) = timer.runnable(ca.expert.candidates(problem), limit=1)
-    timer.run([Batch(first, 20, "hot")] * 3)
-    samples = timer.run([Batch(first, 100, "hot")] * 5)
-    check_samples(samples, timer)
-    assert len({sample.clock_mhz is None for sample in samples}) == 1
 
 
 FIRST_RUNS = """
@@ -365,27 +353,6 @@ def test_a_larger_workspace_takes_the_place_of_the_one_before(open_timer: Open) 
         check_samples(timer.run([Batch(candidate)] * 2), timer)
     if not grown:
         pytest.skip("no two engines here need workspaces of sizes that differ much")
-
-
-def test_closing_gives_the_memory_back_and_keeps_the_plans() -> None:
-    problem = ca.ConvProblem("fprop", **DENSE)
-    candidates = ca.expert.candidates(problem)[:5]
-    timer = GpuTimer.open(problem)
-    gc.collect()
-    before = torch.cuda.memory_allocated()
-    ready = timer.runnable(candidates)
-    timer.run([Batch(c, calls, cache) for c in ready for calls in (1, 8) for cache in CACHES])
-    timer.run([Batch(c, 8, cache) for c in ready for cache in CACHES])
-    assert torch.cuda.memory_allocated() > before + 2 * SLACK, "no copies for a cold cache"
-    timer.close()
-    assert torch.cuda.memory_allocated() <= before + SLACK
-    assert {c.text for c in ready} == timer.plans.keys()
-    # Closed is not broken: it sets itself up again.
-    assert timer.runnable(ready) == ready
-    check_samples(timer.run([Batch(ready[0], 1, cache) for cache in CACHES]), timer)
-    timer.close()
-    timer.close()
-    assert torch.cuda.memory_allocated() <= before + SLACK
 
 
 @pytest.mark.parametrize("technique", ["sample_once", "median_of_three", "till_stable"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from torch import Tensor
 from user_implementations import registered
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.timers.timer import Batch
 from cudnn_autotune.tuning import isolated_run
-from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
 
@@ -121,21 +118,6 @@ def test_a_function_and_a_recipe_serve(build: Any) -> None:
     assert_close(y, F.conv2d(x.double(), w.double()), ALLOWED)
 
 
-def test_online_takes_it_into_its_turns() -> None:
-    register(user_kernels.build_recipe)
-    x, w = operands()
-    ca.functional.conv2d(x, w, sampling="online")
-    deadline = time.monotonic() + 240.0
-    while TUNER.undecided and time.monotonic() < deadline:
-        ca.functional.conv2d(x, w, sampling="online")
-        torch.cuda.synchronize()
-    assert not TUNER.undecided
-    (choice,) = ca.choices()
-    ranked = {e.candidate.text: e for e in choice.searched.ranking}
-    assert "mine@1:right" in ranked
-    assert "failed" not in ranked["mine@1:right"].eliminated
-
-
 def test_it_is_run_and_timed_by_name() -> None:
     register(user_kernels.build_recipe)
     x, w = operands()
@@ -156,30 +138,6 @@ def test_it_is_run_and_timed_by_name() -> None:
 
 
 # Those of the package compete
-
-
-def call_grouped() -> ca.Choice:
-    """A grouped layer of few channels; returns what was chosen."""
-    x = torch.randn(4, 64, 28, 28, device="cuda", dtype=torch.float16)
-    w = torch.randn(64, 8, 3, 3, device="cuda", dtype=torch.float16)
-    x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
-    y = ca.functional.conv2d(x, w, padding=1, groups=8, sampling="auto")
-    assert_close(y, F.conv2d(x.double(), w.double(), padding=1, groups=8), ALLOWED)
-    (choice,) = ca.choices()
-    return choice
-
-
-def of_the_package(choice: ca.Choice) -> list[Measurement]:
-    names = {one.name for one in BUILT_IN}
-    ranking = choice.searched.ranking
-    return [e for e in ranking if e.candidate.engine_name.partition("@")[0] in names]
-
-
-def test_those_of_the_package_are_timed() -> None:
-    with registered(*BUILT_IN):
-        entries = of_the_package(call_grouped())
-    assert entries
-    assert all(e.time_ms is not None for e in entries), [e.eliminated for e in entries]
 
 
 # It is remembered

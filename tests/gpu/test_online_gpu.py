@@ -180,28 +180,6 @@ def test_the_next_best_takes_a_wrong_ones_place(wrong: tuple[set[int], list[str]
     assert asked[1] not in ways(choice)
 
 
-@pytest.mark.parametrize("error", [_C.CudnnError, torch.OutOfMemoryError])
-def test_a_candidate_that_cannot_be_checked_is_left_out(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    real = checking.begin
-
-    def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
-        asked.append(text)
-        if len(asked) == 2:
-            raise error("refused")
-        return real(problem, text, *rest)
-
-    monkeypatch.setattr(checking, "begin", refuse)
-    input, weight = operands()
-    converge(lambda: call("dense", input, weight))
-    (choice,) = ca.choices()
-    assert choice.total_samples > 0
-    assert asked[1] not in ways(choice)
-    assert choice.rejected == ()
-
-
 @pytest.mark.parametrize("name", ["dense", "grouped"])
 def test_a_synchronisation_elsewhere_never_fails(name: str) -> None:
     """cuDNN captures a stream of its own in a heuristic query: that belongs on the caller's thread.
@@ -444,25 +422,6 @@ def test_capture_while_a_trial_is_prepared() -> None:
     assert_close(result, other.cpu().double() @ other.cpu().double() + 1, 1e-2)
     for part in weights:
         assert_close(call("dense", input, part), expected("dense", input, part), ALLOWED)
-
-
-@pytest.mark.usefixtures("undecided")
-def test_forget_in_mid_trial() -> None:
-    input, weight = operands()
-    right = expected("dense", input, weight)
-    for _ in range(60):
-        call("dense", input, weight)
-    assert TUNER.undecided == 1
-    ca.forget()
-    assert ca.choices() == []
-    deadline = time.monotonic() + 30
-    while TUNER.undecided and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert TUNER.undecided == 0, "without a further call"
-    assert ca.choices() == [], "nothing comes back"
-    assert_close(call("dense", input, weight), right, ALLOWED)
-    assert TUNER.undecided == 1
-    assert len(ca.choices()) == 1
 
 
 def test_two_threads_with_one_problem_agree() -> None:

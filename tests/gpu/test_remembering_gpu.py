@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from references import assert_close
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
@@ -212,26 +209,6 @@ def test_what_was_captured_is_found_at_the_next_call_outside() -> None:
     assert only().relative_error is not None
 
 
-def test_online_is_remembered_once_it_has_decided() -> None:
-    from cudnn_autotune.tuning.online_tuner import TUNER
-
-    x, w = operands()
-    call(x, w, "online")
-    assert list(ca.get_store()) == []
-    for _ in range(20_000):
-        if not TUNER.undecided:
-            break
-        call(x, w, "online")
-        if TUNER.preparing:
-            time.sleep(0.001)  # engines are being compiled
-    torch.cuda.synchronize()
-    call(x, w, "online")
-    ca.forget()
-    call(x, w, "online")
-    assert only().origin == "store"
-    assert TUNER.undecided == 0
-
-
 def test_a_pin_during_the_tuning_of_its_problem_holds() -> None:
     class Pinning:
         """Has its problem pinned while it is being tuned, as another thread might."""
@@ -300,34 +277,3 @@ def test_a_models_problems_are_found_unheard_and_tuned(is_autocast: bool) -> Non
         model(x).float().sum().backward()
     assert {choice.problem for choice in ca.choices()} == set(problems)
     assert {choice.origin for choice in ca.choices()} == {"agreed"}
-
-
-def test_only_the_models_own_calls_are_found() -> None:
-    """Also those that autograd's threads make: a backward, and a forward that is run again for it.
-    What another thread calls meanwhile is tuned as ever."""
-    ca.set_store(mode="off")
-    other, w = operands()
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = ca.Conv2d(8, 8, 3, sampling="sample_once")
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            thread = threading.Thread(target=call, args=(other, w))
-            thread.start()
-            thread.join()
-            y = ca.functional.conv2d(x, self.layer.weight, padding=1, sampling="sample_once")
-            z: torch.Tensor = checkpoint(self.layer, y.relu(), use_reentrant=False)
-            return z
-
-    model, x = Model().cuda(), torch.randn(2, 8, 20, 20, device="cuda")
-    with ca.flags("race"):
-        problems = ca.distributed.problems_of(model, x)
-    assert [(p.op, p.padding[0]) for p in problems[:2]] == [("fprop", 1), ("fprop", 0)]
-    assert sorted((p.op, p.padding[0]) for p in problems[2:]) == [
-        ("dgrad", 0), ("wgrad", 0), ("wgrad", 1),
-    ]  # fmt: skip
-    assert [(c.problem.input_shape, c.sampling) for c in ca.choices()] == [
-        (tuple(other.shape), "race")
-    ]

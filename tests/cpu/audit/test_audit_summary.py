@@ -26,11 +26,10 @@ from cudnn_autotune.audit.model import (
     Record,
     Truth,
 )
-from cudnn_autotune.audit.oracle import of_blocks, of_rounds
+from cudnn_autotune.audit.oracle import of_rounds
 from cudnn_autotune.audit.summary import (
     NOT_YET,
     left_out,
-    pytorch_regret,
     regret,
     shared_cases,
     summarize,
@@ -129,10 +128,6 @@ def test_a_gap_below_the_oracles_error_is_no_flip() -> None:
     assert flips.cases == 0
 
 
-def test_a_single_run_cannot_flip() -> None:
-    assert summarize(record(auto=[["a"]]))["auto"].flips is None
-
-
 def test_coverage_is_of_the_truth_that_the_bound_speaks_of() -> None:
     found = record(auto=[["c", "c", "c", "d"]])
     runs = found.picks["auto"]["1"]
@@ -165,28 +160,12 @@ def test_a_pick_that_the_oracle_could_not_run_is_named() -> None:
     assert left_out(found) == {"case0": "oracle: e, which auto#1 picked: does not build"}
 
 
-def test_a_mode_that_never_picks_does_not_spoil_the_others() -> None:
-    found = record(auto=[["a"]], online=[["a"]])
-    found.picks["online"]["1"]["case0"] = Pick(error="not in a replay")
-    result = summarize(found)
-    assert result["online"].unavailable == "not in a replay"
-    assert result["auto"].cases == 1
-    assert "online is not possible: not in a replay" in report.tables(found)[0].note
-
-
 def row(cold: float, hot: float, reference: str = "c", error: float = 0.0) -> PytorchRow:
     ratios = {
         name: Ratio(ratio, ratio, ratio, error)
         for name, ratio in ((BURST_COLD, cold), (BURST_HOT, hot))
     }
     return PytorchRow(reference, ratios, tuning_ms=100.0)
-
-
-def test_pytorchs_regret_is_its_ratio_times_the_references() -> None:
-    assert pytorch_regret(oracle(), row(1.21, 1.0), STEADY)[0] == pytest.approx(1.1 * 1.03)
-    assert pytorch_regret(oracle(), row(1.1, 1.1, "unknown"), STEADY) is None
-    sustained = oracle(truths={**oracle().truths, SUSTAINED: Truth(TIMES)})
-    assert pytorch_regret(sustained, row(1.1, 1.1), STEADY) is None, "no ratio was measured alone"
 
 
 def test_pytorch_against_ours() -> None:
@@ -231,26 +210,6 @@ def test_the_figures_of_a_recording() -> None:
     spread = np.median(np.abs(ratios / np.median(ratios) - 1))
     error = 1.2533 * 1.4826 * spread / len(ratios) ** 0.5
     assert truth.errors["aten"] == pytest.approx(error, rel=1e-9)
-
-
-def test_pairing_cancels_what_a_round_shares() -> None:
-    rng = np.random.default_rng(0)
-    drift = np.exp(rng.normal(0, 0.2, 20))
-    times = {
-        text: list(level * drift * np.exp(rng.normal(0, 0.002, 20)))
-        for text, level in (("slow", 1.02), ("fast", 1.0))
-    }
-    truth = of_rounds(times)
-    assert truth.best == "fast"
-    assert truth.times_ms["slow"] / truth.times_ms["fast"] == pytest.approx(1.02, abs=0.003)
-    assert 0 < truth.errors["slow"] < 0.002
-    assert "fast" not in truth.errors
-
-
-def test_two_blocks_far_apart_are_a_large_error() -> None:
-    truth = of_blocks({"a": [1.0, 1.0], "b": [1.5, 1.7]})
-    assert truth.times_ms["b"] == pytest.approx(math.sqrt(1.5 * 1.7))
-    assert truth.errors["b"] > 0.05
 
 
 # the file

@@ -85,15 +85,6 @@ def test_the_most_time_to_be_won_comes_first(file: Path) -> None:
     assert [d.key for d in by_ratio] != expected, "the ratio alone would order otherwise"
 
 
-def test_json_tells_limits_where_they_are_known(file: Path) -> None:
-    told = json.loads(run("show", "--store", file, "--json").stdout)["decisions"]
-    assert {tree["limit"]["bound_by"] for tree in told} <= {"memory", "compute", "launch"}
-    problems = {d.key: d.problem for d in decisions()}
-    for tree in told:
-        limit = roofline.limit(problems[tree["key"]], H200_LIKE)
-        assert tree["limit"]["limit_ms"] == pytest.approx(limit.limit_ms, rel=1e-5)
-
-
 @NO_GPU
 def test_without_peaks_nothing_is_guessed(unmeasured: Path) -> None:
     said = refused("show", "--store", unmeasured, "--far", status=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -248,29 +247,6 @@ def test_totals() -> None:
     assert ops == ["fprop", "dgrad", "wgrad", "all"]
 
 
-def test_modes_are_not_added_up() -> None:
-    kept = [*decisions(), simulation("quiet", layer(), mode="heuristic")]
-    parsed = Page(rendered(kept))
-    assert "auto: all" in parsed.texts["th"]
-    assert "heuristic: all" in parsed.texts["th"]
-    assert "all" not in parsed.texts["th"]
-    assert "Nothing was timed: cuDNN's own order decided." in parsed.texts["li"]
-
-
-def test_only_wrong_outputs() -> None:
-    made = decisions()[3]
-    texts = [entry.candidate.text for entry in made.selection.ranking]
-    some = replace(made, rejected=((texts[0], 0.5), (texts[1], math.inf)))
-    parsed = Page(rendered([some]))
-    assert "wrong: relative error 0.5" in parsed.texts["span"]
-    assert "wrong: relative error infinite" in parsed.texts["span"]
-    assert "2 candidates gave wrong results and could not be chosen." in parsed.texts["li"]
-    every = replace(made, rejected=tuple((text, 0.5) for text in texts), relative_error=None)
-    parsed = Page(rendered([every]))
-    said = "Every candidate's output was wrong: PyTorch's own path serves it."
-    assert said in parsed.texts["li"]
-
-
 HOSTILE = (
     "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}\x1b[2J"
 )
@@ -352,12 +328,3 @@ def test_a_sum_weighs_each_problem_by_its_calls() -> None:
     assert missing.line(is_step=True).endswith(
         "2 more not counted, since PyTorch's time is not known"
     )
-
-
-def test_what_pytorch_would_run_itself_is_no_gain() -> None:
-    line = total([decisions()[4]]).line()
-    assert (
-        line
-        == "0.04622 -> 0.04622 ms for one call of 1 convolution (1.00x: PyTorch would run the same)"
-    )
-    assert total([]).line() == "no convolution was decided"

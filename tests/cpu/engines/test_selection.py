@@ -20,10 +20,8 @@ from strategies import BUILT_IN_MODES
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.sustained import Sustained
 
 
 def stored(selection: Selection) -> Any:
@@ -240,32 +238,6 @@ def test_the_rules_are_asked_in_their_order() -> None:
     assert order == [BASE, *(RULES[name][0] for name in reversed(names))]
 
 
-def test_the_fastest_is_taken_unless_nobody_could_tell() -> None:
-    early, late = config("early", rank=1), config("late", rank=2)
-    assert ties.break_ties({early: 1.0019, late: 1.0}) == (
-        [early, late],
-        "tie: earlier in cuDNN's list",
-    )
-    assert ties.break_ties({early: 1.0021, late: 1.0}) == ([late, early], "tie: faster")
-
-
-def test_time_decides_among_those_without_another_advantage() -> None:
-    """Whoever has less workspace is taken, and of several such the fastest."""
-    times = {
-        config("large", workspace_bytes=64): 1.0,
-        config("slow", workspace_bytes=8, rank=0): 1.0045,
-        config("quick", workspace_bytes=8, rank=1): 1.002,
-    }
-    order, rule = ties.break_ties(times)
-    assert [c.text for c in order] == ["quick", "slow", "large"]
-    assert rule == "tie: faster"
-
-
-def test_pytorchs_own_path_comes_last() -> None:
-    order, _ = ties.break_ties({ATEN: 1, MATMUL: 1, config("a", workspace_bytes=2**40, rank=99): 1})
-    assert [c.text for c in order] == ["a", MATMUL.text, ATEN.text]
-
-
 def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:
     """A search asks mode by mode, and each mode's ranks start at 0."""
     tied = [
@@ -294,7 +266,3 @@ def test_the_order_is_total_and_does_not_depend_on_the_input(
     shuffled = random.Random(seed).sample(found, len(found))
     assert ties.break_ties(dict(shuffled)) == ties.break_ties(dict(found))
     assert set(ties.break_ties(dict(found))[0]) == set(dict(found))
-
-
-def test_where_the_reach_is_not_stored_it_is_that_of_sustained() -> None:
-    assert Evidence().sustained_reach == Sustained().final_rules.reach

@@ -24,7 +24,6 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.sampling.strategy import Limits
@@ -107,31 +106,6 @@ def test_a_candidate_that_joins_is_compared_before_the_decision() -> None:
     assert calls.decide() == 2
 
 
-def test_failures_leave_the_race() -> None:
-    race = race_of(3)
-    calls = Calls(race, [1.0, 1.02, 1.04])
-    for _ in range(4):
-        calls.round()
-    race.judge()
-    race.fail(0, "failed")
-    assert race.leader() == 1
-    assert calls.decide() == 1
-    selection = race.selection(1)
-    assert {t.candidate.text: t.eliminated for t in selection.ranking}["c0"] == "failed"
-    assert "c0" not in selection.evidence.tied
-
-
-def test_all_failed_is_no_choice() -> None:
-    race = race_of(2)
-    calls = Calls(race, [1.0, 1.1])
-    calls.round()
-    for number in (0, 1):
-        race.fail(number, "failed")
-    assert race.judge() is None
-    assert race.leader() is None
-    assert race.next_best() is None
-
-
 def test_those_that_were_dropped_serve_where_the_best_fails() -> None:
     race = race_of(3)
     calls = Calls(race, [1.0, 3.0, 2.0])
@@ -142,25 +116,6 @@ def test_those_that_were_dropped_serve_where_the_best_fails() -> None:
     assert race.next_best() == 0
     race.fail(0, "failed")
     assert race.next_best() == 2
-
-
-def test_one_that_is_left_is_chosen() -> None:
-    race = race_of(2)
-    calls = Calls(race, [1.0, 1.1])
-    race.fail(0, "failed")
-    assert calls.decide() == 1
-    assert race.selection(1).evidence.regret_bound == 0
-
-
-def test_samples_may_come_late_and_in_any_order() -> None:
-    samples = [
-        (i, r, [1.0, 1.05][i] * (1 + 0.002 * ((r * 7 + i) % 5))) for r in range(12) for i in (0, 1)
-    ]
-    random.Random(1).shuffle(samples)
-    race = race_of(2)
-    for begin in range(0, len(samples), 3):
-        race.add(samples[begin : begin + 3])
-    assert race.judge() == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -197,15 +152,6 @@ def test_it_ends_though_nothing_can_be_told_apart() -> None:
     assert calls.rounds == race.rules.most_rounds
     bound = race.selection(chosen).evidence.regret_bound
     assert bound > TIE_WIDTH, "it does not claim what it does not know"
-
-
-@pytest.mark.parametrize(("count", "most"), [(2, 96), (3, 128), (8, 192), (20, 280), (40, 400)])
-def test_the_number_of_turns_is_bounded(count: int, most: int) -> None:
-    """Though no two of the candidates can be told apart."""
-    race = race_of(count)
-    calls = Calls(race, [1.0] * count)
-    calls.decide(noise=0.1)
-    assert race.turns <= most
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -246,17 +192,6 @@ def test_a_selection_survives_json() -> None:
 
 def listed(*candidates: Candidate, aten_uses_cudnn: bool = True) -> StaticCandidates:
     return StaticCandidates(list(candidates), aten_uses_cudnn)
-
-
-def test_the_last_resorts_are_not_offered() -> None:
-    a, b = candidate("a"), replace(candidate("b", 1), heuristic_mode="B")
-    fallback = replace(candidate("f", 2), heuristic_mode="FALLBACK")
-    assert Online().shortlist(listed(a, b, fallback, ATEN)) == [a]
-    assert Online().shortlist(listed(a, b, ATEN, MATMUL, aten_uses_cudnn=False)) == [
-        a,
-        ATEN,
-        MATMUL,
-    ]
 
 
 def compiled(text: str, rank: int, mode: str) -> Candidate:
@@ -334,15 +269,6 @@ def test_a_budget_bounds_who_is_built() -> None:
     assert (len(selection.ranking), selection.evidence.remarks) == (5, ())
     assert selection.evidence.budget_ms is None
     assert selection.evidence.regret_bound is not None
-
-
-def test_no_candidate_that_runs() -> None:
-    assert select(timer_of(engine("broken", 1.0, builds=False), built=False)) is None
-
-
-def test_every_candidate_failing_is_no_choice() -> None:
-    broken = [engine(text, 1.0, error="CUDNN_STATUS_EXECUTION_FAILED") for text in "ab"]
-    assert select(timer_of(*broken)) is None
 
 
 @pytest.mark.parametrize(
@@ -466,29 +392,6 @@ def test_a_first_that_is_wrong_is_not_decided() -> None:
 
 
 @pytest.mark.search
-@pytest.mark.parametrize(("first_fails", "decided"), [("", "eng0:"), ("wrong", "aten")])
-def test_one_that_is_alone(first_fails: str, decided: str) -> None:
-    one = Undecided()
-    assert one.trial.step()
-    one.prepared.first_fails = first_fails
-    one.prepared.is_over = True
-    assert not one.trial.step()
-    assert one.native.decided == decided
-    assert len(one.committer.selections) == bool(first_fails)
-
-
-@pytest.mark.search
-def test_an_error_in_a_call_leaves_the_first() -> None:
-    one = Undecided()
-    one.join(candidate("eng1:", 1))
-    one.turns(40, [2.0, 1.0])
-    one.prepared.is_broken = one.prepared.is_over = True
-    assert not one.trial.step()
-    assert one.native.decided == "eng0:"
-    assert one.committer.selections == []
-
-
-@pytest.mark.search
 def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
     """A thread that lived for one step, a plan cache that was full, another epoch."""
     tuner = OnlineTuner()
@@ -591,21 +494,6 @@ def test_the_evidence_says_that_the_budget_was_spent() -> None:
     (selection,) = alone.committer.selections
     assert (selection.winner.candidate, selection.total_samples) == (FIRST, 0)
     assert selection.evidence.remarks == ("the budget was spent",)
-
-
-@pytest.mark.search
-def test_a_problem_that_was_seen_once_costs_nothing() -> None:
-    one = Undecided()
-    assert one.schedule.is_in_use, "the first call is still under way"
-    assert one.trial.step()
-    assert one.trial.is_idle
-    tuner = OnlineTuner()
-    tuner.add(one.trial)
-    assert (tuner.undecided, tuner.preparing) == (1, 1)
-    tuner.stop()
-    assert not tuner._thread.is_alive()
-    tuner.add(one.trial)
-    assert tuner.undecided == 1, "after its end nothing is added"
 
 
 @pytest.mark.search

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import simulation
 import torch
-from decisions import FRONTIER, H200, decision, problem, selection, timed
+from decisions import FRONTIER, H200, decision, problem
 from strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
@@ -20,7 +20,6 @@ from cudnn_autotune import sampling
 from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Provenance, Store, codec, file_format
-from cudnn_autotune.store.decision import Policy, key_of
 
 
 def through_a_file(known: Decision) -> Decision:
@@ -60,18 +59,6 @@ def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
     assert known.selection.evidence == chosen.evidence
 
 
-def test_what_was_never_timed_is_not_kept_but_for_the_chosen_one() -> None:
-    untimed = timed("failed", None, eliminated="failed: CUDNN_STATUS_NOT_SUPPORTED")
-    assert decision(selection=selection([*FRONTIER, untimed])).selection == selection()
-    first_plan = timed("first", None)
-    assert decision(selection=selection([first_plan, untimed])).selection.ranking == (first_plan,)
-
-
-def test_a_candidate_is_kept_once() -> None:
-    again = replace(FRONTIER[1], time_ms=9.0)
-    assert decision(selection=selection([*FRONTIER, again])).selection == selection()
-
-
 def test_the_chosen_one_is_the_first_that_is_not_wrong() -> None:
     known = decision(rejected=(("fastest", 0.5),))
     assert known.chosen == FRONTIER[1]
@@ -92,12 +79,6 @@ def test_the_key_leaves_out_the_constraints() -> None:
         decision(problem=problem(dtype=torch.bfloat16)),
     ]
     assert len({key, *(other.key for other in others)}) == 5
-
-
-def test_the_key_is_that_of_a_lookup() -> None:
-    known = decision(sampling="race", benchmark_limit=10)
-    assert known.key == key_of(problem(), Policy("race", None, 10))
-    assert decision().key == key_of(problem(deterministic=True)) == key_of(problem())
 
 
 @pytest.mark.parametrize(
@@ -147,12 +128,6 @@ def test_times_are_kept_in_utc_and_sort_as_texts() -> None:
     assert kept == sorted(kept)
     assert kept[0] == "2026-01-01T23:30:00.000000Z"
     assert all(Provenance(time=time).time == time for time in kept)
-
-
-@pytest.mark.parametrize("time", ["", "now", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"])
-def test_a_time_without_a_zone_says_nothing(time: str) -> None:
-    with pytest.raises(ValueError, match="time: must be ISO 8601 with a time zone"):
-        Provenance(time=time)
 
 
 # A store's file that an earlier build of the package wrote is read, and its entries are encoded

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pytest
-import simulation
 from simulation import GPU, STILL, candidate, engine, timer_of
 
-from cudnn_autotune import sampling
-from cudnn_autotune.audit.model import SUSTAINED
-from cudnn_autotune.audit.oracle import OracleSettings, measure, steady_time
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_sustained
+from cudnn_autotune.sampling.sustained_run import SustainedRun, run_sustained
 from cudnn_autotune.timers.board_power import (
     EXPONENT,
     LATE_S,
@@ -28,7 +21,6 @@ from cudnn_autotune.timers.board_power import (
     of_batches,
 )
 from cudnn_autotune.timers.telemetry import Board, GpuState, PowerReading, PowerWatch
-from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
 HELD_W = 0.99 * 700.0
@@ -100,45 +92,6 @@ def test_no_limit_allows_more_than_the_highest_clock() -> None:
     assert found == pytest.approx(0.5 * 1960 / 1980)
 
 
-class TakenDown:
-    """A simulated board whose controller has taken the clock down: to ``share`` of the power."""
-
-    def __init__(self, timer: simulation.SimulatedTimer, share: float) -> None:
-        self._timer, self._share = timer, share
-
-    def run(self, batches: Sequence[Batch]) -> list[Sample]:
-        slower = self._share ** (-1 / EXPONENT)
-        return [
-            replace(s, time_ms=s.time_ms * slower, power_w=s.power_w and s.power_w * self._share)
-            for s in self._timer.run(batches)
-        ]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._timer, name)
-
-
-def test_a_block_far_from_the_limit_is_brought_there_but_less_sure() -> None:
-    """As it ended it would count 9 % too much."""
-
-    def block(share: float) -> SustainedRun:
-        gpu = replace(GPU, power_exponent=2.3, power_reading_every_ms=50.0)
-        timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
-        down: Any = TakenDown(timer, share)
-        for _ in range(2):  # the first begins with a cool board
-            found = run_sustained(candidate("one"), 0.5, 4, down, RaceRules(), is_patient=False)
-        assert isinstance(found, SustainedRun)
-        assert found.at_limit_ms
-        return found
-
-    near, far = block(1.0), block(0.85)
-    assert far.ended_ms == pytest.approx(0.85 ** (-1 / EXPONENT) * near.ended_ms, rel=1e-3)
-    assert far.steady_ms == pytest.approx(near.steady_ms, rel=2e-3)
-    one = len(far.at_limit_ms) ** -0.5
-    assert near.sigma == pytest.approx(0.005 * len(near.at_limit_ms) ** -0.5)
-    assert far.sigma == pytest.approx(0.015 * one)
-    assert far.sigma < RUN_SIGMA
-
-
 def blocks(seed: int, every_ms: float, hunting_sd: float = 0.02) -> list[SustainedRun]:
     """Twelve of one engine under a cap, between those of another one."""
     noise = replace(STILL, hunting_sd=hunting_sd, reading_sd=0.01)
@@ -180,28 +133,6 @@ def test_blocks_agree_by_their_power() -> None:
     assert read_ms == pytest.approx(still_ms, rel=0.01)
 
 
-def test_what_ran_before_does_not_count() -> None:
-    """A reading in a block's first moments may still be of another one's clock."""
-    gpu = replace(GPU, power_reading_every_ms=50.0)
-    timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
-    for number in range(4):
-        block = run_sustained(candidate("one"), 0.5, 4, timer, RaceRules(), is_patient=False)
-        assert isinstance(block, SustainedRun)
-        if number > 0:  # in the first the limit does not hold at once
-            least = (block.gpu_ms - 30.0 - 1e3 * WINDOW_S) // 50.0
-            assert least <= len(block.at_limit_ms) <= least + 1
-
-
-def test_a_choice_says_that_it_rests_on_readings() -> None:
-    for every_ms in (0.0, 100.0):
-        scene = simulation.preset("h200-capped", 1)
-        gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
-        timer = simulation.SimulatedTimer(gpu, scene.engines, 1)
-        chosen = sampling.get("sustained").select(timer.candidates, timer, Limits())
-        values = [r for r in chosen.evidence.remarks if "of the board's power" in r]
-        assert bool(values) == bool(every_ms)
-
-
 class ReadBoard(Board):
     """NVML's readings, made up: each seen three times before the next is there."""
 
@@ -225,42 +156,3 @@ def test_each_new_reading_is_noted_once() -> None:
             pass
     assert [reading.power_w for reading in watch.readings] == [650.0, 700.0]
     assert watch.readings[0].seen_s < watch.readings[1].seen_s
-
-
-def lone_run(power_w: float) -> list[tuple[Cache, Sample]]:
-    """A run whose clock lets a call draw this much power, which was read in some batches."""
-    clock = (power_w / HELD_W) ** (1 / EXPONENT)
-    times_ms: dict[Cache, float] = {"cold": 0.6, "hot": 0.5}
-    return [
-        (cache, Sample(ms / clock, 1400.0 * clock, power_w=power_w if i == 5 else None))
-        for i in range(10)
-        for cache, ms in times_ms.items()
-    ]
-
-
-@pytest.mark.parametrize("power_w", [0.9 * HELD_W, HELD_W, 1.05 * HELD_W])
-def test_the_judge_brings_runs_to_the_limit(power_w: float) -> None:
-    found = steady_time(lone_run(power_w), BOARD)
-    assert found.time_ms == pytest.approx(math.sqrt(0.6 * 0.5), rel=1e-6)
-
-
-def test_the_judge_is_surer_with_readings() -> None:
-    errors, off = {}, {}
-    for every_ms in (0.0, 100.0):
-        result: list[float] = []
-        distances: list[float] = []
-        for seed in range(16):
-            scene = simulation.preset("h200-capped", seed)
-            gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
-            timer = simulation.SimulatedTimer(gpu, scene.engines, seed)
-            candidates = [*timer.candidates.all(), *timer.candidates.beyond()]
-            oracle = measure(timer, candidates, (), OracleSettings(solo="throttled", seed=seed))
-            truth, exact = oracle.truths[SUSTAINED], timer.truth("sustained", "hot")
-            for text, error in truth.errors.items():
-                ratio = truth.times_ms[text] / truth.times_ms[truth.best]
-                distances.append(math.log(ratio / (exact[text] / exact[truth.best])))
-                result.append(error)
-        errors[every_ms] = float(np.median(result))
-        off[every_ms] = math.sqrt(float(np.mean(np.square(distances))))
-    assert errors[100.0] < 0.7 * errors[0.0]
-    assert off[100.0] < 0.8 * off[0.0]

@@ -55,14 +55,6 @@ def test_a_difference_within_the_intervals_may_be_noise() -> None:
     assert "speedup 1.50x, which may be noise" in repr(made)
 
 
-def test_the_fastest_of_several_that_could_not_be_told_apart_is_undecided() -> None:
-    alone, tied = Evidence("fastest", ("eng1",)), Evidence("fastest", ("eng1", "eng2"))
-    ended = replace(alone, remarks=("the race ended undecided",))
-    assert alone.rule_in_words == "fastest"
-    assert tied.rule_in_words == ended.rule_in_words == "fastest so far, undecided"
-    assert replace(tied, rule="tie: less workspace").rule_in_words == "tie: less workspace"
-
-
 def test_a_model_that_was_tuned_says_what_a_step_gains() -> None:
     twice, once = decided(FAST, SLOW), decided(FAST, problem=problem(stride=2))
     calls = {twice.problem: 2, once.problem: 1}

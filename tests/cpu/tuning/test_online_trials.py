@@ -34,7 +34,6 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.online import few
 from cudnn_autotune.sampling.online_race import KeptTurns, OnlineRace, TrialRecord
-from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision, Policy, kept_plans
 from cudnn_autotune.tuning import checking, online_calls
 from cudnn_autotune.tuning.checking import Verdict
@@ -55,39 +54,6 @@ def test_times_of_another_clock_do_not_count(slowdown: float, late_ms: float, wi
     race.join([candidate("c3", 3)])
     assert calls.decide(lambda: math.log(slowdown)) == wins
     assert {m.candidate.text for m in race.selection(wins).ranking} == {"c0", "c1", "c2", "c3"}
-
-
-def test_the_leader_is_known_after_a_turn_of_each() -> None:
-    race = race_of(3)
-    race.add([(0, 0, 1.2), (1, 0, 1.0)])
-    assert race.leader() == 1
-    race.add([(2, 0, 0.8)])
-    assert race.judge() is None
-    assert race.leader() == 2
-    calls = Calls(race, [1.2, 1.0, 0.8, 0.7])
-    calls.rounds = 1
-    calls.decide()
-    race.join([candidate("c3", 3)])
-    assert race.leader() == 2
-    race.add([(3, calls.rounds, 0.7)])
-    assert race.leader() == 3
-
-
-def test_each_that_joins_costs_a_bounded_number_of_rounds() -> None:
-    """Fewer than a race of its own: it is compared with the fastest of the others only."""
-    race = race_of(4)
-    calls = Calls(race, [1.0, 1.003, 1.01, 1.02])
-    chosen = calls.decide()
-    first, rng = calls.rounds, random.Random(1)
-    for number in range(4, 16):
-        race.settle(chosen)
-        race.join([candidate(f"c{number}", number)])
-        calls.times_ms.append(rng.uniform(0.99, 1.2))
-        before = calls.rounds
-        chosen = calls.decide()
-        assert calls.rounds - before <= race.rules.most_rounds
-    assert calls.rounds <= first + 12 * 60
-    assert calls.times_ms[chosen] <= (1 + 2 * TIE_WIDTH) * min(calls.times_ms)
 
 
 def test_the_bound_covers_those_that_gave_way() -> None:
@@ -141,18 +107,6 @@ def test_the_fastest_so_far_serves_until_another_one_is_built() -> None:
     (selection,) = one.committer.selections
     assert selection.winner.candidate.text == "eng3:"
     assert len(selection.ranking) == 4
-
-
-@pytest.mark.search
-def test_if_nothing_else_can_be_built_the_fastest_so_far_is_chosen() -> None:
-    one = Undecided()
-    one.join(candidate("eng1:", 1))
-    one.turns(60, [1.2, 1.0])
-    assert step(one)
-    assert one.native.decided is None
-    one.prepared.is_over = True
-    assert not step(one)
-    assert one.native.decided == "eng1:"
 
 
 @pytest.mark.search
@@ -311,19 +265,6 @@ def test_no_call_waits_for_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prepared.is_over
 
 
-@pytest.mark.search
-@pytest.mark.usefixtures("right")
-def test_without_threads_the_others_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object, candidate: Candidate) -> Future[None]:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(Compiles, "_compile", refuse)
-    one, prepared = preparation()
-    assert steps(one) == (["eng1:", "eng2:"], 0)
-    assert prepared.is_over
-    assert not prepared.is_broken
-
-
 # A trial whose candidates are compiled on a thread, while calls go on
 
 
@@ -474,19 +415,6 @@ def test_short_processes_decide_together(seed: int) -> None:
         assert measurement.samples >= 2
     assert selection.total_samples == sum(m.samples for m in selection.ranking)
     assert next(m for m in selection.ranking if m.candidate.text == "c4").eliminated
-
-
-def test_times_of_another_day_are_compared_within_their_rounds() -> None:
-    """The second process has half the clock, and a candidate that the first had not built."""
-    race = OnlineRace([candidate("c0"), candidate("c1", 1)])
-    calls = Calls(race, [1.0, 1.004])
-    for _ in range(20):
-        calls.round(noise=0.02)
-    earlier = read_back(race.record())
-    race = OnlineRace([candidate("c0"), candidate("c1", 1)], earlier=earlier)
-    race.join([candidate("new", 2)])
-    calls = Calls(race, [1.0, 1.004, 0.9], seed=7)
-    assert calls.decide(lambda: math.log(2.0)) == 2
 
 
 # Trials

@@ -82,21 +82,6 @@ def test_filters(file: Path, options: tuple[str, ...], passes: Any) -> None:
     assert wanted or options[1] == "race"
 
 
-def test_sorting(file: Path) -> None:
-    def time(decision: Decision) -> float:
-        return decision.chosen.sustained_ms or decision.chosen.time_ms or 0.0
-
-    by_time = [time(d) for d in shown(file, "--sort", "time")]
-    assert by_time == sorted(by_time, reverse=True)
-    by_size = [
-        d.chosen.candidate.workspace_bytes for d in shown(file, "--sort", "workspace") if d.chosen
-    ]
-    assert by_size == sorted(by_size, reverse=True)
-    assert by_size[0] > 0
-    by_problem = [d.problem.input_shape[2] for d in shown(file)]
-    assert by_problem == sorted(by_problem, reverse=True)
-
-
 @pytest.mark.parametrize("command", ["show", "export", "prune", "report", "diff"])
 def test_an_unknown_mode_is_refused(file: Path, tmp_path: Path, command: str) -> None:
     arguments: dict[str, tuple[object, ...]] = {
@@ -112,14 +97,6 @@ def test_an_unknown_mode_is_refused(file: Path, tmp_path: Path, command: str) ->
     for mode in ca.sampling.names():
         assert mode in message
     assert "--contains sampling=fast" in message
-
-
-def test_one_of_several_foreign_files_must_be_named(file: Path) -> None:
-    other = fill(file.parent, decisions()[:2], NEWER_CUDNN)
-    message = refused("show", "--store", file.parent)
-    assert "name one of them" in message
-    assert other.name in message
-    assert "2 of 2 decisions" in succeeded("show", "--store", other)
 
 
 def test_a_file_of_this_machine_comes_first(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -159,17 +158,6 @@ def test_what_the_store_knows_is_not_tuned_again(gpu: Simulated, tmp_path: Path)
     assert [problem.op for problem, _ in gpu.tuned] == ["fprop", "wgrad"]
 
 
-def test_modes_are_apart(gpu: Simulated, tmp_path: Path) -> None:
-    given = ("tune", *LAYER, "--op", "dgrad", "--store", tmp_path)
-    for mode in ("race", "sample_once", "race"):
-        succeeded(*given, "--sampling", mode, obj=gpu.bench)
-    assert [mode for _, mode in gpu.tuned] == ["race", "sample_once"]
-    assert sorted(decision.sampling for decision in Store(tmp_path, H200)) == [
-        "race",
-        "sample_once",
-    ]
-
-
 def test_geometry(gpu: Simulated, tmp_path: Path) -> None:
     given = ("--input", "2,8,9,11", "--weight", "6,4,3,5", "--stride", "2,1", "--padding", "1,2")
     more = ("--dilation", "1,2", "--groups", "2", "--op", "wgrad", "--store", tmp_path)
@@ -181,16 +169,6 @@ def test_geometry(gpu: Simulated, tmp_path: Path) -> None:
         given = ("--input", "2,8,9", "--weight", "6,8,4", "--padding", padding, "--op", "fprop")
         succeeded("tune", *given, "--store", tmp_path, obj=gpu.bench)
         assert gpu.tuned[-1][0] == ConvProblem("fprop", (2, 8, 9), (6, 8, 4), padding=padding)
-
-
-def test_a_bias_is_of_the_forward(gpu: Simulated, tmp_path: Path) -> None:
-    succeeded("tune", *LAYER, "--bias", "--store", tmp_path, obj=gpu.bench)
-    assert [(p.op, p.bias) for p, _ in gpu.tuned] == [
-        ("fprop", True),
-        ("dgrad", False),
-        ("wgrad", False),
-    ]
-    assert "'--bias'" in refused("tune", "my:net", "--input", "4,4,8,8", "--bias")
 
 
 @pytest.fixture
@@ -331,18 +309,6 @@ def test_json(gpu: Simulated, folder: Path) -> None:
     assert found["gain"]["speedup"] == pytest.approx(theirs / ours)
     assert found["environment"]["gpu"] == H200.gpu
     assert found["path"] == str(folder / "store" / H200.file_name)
-
-
-def test_both_layouts_of_a_model(gpu: Simulated, folder: Path) -> None:
-    given = ("--input", "4,3,12,12", "--memory-format", "auto", "--store", folder / "store")
-    text = succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
-    tuned = [problem for problem, _ in gpu.tuned]
-    assert {p.memory_format for p in tuned} == {torch.contiguous_format, torch.channels_last}
-    assert len(kept(folder / "store")) == len(tuned) == 3  # the input itself is contiguous
-    # The step is that of one layout.
-    assert "a step by estimate of its 3 convolution calls" in text
-    said = r"my_nets:Net: (contiguous|channels_last): the faster \(contiguous \S+ ms a step, "
-    assert re.search(said + r"channels_last \S+ ms a step\)", text)
 
 
 def test_what_is_not_served_is_said(gpu: Simulated, folder: Path) -> None:

@@ -169,18 +169,6 @@ def test_every_layer_of_pytorchs(kind: str, dims: int) -> None:
     assert type(model[0]) is getattr(nn, name.removeprefix("Lazy"))
 
 
-def test_a_transposed_convolution_with_a_forward_of_its_own() -> None:
-    class Own(nn.ConvTranspose2d):
-        def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-            return F.conv_transpose2d(x, self.weight.exp(), self.bias, 2)
-
-    x, layer = torch.randn(2, 3, 5, 5), Own(3, 4, 3)
-    expected = layer(x)
-    ca.convert(layer)
-    assert isinstance(layer, ca.ConvTranspose2d)
-    assert torch.equal(layer(x), expected)
-
-
 def test_hooks_stay_and_run(model: Net, x: Tensor) -> None:
     calls: list[str] = []
     for name in ("stem", "kinds.1", "kinds.3"):
@@ -304,20 +292,6 @@ def test_a_lazy_module(x: Tensor) -> None:
     ca.revert(model)
     assert classes(model) == [nn.Sequential, nn.Conv2d, Plain]
     assert torch.equal(model(x), output)
-
-
-def test_a_helper_of_torchs_and_an_unused_name_are_no_call() -> None:
-    class Uses(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv2d = nn.Conv2d(3, 4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.relu(self.conv2d(x))
-
-    model = ca.convert(nn.ModuleList([nn.Sequential(Uses())]))[0]
-    assert ca.conversion(model).served == {"0.conv2d": "Conv2d"}
-    assert repr(model[0]).startswith("Uses(")
 
 
 # Saving, copying, wrapping.
@@ -454,15 +428,6 @@ def test_tools_that_need_revert(model: Net, x: Tensor) -> None:
     torch.testing.assert_close(fuse(plain, [["0", "1", "2"]])(x), expected)
     leaves = [n.target for n in torch.fx.symbolic_trace(plain).graph.nodes if n.op == "call_module"]
     assert leaves[0] == "0"
-
-
-def test_what_is_traced_does_without_this_package(model: Net, x: Tensor) -> None:
-    ca.convert(model.eval())
-    expected = model(x)
-    assert torch.equal(torch.jit.trace(model, x)(x), expected)
-    program = torch.export.export(model, (x,))
-    assert "cudnn_autotune" not in str(program.graph)
-    torch.testing.assert_close(program.module()(x), expected)
 
 
 # What is said.

@@ -15,7 +15,7 @@ from typing import Any
 import norm_models
 import pytest
 import torch
-from norm_models import Projected, Residual, conv, data, train
+from norm_models import Projected, Residual, conv, data
 from served_norms import norms_on_cpu
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -403,40 +403,6 @@ def test_a_frozen_norm_in_a_training_model(activations: list[str]) -> None:
     assert model[1].num_batches_tracked == 0
 
 
-@pytest.mark.usefixtures("registered")
-def test_a_tail_that_the_operators_do_not_compute(activations: list[str]) -> None:
-    ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
-    model = nn.Sequential(
-        conv(8, 8), NormAct(8, nn.Tanh()), NormAct(8, nn.ReLU()), NormAct(8, nn.ReLU())
-    )
-    model[2].drop = nn.Dropout(0.0)
-    model[3].act.register_forward_hook(lambda module, args, output: None)
-    check_steps(model, data(4, 8, 6, 5))
-    assert activations == []
-
-
-@pytest.mark.usefixtures("registered")
-def test_compilers_and_tracers_see_pytorchs_functions(activations: list[str]) -> None:
-    ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
-    sequence = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
-    model = converted(nn.Sequential(sequence, NormAct(8, nn.ReLU())))
-    seen: list[Any] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        seen.extend(node.target for node in graph.graph.nodes)
-        return graph
-
-    torch._dynamo.reset()
-    x = torch.randn(4, 8, 6, 5)
-    torch.compile(model, backend=backend, fullgraph=True)(x)
-    assert seen.count(nn.functional.batch_norm) == seen.count(nn.functional.relu) == 2
-    traced = torch.jit.trace(model, x, check_trace=False)
-    assert str(traced.inlined_graph).count("aten::batch_norm") == 2
-    assert activations == []
-    called = {node.target for node in torch.fx.symbolic_trace(converted(sequence)).graph.nodes}
-    assert {"1", "2"} <= called
-
-
 def test_a_checkpoint_updates_statistics_as_pytorchs(activations: list[str]) -> None:
     model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
     theirs = copy.deepcopy(model)
@@ -496,23 +462,6 @@ def test_tools_that_fuse_norms_in_evaluation(reverts: bool, fuse: Any) -> None:
     torch.testing.assert_close(fused(x), theirs(x), rtol=1e-4, atol=1e-4)
     is_fused = not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
     assert is_fused == (reverts or fuse is fused_by_hand)
-
-
-def test_averaged_models_and_their_statistics(activations: list[str]) -> None:
-    swa = torch.optim.swa_utils
-    model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
-    theirs, inputs = copy.deepcopy(model), data(4, 8, 6, 5)
-    averages = []
-    for one in (converted(model), theirs):
-        average = swa.AveragedModel(one)
-        train(one, inputs)
-        average.update_parameters(one)
-        swa.update_bn(inputs, average)
-        averages.append(average)
-    assert activations == ["relu"] * 3  # the averages' momentum is None meanwhile
-    assert type(averages[0].module[1]) is batch_norms.BatchNorm2d
-    ours, expected = (average.state_dict() for average in averages)
-    torch.testing.assert_close(dict(ours), dict(expected), rtol=1e-4, atol=1e-4)
 
 
 def test_a_norm_with_a_parametrization(activations: list[str]) -> None:
