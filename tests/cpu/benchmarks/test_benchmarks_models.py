@@ -351,5 +351,3 @@ def test_the_gpu_is_lent_while_dynamo_compiles(tmp_path: Path) -> None:
     ]
     lock.release()
     assert is_free(path)
-
-

@@ -79,7 +79,6 @@ def test_a_rank_that_hangs(four: Ranks) -> None:
     assert_well(four)
 
 
-@pytest.mark.slow
 def test_a_rank_that_does_not_come(four: Ranks) -> None:
     done = four.run(cases.shared_where_one, "late", 3, 1.5)
     assert_failed(done[:3], 3, "timeout: it has not come within 1.5 s")
@@ -115,7 +114,6 @@ def test_ranks_that_call_different_functions(four: Ranks, call: str) -> None:
     assert_well(four)
 
 
-@pytest.mark.slow
 def test_nothing_of_a_failed_call_is_installed(four: Ranks) -> None:
     results = four.values(cases.model_tuned, [9] * 4, 2)
     for result in results:
@@ -180,7 +178,6 @@ def test_a_rank_that_is_killed_while_it_tunes() -> None:
         assert left == of_all | {"place/2", "here/2", "beat/2", "hello/2", "problems/2"}
 
 
-@pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_waits() -> None:
     """For rank 0, which has not come."""
     with Ranks(4) as ranks:

@@ -58,7 +58,6 @@ def test_bad_arguments_are_named(
         tune(LAYER, X, **given)
 
 
-@pytest.mark.basic(1)
 @pytest.mark.parametrize(("train", "count"), [(True, 5), (False, 3)])
 def test_ranks_tune_the_backward_if_they_train(two: Ranks, train: bool, count: int) -> None:
     for result in two.values(cases.tuned_with, 3, {"train": train}):

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import checkout
 import pytest
+import torch
 from decisions import H200
 from problems import make
 from subprocesses import python
+from torch import nn
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
@@ -301,3 +303,11 @@ def test_nobody_waits_for_what_an_exit_leaves_out(monkeypatch: pytest.MonkeyPatc
     assert not waiting
     assert all(built.cancelled() for built in begun)
     assert take(texts(1)[0]) is None
+
+
+def test_prefetch_of_a_model_that_is_not_served_here() -> None:
+    model = nn.Sequential(ca.Conv2d(3, 4, 3))
+    found = ca.prefetch(model, torch.randn(1, 3, 8, 8))
+    assert found == ca.Prefetched(problems=0, known=0, read_back=0, compiled=0)
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
+        ca.prefetch(lambda x: x, torch.randn(1))  # type: ignore[arg-type]

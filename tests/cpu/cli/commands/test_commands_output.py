@@ -56,7 +56,6 @@ def test_a_full_device(store: Path, tmp_path: Path, arguments: tuple[str, ...]) 
     assert done.returncode == 1
 
 
-@pytest.mark.slow
 def test_a_pipe_that_nobody_reads(store: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

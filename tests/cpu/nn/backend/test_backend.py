@@ -133,7 +133,6 @@ def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor)
     assert codes[0].count("conv_fused.default(") == 3
 
 
-@pytest.mark.basic(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: torch.dtype) -> None:
     model, input = Block(F.elu).eval().to(dtype), input.to(dtype)
@@ -343,7 +342,6 @@ class TestComparison:
         assert (last().chosen_in_captures, last().gpu_times_ms) == (last().chosen, {})
         assert caplog.text.count("chose") == 1
 
-    @pytest.mark.basic(1)
     @pytest.mark.parametrize("trouble", ["", "other outputs", "no memory"])
     def test_where_the_groups_decide_plain_inductor_is_not_compiled(
         self, trouble: str, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -474,7 +472,6 @@ class TestComparison:
         assert set(last().times_ms) == left
         assert "no such kernel" in last().note
 
-    @pytest.mark.slow
     def test_the_random_numbers_are_the_callers(self, input: Tensor) -> None:
         model = nn.Sequential(nn.Conv2d(12, 12, 1), nn.ReLU(), nn.Dropout())
         with torch.no_grad():
@@ -572,7 +569,6 @@ class TestLayout:
             assert output.stride() == expected[name].stride(), name
         assert last().chosen == "cudnn_autotune, contiguous"
 
-    @pytest.mark.basic(1)
     @pytest.mark.parametrize(
         ("tail", "reason"),
         [
@@ -896,7 +892,6 @@ class TestCallers:
             torch.testing.assert_close(compiled(model)(input), model(input))
         assert len(last().fused) == 1
 
-    @pytest.mark.slow
     def test_autocast(self, block: nn.Module, input: Tensor) -> None:
         model = compiled(block)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

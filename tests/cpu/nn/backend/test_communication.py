@@ -45,7 +45,6 @@ def test_groups_are_not_judged_by_the_clock_of_one_rank(two: Ranks) -> None:
     assert [(ran.value["is_right"], ran.value["fused"]) for ran in done] == [(True, 0)] * 2
 
 
-@pytest.mark.basic(1)
 @pytest.mark.parametrize("kind", ["functional", "legacy", "backward"])
 def test_convert_does_not_measure_a_model_that_communicates(two: Ranks, kind: str) -> None:
     """It stays contiguous on all ranks, and each is told."""

@@ -51,7 +51,7 @@ def operands(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor
     return x, w, b, r
 
 
-@pytest.mark.basic(6)
+@pytest.mark.basic(14)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_residual", [True, False])
 @pytest.mark.parametrize("activation", FUNCTIONS)
@@ -76,7 +76,6 @@ def test_a_group_becomes_one_operator(
     assert_close(graph(*inputs), expected, TOLERANCES[dtype])
 
 
-@pytest.mark.basic(12)
 @pytest.mark.parametrize(
     ("spelling", "activation"),
     [

@@ -242,7 +242,6 @@ class TestMeasured:
         output.sum().backward()
         assert len(calls) == len(list(model.parameters()))
 
-    @pytest.mark.slow
     def test_a_converted_model_is_measured_too(self, on_cpu: None) -> None:
         """Its convolutions are PyTorch's operators with a mark. They write into nothing."""
         compiled(ca.convert(Residual()), norms="measure")(torch.randn(4, 8, 6, 5)).sum().backward()
@@ -297,7 +296,6 @@ class TestMeasured:
             assert ("not compared" in last().note) == (step >= 9)
         assert not any(report.is_served for report in last().norms)
 
-    @pytest.mark.slow
     def test_without_memory_norms_are_pytorchs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(*_: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -324,7 +322,6 @@ class TestMeasured:
         assert last().note in caplog.text
         assert not any(report.is_served for report in last().norms)
 
-    @pytest.mark.slow
     def test_a_graph_that_writes_into_its_input_is_not_compared(self) -> None:
         class Writes(Residual):
             def forward(self, x: Tensor) -> Tensor:
