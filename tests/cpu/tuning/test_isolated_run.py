@@ -470,6 +470,30 @@ def test_settings_are_tried_together_and_once(
     ]
 
 
+def test_settings_for_another_problem_are_tried_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = instead(monkeypatch, n3=Outcome("it hangs"))
+    own = implementation(settings=lambda problem: (f"n{problem.input_shape[0]}",))
+    with registered(own):
+        assert [left_out(f"n{p.input_shape[0]}", p) for p in (PROBLEM, *OTHERS[:2])] == [
+            "",
+            "it hangs",
+            "",
+        ]
+    assert elsewhere.asked == [["n2"], ["n3"], ["n4"]]
+
+
+def test_versions_that_do_harm_again_and_again_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = tuple(f"s{i}" for i in range(9))
+    elsewhere = instead(monkeypatch, **{f"s{i}": Outcome("it hangs") for i in (1, 2, 3)})
+    with registered(implementation(settings=many)):
+        found = [left_out(one) for one in many]
+    assert found == ["", *["it hangs"] * 3, *["3 other settings of mine@1 do harm"] * 5]
+    assert len(elsewhere.asked) == 3
+    assert len(warnings(caplog)) == 4
+
+
 def test_a_passed_setting_stays_so_where_no_other_can_be_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
