@@ -91,15 +91,6 @@ def test_blocks_at_the_power_limit_agree_by_the_power_that_they_drew() -> None:
     assert brought < sustained_run.FAR_READING_SIGMA
 
 
-def test_blocks_agree_best_by_the_exponent() -> None:
-    squares: dict[float, float] = {}
-    for exponent in (step / 20 for step in range(24, 51)):
-        for _, board, short, _ in alone():
-            found = [ms for b in short if (ms := brought_ms(b, board, exponent)) is not None]
-            squares[exponent] = squares.get(exponent, 0.0) + spread(found) ** 2
-    assert min(squares, key=squares.__getitem__) == pytest.approx(EXPONENT, abs=0.15)
-
-
 def test_times_at_the_limit_are_as_far_from_long_blocks_as_is_said() -> None:
     """From one engine to another of a layer, however many blocks there are."""
     off: dict[str, list[float]] = {}

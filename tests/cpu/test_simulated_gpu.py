@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import simulation
 from simulation import (
-    GPU,
     STILL,
-    Noise,
-    SimulatedGpu,
     SimulatedTimer,
-    candidate,
-    engine,
     timer_of,
 )
 
 from cudnn_autotune.timers.timer import Batch, Cache
-
-ROOM_W = GPU.power_limit_w - GPU.static_w
-# Its controller follows the power all the time.
-FOLLOWING = replace(GPU, control_every_ms=0.0)
 
 
 def run_alone(
@@ -38,25 +27,6 @@ def run_alone(
 
 
 # Power, clock, time
-
-
-@pytest.mark.parametrize("gpu", [GPU, FOLLOWING], ids=["sampled", "following"])
-@pytest.mark.parametrize("sensitivity", [1.0, 0.4])
-@pytest.mark.parametrize("demand", [1.2, 2.0, 3.0])
-def test_alone_under_a_cap_the_board_settles_where_its_power_is_the_cap(
-    demand: float, sensitivity: float, gpu: SimulatedGpu
-) -> None:
-    timer = timer_of(engine("a", 1.0, demand * ROOM_W, clock_sensitivity=sensitivity), gpu=gpu)
-    times = run_alone(timer, "a", 3000)
-    state = timer.state()
-    assert state.power_w == pytest.approx(GPU.power_limit_w, rel=0.005)
-    assert state.throttle_reasons == ("sw_power_cap",)
-    assert times[-1] == pytest.approx(timer.truth("sustained")["a"], rel=0.005)
-    # The gap between calls is 0.1 % of them, and draws static power only.
-    clock = demand ** (-1 / GPU.power_exponent)
-    expected = 1 - sensitivity + sensitivity / clock
-    assert times[-1] == pytest.approx(expected, rel=0.01)
-    assert state.clock_mhz == pytest.approx(clock * GPU.max_clock_mhz, rel=0.01)
 
 
 # The power controller as an H200's: it looks once in a while
@@ -85,44 +55,6 @@ def test_an_h200_as_it_was_measured() -> None:
 
 
 # Noise
-
-
-def log_times(timer: SimulatedTimer, text: str, calls: int, count: int) -> list[float]:
-    timer.run([Batch(candidate(text), 50)])
-    return [math.log(s.time_ms) for s in timer.run([Batch(candidate(text), calls)] * count)]
-
-
-@pytest.mark.parametrize("calls", [1, 16])
-def test_jitter_has_a_part_for_each_call_and_one_for_the_batch(calls: int) -> None:
-    noise = Noise(call_sd=0.02, batch_sd=0.005)
-    timer = timer_of(engine("a", 1.0), gpu=replace(GPU, noise=noise))
-    logs = log_times(timer, "a", calls, 2000)
-    expected = math.sqrt(0.02**2 / calls + 0.005**2)
-    assert statistics.stdev(logs) == pytest.approx(expected, rel=0.06)
-    assert statistics.fmean(logs) == pytest.approx(math.log(1.001), abs=0.002)
-
-
-def test_drift_is_slow_and_common() -> None:
-    noise = Noise(call_sd=0.0, batch_sd=0.0, drift_sd=0.02, drift_ms=300.0)
-    timer = timer_of(engine("a", 1.0), engine("b", 2.0), gpu=replace(GPU, noise=noise))
-    run_alone(timer, "a", 50)
-    samples = timer.run([Batch(candidate("a"), 1), Batch(candidate("b"), 1)] * 3000)
-    a, b = ([math.log(s.time_ms) for s in samples[i::2]] for i in range(2))
-    assert statistics.stdev(a) == pytest.approx(0.02, rel=0.3)
-    assert statistics.correlation(a, b) > 0.98
-    assert statistics.stdev([y - x for x, y in pairwise(a)]) < 0.2 * statistics.stdev(a)
-
-
-def test_a_co_tenant_takes_its_share_for_a_while() -> None:
-    noise = replace(STILL, tenant_share=0.5, tenant_every_ms=300.0, tenant_for_ms=100.0)
-    timer = timer_of(engine("a", 1.0), gpu=replace(GPU, noise=noise))
-    run_alone(timer, "a", 50)
-    times = [s.time_ms for s in timer.run([Batch(candidate("a"), 1)] * 20000)]
-    slow = [t for t in times if t > 1.9]
-    assert max(times) == pytest.approx(2.002, abs=1e-3)
-    assert sum(slow) / sum(times) == pytest.approx(0.25, abs=0.06)
-    runs = sum(a <= 1.9 < b for a, b in pairwise(times))
-    assert len(slow) / runs > 20  # not scattered
 
 
 # Presets

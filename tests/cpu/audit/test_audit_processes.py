@@ -12,9 +12,9 @@ import pytest
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.oracle import OracleSettings, Solo
-from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
-from cudnn_autotune.audit.schedule import AuditConfig, Session, Step, steps
+from cudnn_autotune.audit.oracle import OracleSettings
+from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
+from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
 
 SIMULATION = "simulation.audit"
@@ -131,25 +131,6 @@ def test_a_process_answers_until_it_is_closed() -> None:
     assert not is_running(process.pid)
 
 
-@pytest.mark.slow
-def test_a_process_that_cannot_be_set_up_says_why() -> None:
-    process = Process("auto#1", [SIMULATION])
-    with pytest.raises(ProcessFailure, match=r"oracle\.seed: must be a whole number"):
-        process.set_up({**REQUEST, "oracle": {"seed": "many"}})
-    assert not is_running(process.pid)
-
-
-def test_the_next_process_starts_while_one_works_and_all_are_ended() -> None:
-    processes = started_ahead(["one", "two", "three"], Process)
-    one = next(processes)
-    two = next(processes)
-    assert (one.name, two.name) == ("one", "two")
-    assert not is_running(one.pid)
-    assert is_running(two.pid)
-    processes.close()
-    assert not is_running(two.pid)
-
-
 # a session
 
 
@@ -241,19 +222,6 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
     broken = Config({"slow": 1}, [], "slow", modules=["no_such_module"])
     Session(broken, record, few).run()
     assert not record.failures
-
-
-def test_steady_times_are_allowed_for_before_the_first_is_measured() -> None:
-    """Else the first process takes so many cases that the last ones come to none."""
-    config = AuditConfig({"auto": 5}, ["pytorch_off", "pytorch_on_0"], "auto")
-
-    def share(solo: Solo) -> float:
-        seconds = [step.seconds_of_case(solo) for step in steps(config)]
-        return seconds[0] / sum(seconds)
-
-    assert share("throttled") < 0.6 * share("never")
-    assert share("always") == share("throttled")
-    assert Step("a_mode_of_the_users").seconds_of_case("never") > 0
 
 
 @pytest.mark.slow

@@ -28,10 +28,7 @@ from cudnn_autotune.audit.model import (
 )
 from cudnn_autotune.audit.oracle import of_rounds
 from cudnn_autotune.audit.summary import (
-    NOT_YET,
-    left_out,
     regret,
-    shared_cases,
     summarize,
     truth_of,
 )
@@ -140,24 +137,6 @@ def test_coverage_is_of_the_truth_that_the_bound_speaks_of() -> None:
     runs["case0"] = Pick(text="c", regret_bound=0.02, bound_truth=SUSTAINED)
     coverage = summarize(found)["auto"].coverage
     assert coverage.of == 2, "no sustained truth: nothing can be said"
-
-
-def test_modes_are_compared_on_the_cases_that_all_could_do() -> None:
-    found = record(auto=[["a", "a", "a", "a"]], race=[["c", "a", "a"]])
-    found.picks["race"]["1"]["case1"] = Pick(error="no answer within 60 s")
-    found.oracle["case2"] = Oracle(error="no candidate runs")
-    assert shared_cases(found) == ["case0"]
-    reasons = left_out(found)
-    assert reasons["case1"] == "race#1: no answer within 60 s"
-    assert reasons["case2"] == "oracle: no candidate runs"
-    assert reasons["case3"] == NOT_YET
-    assert summarize(found)["auto"].cases == 1
-
-
-def test_a_pick_that_the_oracle_could_not_run_is_named() -> None:
-    found = record(auto=[["e"]])
-    found.oracle["case0"] = oracle(failed={"e": "does not build"})
-    assert left_out(found) == {"case0": "oracle: e, which auto#1 picked: does not build"}
 
 
 def row(cold: float, hot: float, reference: str = "c", error: float = 0.0) -> PytorchRow:

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import BENCHMARKS, main, record, run, whole_record
+from benchmark_scripts import BENCHMARKS, main, whole_record
 from common import numbers, workers
-from online_mode.convergence import judged
 from online_mode.overhead import compared
 from rank_tuning.report import agree, is_tuned_once, rows, speedup, tables
-from warm_processes.report import ratio
 
 DRY_RUNS = {
     "auto_against_pytorch": "--layers 6",
@@ -67,17 +65,6 @@ def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(tmp_path: Pat
         os.kill(worker.pid, 0)
 
 
-def test_warm_starts_ratios_are_those_of_medians() -> None:
-    def process(mode: str, ms: float) -> dict[str, object]:
-        return {"mode": mode, "both_ms": ms}
-
-    processes = [process("heuristic", ms) for ms in (100, 110, 400)]
-    processes += [process("auto_filled", ms) for ms in (90, 121, 130)]
-    found = {"processes": processes}
-    assert ratio(found, "auto_filled", "both_ms") == pytest.approx(1.1)
-    assert ratio(found, "pytorch_off", "both_ms") is None
-
-
 def test_what_ranks_do_not_agree_upon_is_seen() -> None:
     def launch(gpus: int, seconds: float, **last: Any) -> dict[str, Any]:
         rank = {"seconds": seconds, "busy_s": 1.0, "problems": 8, "tuned": 8 // gpus}
@@ -115,32 +102,3 @@ def test_onlines_differences_are_paired_block_by_block() -> None:
     assert found["undecided"]["difference_to_quiet_us"]["median"] == 13.0
     assert found["undecided"]["difference_us"]["mean"] == pytest.approx(7 / 3, rel=1e-4)
     assert found["tuner_cpu_us_a_turn"] == 4.0
-
-
-def test_onlines_regret_is_against_the_best_of_all() -> None:
-    found = judged("a", "b", {"a": 1.02, "b": 1.01, "c": 1.0})
-    assert found["best"] == "c"
-    assert found["regret"] == pytest.approx(0.02)
-    assert found["race_regret"] == pytest.approx(0.01)
-    assert found["against_race"] == pytest.approx(1.02 / 1.01 - 1, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_architectures(tmp_path: Path) -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
-    cases = "timm:lcnet_050,timm:mixnet_s"
-    file = tmp_path / "architectures.json"
-    given = ("--device", "cpu", "--size", "32", "--ways", "convert,enable", "--json", file)
-    done = run("architectures", *given, "--cases", cases)
-    assert done.returncode == 0, done.stderr
-    results = whole_record(tmp_path, "architectures")["results"]
-    assert [(row["case"], row["state"]) for row in results["rows"]] == [
-        (case, state) for case in cases.split(",") for state in ("eval", "train")
-    ]
-    assert all(row["served"] > 20 for row in results["rows"])
-    assert {row["convert"] for row in results["rows"]} == {0.0}, "on a CPU it is PyTorch's"
-    done = run("architectures", *given, "--cases", cases, "--tolerance", "-1")
-    assert done.returncode == 1
-    failures = record(tmp_path, "architectures")["results"]["failures"]
-    assert len(failures) == 8
-    assert failures[0] == "timm:lcnet_050 (eval, convert): ValueError: outputs differ by 0"

@@ -13,7 +13,6 @@ from stored import (
     decisions,
     fill,
     layer,
-    recorded,
     refused,
     simulation,
     slower,
@@ -21,7 +20,6 @@ from stored import (
 )
 
 from cudnn_autotune.cli.report import page
-from cudnn_autotune.cli.report.section import MOST_CANDIDATES
 from cudnn_autotune.store import Decision, Environment, Policy
 from cudnn_autotune.tuning.gain import against_pytorch, pytorchs_entry, total
 
@@ -126,32 +124,6 @@ def test_every_decision_is_told(parsed: Page) -> None:
     assert "580.159.04" in parsed.texts["dd"]
     assert "relative error 0.0002" in parsed.texts["dd"]
     assert "sw_power_cap" in parsed.texts["dd"]
-
-
-def test_rows_of_a_decision() -> None:
-    """All that the page is to say of a decision: numbers as they are in it."""
-    decision = recorded("h200_resnet50_fprop", "sustained")
-    parsed = Page(rendered([decision]))
-    (chosen, tied), evidence = decision.selection.ranking[:2], decision.selection.evidence
-    assert evidence.tied == (chosen.candidate.text, tied.candidate.text)
-    assert "chosen" in parsed.texts["span"]
-    assert "tied" in parsed.texts["span"]
-    assert "PyTorch's pick" in parsed.texts["span"]
-    assert "PyTorch's own path" in parsed.texts["span"]
-    bound = f"At most {100 * evidence.regret_bound:.1f} % slower than the fastest (95 % sure)."
-    assert bound in parsed.texts["li"]
-    cells = " ".join(parsed.texts["td"])
-    for ms in (chosen.time_ms, chosen.sustained_ms):
-        assert f"{ms:.5f}" in cells
-    assert f"{chosen.low_ms:.5f}–{chosen.high_ms:.5f}" in parsed.text
-    rest = len(decision.selection.ranking) - MOST_CANDIDATES - 1  # and `aten`
-    assert f"Candidates that are not listed here: {rest}." in parsed.text
-    assert parsed.of("details")[0] == {"class": "decision", "open": None}
-    kept = decisions()[1]  # the same, as the store keeps it
-    assert kept.omitted == len(decision.selection.ranking) - len(kept.selection.ranking) > 0
-    parsed = Page(rendered([kept]))
-    assert f"Candidates that are not listed here: {kept.omitted}." in parsed.text
-    assert f"{len(kept.selection.ranking)} kept of {len(decision.selection.ranking)}" in parsed.text
 
 
 def test_against_pytorch() -> None:

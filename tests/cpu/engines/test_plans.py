@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from made_up_plans import PROBLEM, plan_of
+from made_up_plans import PROBLEM
 from subprocesses import evaluate_forked
 
 from cudnn_autotune import _C
@@ -23,11 +23,6 @@ pytestmark = pytest.mark.search
 )  # fmt: skip
 def test_a_text_tells_whether_cudnn_computes_it(text: str, expected: bool) -> None:
     assert _C.is_engine(text) is expected
-
-
-def test_only_engines_can_be_searched_by_cudnns_frontend() -> None:
-    with pytest.raises(ValueError, match="mine@1 is no engine of cuDNN"):
-        _C.frontend_find("sample_once", [plan_of("mine@1")], [], None, 0)
 
 
 # The builder that Python sets: in a process of its own, since it stays set
@@ -65,10 +60,6 @@ for name, body in {bodies!r}.items():
 def what_comes_of_builders() -> dict[str, str]:
     lines = evaluate_forked(BUILDERS.format(bodies=BODIES)).splitlines()
     return dict(line.split(": ", 1) for line in lines if ": " in line)
-
-
-def test_the_builder_is_given_what_names_the_plan() -> None:
-    assert what_comes_of_builders()["a plan"] == "mine@1:A=2 3"
 
 
 @pytest.mark.parametrize("error", ["ValueError", "PlanError"])

@@ -21,7 +21,6 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C, sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
 from cudnn_autotune.sampling import Batch, Limits, Sample
 from cudnn_autotune.store import Policy
 from cudnn_autotune.timers.lacking import NOTHING
@@ -109,27 +108,7 @@ def test_a_config_is_built_from_its_text(is_unfused: bool) -> None:
     assert one.engine_name == ("unfused:" if is_unfused else "") + f"eng{one.engine}"
 
 
-def test_another_kernel_of_an_unfused_engine_is_unfused() -> None:
-    compiled = replace(
-        first(True),
-        engine=78,
-        knobs={"KERNEL_CFG": 99},
-        text="unfused:eng78:KERNEL_CFG=99",
-        behavior_notes=("RUNTIME_COMPILATION",),
-    )
-    found = other_kernels([compiled])
-    assert found
-    assert all(c.text == f"unfused:{ca.expert.engine_text(78, c.knobs)}" for c in found)
-
-
 # The matrix product
-
-
-def test_a_pointwise_layer_with_a_bias_is_a_matrix_product() -> None:
-    problem = ca.ConvProblem("fprop", **POINTWISE, bias=True)
-    assert without_cudnn(problem, None) == [ATEN, MATMUL]
-    for more in ({"activation": "relu"}, {"residual": True}):
-        assert not _C.is_matmul(ca.ConvProblem("fprop", **POINTWISE, bias=True, **more).native())
 
 
 @pytest.mark.parametrize("channels", [(64, 96), (24, 1), (1, 40)])

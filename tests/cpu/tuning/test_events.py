@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
@@ -123,38 +120,3 @@ def test_a_long_search_is_told_of_while_it_runs(said: Said) -> None:
     said.is_there.clear()
     with searches.searching():
         assert not said.is_there.wait(0.2), "once is enough"
-
-
-def test_the_part_of_the_model_that_waits_is_named(said: Said) -> None:
-    searches = SlowSearches(after_s=0.05)
-
-    class Waits(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with searches.searching():
-                assert said.is_there.wait(30)
-            return x
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.Sequential(nn.Identity(), Waits())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.blocks(x)
-            return y
-
-    Net()(torch.ones(1))
-    (line,) = said.lines
-    assert "first calls of convolutions (now Net.blocks.1) have waited" in line
-
-
-def test_many_short_searches_are_told_of_together(said: Said) -> None:
-    searches = SlowSearches(after_s=0.2)
-    for _ in range(3):
-        with searches.searching():
-            time.sleep(0.02)
-    time.sleep(0.3)  # what passes between them is not searched
-    assert not said.lines
-    with searches.searching():
-        assert said.is_there.wait(30)
-    assert re.search(r"3 convolutions are ready, 0\.0\d+ s each\.", said.lines[0])

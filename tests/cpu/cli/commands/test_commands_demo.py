@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 from decisions import selection, timed
-from stored import layer, run, simulation
+from stored import run
 from strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.commands.demo import LAYERS, Tried, answer
-from cudnn_autotune.core.display import milliseconds
-from cudnn_autotune.tuning.gain import pytorchs_entry
 
 TIMES = {"eng1": 2.0, "eng2": 3.0}
 MODES = BUILT_IN_MODES
@@ -52,12 +50,3 @@ def test_modes_are_compared_by_the_same_times() -> None:
     assert line.endswith("; 1.00x by heuristic; not timed by sample_once")
     every = Tried.of(dict.fromkeys(MODES, "eng1"), [RANKED])
     assert answer("It", [every]) == "It: PyTorch 3.000 ms; 1.50x by every mode"
-
-
-def test_times_are_those_of_the_mode_with_most_launches() -> None:
-    made = {mode: simulation("quiet", layer(), mode) for mode in ("race", "sustained")}
-    found = {mode: one.selection for mode, one in made.items()}
-    longest = max(found.values(), key=lambda one: one.total_samples)
-    own = pytorchs_entry(longest)
-    tried = Tried.of({mode: s.winner.candidate.text for mode, s in found.items()}, found.values())
-    assert f"PyTorch {milliseconds(own.time_ms or 0.0)} ms" in answer("It", [tried])
