@@ -105,11 +105,6 @@ class SaysSettings(nn.Conv2d):
         return super().forward(x)
 
 
-class Greedy(Net):
-    def harm(self) -> None:
-        torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
-
-
 class Deep(nn.Sequential):
     """Takes (N, 3, H, W); has enough work for a GPU to be measured."""
 

@@ -129,20 +129,6 @@ def shared_between_unequal(count: int) -> tuple[list[ConvProblem], list[dict[str
     return tuned, trees(share(mine, tune_one, here, timeout_s=30.0))
 
 
-def shared_of_unequal_cost(count: int) -> float:
-    """Seconds; the last rank takes ten times as long for a problem as the others."""
-    slow = dist.get_rank() == dist.get_world_size() - 1
-    decide = tuner("race", "quiet", 0)
-
-    def tune_one(problem: ConvProblem) -> Decision:
-        time.sleep(0.5 if slow else 0.05)
-        return decide(problem)
-
-    start_s = time.perf_counter()
-    share(problems(count), tune_one, environment(), timeout_s=30.0)
-    return time.perf_counter() - start_s
-
-
 def shared_where_one(
     deed: str, culprit: int, timeout_s: float = 30.0, members: Sequence[int] | None = None
 ) -> list[dict[str, Any]]:
@@ -424,12 +410,6 @@ def agreed(count: int, is_late: bool = False, nonsense_on: int | None = None) ->
     except DistributedTuningError as error:
         result["error"] = str(error)
     return {**result, **standing(count)}
-
-
-def model_on_the_cpu(rank_1_has_a_gpu: bool) -> int:
-    has_a_gpu = rank_1_has_a_gpu and dist.get_rank() == 1
-    with mock.patch("cudnn_autotune.distributed.model.can_tune", return_value=has_a_gpu):
-        return len(tune(ca.Conv2d(3, 8, 3), torch.ones(1, 3, 8, 8), timeout_s=30.0))
 
 
 def sent_badly(call: str, culprit: int, message: str, bad: Any) -> list[dict[str, Any]]:

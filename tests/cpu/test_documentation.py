@@ -174,13 +174,22 @@ def test_whole_models() -> None:
         mean = statistics.geometric_mean(ratios.values())
         assert f"{least:.3f} to {most:.2f}" in text
         assert f"(geometric mean {mean:.2f})" in text
-    (run,) = record("models_folding", "h100")["results"]["runs"]
-    default, frozen = (
-        in_turns(run["times_ms"]["compile"], run["times_ms"][way])
-        for way in ("backend", "backend_frozen")
-    )
-    said = f"batch {run['batch']}: {default:.2f} by default, {frozen:.2f} frozen"
-    assert said in answer("models_folding")
+
+
+def test_models_of_sound_and_video() -> None:
+    ratios: dict[str, float] = {}
+    for name in ("contiguous", "formulas", "diffusion", "video"):
+        for run in record(f"models_{name}")["results"]["runs"]:
+            times = run["times_ms"]
+            ours = times.get("backend_compare", times.get("backend"))
+            ratios[run["model"]] = in_turns(times["compile"], ours)
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    assert (
+        f"wav2vec 2.0 {ratios['wav2vec2']:.2f}, HiFi-GAN {ratios['hifigan']:.2f}, "
+        f"Conv-TasNet {ratios['conv_tasnet']:.2f}, "
+        f"Stable Diffusion's VAE {ratios['sd_vae_decoder']:.2f}, "
+        f"a video decoder {ratios['video_decoder']:.2f}."
+    ) in text
 
 
 def test_kernels() -> None:

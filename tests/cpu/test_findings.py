@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import random
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -18,10 +17,8 @@ from cudnn_autotune import _C, sampling
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import KERNEL_CFGS
 from cudnn_autotune.sampling import sustained_run
-from cudnn_autotune.sampling.model_race import Entrant, ModelRace, rules, steps_in_model
-from cudnn_autotune.sampling.search import SearchState
 from cudnn_autotune.sampling.steady_final import _POWER_ERROR
-from cudnn_autotune.sampling.strategy import Budget, Limits
+from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
 from cudnn_autotune.timers.offline.replay import ReplayTimer
@@ -94,15 +91,6 @@ def test_blocks_at_the_power_limit_agree_by_the_power_that_they_drew() -> None:
     assert brought < sustained_run.FAR_READING_SIGMA
 
 
-def test_blocks_agree_best_by_the_exponent() -> None:
-    squares: dict[float, float] = {}
-    for exponent in (step / 20 for step in range(24, 51)):
-        for _, board, short, _ in alone():
-            found = [ms for b in short if (ms := brought_ms(b, board, exponent)) is not None]
-            squares[exponent] = squares.get(exponent, 0.0) + spread(found) ** 2
-    assert min(squares, key=squares.__getitem__) == pytest.approx(EXPONENT, abs=0.15)
-
-
 def test_times_at_the_limit_are_as_far_from_long_blocks_as_is_said() -> None:
     """From one engine to another of a layer, however many blocks there are."""
     off: dict[str, list[float]] = {}
@@ -127,25 +115,6 @@ def test_far_pages_are_the_faster_ones() -> None:
     assert sum(value < 0.98 for value in ratios) <= 1
     for entry in found.values():
         assert _C.far_pages(entry["pages"]["cycles"]) == entry["pages"]["far"]
-
-
-def test_loading_kernels() -> None:
-    page = (BENCHMARKS.parent / "docs" / "findings" / "loading-kernels.md").read_text()
-    for name, engines in (
-        ("h200_forum", ()),
-        ("h200_resnet50_fprop", ("aten", "eng0", "eng1", "eng71")),
-        ("h200_vgg_dgrad", ("eng25",)),
-    ):
-        runs: dict[str, tuple[float, float]] = {}
-        for candidate in recordings.load(name).candidates:
-            if candidate.first_run_ms and candidate.warm_ms:
-                runs.setdefault(candidate.text, (candidate.first_run_ms, candidate.warm_ms))
-        quoted = [statistics.median(first - warm for first, warm in runs.values())]
-        for engine in engines:
-            quoted += next(run for text, run in runs.items() if text.split(":")[0] == engine)
-            quoted.append(min(warm for _, warm in runs.values()))
-        for time_ms in quoted:
-            assert f"{time_ms:.3f}" in page, (name, time_ms)
 
 
 def played(name: str, mode: str, seed: int, limit: int = 0) -> tuple[Selection, ReplayTimer]:
@@ -216,40 +185,3 @@ def test_the_first_kernel_of_the_portfolio_is_near_the_best_most_often() -> None
     page = (BENCHMARKS.parent / "docs" / "findings" / "kernel-portfolio.md").read_text()
     assert f"on {count} of these {len(layers)} layers" in " ".join(page.split())
     assert count > second
-
-
-@pytest.mark.slow
-def test_what_one_race_over_a_model_costs() -> None:
-    """The last table of docs/findings/first-call.md."""
-    page = (BENCHMARKS.parent / "docs" / "findings" / "first-call.md").read_text()
-    calls = {"h200_vgg_dgrad": 8, "h200_resnet50_fprop": 2, "h200_forum": 1}
-    rows: dict[str, list[tuple[float, float]]] = {"one race": [], "race": [], "auto": []}
-    for seed in range(20):
-        entrants = []
-        for name, count in calls.items():
-            timer = ReplayTimer(recordings.load(name), seed)
-            found = SearchState(timer, Budget(timer, Limits()), rules(), random.Random(seed))
-            steps = steps_in_model(found, timer.candidates, Limits())
-            entrants.append(Entrant(name, count, found, steps))
-        ModelRace(entrants, lambda _: None).run()
-        together = {one.problem: (one.selection(), one.found.timer) for one in entrants}
-        rows["one race"].append(of_step(calls, together))
-        for mode in ("race", "auto"):
-            apart = {name: played(name, mode, seed) for name in calls}
-            rows[mode].append(of_step(calls, apart))
-    for label, runs in rows.items():
-        gpu_ms = statistics.median(gpu_ms for gpu_ms, _ in runs)
-        loss = statistics.geometric_mean(ratio for _, ratio in runs)
-        assert f"| {label} | {gpu_ms:.0f} ms | {loss:.4f} |" in page, f"{gpu_ms:.0f} {loss:.4f}"
-
-
-def of_step(calls: dict[str, int], chosen: dict[str, Any]) -> tuple[float, float]:
-    """GPU time of the searches, and the time of a step with what they chose over the least."""
-    step_ms = least_ms = gpu_ms = 0.0
-    for name, (selection, timer) in chosen.items():
-        cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
-        truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold if text in hot}
-        step_ms += calls[name] * truth[selection.winner.candidate.text]
-        least_ms += calls[name] * min(truth.values())
-        gpu_ms += selection.evidence.gpu_ms
-    return gpu_ms, step_ms / least_ms

@@ -16,7 +16,6 @@ from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.gpu import open_timer
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
 from cudnn_autotune.timers.offline.recording import Recording
-from cudnn_autotune.timers.telemetry import Board
 from cudnn_autotune_cli import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
@@ -89,20 +88,6 @@ def test_audit_and_its_continuation(tmp_path: Path) -> None:
     assert plot.stat().st_size > 0
 
 
-def test_sustained_truth(tmp_path: Path) -> None:
-    layers, path = tmp_path / "layers.json", tmp_path / "audit.json"
-    layers.write_text(json.dumps(LAYERS))
-    run(
-        *("audit", "--layers", layers, "--cases", "dense/fprop", "--modes", "race,pytorch_off"),
-        *("--sustained", "always", "--json", path),
-    )
-    found = record_file.load(path)
-    (oracle,) = found.oracle.values()
-    assert "sustained" in oracle.truths
-    (row,) = found.pytorch["pytorch_off"].values()
-    assert "sustained" in row.ratios
-
-
 def test_record_and_replay(tmp_path: Path) -> None:
     out, path = tmp_path / "dense.json.gz", tmp_path / "audit.json"
     problem = ConvProblem("fprop", (16, 64, 28, 28), (64, 64, 3, 3), padding=1, **HALF)
@@ -112,22 +97,3 @@ def test_record_and_replay(tmp_path: Path) -> None:
     found = record_file.load(path)
     assert found.kind == "replay"
     assert left_out(found) == {}
-
-
-def test_the_power_at_the_limit_is_recorded() -> None:
-    problem = ConvProblem("dgrad", (128, 512, 28, 28), (512, 512, 3, 3), padding=1, **HALF)
-    recording = recorded(problem, rounds=3, time_limit_ms=30e3)
-    alone = [r for r in recording.readings if r.phase not in ("start", "rounds")]
-    assert alone, "nothing ran alone"
-    telemetry = Board.of(0)
-    tells = bool(telemetry.state().reports_throttling)
-    assert {state.reports_throttling for state in alone} == {tells}
-    capped = [state for state in alone if "sw_power_cap" in state.throttle_reasons]
-    if len(capped) < len(alone) or telemetry.instant_power_w() is None:
-        pytest.skip("no power is read: the board is not at its limit, or does not tell")
-    for trace in recording.solo:
-        powers = [power for power in trace.power_w or () if power is not None]
-        assert powers, trace.text
-        limit_w = capped[0].power_limit_w
-        # Less where other tests' kernels take turns with these.
-        assert 0.6 * limit_w <= sorted(powers)[len(powers) // 2] <= 1.15 * limit_w

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
-from training_steps import assert_same_step, twin_layers
+from training_steps import twin_layers
 
 import cudnn_autotune as ca
 
@@ -72,18 +72,6 @@ def input() -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_autocast(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, dtype: torch.dtype) -> None:
-    theirs, ours = layers
-    with torch.autocast("cuda", dtype=dtype):
-        assert ours(input).dtype is dtype
-        assert_same_step(theirs, ours, input, 2e-2)
-        with torch.autocast("cuda", enabled=False):
-            assert ours(input).dtype is torch.float32
-            assert_same_step(theirs, ours, input)
-    assert {c.problem.dtype for c in ca.choices()} == {dtype, torch.float32}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_backward_under_autocast_is_judged_in_its_own_type(
     layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, dtype: torch.dtype
 ) -> None:
@@ -97,42 +85,6 @@ def test_a_backward_under_autocast_is_judged_in_its_own_type(
     assert set(made) == {"fprop", "wgrad"}
     assert all(choice.problem.dtype is torch.float32 for choice in made.values())
     assert not made["wgrad"].rejected
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_batched_gradients(
-    layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, layout: torch.memory_format
-) -> None:
-    found = []
-    for layer in layers:
-        layer.to(memory_format=layout)
-        sample = input.contiguous(memory_format=layout).requires_grad_()
-        output = layer(sample)
-        seeds = torch.linspace(1, 2, 3 * output.numel(), device="cuda").view(3, *output.shape)
-        found.append(
-            torch.autograd.grad(output, (sample, layer.weight), seeds, is_grads_batched=True)
-        )
-    for actual, expected in zip(found[1], found[0], strict=True):
-        assert_close(actual, expected.double(), 1e-5)
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compile(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, backend: str) -> None:
-    torch._dynamo.reset()
-    theirs, ours = layers
-    model = nn.Sequential(ours, nn.ReLU(), nn.BatchNorm2d(12, device="cuda")).eval()
-    eager = nn.Sequential(theirs, nn.ReLU(), model[2]).eval()
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    for layout in (torch.contiguous_format, torch.channels_last):
-        arranged = input.contiguous(memory_format=layout)
-        assert_close(compiled(arranged), eager(arranged), 1e-5)
-        steps = [
-            torch.autograd.grad(m(arranged).sin().sum(), list(layer.parameters()))
-            for m, layer in ((compiled, ours), (eager, theirs))
-        ]
-        for mine, right in zip(*steps, strict=True):
-            assert_close(mine, right, 1e-5)
-    assert ca.choices(), "the compiled graph did not call our ops"
 
 
 def test_forward_mode_dual_numbers(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:
@@ -163,13 +115,6 @@ def test_frozen(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, frozen: str)
     ops_run = {c.problem.op for c in ca.choices()}
     assert ("wgrad" in ops_run) == ("weight" not in frozen)
     assert ("dgrad" in ops_run) == (frozen != "input")
-
-
-def test_hooks(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:
-    for module in layers:
-        module.weight.register_hook(lambda g: 2 * g)
-        module.register_full_backward_hook(lambda m, gi, go: (3 * gi[0],))
-    assert_same_step(*layers, input)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

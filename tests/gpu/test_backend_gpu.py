@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.backend.programs import FrozenWeights
 from cudnn_autotune.store import kept_plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
@@ -106,42 +104,6 @@ def test_a_fused_model_needs_no_kernels_but_those_for_its_ends_and_its_weights(
     assert codes[0].count("fold_weights.default(") == (not freezing)
     assert output.is_contiguous(memory_format=layout)
     assert "assumed to be not aligned" not in codes[0]
-
-
-def test_what_is_left_unfused_is_tuned_and_in_one_layout() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(64, 64, 3, padding=1, bias=False)
-            self.second = nn.Conv2d(64, 64, 3, padding=1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x).sin()).relu()
-
-    model = Model().eval().cuda().half()
-    input = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
-    with torch.no_grad():
-        output, codes = run_and_get_code(compiled(model), input)
-        torch.testing.assert_close(output, model(input), rtol=2e-2, atol=2e-2)
-    assert codes[0].count("conv_fused.default(") == 1
-    assert codes[0].count("conv_fprop.default(") == 1
-    assert [group.is_fused for group in last().groups] == [False, True]
-
-
-def test_a_group_is_fused_if_it_is_measured_to_be_faster() -> None:
-    model, input, expected = block()
-    options = {"sampling": "race"}
-    with torch.no_grad():
-        output = torch.compile(model, backend="cudnn_autotune", options=options)(input)
-    assert_close(output, expected, 3 * tolerance(torch.float16))
-    record = last()
-    assert record.mode == "inference"
-    for group in record.groups:
-        fused, several = map(float, re.findall(r"([\d.]+) us", group.reason))
-        assert group.is_fused == (fused < several) or fused == several
-    assert set(record.times_ms) == set(record.gpu_times_ms) == {"inductor", "cudnn_autotune"}
-    assert record.chosen == min(record.times_ms, key=record.times_ms.__getitem__)
-    assert "relative error" not in record.note
 
 
 @pytest.mark.compiles
@@ -280,17 +242,6 @@ def test_a_changed_weight_is_right_in_a_capture_and_after_it() -> None:
         assert_close(program(input), expected, 3 * tolerance(torch.float16))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="it needs two GPUs")
-def test_a_model_on_a_gpu_that_is_not_the_current_one() -> None:
-    model, input, expected = block()
-    model, input = model.to("cuda:1"), input.to("cuda:1")
-    with torch.no_grad():
-        output = compiled(model, compare=True, fuse="measure")(input)
-    assert output.device == input.device
-    assert len(last().times_ms) == 2
-    assert_close(output, expected, 3 * tolerance(torch.float16))
-
-
 @pytest.mark.parametrize("compare", [False, True])
 def test_a_change_of_a_weight_is_seen(compare: bool) -> None:
     model, input, _ = block(torch.float32)
@@ -301,17 +252,6 @@ def test_a_change_of_a_weight_is_seen(compare: bool) -> None:
             model.first.weight.mul_(-1.5)  # type: ignore[operator]
         model.load_state_dict(Block().state_dict())
         torch.testing.assert_close(program(input), model(input), rtol=1e-2, atol=1e-2)
-
-
-def test_looking_for_changed_weights_costs_little() -> None:
-    """ResNet-50 has 267 parameters and buffers that matter."""
-    weights = [torch.ones(64, device="cuda") for _ in range(267)]
-    guard = FrozenWeights(range(267), weights)
-    assert guard.are_those_of(weights)
-    start = time.perf_counter()
-    for _ in range(100):
-        guard.are_those_of(weights)
-    assert (time.perf_counter() - start) / 100 < 200e-6
 
 
 @pytest.mark.parametrize("in_captures", ["inductor", "cudnn_autotune"])
@@ -365,16 +305,6 @@ def test_dynamic_sizes() -> None:
     assert len(last().fused) == 3
 
 
-def test_autocast() -> None:
-    model, input, expected = block(torch.float32)
-    program = compiled(model)
-    with torch.no_grad(), torch.autocast("cuda", torch.float16):
-        output = program(input)
-    assert output.dtype == torch.float16
-    assert_close(output, expected, 3 * tolerance(torch.float16))
-    assert len(last().fused) == 3
-
-
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_training(layout: torch.memory_format) -> None:
     theirs, input, _ = block(torch.float32, layout)
@@ -386,30 +316,6 @@ def test_training(layout: torch.memory_format) -> None:
         assert_close(one.grad, other.grad, 2e-2)  # type: ignore[arg-type]
     problems = {choice.problem.op for choice in ca.choices()}
     assert problems == {"fprop", "dgrad", "wgrad"}
-
-
-def test_a_scaled_branch_is_added_to_its_residual() -> None:
-    """ESRGAN's: the number is folded into the weight and the bias."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(64, 64, 3, padding=1)
-            self.second = nn.Conv2d(64, 64, 3, padding=1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(F.leaky_relu(self.first(x), 0.2)) * 0.2 + x
-
-    model = Model().eval().cuda().half().to(memory_format=torch.channels_last)
-    input = torch.randn(2, 64, 28, 28, device="cuda", dtype=torch.float16)
-    input = input.to(memory_format=torch.channels_last)
-    with torch.no_grad():
-        expected = copy.deepcopy(model).double()(input.double())
-        output, codes = run_and_get_code(compiled(model), input)
-    texts = [group.text for group in last().fused]
-    assert texts == ["conv + bias + leaky_relu(0.2)", "conv + bias + residual"]
-    assert codes[0].count("conv_fused.default(") == 2
-    assert_close(output, expected, 2 * tolerance(torch.float16))
 
 
 @pytest.mark.parametrize("dims", [1, 3])

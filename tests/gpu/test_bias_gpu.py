@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,6 @@ from training_steps import assert_same_step, twin_layers
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
-from cudnn_autotune.nn.model_problems import problems_of
-from cudnn_autotune.timers.measuring import operands, run_operator
-from cudnn_autotune.tuning.tune_problem import tune
 
 pytestmark = pytest.mark.gpu
 
@@ -209,53 +205,6 @@ def test_a_matrix_product_adds_the_bias() -> None:
     assert "aten::add_" not in keys
 
 
-@pytest.mark.parametrize("mode", ["race", "auto", "sample_once", "median_of_three", "till_stable"])
-def test_both_kinds_are_timed(mode: str) -> None:
-    decision = tune(PROBLEM, 0, mode)
-    timed = [m for m in decision.selection.ranking if m.time_ms is not None]
-    assert {m.candidate.is_unfused for m in timed if m.candidate.engine is not None} == {
-        True,
-        False,
-    }
-    assert decision.relative_error is not None
-
-
-def test_pytorchs_own_path_is_timed_as_the_first_unfused_plan() -> None:
-    decision = tune(PROBLEM, 0, "race")
-    first = ca.expert.candidates(PROBLEM, device="cuda")[0]
-    own = next(m for m in decision.selection.ranking if m.candidate.text == "aten")
-    assert own.runs == first.text
-    assert first.is_unfused
-
-
-def test_a_depthwise_layer_may_be_pytorchs() -> None:
-    """Its own kernel has the bias inside; it is timed by itself."""
-    given = tensors("depthwise", torch.float32)
-    call("depthwise", *given, sampling="race")
-    (choice,) = ca.choices()
-    own = next(m for m in choice.selection.ranking if m.candidate.text == "aten")
-    assert own.time_ms is not None
-    assert own.runs == ""
-
-
-def test_a_budget_and_a_limit() -> None:
-    given = tensors("3x3", torch.float16, True)
-    right = expected("3x3", *given)
-    with ca.flags("race", benchmark_limit=4, budget_ms=50, workspace_limit=0):
-        assert_close(call("3x3", *given), right, tolerance(torch.float16))
-    (choice,) = ca.choices()
-    assert choice.problem == PROBLEM
-    assert choice.workspace_bytes == 0
-
-
-def test_deterministic(cudnn_flags: Any) -> None:
-    cudnn_flags(deterministic=True)
-    given = tensors("3x3", torch.float16, True)
-    first = call("3x3", *given, sampling="race")
-    assert ca.choices()[0].problem.deterministic
-    assert all(torch.equal(call("3x3", *given, sampling="race"), first) for _ in range(3))
-
-
 @pytest.mark.parametrize("which", ["input", "weight", "bias"])
 def test_misaligned_tensors_are_not_copied_for_a_fused_engine(which: str) -> None:
     """Fused engines need aligned addresses. The others have a key with their alignment."""
@@ -270,29 +219,7 @@ def test_misaligned_tensors_are_not_copied_for_a_fused_engine(which: str) -> Non
     assert not choice.problem.bias
 
 
-def test_online_decides() -> None:
-    given = tensors("3x3", torch.float16, True)
-    right = expected("3x3", *given)
-    for _ in range(400):
-        output = call("3x3", *given, sampling="online")
-    assert_close(output, right, tolerance(torch.float16))
-    assert_close(call("3x3", *given, sampling="online"), right, tolerance(torch.float16))
-
-
 # Where the calls come from
-
-
-def test_a_choice_is_stored_with_its_bias(tmp_path: Path) -> None:
-    ca.set_store(tmp_path, mode="read_write")
-    given = tensors("3x3", torch.float16, True)
-    right = expected("3x3", *given)
-    call("3x3", *given, sampling="race")
-    (found,) = ca.choices()
-    assert (found.problem, found.origin) == (PROBLEM, "tuned")
-    ca.forget()
-    assert_close(call("3x3", *given, sampling="race"), right, tolerance(torch.float16))
-    (again,) = ca.choices()
-    assert (again.problem, again.origin, again.text) == (PROBLEM, "store", found.text)
 
 
 @pytest.mark.parametrize("is_warm", [True, False])
@@ -331,30 +258,6 @@ def test_a_first_call_in_a_capture_runs_what_pytorch_does() -> None:
     assert any(name.startswith("cudnn_autotune::unfused:") for name in names)
 
 
-@pytest.mark.parametrize("is_unfused", [True, False])
-def test_what_is_executed_by_name_is_not_differentiated(is_unfused: bool) -> None:
-    given = tensors("3x3", torch.float16, True)
-    right = expected("3x3", *given)
-    text = next(c.text for c in ca.expert.candidates(PROBLEM) if c.is_unfused == is_unfused)
-    for tensor in given:
-        tensor.requires_grad_()
-    output = ca.expert.execute(PROBLEM, text, *given)
-    assert not output.requires_grad
-    assert_close(output, right, tolerance(torch.float16))
-
-
-@pytest.mark.parametrize("kind", ["fused", "unfused", "aten"])
-def test_each_kind_is_captured(kind: str) -> None:
-    ca.pin(PROBLEM, of_each_kind()[kind])
-    given = tensors("3x3", torch.float16, True)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = call("3x3", *given)
-    graph.replay()
-    assert_close(output, expected("3x3", *given), tolerance(torch.float16))
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_enabled_for_the_process(channels_last: bool) -> None:
     given = tensors("3x3", torch.float16, channels_last)
@@ -391,31 +294,6 @@ def test_a_training_step_while_enabled() -> None:
     }
 
 
-def test_autocast() -> None:
-    _, layer = twin_layers(16, 24, 3)
-    layer.sampling = "race"
-    input = torch.randn(4, 16, 20, 18, device="cuda")
-    with torch.autocast("cuda"), torch.no_grad():
-        output = layer(input)
-    halves = (t.half() for t in (input, layer.weight, layer.bias))
-    assert_close(output, F.conv2d(*(t.cpu().double() for t in halves)), tolerance(torch.float16))
-    (choice,) = ca.choices()
-    assert (choice.problem.dtype, choice.problem.bias) == (torch.float16, True)
-
-
-def test_a_tuned_model_meets_the_problems_that_were_tuned() -> None:
-    model = nn.Sequential(ca.Conv2d(8, 8, 3), nn.ReLU(), ca.Conv2d(8, 8, 3, bias=False)).cuda()
-    x = torch.randn(2, 8, 20, 20, device="cuda")
-    problems = problems_of(model, x)
-    assert [p.bias for p in problems if p.op == "fprop"] == [True, False]
-    for problem in problems:
-        tune(problem, 0, "race")
-    with ca.flags("race"):
-        before = ca.choices()
-        model(x).sum().backward()
-    assert ca.choices() == before
-
-
 def test_inductor_still_adds_the_bias() -> None:
     model = nn.Sequential(ca.Conv2d(16, 16, 3, sampling="heuristic"), nn.ReLU()).cuda().eval()
     exact = copy.deepcopy(model).cpu().double()
@@ -426,11 +304,3 @@ def test_inductor_still_adds_the_bias() -> None:
     assert_close(output, right, tolerance(torch.float32, allow_tf32=True))
     assert ca.choices()
     assert not any(choice.problem.bias for choice in ca.choices())
-
-
-def test_the_fused_operator_and_the_layer_share_a_choice() -> None:
-    data = operands(PROBLEM)
-    run_operator(PROBLEM, data, "race")
-    x, w, _, bias = data
-    ca.functional.conv2d(x, w, bias, padding=1, sampling="race")
-    assert [choice.problem for choice in ca.choices()] == [PROBLEM]

@@ -12,7 +12,6 @@ from stored import refused, run, succeeded
 from user_implementations import EMPTY, Written, registered
 
 import cudnn_autotune as ca
-from cudnn_autotune import sampling
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning.gain import against_pytorch, total
@@ -86,11 +85,6 @@ def test_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sys.modules.pop("my_gpu_net")
 
 
-def test_devices(tmp_path: Path) -> None:
-    count = torch.cuda.device_count()
-    assert "'--device'" in refused("tune", *LAYER, "--device", count, "--store", tmp_path)
-
-
 CHECKED = (
     "check",
     "--input",
@@ -129,15 +123,3 @@ def test_a_gpu_that_is_not_here_is_built_for() -> None:
     text = succeeded(*CHECKED, "--candidate", "depthwise", "--gpu", "a100")
     assert "compiles to" in text
     assert "Nothing was run, since a100 is not here" in text
-
-
-def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "names", lambda: ("heuristic", "race", "auto"))
-    text = succeeded("demo")
-    assert text.startswith(torch.cuda.get_device_name())
-    forum, resnet = text.index("The forum's convolution"), text.index("A layer of ResNet-50")
-    for part in (text[forum:resnet], text[resnet:]):
-        assert "PyTorch's time is not known" not in part
-        assert "x by " in part
-        assert "auto" in part or "every mode" in part
-    assert ca.choices() == []

@@ -105,20 +105,6 @@ def test_every_convolution_runs_a_chosen_engine(x: Tensor, layout: torch.memory_
     assert {choice.problem.memory_format for choice in ca.choices()} >= {layout}
 
 
-def test_reverted_it_is_pytorchs(x: Tensor) -> None:
-    model = ca.revert(ca.convert(Net().cuda()))
-    training_step(model, x)
-    assert ca.choices() == []
-
-
-def test_the_mode_reaches_a_forward_of_its_own(x: Tensor) -> None:
-    model = ca.convert(Net().cuda(), "race")
-    with torch.no_grad():
-        model(x)
-    assert len(ca.choices()) == CONVOLUTIONS
-    assert {choice.sampling for choice in ca.choices()} == {"race"}
-
-
 def test_compiled_without_a_graph_break(x: Tensor) -> None:
     theirs = Net().cuda().eval()
     ours = ca.convert(copy.deepcopy(theirs))
@@ -155,14 +141,6 @@ def test_gradient_checkpointing(x: Tensor, use_reentrant: bool) -> None:
     for mine, right in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert_close(mine.grad, right.grad, 1e-4)
     assert len(ca.choices()) > 0
-
-
-def test_under_autocast(x: Tensor) -> None:
-    theirs = Net().cuda()
-    ours = ca.convert(copy.deepcopy(theirs))
-    with torch.autocast("cuda", torch.bfloat16):
-        assert_close(ours(x), theirs(x), 3e-2)
-    assert {choice.problem.dtype for choice in ca.choices()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -239,15 +217,3 @@ def test_casts_of_the_other_layout_are_not_kept() -> None:
         assert model(x).is_contiguous()
         ca.convert(model, memory_format=LAST)
         assert model(x).is_contiguous(memory_format=LAST)
-
-
-def test_a_model_on_a_gpu_is_measured_in_its_own_device_and_stream() -> None:
-    stream = torch.cuda.Stream()
-    model = Chain().cuda()
-    x = torch.randn(4, 8, 20, 20, device="cuda")
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        ca.convert(model, memory_format="auto", example_input=x)
-    stream.synchronize()
-    choice = ca.conversion(model).memory_format
-    assert choice.times_ms

@@ -60,13 +60,6 @@ def test_errors_are_pytorchs(kind: str) -> None:
     assert torch.equal(output.cpu(), torch.full((2, 6, 7, 6), 36.0))
 
 
-def test_a_bad_mode_is_named_on_the_gpu_too() -> None:
-    with pytest.raises(ValueError, match="sampling"):
-        ca.functional.conv2d(on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), sampling="fastest")
-    with pytest.raises(ValueError, match="workspace_limit"):
-        ca.functional.conv2d(on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), workspace_limit=-2)
-
-
 @pytest.mark.parametrize("op", ["conv_dgrad", "conv_wgrad"])
 def test_gradients_of_another_size_are_refused(op: str) -> None:
     grad_output = on_gpu(2, 6, 7, 6)
@@ -77,11 +70,3 @@ def test_gradients_of_another_size_are_refused(op: str) -> None:
     )
     with pytest.raises((RuntimeError, ValueError), match="grad_output"):
         getattr(torch.ops.cudnn_autotune, op)(grad_output, other, size, [1, 1], [0, 0], [1, 1], 1)
-
-
-def test_a_device_that_is_not_there() -> None:
-    problem = ca.ConvProblem("fprop", input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
-    count = torch.cuda.device_count()
-    for device in (count, f"cuda:{count}", torch.device("cuda", count)):
-        with pytest.raises((ValueError, RuntimeError), match="device"):
-            ca.expert.candidates(problem, device=device)

@@ -225,10 +225,3 @@ def test_measure_times_what_execute_runs(cache: Literal["hot", "cold"]) -> None:
     for samples in times.values():
         assert len(samples) == 4
         assert all(0 < t < 1000 for t in samples)
-
-
-def test_measure_raises_what_a_config_fails_of() -> None:
-    problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
-    good = ca.expert.candidates(problem, device="cuda")[0].text
-    with pytest.raises(ca.CudnnError):
-        ca.expert.measure(problem, [good, "eng999"])

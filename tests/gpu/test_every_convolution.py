@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, jvp, vmap
 from torch.library import opcheck
-from training_steps import assert_same_step, twin_layers
+from training_steps import twin_layers
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
@@ -64,19 +64,6 @@ def test_the_problems_that_a_layer_makes(kind: str, layers: tuple[nn.Module, Any
         assert problem.spatial_dims == int(kind[-2])
         assert problem.weight_shape == tuple(ours.weight.shape)
         assert (problem.output_shape if transposed else problem.input_shape) == size
-
-
-@pytest.mark.parametrize("mode", ["sample_once", "race"])
-def test_search(kind: str, layers: tuple[nn.Module, Any], input: Tensor, mode: str) -> None:
-    theirs, ours = layers
-    ours.sampling = mode
-    ca.set_benchmark_limit(4)
-    assert_same_step(theirs, ours, input)
-    made = ca.choices()
-    assert {choice.problem.op for choice in made} == {"fprop", "dgrad", "wgrad"}
-    assert all(choice.sampling == mode for choice in made)
-    assert_same_step(theirs, ours, input)
-    assert len(ca.choices()) == len(made)
 
 
 def test_the_fast_path_takes_what_layers_pass(
@@ -130,15 +117,6 @@ def test_opcheck_of_transposed(name: str, dtype: torch.dtype, channels_last: boo
     assert set(found.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_autocast(layers: tuple[nn.Module, Any], input: Tensor, dtype: torch.dtype) -> None:
-    theirs, ours = layers
-    with torch.autocast("cuda", dtype=dtype):
-        assert ours(input).dtype is dtype
-        assert_same_step(theirs, ours, input, 2e-2)
-    assert {choice.problem.dtype for choice in ca.choices()} == {dtype}
-
-
 def test_second_derivatives(layers: tuple[nn.Module, Any], input: Tensor) -> None:
     """As of a gradient penalty."""
     results = []
@@ -172,18 +150,6 @@ def test_func_transforms(layers: tuple[nn.Module, Any], input: Tensor) -> None:
         )
     for right, mine in zip(*results, strict=True):
         assert_close(mine, right, 1e-5)
-
-
-def test_what_is_captured(layers: tuple[nn.Module, Any], input: Tensor) -> None:
-    theirs, ours = layers
-    with torch.no_grad():
-        ours(input)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            output = ours(input)
-        input.normal_()
-        graph.replay()
-        assert_close(output, theirs(input), 1e-5)
 
 
 # Inductor
@@ -282,29 +248,6 @@ def test_compiled_training(dims: int, channels_last: bool, fresh_compiler: None)
     assert backward.count("conv_wgrad.default(") == 4
     assert "convolution_backward.default(" not in backward
     assert kernels[1] <= kernels[0]
-
-
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize(
-    "options", [{"max_autotune": True}, {"cpp_wrapper": True}, {"triton.cudagraphs": True}], ids=str
-)
-def test_compiled_otherwise(dims: int, options: dict[str, bool], fresh_compiler: None) -> None:
-    theirs, ours, input = autoencoders(dims, channels_last=True)
-    compiled = torch.compile(ours.eval(), options=options, fullgraph=True)
-    with torch.no_grad():
-        expected = theirs.eval()(input)
-        for _ in range(3):
-            output = compiled(input)
-        torch.testing.assert_close(output, expected, rtol=1e-2, atol=1e-3)
-
-
-def test_compiled_with_dynamic_sizes(fresh_compiler: None) -> None:
-    theirs, ours, _ = autoencoders(2, channels_last=False)
-    compiled = torch.compile(ours.eval(), dynamic=True, fullgraph=True)
-    with torch.no_grad():
-        for batch, size in ((2, 16), (5, 24)):
-            input = torch.randn(batch, 4, size, size, device="cuda")
-            torch.testing.assert_close(compiled(input), theirs.eval()(input), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

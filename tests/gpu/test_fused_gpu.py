@@ -13,7 +13,6 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.timers.measuring import added_operands, operands, run_operator
-from cudnn_autotune.tuning.tune_problem import tune
 
 pytestmark = pytest.mark.gpu
 
@@ -170,15 +169,6 @@ def test_every_engine_passes_on_what_is_not_finite(value: float, activation: str
     assert not others, f"expected {expected[0, :2, 3, 5].tolist()}, got {others}"
 
 
-def test_a_choice_is_searched_once_stored_and_explained() -> None:
-    problem = make("3x3", "fp16_nhwc", "relu", bias=True, residual=True)
-    decision = tune(problem, 0, "race")
-    assert decision.problem == problem
-    assert decision.chosen is not None
-    assert {m.candidate.text for m in decision.selection.ranking} > {"aten"}
-    assert tune(problem, 0, "race") == decision
-
-
 def test_operands_of_any_layout_and_alignment() -> None:
     problem = make("3x3", "fp16_nhwc", "relu", bias=True, residual=True)
     x, w, y, b, r = operands(problem)
@@ -225,22 +215,3 @@ def test_a_first_call_in_a_capture_runs_no_engine_unchecked(shape: str) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert relative_error(output, reference(problem, data)) <= allowed(problem)
-
-
-def test_online_decides_a_fused_problem() -> None:
-    problem = make("1x1", "fp16_nhwc", "relu", bias=True)
-    data = operands(problem)
-    expected = reference(problem, data)
-    for _ in range(60):
-        output = run_operator(problem, data, "online")
-    assert relative_error(output, expected) <= allowed(problem)
-
-
-def test_an_engine_is_executed_on_tensors_of_any_alignment() -> None:
-    problem = make("1x1", "fp16_nhwc", "relu", bias=True)
-    x, w, _, b = operands(problem)
-    text = ca.expert.candidates(problem, device="cuda")[0].text
-    shifted = torch.empty(b.numel() + 1, dtype=b.dtype, device="cuda")[1:].copy_(b)
-    assert torch.equal(
-        ca.expert.execute(problem, text, x, w, shifted), ca.expert.execute(problem, text, x, w, b)
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import statistics
@@ -96,17 +95,6 @@ def test_times_and_clocks_are_plausible(op: str, open_timer: Open) -> None:
             assert len(samples) == 2 * len(batches)
             check_samples(samples, timer)
     assert timer.elapsed_ms() > start_ms
-
-
-def test_the_clock_is_told_for_batches_long_enough(open_timer: Open) -> None:
-    """All of them or none: none where the driver does not take the kernel that reads it."""
-    problem = ca.ConvProblem("fprop", **{**DENSE, "input_shape": (64, 64, 56, 56)})
-    timer = open_timer(problem)
-    (first,) = timer.runnable(ca.expert.candidates(problem), limit=1)
-    timer.run([Batch(first, 20, "hot")] * 3)
-    samples = timer.run([Batch(first, 100, "hot")] * 5)
-    check_samples(samples, timer)
-    assert len({sample.clock_mhz is None for sample in samples}) == 1
 
 
 FIRST_RUNS = """
@@ -258,18 +246,6 @@ def test_matrix_product(
         check_samples(timer.run([Batch(MATMUL, 1, cache), Batch(MATMUL, 4, cache)] * 2), timer)
 
 
-def test_texts_that_nobody_knows_are_refused(open_timer: Open) -> None:
-    problem = ca.ConvProblem("fprop", **DENSE)
-    timer = open_timer(problem)
-    for text in ("nonsense", "", "matmul"):  # a 3x3 kernel is no matrix product
-        with pytest.raises(ValueError, match="engine_text"):
-            timer.run([Batch(replace(ATEN, text=text))])
-    (ready,) = timer.runnable(ca.expert.candidates(problem)[:1])
-    with pytest.raises(ValueError, match="calls"):
-        timer.run([Batch(ready, 0)])
-    check_samples(timer.run([Batch(ready), Batch(ATEN)]), timer)  # and nothing is broken
-
-
 def test_what_does_not_build_is_not_runnable(open_timer: Open) -> None:
     problem = ca.ConvProblem("dgrad", **DENSE)
     timer = open_timer(problem)
@@ -379,27 +355,6 @@ def test_a_larger_workspace_takes_the_place_of_the_one_before(open_timer: Open) 
         pytest.skip("no two engines here need workspaces of sizes that differ much")
 
 
-def test_closing_gives_the_memory_back_and_keeps_the_plans() -> None:
-    problem = ca.ConvProblem("fprop", **DENSE)
-    candidates = ca.expert.candidates(problem)[:5]
-    timer = GpuTimer.open(problem)
-    gc.collect()
-    before = torch.cuda.memory_allocated()
-    ready = timer.runnable(candidates)
-    timer.run([Batch(c, calls, cache) for c in ready for calls in (1, 8) for cache in CACHES])
-    timer.run([Batch(c, 8, cache) for c in ready for cache in CACHES])
-    assert torch.cuda.memory_allocated() > before + 2 * SLACK, "no copies for a cold cache"
-    timer.close()
-    assert torch.cuda.memory_allocated() <= before + SLACK
-    assert {c.text for c in ready} == timer.plans.keys()
-    # Closed is not broken: it sets itself up again.
-    assert timer.runnable(ready) == ready
-    check_samples(timer.run([Batch(ready[0], 1, cache) for cache in CACHES]), timer)
-    timer.close()
-    timer.close()
-    assert torch.cuda.memory_allocated() <= before + SLACK
-
-
 @pytest.mark.parametrize("technique", ["sample_once", "median_of_three", "till_stable"])
 def test_cudnns_own_search(technique: str, open_timer: Open) -> None:
     problem = ca.ConvProblem("fprop", **DENSE)
@@ -413,37 +368,6 @@ def test_cudnns_own_search(technique: str, open_timer: Open) -> None:
     assert all(0 < t < 1000 for t in times)
     assert found.total_samples >= sum(entry.samples for entry in found.ranking)
     assert 1 <= len(timer.frontend_find(technique, ready, 2).ranking) <= 2
-
-
-def test_the_board_is_read(open_timer: Open) -> None:
-    """What NVML tells, where there is NVML."""
-    state = open_timer(ca.ConvProblem("fprop", **DENSE)).state()
-    for value, most in (
-        (state.power_w, 3000),
-        (state.power_limit_w, 3000),
-        (state.temperature_c, 130),
-        (state.clock_mhz, 5000),
-        (state.max_clock_mhz, 5000),
-    ):
-        assert value is None or 0 < value < most
-    assert all(isinstance(reason, str) for reason in state.throttle_reasons)
-
-
-def test_a_device_that_is_not_here() -> None:
-    problem = ca.ConvProblem("fprop", **DENSE)
-    for device in ("h200", "cpu", f"cuda:{torch.cuda.device_count()}"):
-        with pytest.raises(ValueError, match="device"):
-            GpuTimer.open(problem, device)
-
-
-def test_a_search_that_comes_to_nothing_keeps_what_it_measured(open_timer: Open) -> None:
-    timer = open_timer(ca.ConvProblem("fprop", **DENSE))
-    assert timer.broken_off("no candidate runs") is None
-    timer.run([Batch(ATEN)])
-    result = timer.broken_off("no candidate runs")
-    assert result.winner.candidate == ATEN
-    assert result.winner.eliminated == "no candidate runs"
-    assert result.total_samples == 1
 
 
 def test_the_power_is_told_where_a_reading_fell(open_timer: Open) -> None:

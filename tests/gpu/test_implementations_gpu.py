@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ from torch import Tensor
 from user_implementations import registered
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C
-from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.timers.timer import Batch
-from cudnn_autotune.tuning import implementing, isolated_run
-from cudnn_autotune.tuning.online_tuner import TUNER
+from cudnn_autotune.tuning import isolated_run
 
 pytestmark = pytest.mark.gpu
 
@@ -122,30 +118,6 @@ def test_a_function_and_a_recipe_serve(build: Any) -> None:
     assert_close(y, F.conv2d(x.double(), w.double()), ALLOWED)
 
 
-@pytest.mark.parametrize("mode", ["race", "sustained", "auto"])
-def test_every_mode_times_it(mode: str) -> None:
-    register(user_kernels.build_recipe)
-    call(*operands(), sampling=mode)
-    (choice,) = ca.choices()
-    (entry,) = [e for e in choice.searched.ranking if e.candidate.text == "mine@1:right"]
-    assert entry.time_ms is not None, entry.eliminated
-
-
-def test_online_takes_it_into_its_turns() -> None:
-    register(user_kernels.build_recipe)
-    x, w = operands()
-    ca.functional.conv2d(x, w, sampling="online")
-    deadline = time.monotonic() + 240.0
-    while TUNER.undecided and time.monotonic() < deadline:
-        ca.functional.conv2d(x, w, sampling="online")
-        torch.cuda.synchronize()
-    assert not TUNER.undecided
-    (choice,) = ca.choices()
-    ranked = {e.candidate.text: e for e in choice.searched.ranking}
-    assert "mine@1:right" in ranked
-    assert "failed" not in ranked["mine@1:right"].eliminated
-
-
 def test_it_is_run_and_timed_by_name() -> None:
     register(user_kernels.build_recipe)
     x, w = operands()
@@ -166,43 +138,6 @@ def test_it_is_run_and_timed_by_name() -> None:
 
 
 # Those of the package compete
-
-
-def call_grouped() -> ca.Choice:
-    """A grouped layer of few channels; returns what was chosen."""
-    x = torch.randn(4, 64, 28, 28, device="cuda", dtype=torch.float16)
-    w = torch.randn(64, 8, 3, 3, device="cuda", dtype=torch.float16)
-    x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
-    y = ca.functional.conv2d(x, w, padding=1, groups=8, sampling="auto")
-    assert_close(y, F.conv2d(x.double(), w.double(), padding=1, groups=8), ALLOWED)
-    (choice,) = ca.choices()
-    return choice
-
-
-def of_the_package(choice: ca.Choice) -> list[Measurement]:
-    names = {one.name for one in BUILT_IN}
-    ranking = choice.searched.ranking
-    return [e for e in ranking if e.candidate.engine_name.partition("@")[0] in names]
-
-
-def test_those_of_the_package_are_timed() -> None:
-    with registered(*BUILT_IN):
-        entries = of_the_package(call_grouped())
-    assert entries
-    assert all(e.time_ms is not None for e in entries), [e.eliminated for e in entries]
-
-
-def test_without_nvrtc_others_serve_and_the_log_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def absent() -> None:
-        raise _C.PlanError("NVRTC is not there: libnvrtc.so")
-
-    monkeypatch.setattr(_C, "nvrtc_version", absent)
-    monkeypatch.setattr(implementing, "_reported", set())
-    with registered(*BUILT_IN):
-        assert of_the_package(call_grouped()) == []
-    assert caplog.text.count("NVRTC is not there") == 1
 
 
 # It is remembered
@@ -250,28 +185,6 @@ def test_another_process_takes_it_from_the_store(version: str, served: str, tmp_
     assert done.stdout.strip() == served
 
 
-def test_once_it_is_unregistered_it_serves_no_more() -> None:
-    register(user_kernels.build_recipe)
-    x, w = operands()
-    call(x, w)
-    ca.unregister_implementation("mine")
-    call(x, w)
-    assert chosen() == "aten"
-    register(user_kernels.build_recipe)
-    call(x, w)
-    assert chosen() == "mine@1:right"
-
-
-def test_another_version_is_searched_for_anew() -> None:
-    register(user_kernels.build_recipe)
-    x, w = operands()
-    call(x, w)
-    ca.unregister_implementation("mine")
-    register(user_kernels.build_recipe, version="2")
-    call(x, w)
-    assert chosen() == "mine@2:right"
-
-
 # It does no harm
 
 
@@ -284,17 +197,6 @@ def test_a_harmful_one_is_left_out(settings: str, caplog: pytest.LogCaptureFixtu
     assert chosen() == "aten"
     assert HARMFUL[settings] in caplog.text
     torch.cuda.synchronize()
-
-
-def test_one_that_hangs_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(isolated_run, "RUN_S", 5.0)
-    register(user_kernels.build, "hangs")
-    with caplog.at_level(logging.WARNING):
-        call(*operands())
-    assert chosen() == "aten"
-    assert "does not finish within 5 s" in caplog.text
 
 
 def test_a_kernel_that_spins_is_left_out_and_other_settings_serve(
@@ -314,58 +216,6 @@ def test_a_kernel_that_spins_is_left_out_and_other_settings_serve(
     assert "mine@1:spins" not in {e.candidate.text for e in choice.searched.ranking}
 
 
-_SEARCHES = """
-import sys
-sys.path.insert(0, {tests!r})
-with open({imports!r}, "a") as file:
-    print(__name__, file=file)
-import torch
-import cudnn_autotune as ca
-import user_kernels
-
-@ca.register_implementation(
-    "mine", version="1", supports=user_kernels.is_pointwise, settings=("right",),
-    workspace=user_kernels.workspace, numerical_notes=("TENSOR_CORE",),
-)
-def build(problem, settings):
-    return user_kernels.build_recipe(problem, settings)
-
-x = torch.ones(4, 64, 14, 14, device="cuda", dtype=torch.float16)
-w = torch.ones(96, 64, 1, 1, device="cuda", dtype=torch.float16)
-x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
-y = ca.functional.conv2d(x, w, sampling="race")
-assert bool((y == 64).all())
-(choice,) = ca.choices()
-print([e.candidate.text for e in choice.searched.ranking if "mine@" in e.candidate.text])
-"""
-
-
-def test_a_module_that_runs_a_convolution_when_it_is_imported(tmp_path: Path) -> None:
-    """The process that imports it, to try what it defines, runs one too, and starts no other."""
-    imports = tmp_path / "imports"
-    code = _SEARCHES.format(tests=str(TESTS), imports=str(imports))
-    (tmp_path / "searches.py").write_text(code)
-    done = python("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import searches")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['mine@1:right']"
-    assert imports.read_text().splitlines() == ["searches"] * 2
-
-
-def test_a_version_runs_in_another_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(user_kernels.build_recipe)
-    x, w = operands()
-    call(x, w)
-
-    def again(*_: Any) -> Any:
-        raise AssertionError("it has been run already")
-
-    monkeypatch.setattr(isolated_run, "run_elsewhere", again)
-    isolated_run.forget("mine")
-    ca.forget()
-    call(x, w)
-    assert chosen() == "mine@1:right"
-
-
 @pytest.mark.parametrize("settings", ["wrong", "behind", "workspace", "raises"])
 def test_what_cannot_run_elsewhere_is_found_out_here(
     settings: str, caplog: pytest.LogCaptureFixture
@@ -381,16 +231,3 @@ def test_what_cannot_run_elsewhere_is_found_out_here(
     assert entry.time_ms is None
     reason = {"wrong": "it is wrong", "raises": "ValueError: not today"}
     assert reason.get(settings, "it writes outside of its result") in entry.eliminated
-
-
-def test_one_that_does_not_build_is_left_out() -> None:
-    register(user_kernels.builds_nothing)
-    call(*operands())
-    assert chosen() == "aten"
-
-
-def test_one_that_needs_too_much_workspace_is_not_offered() -> None:
-    register(user_kernels.build_recipe)
-    with ca.flags(PrefersOwn.name, workspace_limit=999):
-        ca.functional.conv2d(*operands())
-    assert chosen() == "aten"

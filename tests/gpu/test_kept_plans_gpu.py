@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import suppress
@@ -128,20 +127,6 @@ def test_a_plan_that_is_read_back_computes_the_same(problem: ca.ConvProblem) -> 
         pytest.skip("no engine for it is compiled at run time")
 
 
-def test_threads_read_back_at_once() -> None:
-    wanted = [candidate.text for candidate in compiled(FUSED)][:8]
-    first = [plan for plan, _ in open_search(FUSED).build_many(wanted, 4) if plan]
-    again = [plan for plan, _ in open_search(FUSED).build_many(wanted, 4) if plan]
-    assert first
-    assert [plan.text for plan in again] == [plan.text for plan in first]
-    assert not any(plan.is_read_back for plan in first)
-    assert all(plan.is_read_back for plan in again)
-    data = operands(FUSED, torch.device("cuda"))
-    for plan in again:
-        _C.execute(plan, *data)
-        assert_close(data[2], expected(data), ALLOWED)
-
-
 SECOND = f"""
 import json, sys
 sys.path.insert(0, {TESTS!r})
@@ -201,37 +186,9 @@ def test_a_capture_reads_a_plan_back(folder: Path) -> None:
     assert kept_plans.counts() == {**before, "read": before["read"] + 1}
 
 
-def test_another_thread_reads_it_back_too(folder: Path) -> None:
-    """Each thread has its own plans, because two may not use one at once."""
-    remember(folder, FUSED, builds(FUSED))
-    data = operands(FUSED, torch.device("cuda"))
-    before = kept_plans.counts()
-    outputs = [run_operator(FUSED, data, "race")]
-    thread = threading.Thread(target=lambda: outputs.append(run_operator(FUSED, data, "race")))
-    thread.start()
-    thread.join()
-    for output in outputs:
-        assert_close(output, expected(data), ALLOWED)
-    assert kept_plans.counts() == {**before, "read": before["read"] + 2}
-
-
 def of_batch(number: int) -> ca.ConvProblem:
     fields = {f.name: getattr(FUSED, f.name) for f in dataclasses.fields(FUSED)}
     return ca.ConvProblem(**{**fields, "input_shape": (1 + number, 32, 20, 20)})
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_plan_of_one_gpu_serves_another_of_its_model() -> None:
-    if len({torch.cuda.get_device_name(device) for device in (0, 1)}) > 1:
-        pytest.skip("the GPUs are of two models")
-    text = builds(FUSED).text
-    for device in (1, 0):
-        plan = open_search(FUSED, device).build(text)
-        assert plan.is_read_back
-        with torch.cuda.device(device):
-            data = operands(FUSED, torch.device("cuda", device))
-            _C.execute(plan, *data)
-            assert_close(data[2], expected(data), ALLOWED)
 
 
 def test_plans_of_the_next_calls_are_read_back_meanwhile(folder: Path) -> None:
@@ -289,19 +246,3 @@ def test_prefetch_makes_what_a_model_asks_for() -> None:
     assert_close(output, expected_output.double(), ALLOWED)
     assert {c.origin for c in ca.choices()} == {"store"}
     assert kept_plans.counts() == before
-
-
-def test_prefetch_compiles_what_is_not_kept(folder: Path) -> None:
-    """As after an import, which brings decisions and no plans."""
-    problems = [of_batch(number) for number in range(4)]
-    for problem in problems:
-        remember(folder / "imported", problem, builds(problem))
-    ca.set_store(folder / "imported")
-    wanted = [(d.problem, d.chosen.candidate.text) for d in ca.get_store() if d.chosen]
-    before = kept_plans.counts()
-    wait(prefetching.start(wanted, 0, may_compile=True))
-    assert kept_plans.counts() == {**before, "compiled": before["compiled"] + 4}
-    for problem in problems:
-        data = operands(problem, torch.device("cuda"))
-        assert_close(run_operator(problem, data, "race"), expected(data), ALLOWED)
-    assert kept_plans.counts() == {**before, "compiled": before["compiled"] + 4}

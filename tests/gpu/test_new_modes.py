@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from references import assert_close
-from strategies import ONLY_ATEN, ONLY_MATMUL
+from strategies import ONLY_MATMUL
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -173,19 +173,6 @@ def test_of_mode_fallback_what_is_compiled_at_run_time_is_timed(mode: str, name:
                 assert candidate.engine in timed, candidate.text
 
 
-def test_heuristic_leaves_depthwise_to_pytorch() -> None:
-    check_step("depthwise", sampling="heuristic")
-    assert {c.text for c in ca.choices()} == {ATEN.text}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LAYERS)
-def test_matrix_products_are_candidates_of_pointwise_layers(name: str, mode: str) -> None:
-    ca.functional.conv2d(*operands(name), **LAYERS[name][4], sampling=mode)
-    (choice,) = ca.choices()
-    assert (MATMUL.text in texts(choice)) == name.startswith("pointwise")
-
-
 def test_no_matrix_product_where_bits_must_repeat() -> None:
     torch.use_deterministic_algorithms(True)
     input, weight = operands("pointwise")
@@ -230,77 +217,6 @@ def test_a_matrix_product_takes_any_strides() -> None:
     right = expected("pointwise", input, weight) + bias.cpu().double()[:, None, None]
     assert_close(output, right, 4e-3)
     assert {c.text for c in ca.choices()} == {MATMUL.text}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_pytorchs_own_path_serves_and_is_counted(name: str) -> None:
-    check_step(name, sampling=ONLY_ATEN.name)
-    assert {c.text for c in ca.choices()} == {ATEN.text}
-    assert all(c.relative_error is not None for c in ca.choices())
-    assert sum(ca.fallbacks().values()) == 3
-
-
-@pytest.mark.parametrize("name", ["dense", "depthwise", "pointwise"])
-@pytest.mark.parametrize("mode", [*MODES, ONLY_MATMUL.name, ONLY_ATEN.name])
-def test_capture_after_tuning(mode: str, name: str) -> None:
-    if mode == ONLY_MATMUL.name and name != "pointwise":
-        pytest.skip("no matrix product")
-    keywords = LAYERS[name][4]
-    input, weight = operands(name)
-    ca.functional.conv2d(input, weight, **keywords, sampling=mode)
-    before = ca.choices()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = ca.functional.conv2d(input, weight, **keywords, sampling=mode)
-    assert ca.choices() == before
-    for seed in (1, 2):
-        input.copy_(operands(name, seed)[0])
-        output.fill_(math.nan)
-        graph.replay()
-        assert_close(output, expected(name, input, weight), ALLOWED[LAYERS[name][2]])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_tiny_budget_still_chooses_and_says_what_it_left_out(mode: str) -> None:
-    with ca.flags(mode, budget_ms=1.0):
-        check_step("dense")
-    made = ca.choices()
-    assert {c.problem.op for c in made} == OPS
-    for choice in made:
-        assert choice.text in texts(choice)
-        values = [
-            *choice.selection.evidence.remarks,
-            *(entry.eliminated for entry in choice.selection.ranking),
-        ]
-        assert any("budget" in text for text in values), values
-    # A budget is no part of what a choice is remembered by.
-    check_step("dense", sampling=mode)
-    assert ca.choices() == made
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_tiny_budget_takes_fewer_samples(mode: str) -> None:
-    input, weight = operands("dense")
-    samples = []
-    for budget_ms in (1.0, None):
-        ca.forget()
-        with ca.flags(mode, budget_ms=budget_ms):
-            ca.functional.conv2d(input, weight, padding=1)
-        (choice,) = ca.choices()
-        samples.append(choice.total_samples)
-    assert samples[0] < samples[1]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_limits(mode: str) -> None:
-    with ca.flags(mode, benchmark_limit=3, workspace_limit=0):
-        ca.functional.conv2d(*operands("dense"), padding=1)
-    (choice,) = ca.choices()
-    listed = [e for e in choice.selection.ranking if e.candidate.engine is not None]
-    assert 1 <= len(listed) <= 3
-    assert all(e.candidate.workspace_bytes == 0 for e in listed)
-    assert ATEN.text in texts(choice)
 
 
 @pytest.mark.parametrize("mode", MODES)

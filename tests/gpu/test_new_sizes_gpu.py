@@ -16,14 +16,12 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.tuning import new_sizes, tune_problem
+from cudnn_autotune.tuning import new_sizes
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
 
 ALLOWED = 2e-2
-LEAST_CALLS = 16  # before a trial of a new size
 FIRST = 16  # the width that is tuned
 MOST_CALLS = 300_000
 MOST_S = 120.0
@@ -108,36 +106,6 @@ def test_a_new_size_is_served_unmeasured_and_right(
     assert TUNER.undecided == 0, "a size that does not recur is not tried"
 
 
-def test_a_trial_begins_in_the_call_that_is_told(changing: None) -> None:
-    x, w = operands(17)
-    for _ in range(LEAST_CALLS - 1):
-        call(x, w)
-    assert TUNER.undecided == 0
-    call(x, w)
-    is_tried = of_width(17).text != ATEN.text  # such a trial would copy each result
-    assert TUNER.undecided == is_tried
-
-
-def test_what_a_neighbour_served_is_tuned_once_tune_is_set(changing: None) -> None:
-    x, w = operands(17)
-    call(x, w)
-    assert of_width(17).origin == "neighbour"
-    with ca.flags(new_shapes="tune"):
-        assert_close(call(x, w), right(x, w), ALLOWED)
-    assert of_width(17).origin == "tuned"
-    call(x, w)
-    assert of_width(17).origin == "tuned", "and stays so"
-
-
-@pytest.mark.parametrize("retune", [False, True])
-def test_an_order_to_tune_measures(changing: None, retune: bool, store: ca.Store) -> None:
-    call(*operands(17))
-    decision = tune_problem.tune(problem(17), torch.cuda.current_device(), "auto", retune=retune)
-    assert decision.selection.total_samples > 0
-    assert of_width(17).origin == "tuned"
-    assert store.find(problem(17)) is not None
-
-
 def until_decided(once: Callable[[], object]) -> None:
     deadline = time.monotonic() + MOST_S
     for calls in range(MOST_CALLS):
@@ -176,24 +144,6 @@ def test_a_size_that_recurs_is_measured_in_turns_and_stored(
     ca.forget()
     assert_close(call(x, w), expected, ALLOWED)
     assert of_width(17).origin == "store"
-
-
-def test_the_backward_changes_too() -> None:
-    widths = (FIRST, 17, 19, 21)
-    layer = ca.Conv2d(32, 48, 3, padding=1).to("cuda", torch.float16)
-    for width in widths:
-        x = operands(width)[0].contiguous().requires_grad_()
-        layer(x).sum().backward()
-    for op in ("fprop", "dgrad", "wgrad"):
-        assert origins(op) == {"tuned": 1, "neighbour": 3}
-
-
-def test_a_workspace_limit_holds_for_neighbours(changing: None) -> None:
-    x, w = operands(17)
-    ca.set_workspace_limit(0)
-    assert_close(call(x, w), right(x, w), ALLOWED)
-    made = of_width(17)
-    assert (made.origin, made.workspace_bytes) == ("neighbour", 0)
 
 
 def test_calls_of_other_sizes_do_not_disturb_a_capture(changing: None) -> None:

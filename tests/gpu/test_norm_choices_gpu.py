@@ -254,15 +254,6 @@ def test_a_first_call_in_a_checkpoint(
         assert overall_error([ours.grad], [expected.grad]) < 1e-2  # type: ignore[list-item]
 
 
-def test_measuring_draws_no_random_numbers() -> None:
-    model = ca.convert(nn.Sequential(nn.BatchNorm2d(64))).cuda()
-    torch.manual_seed(0)
-    state = torch.cuda.get_rng_state()
-    model(inputs((16, 64, 14, 14), torch.bfloat16))
-    assert len(norm_choices.choices_of(model[0])) == 1
-    assert torch.equal(torch.cuda.get_rng_state(), state)
-
-
 def test_a_compiled_call_has_the_chosen_form(seems_fastest: Callable[[str], None]) -> None:
     """Plans without a form are adopted for whoever calls the operators."""
     seems_fastest("two passes")

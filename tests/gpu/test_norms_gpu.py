@@ -214,22 +214,6 @@ def test_two_streams_at_once(form: Form) -> None:
             assert all(same(result, wanted) for result in results)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_beside_a_busy_stream(form: Form) -> None:
-    with planned(form):
-        given = norm((32, 64, 28, 28), torch.bfloat16, channels_last=True, device="cuda")
-        expected = by_operators(given)
-        matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-        busy = torch.cuda.Stream()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(busy):
-            for _ in range(100):
-                matrix @ matrix
-        results = [by_operators(given) for _ in range(100)]
-        torch.cuda.synchronize()
-        assert all(same(result, expected) for result in results)
-
-
 def test_autograd_and_a_compiled_step() -> None:
     given = norm((16, 64, 14, 14), torch.bfloat16, residual=True, channels_last=True, device="cuda")
     expected = by_operators(given)

@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.configs import open_search
 from cudnn_autotune.engines.unlisted import is_seldom_fastest
-from cudnn_autotune.sampling import online_race
 from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning import checking
@@ -155,32 +153,6 @@ def test_every_call_is_right_and_it_is_decided(name: str) -> None:
     assert TUNER.undecided == 0
 
 
-def test_the_heuristics_first_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its plan is the callers', and it is checked like the others."""
-    monkeypatch.setattr(online_race, "_SLOW", math.inf)
-    monkeypatch.setattr(OnlineRace, "_tied", lambda self: ([0], "the first"))
-    input, weight = operands()
-    call("dense", input, weight)
-    (first,) = ca.choices()
-    converge(lambda: call("dense", input, weight))
-    (choice,) = ca.choices()
-    assert choice.text == first.text
-    assert choice.rejected == ()
-    assert choice.total_samples > 0
-    assert choice.relative_error is not None
-    assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
-
-
-def test_one_that_is_alone_is_taken() -> None:
-    input, weight = operands()
-    with ca.flags("online", benchmark_limit=1):
-        call("dense", input, weight)
-        made = ca.choices()
-        converge(lambda: call("dense", input, weight))
-        call("dense", input, weight)
-    assert ca.choices() == made
-
-
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[str]]:
     """(numbers of checks that fail, texts that were checked so far)"""
@@ -206,84 +178,6 @@ def test_the_next_best_takes_a_wrong_ones_place(wrong: tuple[set[int], list[str]
     assert len(asked) > 2
     assert choice.rejected == ((asked[1], 0.7),)
     assert asked[1] not in ways(choice)
-
-
-def test_the_heuristics_first_is_not_kept_where_it_is_wrong(
-    wrong: tuple[set[int], list[str]],
-) -> None:
-    numbers, asked = wrong
-    numbers.add(0)
-    input, weight = operands()
-    call("dense", input, weight)
-    (first,) = ca.choices()
-    converge(lambda: call("dense", input, weight))
-    (choice,) = ca.choices()
-    assert asked[0] == first.text
-    assert choice.text != first.text
-    assert choice.rejected == ((first.text, 0.7),)
-
-
-def test_a_candidate_a_call_from_the_second_on(wrong: tuple[set[int], list[str]]) -> None:
-    _, asked = wrong
-    input, weight = operands()
-    call("dense", input, weight)
-    assert asked == [], "the first call only runs the heuristics' plan"
-    call("dense", input, weight)
-    assert asked == [], "the second one asks for the candidates"
-    done = 0
-    while TUNER.preparing:
-        call("dense", input, weight)
-        assert len(asked) - done <= 1
-        done = len(asked)
-        assert done < 1000
-    assert done > 2
-    assert len(set(asked)) == done
-
-
-@pytest.mark.parametrize("error", [_C.CudnnError, torch.OutOfMemoryError])
-def test_a_candidate_that_cannot_be_checked_is_left_out(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    real = checking.begin
-
-    def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
-        asked.append(text)
-        if len(asked) == 2:
-            raise error("refused")
-        return real(problem, text, *rest)
-
-    monkeypatch.setattr(checking, "begin", refuse)
-    input, weight = operands()
-    converge(lambda: call("dense", input, weight))
-    (choice,) = ca.choices()
-    assert choice.total_samples > 0
-    assert asked[1] not in ways(choice)
-    assert choice.rejected == ()
-
-
-def test_any_other_error_ends_the_trial(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The first stays, the calls go on, and the log says why."""
-    asked: list[str] = []
-    real = checking.begin
-
-    def fail(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
-        asked.append(text)
-        if len(asked) == 3:
-            raise RuntimeError("something unforeseen")
-        return real(problem, text, *rest)
-
-    monkeypatch.setattr(checking, "begin", fail)
-    input, weight = operands()
-    right = expected("dense", input, weight)
-    call("dense", input, weight)
-    made = ca.choices()
-    converge(lambda: assert_close(call("dense", input, weight), right, ALLOWED))
-    assert ca.choices() == made
-    assert len(asked) == 3
-    assert "something unforeseen" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["dense", "grouped"])
@@ -371,96 +265,6 @@ def test_what_is_compiled_takes_part_and_no_call_compiles(compilations: list[str
     assert_close(transposed(input, weight), right, ALLOWED)
 
 
-def test_what_is_compiled_takes_part_in_a_backward() -> None:
-    wanted = compiled()
-    input, weight = operands()
-    input.requires_grad_()
-    weight.requires_grad_()
-
-    def once() -> None:
-        call("dense", input, weight).sum().backward()
-        input.grad = weight.grad = None
-
-    converge(once)
-    (choice,) = (c for c in ca.choices() if c.problem.op == "dgrad")
-    assert wanted <= took_part(choice)
-
-
-HALF = """
-import sys, time, torch, cudnn_autotune as ca
-from cudnn_autotune.tuning import online_tuner
-options = dict(device="cuda", dtype=torch.half)
-x = torch.randn(8, 48, 28, 28, **options).to(memory_format=torch.channels_last)
-w = torch.randn(48, 24, 3, 3, **options).to(memory_format=torch.channels_last)
-begun = []
-add = online_tuner.TUNER.add
-online_tuner.TUNER.add = lambda trial: (begun.append(trial.earlier.rounds), add(trial))
-for calls in range(int(sys.argv[1])):
-    ca.functional.conv2d(x, w, padding=1, groups=2, sampling="online")
-    if calls % 8 == 0:
-        torch.cuda.synchronize()
-        time.sleep(0.005)
-    if calls > 10 and not online_tuner.TUNER.undecided:
-        break
-print(begun, [choice.total_samples for choice in ca.choices()])
-"""
-
-
-def test_the_next_process_goes_on(tmp_path: Path) -> None:
-    env = {"CUDNN_AUTOTUNE_CACHE": "read_write", "CUDNN_AUTOTUNE_CACHE_DIR": str(tmp_path)}
-    for _ in range(2):
-        ended = python("-c", HALF, "40", env=env)
-        assert (ended.returncode, ended.stderr) == (0, "")
-        assert list(tmp_path.glob("plans-*/*.trial"))
-    ended = python("-c", HALF, "20000", env=env)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    begun, samples = ended.stdout.split("] [")
-    assert int(begun.strip("[]")) > 0, "rounds of the processes before"
-    assert int(samples.strip("[]\n")) > 0, "decided"
-    assert not list(tmp_path.glob("plans-*/*.trial"))
-    ended = python("-c", HALF, "20", env=env)
-    assert ended.stdout.startswith("[] ["), "decided by then: no trial begins"
-
-
-def test_limits() -> None:
-    input, weight = operands()
-    with ca.flags("online", benchmark_limit=3, workspace_limit=0):
-        converge(lambda: call("dense", input, weight))
-    (choice,) = ca.choices()
-    listed = [e.candidate for e in choice.selection.ranking if e.candidate.engine is not None]
-    assert 1 <= len(listed) <= 4, "three of the list and what served first"
-
-
-def test_a_budget_bounds_what_calls_wait_for() -> None:
-    """Not the turns: a candidate that joined before it was spent stays to the end."""
-    input, weight = operands()
-    right = expected("dense", input, weight)
-    with ca.flags("online", budget_ms=1e-3):
-        first = call("dense", input, weight)
-        converge(lambda: call("dense", input, weight))
-        (choice,) = ca.choices()
-        assert_close(call("dense", input, weight), right, ALLOWED)
-    assert_close(first, right, ALLOWED)
-    assert choice.total_samples == 0, "to ask for the candidates takes longer than that"
-    (remark,) = choice.selection.evidence.remarks
-    assert "unseen" in remark
-    ca.forget()
-    with ca.flags("online", budget_ms=1e6):
-        converge(lambda: call("dense", input, weight))
-    (choice,) = ca.choices()
-    assert choice.total_samples > 0
-    assert not any("budget" in remark for remark in choice.selection.evidence.remarks)
-
-
-def test_pytorchs_own_kernels_take_part() -> None:
-    """Where PyTorch has no kernel of its own, it would run one of cuDNN's, which is a candidate."""
-    name = "depthwise_nchw"
-    input, weight = operands(name)
-    converge(lambda: call(name, input, weight))
-    (choice,) = ca.choices()
-    assert ATEN.text in ways(choice)
-
-
 def test_training_step() -> None:
     input, weight = operands()
     exact_input, exact_weight = (t.cpu().double().requires_grad_() for t in (input, weight))
@@ -543,34 +347,6 @@ def test_no_check_waits_for_the_gpu(name: str) -> None:
         assert_close(output, expected(name, input, weight), ALLOWED)
 
 
-@pytest.mark.parametrize("by", ["algorithms", "cudnn"])
-def test_deterministic_means_no_trial(by: str, cudnn_flags: Callable[..., None]) -> None:
-    if by == "cudnn":
-        cudnn_flags(deterministic=True)
-    else:
-        torch.use_deterministic_algorithms(True)
-    input, weight = operands()
-    first = call("dense", input, weight)
-    assert TUNER.undecided == 0
-    (choice,) = ca.choices()
-    for _ in range(30):
-        assert torch.equal(call("dense", input, weight), first)
-    assert ca.choices() == [choice]
-    assert choice.total_samples == 0
-
-
-@pytest.mark.usefixtures("undecided")
-def test_deterministic_in_mid_trial() -> None:
-    input, weight = operands()
-    for _ in range(50):
-        call("dense", input, weight)
-    torch.use_deterministic_algorithms(True)
-    first = call("dense", input, weight)
-    for _ in range(30):
-        assert torch.equal(call("dense", input, weight), first)
-    assert TUNER.undecided == 1
-
-
 def test_capture_in_mid_trial() -> None:
     input, weight = operands()
     seen = 0
@@ -648,67 +424,6 @@ def test_capture_while_a_trial_is_prepared() -> None:
         assert_close(call("dense", input, part), expected("dense", input, part), ALLOWED)
 
 
-@pytest.mark.usefixtures("undecided")
-def test_forget_in_mid_trial() -> None:
-    input, weight = operands()
-    right = expected("dense", input, weight)
-    for _ in range(60):
-        call("dense", input, weight)
-    assert TUNER.undecided == 1
-    ca.forget()
-    assert ca.choices() == []
-    deadline = time.monotonic() + 30
-    while TUNER.undecided and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert TUNER.undecided == 0, "without a further call"
-    assert ca.choices() == [], "nothing comes back"
-    assert_close(call("dense", input, weight), right, ALLOWED)
-    assert TUNER.undecided == 1
-    assert len(ca.choices()) == 1
-
-
-@pytest.mark.usefixtures("undecided")
-def test_a_pin_ends_the_trial_of_its_own_problem_only() -> None:
-    problems = {
-        name: ca.ConvProblem(
-            "fprop", *LAYERS[name][:2], **LAYERS[name][2], dtype=torch.float16, memory_format=NHWC
-        )
-        for name in ("dense", "pointwise")
-    }
-    input, weight = operands()
-    for _ in range(20):
-        call("dense", input, weight)
-    (trial,) = TUNER._trials
-    ca.pin(problems["pointwise"], "aten")
-    calls = trial.schedule.calls
-    for _ in range(20):
-        call("pointwise", *operands("pointwise"))
-        call("dense", input, weight)
-    assert trial.schedule.is_in_use
-    assert trial.schedule.calls == calls + 20, "the cached trial serves on"
-    ca.pin(problems["dense"], "aten")
-    assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
-    assert not trial.schedule.is_in_use
-
-
-@pytest.mark.usefixtures("undecided")
-def test_a_trial_that_left_the_plan_cache_ends() -> None:
-    capacity = _C.plan_cache_capacity()
-    _C.set_plan_cache_capacity(1)
-    try:
-        input, weight = operands()
-        for _ in range(20):
-            call("dense", input, weight)
-        call("pointwise", *operands("pointwise"))  # takes the only place
-        deadline = time.monotonic() + 30
-        while TUNER.undecided > 1 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert TUNER.undecided == 1
-        assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
-    finally:
-        _C.set_plan_cache_capacity(capacity)
-
-
 def test_two_threads_with_one_problem_agree() -> None:
     pairs = [operands("dense", seed) for seed in (0, 1)]
     right = [expected("dense", *pair) for pair in pairs]
@@ -772,23 +487,6 @@ def test_a_thread_that_ends_takes_its_trial_with_it() -> None:
     assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
 
 
-def test_the_callers_random_numbers_are_left_alone() -> None:
-    input, weight = operands()
-    torch.cuda.manual_seed(7)
-    wanted = torch.randn(4, device="cuda")
-    torch.cuda.manual_seed(7)
-    converge(lambda: call("dense", input, weight))
-    assert torch.equal(torch.randn(4, device="cuda"), wanted)
-
-
-def test_the_callers_tensors_are_left_alone() -> None:
-    input, weight = operands()
-    copies = input.clone(), weight.clone()
-    converge(lambda: call("dense", input, weight))
-    assert torch.equal(input, copies[0])
-    assert torch.equal(weight, copies[1])
-
-
 def test_side_stream() -> None:
     input, weight = operands()
     right = expected("dense", input, weight)
@@ -803,19 +501,6 @@ def test_side_stream() -> None:
             late.zero_()
             if calls % 20 == 0:
                 assert_close(output, right, ALLOWED, f"call {calls}")
-
-
-def test_two_devices() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA GPUs")
-    input, weight = (t.to("cuda:1") for t in operands())
-    right = expected("dense", input, weight)
-    converge(lambda: (call("dense", input, weight), torch.cuda.synchronize(1)))
-    (choice,) = ca.choices()
-    assert choice.device == 1
-    assert choice.total_samples > 0
-    assert_close(call("dense", input, weight), right, ALLOWED)
-    assert torch.cuda.current_device() == 0
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -51,35 +50,6 @@ def test_they_are_plausible(measured: Peaks) -> None:
     assert measured.flops_per_ms.keys() == rates.keys()
     for arithmetic, rate in measured.flops_per_ms.items():
         assert 0.3 < rate / rates[arithmetic] < 1.05, arithmetic
-
-
-def test_wider_arithmetic_is_not_faster(measured: Peaks) -> None:
-    rates = measured.flops_per_ms
-    assert rates["float16"] > rates["float32"]
-    if "tf32" in rates:
-        assert rates["float16"] > rates["tf32"] > rates["float32"]
-        assert 0.8 < rates["bfloat16"] / rates["float16"] < 1.25
-
-
-def test_a_launch_takes_microseconds(measured: Peaks) -> None:
-    assert 0.0005 < measured.launch_ms < 0.01
-
-
-def test_measured_again_they_are_alike(measured: Peaks) -> None:
-    begin = time.perf_counter()
-    again = peaks.measure()
-    assert time.perf_counter() - begin < 3
-    assert 0.8 < again.bytes_per_ms / measured.bytes_per_ms < 1.25
-    for name, rate in again.flops_per_ms.items():
-        assert 0.8 < rate / measured.flops_per_ms[name] < 1.25, name
-
-
-def test_nothing_stays_behind(measured: Peaks) -> None:
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(), torch._C._get_fp32_precision_getter("cuda", "matmul")
-    peaks.measure()
-    after = torch.cuda.memory_allocated(), torch._C._get_fp32_precision_getter("cuda", "matmul")
-    assert after == before
 
 
 @pytest.mark.parametrize("allow_tf32", [False, True])

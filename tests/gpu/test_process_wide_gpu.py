@@ -105,25 +105,6 @@ def test_nothing_is_tuned_after_disable() -> None:
     assert not ca.fallbacks()
 
 
-@pytest.mark.parametrize("mode", ["race", "sample_once"])
-def test_the_mode_and_the_limit_are_those_of_enable(mode: str) -> None:
-    ca.set_benchmark_limit(3)
-    module, input = model_and_input("conv2d", torch.float16)
-    with ca.enable(mode, workspace_limit=2**20):
-        training_step(module, input)
-    assert {(c.sampling, c.workspace_limit) for c in ca.choices()} == {(mode, 2**20)}
-
-
-def test_layers_of_this_package_keep_their_mode() -> None:
-    layer, input = (
-        ca.Conv2d(8, 12, 3, device="cuda", sampling="heuristic"),
-        model_and_input("conv2d")[1],
-    )
-    with ca.enable("sample_once"):
-        training_step(layer, input)
-    assert {choice.sampling for choice in ca.choices()} == {"heuristic"}
-
-
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d", "transposed2d", "depthwise"])
 def test_derivatives(name: str) -> None:
     make, _ = LAYERS[name]
@@ -168,29 +149,6 @@ def test_transforms(name: str) -> None:
     with ca.enable():
         assert_close(TRANSFORMS[name](input, weight), expected, 1e-12, name)
     assert ca.choices()
-
-
-def test_inference_mode() -> None:
-    module, input = model_and_input("conv2d")
-    with torch.inference_mode():
-        expected = module(input)
-        with ca.enable():
-            actual = module(input.clone())
-    assert actual.is_inference()
-    assert_close(actual, expected, 1e-5)
-    assert chosen() == {"fprop"}
-
-
-def test_autocast() -> None:
-    module, input = model_and_input("conv2d")
-    with ca.enable():
-        with torch.autocast("cuda", torch.bfloat16):
-            output = module(input)
-        output.float().sum().backward()
-    assert output.dtype is torch.bfloat16
-    assert module.weight.grad.dtype is torch.float32
-    assert {choice.problem.dtype for choice in ca.choices()} == {torch.bfloat16}
-    assert chosen() == {"fprop", "wgrad"}
 
 
 def test_other_threads_are_tuned_too() -> None:

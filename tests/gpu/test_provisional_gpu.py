@@ -187,28 +187,6 @@ def test_a_capture_takes_it_and_a_later_call_tunes(
     assert_close(captured, layer.right, TF32_TOLERANCE)
 
 
-def test_to_tune_the_layer_ends_it(
-    layer: Layer, crowd: Callable[[int | None], None], store: ca.Store
-) -> None:
-    crowd(None)
-    model = ca.Conv2d(1024, 1024, 3, padding=1, bias=False, sampling="race").cuda()
-    ca.set_sampling("race")
-    (decision,) = ca.tune(model, layer.x, train=False)
-    assert not decision.selection.evidence.provisional
-    assert len(list(store)) == 1
-    layer()
-
-
-def test_forgotten_it_is_searched_for_at_once(
-    layer: Layer, crowd: Callable[[int | None], None], heard: list[ca.Choice]
-) -> None:
-    crowd(None)
-    ca.forget()
-    layer()
-    assert heard == [only()]
-    assert only().provisional == ""
-
-
 def test_a_search_that_runs_out_of_memory_is_made_again(
     crowd: Callable[[int | None], None], heard: list[ca.Choice], store: ca.Store
 ) -> None:

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from references import assert_close
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.store import Decision, Store, checked_outputs
 from cudnn_autotune.timers.measuring import WRITTEN
-from cudnn_autotune.tuning import remembering, serving, tune_problem
+from cudnn_autotune.tuning import serving, tune_problem
 
 pytestmark = pytest.mark.gpu
 
@@ -101,70 +95,6 @@ def test_a_second_start_times_nothing(mode: str) -> None:
     assert again.text == tuned.text
     assert again.tuning_ms < tuned.tuning_ms
     assert_close(y, expected, ALLOWED)
-
-
-HOLDER = """
-import sys, time
-from filelock import FileLock
-with FileLock(sys.argv[1]):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_who_waits_for_the_stores_lock_lets_others_tune(folder: Path) -> None:
-    x, w = operands()
-    is_tuned = threading.Event()
-    first = threading.Thread(target=call, args=(x, w))
-    command = [sys.executable, "-c", HOLDER, f"{ca.get_store().path}.lock"]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE) as holder,
-        ca.on_decision(lambda _: is_tuned.set()),
-    ):
-        assert holder.stdout.readline() == b"held\n"
-        first.start()
-        assert is_tuned.wait(50)
-        call(operands(8)[0], w, "heuristic")  # nothing of it is stored
-        assert first.is_alive()
-        holder.kill()
-    first.join(30)
-    assert not first.is_alive()
-    assert [known.problem.input_shape for known in Store(folder)] == [tuple(x.shape)]
-
-
-def test_backward_is_remembered_too() -> None:
-    x, w = operands()
-    x.requires_grad_()
-    w.requires_grad_()
-    for origin in ("tuned", "store"):
-        ca.forget()
-        call(x, w).sum().backward()
-        assert {c.problem.op: c.origin for c in ca.choices()} == dict.fromkeys(
-            ("fprop", "dgrad", "wgrad"), origin
-        )
-
-
-def test_a_workspace_limit_re_ranks_without_timing() -> None:
-    x, w = operands()
-    call(x, w)
-    ca.forget()
-    ca.set_workspace_limit(0)
-    y = call(x, w)
-    choice = only()
-    assert choice.origin == "store"
-    assert choice.workspace_bytes == 0
-    assert choice.relative_error is not None  # checked here and now, where it is another engine
-    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
-
-
-def test_determinism_re_ranks_without_timing() -> None:
-    x, w = operands()
-    call(x, w)
-    ca.forget()
-    torch.use_deterministic_algorithms(True)
-    call(x, w)
-    assert only().origin == "store"
-    assert only().problem.deterministic
 
 
 # A knob by its number, that has a name: as a version wrote it that did not know it.
@@ -279,79 +209,6 @@ def test_what_was_captured_is_found_at_the_next_call_outside() -> None:
     assert only().relative_error is not None
 
 
-def test_a_bad_neighbour_does_no_harm(folder: Path) -> None:
-    x, w = operands()
-    call(x, w)
-    (decision,) = ca.get_store()
-    spoilt(folder, decision, text=UNREADABLE)
-    wider = operands(8)[0]
-    y = call(wider, w, "race")
-    assert_close(y, F.conv2d(wider.double(), w.double(), padding=1), ALLOWED)
-
-
-def test_retune_replaces_what_is_stored() -> None:
-    x, w = operands()
-    call(x, w)
-    (before,) = ca.get_store()
-    ca.set_store(ca.get_store().path.parent, mode="retune")
-    ca.forget()
-    call(x, w)
-    assert only().origin == "tuned"
-    (after,) = ca.get_store()
-    assert after.key == before.key
-    assert after.provenance.time > before.provenance.time
-
-
-def test_online_is_remembered_once_it_has_decided() -> None:
-    from cudnn_autotune.tuning.online_tuner import TUNER
-
-    x, w = operands()
-    call(x, w, "online")
-    assert list(ca.get_store()) == []
-    for _ in range(20_000):
-        if not TUNER.undecided:
-            break
-        call(x, w, "online")
-        if TUNER.preparing:
-            time.sleep(0.001)  # engines are being compiled
-    torch.cuda.synchronize()
-    call(x, w, "online")
-    ca.forget()
-    call(x, w, "online")
-    assert only().origin == "store"
-    assert TUNER.undecided == 0
-
-
-def test_a_device_that_is_not_there_has_no_store() -> None:
-    assert ca.get_store() is ca.get_store(torch.cuda.current_device())
-    with pytest.raises(ValueError, match="device must be None or the index of one of"):
-        ca.get_store(torch.cuda.device_count())
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_the_current_device_has_its_own_store() -> None:
-    first = ca.get_store(0)
-    with torch.cuda.device(1):
-        assert ca.get_store() is ca.get_store(1)
-        assert ca.get_store() is not first
-
-
-def test_pin_and_unpin() -> None:
-    x, w = operands()
-    call(x, w)
-    problem = only().problem
-    other = next(c for c in ca.expert.candidates(problem) if c.text != only().text)
-    ca.pin(problem, other.text)
-    y = call(x, w)
-    assert (only().text, only().origin) == (other.text, "pinned")
-    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
-    ca.pin(problem, "aten")
-    assert torch.equal(call(x, w), F.conv2d(x, w, padding=1))
-    ca.unpin(problem)
-    call(x, w)
-    assert only().origin == "store"
-
-
 def test_a_pin_during_the_tuning_of_its_problem_holds() -> None:
     class Pinning:
         """Has its problem pinned while it is being tuned, as another thread might."""
@@ -371,36 +228,6 @@ def test_a_pin_during_the_tuning_of_its_problem_holds() -> None:
     call(x, w, "test_pinning")
     (choice,) = [c for c in ca.choices() if c.sampling == "test_pinning"]
     assert (choice.text, choice.origin) == ("aten", "pinned")
-
-
-def test_a_pin_that_does_not_build_is_refused() -> None:
-    x, w = operands()
-    call(x, w)
-    with pytest.raises(ca.CudnnError):
-        ca.pin(only().problem, "eng987")
-    assert ca.pins() == {}
-
-
-def test_what_is_agreed_serves(folder: Path) -> None:
-    x, w = operands()
-    call(x, w)
-    (decision,) = ca.get_store()
-    ca.set_store(mode="off")
-    ca.forget()
-    remembering.install([decision], 0)
-    call(x, w)
-    assert only().origin == "agreed"
-
-
-def test_tune_by_problem() -> None:
-    x, w = operands()
-    call(x, w)
-    problem = only().problem
-    ca.set_store(mode="off")
-    ca.forget()
-    decision = tune_problem.tune(problem, 0, "race")
-    assert decision.problem == problem
-    assert decision.selection.total_samples > 0
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
@@ -427,63 +254,6 @@ def test_a_problem_is_tuned_exactly_as_it_was_recorded(op: str, changes: dict[st
     assert tune_problem.tune(problem, 0, "heuristic").problem == problem
 
 
-def test_a_problem_is_tuned_under_settings_that_are_not_its_own(
-    cudnn_flags: Callable[..., None],
-) -> None:
-    cudnn_flags(allow_tf32=False)
-    torch.use_deterministic_algorithms(True)
-    problem = ca.ConvProblem("wgrad", (4, 32, 20, 20), (48, 32, 3, 3), padding=1)
-    assert problem.allow_tf32
-    assert tune_problem.tune(problem, 0, "heuristic").problem == problem
-    assert torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_model_of_views_into_a_flat_parameter_is_tuned() -> None:
-    """As FSDP's: their addresses are aligned to little."""
-    ca.set_store(mode="off")
-    layers = torch.nn.Sequential(ca.Conv2d(8, 8, 3), ca.Conv2d(8, 8, 3)).cuda().half()
-    size = layers[0].weight.numel()
-    flat = torch.randn(2 * (size + 8), device="cuda", dtype=torch.float16)
-    for number, layer in enumerate(layers):
-        start = number * (size + 8) + 2 * number + 1
-        layer.weight.data = flat[start : start + size].view_as(layer.weight)
-    x = torch.randn(2, 8, 20, 20, device="cuda", dtype=torch.float16)
-    problems = ca.distributed.problems_of(layers, x)
-    assert any(min(p.alignment) < 16 for p in problems)
-    with ca.flags("race"):
-        decisions = ca.distributed.tune(layers, x)
-    assert [decision.problem for decision in decisions] == problems
-
-
-def test_every_decision_is_told() -> None:
-    x, w = operands()
-    heard: list[tuple[str, str]] = []
-    with ca.on_decision(lambda choice: heard.append((choice.origin, choice.text))):
-        call(x, w)
-        ca.forget()
-        call(x, w)
-    assert [origin for origin, _ in heard] == ["tuned", "store"]
-    assert heard[0][1] == heard[1][1]
-
-
-def test_the_profiler_names_the_engine() -> None:
-    x, w = operands()
-    call(x, w)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as run:
-        call(x, w)
-        torch.cuda.synchronize()
-    assert f"cudnn_autotune::{only().text}" in {event.name for event in run.events()}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_tune_by_problem_within_autocast(dtype: torch.dtype) -> None:
-    """Autocast would make another problem of a float32 one."""
-    for op in ("fprop", "dgrad", "wgrad"):
-        problem = ca.ConvProblem(op, (4, 32, 20, 20), (48, 32, 3, 3), padding=1, dtype=dtype)
-        with torch.autocast("cuda"):
-            assert tune_problem.tune(problem, 0, "heuristic").problem == problem
-
-
 @pytest.mark.parametrize("is_autocast", [False, True])
 def test_a_models_problems_are_found_unheard_and_tuned(is_autocast: bool) -> None:
     ca.set_store(mode="off")
@@ -507,45 +277,3 @@ def test_a_models_problems_are_found_unheard_and_tuned(is_autocast: bool) -> Non
         model(x).float().sum().backward()
     assert {choice.problem for choice in ca.choices()} == set(problems)
     assert {choice.origin for choice in ca.choices()} == {"agreed"}
-
-
-def test_only_the_models_own_calls_are_found() -> None:
-    """Also those that autograd's threads make: a backward, and a forward that is run again for it.
-    What another thread calls meanwhile is tuned as ever."""
-    ca.set_store(mode="off")
-    other, w = operands()
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = ca.Conv2d(8, 8, 3, sampling="sample_once")
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            thread = threading.Thread(target=call, args=(other, w))
-            thread.start()
-            thread.join()
-            y = ca.functional.conv2d(x, self.layer.weight, padding=1, sampling="sample_once")
-            z: torch.Tensor = checkpoint(self.layer, y.relu(), use_reentrant=False)
-            return z
-
-    model, x = Model().cuda(), torch.randn(2, 8, 20, 20, device="cuda")
-    with ca.flags("race"):
-        problems = ca.distributed.problems_of(model, x)
-    assert [(p.op, p.padding[0]) for p in problems[:2]] == [("fprop", 1), ("fprop", 0)]
-    assert sorted((p.op, p.padding[0]) for p in problems[2:]) == [
-        ("dgrad", 0), ("wgrad", 0), ("wgrad", 1),
-    ]  # fmt: skip
-    assert [(c.problem.input_shape, c.sampling) for c in ca.choices()] == [
-        (tuple(other.shape), "race")
-    ]
-
-
-def test_a_choice_from_the_store_keeps_when_it_was_measured() -> None:
-    x, w = operands()
-    call(x, w)
-    tuned = only().provenance
-    assert tuned is not None
-    ca.forget()
-    call(x, w)
-    assert (only().origin, only().provenance) == ("store", tuned)
-    assert only().decision.provenance == tuned

@@ -124,28 +124,3 @@ def test_threads_forget_while_others_run() -> None:
             assert_close(output, right[index], 2e-3)
 
     in_threads(4, work)
-
-
-def test_two_devices() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA GPUs")
-    input, weight = operands()
-    right = expected(input, weight)
-    for device in ("cuda:1", "cuda:0"):
-        # The current device is another than the tensors'.
-        with torch.cuda.device(0 if device == "cuda:1" else 1):
-            output = ca.functional.conv2d(
-                input.to(device), weight.to(device), sampling="sample_once"
-            )
-        assert str(output.device) == device
-        assert_close(output, right, 2e-3)
-    assert sorted(c.device for c in ca.choices()) == [0, 1]
-
-
-def test_building_for_another_device_leaves_the_current_one() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA GPUs")
-    problem = ca.ConvProblem("fprop", (4, 8, 12, 12), (16, 8, 3, 3), dtype=torch.float16)
-    first, *_ = ca.expert.candidates(problem, "cuda:1")
-    ca.expert.build_plan(problem, first.text, "cuda:1")
-    assert torch.cuda.current_device() == 0

@@ -147,14 +147,6 @@ def test_a_zero_bias_is_no_reason_to_believe_that_it_is_added() -> None:
     assert 0 < choice.relative_error <= tolerance(choice.problem)
 
 
-def test_no_random_number_of_the_callers_is_drawn() -> None:
-    x, w, _ = tensors_of()
-    before = torch.cuda.get_rng_state(), torch.get_rng_state()
-    ca.functional.conv2d(x, w.zero_(), padding=1, sampling="race")
-    assert torch.equal(torch.cuda.get_rng_state(), before[0])
-    assert torch.equal(torch.get_rng_state(), before[1])
-
-
 def test_what_is_remembered_is_checked_on_random_operands_too(folder: Path) -> None:
     x, w, _ = tensors_of()
     ca.functional.conv2d(x, w, padding=1, sampling="race")
@@ -308,18 +300,6 @@ def test_a_workspace_that_is_too_small_is_an_error() -> None:
     native.set_workspace(torch.empty(need, dtype=torch.uint8, device="cuda"))
     ((*_, error),) = native.run([batch], 0)
     assert not error
-
-
-@pytest.mark.parametrize("what", ["on the CPU", "of floats", "with gaps"])
-def test_a_workspace_that_is_none_is_refused(what: str) -> None:
-    native = _C.PlanTimer(PROBLEM.native(), [operands(PROBLEM, "cuda")], 0)
-    workspace = {
-        "on the CPU": torch.empty(1 << 20, dtype=torch.uint8),
-        "of floats": torch.empty(1 << 20, device="cuda"),
-        "with gaps": torch.empty(1 << 20, dtype=torch.uint8, device="cuda")[::2],
-    }[what]
-    with pytest.raises(ValueError, match="workspace must be a contiguous uint8 tensor"):
-        native.set_workspace(workspace)
 
 
 # On the GPU itself

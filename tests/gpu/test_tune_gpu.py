@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +13,9 @@ from references import assert_close
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.model_problems import calls_of
 from cudnn_autotune.store import Store
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.timer import Batch, Sample
-from cudnn_autotune.tuning.gpu_searches import GpuSearches
 
 pytestmark = pytest.mark.gpu
 
@@ -50,16 +47,6 @@ def step(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     output = model(x)
     (gradient,) = torch.autograd.grad(output.float().sum(), x)
     return output.detach(), gradient
-
-
-def test_how_often_a_step_calls_each_problem() -> None:
-    model, x = network()
-    counts = {(p.op, p.weight_shape[2]): n for p, n in calls_of(model, x).items()}
-    assert counts == {
-        (op, size): n for op in ("fprop", "dgrad", "wgrad") for size, n in ((1, 1), (3, 2))
-    }
-    with torch.no_grad():
-        assert sorted(calls_of(model, x).values()) == [1, 2]
 
 
 def test_a_first_step_after_it_searches_nothing(folder: Path) -> None:
@@ -145,14 +132,6 @@ def test_both_layouts_are_tuned_and_the_model_has_one_of_them() -> None:
     assert ca.choices() == before
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_ranks_time_nothing_without_time(train: bool) -> None:
-    model, x = network()
-    made = ca.distributed.tune(model, x, train=train, budget_s=0)
-    assert len(made) == (6 if train else 2)
-    assert {decision.selection.total_samples for decision in made} == {0}
-
-
 def test_with_no_time_nothing_is_timed(folder: Path) -> None:
     model, x = network()
     made = ca.tune(model, x, budget_s=0)
@@ -177,20 +156,6 @@ def test_with_no_time_earlier_decisions_stay(is_stored: bool) -> None:
     made = ca.tune(model, x, train=False, budget_s=0)
     assert all(decision.selection.total_samples > 0 for decision in made)
     assert {choice.problem: choice.text for choice in ca.choices()} == first
-
-
-def test_with_no_time_a_neighbours_engine_stays() -> None:
-    """A fifth size of a layer, which the engine of a near one serves."""
-    model = ca.Conv2d(32, 32, 3, padding=1).cuda().half()
-    with torch.no_grad():
-        for size in range(28, 33):
-            model(torch.randn(8, 32, size, size, device="cuda", dtype=torch.float16))
-        x = torch.randn(8, 32, 32, 32, device="cuda", dtype=torch.float16)
-    before = ca.choices()
-    assert before[-1].origin == "neighbour"
-    (made,) = ca.tune(model, x, train=False, budget_s=0)
-    assert made == before[-1].decision
-    assert ca.choices() == before
 
 
 def test_an_interruption_keeps_what_was_raced(
@@ -219,44 +184,6 @@ def test_an_interruption_keeps_what_was_raced(
     step(model, x)
 
 
-def test_one_at_a_time_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GpuSearches, "room_for", lambda self, problem: not self._opened)
-    model, x = network()
-    assert len(ca.tune(model, x)) == 6
-
-
-def test_a_model_of_pytorchs_layers() -> None:
-    model, x = network(plain=True)
-    ca.enable()
-    try:
-        made = ca.tune(model, x)
-        before = ca.choices()
-        step(model, x)
-    finally:
-        ca.disable()
-    assert len(made) == 6
-    assert ca.choices() == before
-
-
-def test_in_another_mode_each_is_tuned_by_itself() -> None:
-    model, x = network()
-    with ca.flags("race"):
-        made = ca.tune(model, x, train=False)
-    assert [decision.sampling for decision in made] == ["race", "race"]
-
-
-def test_a_model_that_fails_tunes_nothing() -> None:
-    class Fails(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            raise KeyError("second half")
-
-    model, x = network()
-    with pytest.raises(KeyError, match="second half"):
-        ca.tune(nn.Sequential(model, Fails()), x)
-    assert ca.choices() == []
-    assert len(ca.tune(model, x)) == 6
-
-
 def test_memory_is_given_back() -> None:
     """All but what later calls use: cuBLAS's workspaces, and the pages of small ones."""
     model, x = network()
@@ -271,10 +198,3 @@ def test_memory_is_given_back() -> None:
     most = 2 * size + (64 << 20)
     assert torch.cuda.memory_allocated() <= allocated + (64 << 20)
     assert torch.cuda.memory_reserved() <= reserved + most
-
-
-def test_random_numbers_are_left_alone() -> None:
-    model, x = network()
-    before = torch.cuda.get_rng_state()
-    ca.tune(model, x, train=False)
-    assert torch.equal(torch.cuda.get_rng_state(), before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,6 @@ from references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
-from cudnn_autotune.tuning import events
 
 pytestmark = pytest.mark.gpu
 
@@ -40,30 +37,6 @@ def only_choice(**fields: Any) -> ca.Choice:
     ]
     assert len(found) == 1, found
     return found[0]
-
-
-def test_a_slow_search_is_told_of_while_it_runs(
-    operands: tuple[Tensor, Tensor],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(events, "SEARCHES", events.SlowSearches(after_s=0.05))
-    result: list[str] = []
-
-    class Slow:
-        name = "test_slow"
-
-        def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection:
-            time.sleep(1.0)
-            result.extend(caplog.messages)
-            (first,) = timer.runnable(candidates.all(), limit=1)
-            return Selection((Measurement(first, None, 0),), total_samples=0)
-
-    ca.sampling.register(Slow())
-    input, weight = operands
-    ca.functional.conv2d(input, weight, padding=1, sampling="test_slow")
-    assert len(result) == 1
-    assert "for engines to be compiled and timed: 0 convolutions are ready" in result[0]
 
 
 @pytest.mark.parametrize("mode", ["heuristic", *TIMED])
@@ -110,11 +83,6 @@ def test_every_mode_makes_a_documented_choice(mode: str, operands: tuple[Tensor,
     assert not choice.rejected
 
 
-def test_the_default_mode_is_auto(operands: tuple[Tensor, Tensor]) -> None:
-    ca.functional.conv2d(*operands)
-    assert only_choice().sampling == "auto"
-
-
 def test_heuristic_takes_the_first_that_builds(operands: tuple[Tensor, Tensor]) -> None:
     ca.functional.conv2d(*operands, sampling="heuristic")
     choice = only_choice()
@@ -126,26 +94,6 @@ def test_heuristic_takes_the_first_that_builds(operands: tuple[Tensor, Tensor]) 
         assert choice.text == candidate.text
         return
     pytest.fail("no candidate builds")
-
-
-def test_another_mode_tunes_again(operands: tuple[Tensor, Tensor]) -> None:
-    """PyTorch's own cache ignores the benchmark flag: first seen untimed, never timed."""
-    for mode in ("heuristic", *TIMED):
-        ca.functional.conv2d(*operands, sampling=mode)
-        assert (only_choice(sampling=mode).time_ms is None) == (mode == "heuristic")
-    # And back: what is known is not tuned again.
-    before = ca.choices()
-    for mode in ("heuristic", *TIMED):
-        ca.functional.conv2d(*operands, sampling=mode)
-    assert ca.choices() == before
-
-
-def test_forget(operands: tuple[Tensor, Tensor]) -> None:
-    ca.functional.conv2d(*operands, sampling="sample_once")
-    ca.forget()
-    assert ca.choices() == []
-    ca.functional.conv2d(*operands, sampling="sample_once")
-    assert only_choice().total_samples > 0
 
 
 @pytest.mark.parametrize("mode", TIMED)
@@ -183,18 +131,6 @@ def test_backward_follows_the_forwards_policy(operands: tuple[Tensor, Tensor]) -
     assert {(c.problem.op, c.sampling, c.workspace_limit) for c in ca.choices()} == {
         (op, "sample_once", 1 << 20) for op in ("fprop", "dgrad", "wgrad")
     }
-
-
-def test_argument_beats_context_beats_setter(operands: tuple[Tensor, Tensor]) -> None:
-    ca.set_sampling("median_of_three")
-    layer = ca.Conv2d(16, 24, 3, device="cuda", dtype=torch.float16, sampling="heuristic")
-    with ca.flags("sample_once"):
-        layer(operands[0])
-        assert only_choice().sampling == "heuristic"
-        ca.functional.conv2d(*operands)
-        only_choice(sampling="sample_once")
-    ca.functional.conv2d(*operands)
-    only_choice(sampling="median_of_three")
 
 
 def test_the_global_flags_are_part_of_the_question(cudnn_flags: Callable[..., None]) -> None:

@@ -147,27 +147,6 @@ def captured(calls: Calls, stream: torch.cuda.Stream, launches: int = 1) -> torc
 SCALES = (1.0, -2.0, 0.5, -1.0, 2.0, -0.5)  # exact in every dtype
 
 
-def test_pages_fall_into_two_halves(pages: int) -> None:
-    block = torch.zeros(128 * PAGE, dtype=torch.uint8, device="cuda")
-    measured = [_C.page_cycles(block) for _ in range(2)]
-    assert all(len(cycles) == 128 and min(cycles) > 0 for cycles in measured)
-    far, again = (_C.far_pages(cycles) for cycles in measured)
-    assert far == again
-    assert 32 <= len(far) <= 96
-    assert 64 <= pages <= 192
-
-
-def test_what_has_no_pages_is_refused() -> None:
-    for wrong in (
-        torch.zeros(PAGE, dtype=torch.uint8),
-        torch.zeros(PAGE, device="cuda"),
-        torch.zeros(2 * PAGE, dtype=torch.uint8, device="cuda")[::2],
-    ):
-        with pytest.raises(ValueError, match="memory"):
-            _C.page_cycles(wrong)
-    assert _C.page_cycles(torch.zeros(PAGE - 1, dtype=torch.uint8, device="cuda")) == []
-
-
 def test_a_timed_workspace_is_on_the_pages(
     problem: ca.ConvProblem, engine_text: str, pages: int
 ) -> None:

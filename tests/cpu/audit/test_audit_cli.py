@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,10 @@ import torch
 from recorder import record, save
 from stored import refused, run
 from strategies import BUILT_IN_MODES
-from subprocesses import evaluate_forked, python_forked
+from subprocesses import evaluate_forked
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.cli.commands import audit
-
-NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -94,12 +90,6 @@ def test_an_audit_of_a_file(tmp_path: Path) -> None:
     assert 1.0 <= data["modes"]["sustained"]["regret"]["worst"] < 1.1
 
 
-def test_an_unknown_recording() -> None:
-    output = refused("audit", "--replay", "h100_forum")
-    assert "'--replay': h100_forum is neither a file nor one of the recordings that ship" in output
-    assert "h200_forum, h200_resnet50_fprop" in output
-
-
 def test_modes_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "my_mode.py").write_text(
         "from cudnn_autotune import sampling\n"
@@ -150,15 +140,6 @@ def test_bad_input_is_refused_by_name(option: str, value: str, message: str) -> 
     assert message in refused("audit", "--replay", "h200_forum", option, value)
 
 
-def test_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "recording.json"
-    assert "'--replay'" in refused("audit", "--replay", path)
-    path.write_text('{"format": "cudnn-autotune recording", "version": 99}')
-    output = refused("audit", "--replay", path)
-    assert "'--replay'" in output
-    assert "version" in output
-
-
 def test_an_audit_of_a_gpu_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
     record_file.save(Record("gpu", settings={}, environment={}), path)
@@ -168,90 +149,3 @@ def test_an_audit_of_a_gpu_is_not_overwritten(tmp_path: Path) -> None:
     path.write_text("something else")
     assert "'--json'" in refused("audit", "--replay", "h200_forum", "--json", path)
     assert path.read_text() == "something else"
-
-
-@NO_GPU
-def test_without_a_gpu_it_says_what_works() -> None:
-    assert "--replay RECORDING works without one" in refused("audit")
-    assert "--replay RECORDING works without one" in refused("audit", "--sustained")
-    several = ("--modes", "auto,pytorch_on_0", "--sustained", "always", "--share", "1/4")
-    assert "--replay RECORDING works without one" in refused("audit", *several)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--layers", "/nowhere/layers.json", "'--layers'"),
-        ("--cases", "no such layer", "'--cases'"),
-        ("--modes", "pytorch_off", "'--modes': PyTorch's modes need one of ours"),
-        ("--runs", "pytorch_off=2", "'--runs': 'pytorch_off' is not one of heuristic"),
-        ("--share", "999/999", "'--share': leaves none of the cases"),
-        ("--sustained", "sometimes", "'--sustained'"),
-    ],
-)
-def test_bad_input_to_an_audit_of_a_gpu(option: str, value: str, message: str) -> None:
-    assert message in refused("audit", option, value)
-
-
-# Where it is written to
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
-        (("audit", "--replay", "h200_forum", "--json"), "--json"),
-        (("audit", "--replay", "h200_forum", "--plot"), "--plot"),
-        (("audit", "--json"), "--json"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_known_beforehand(
-    tmp_path: Path, arguments: tuple[str, ...], option: str
-) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    name = "x.png" if option == "--plot" else "x.json"
-    for folder in (Path("/proc"), tmp_path / "file", tmp_path / ("n" * 300)):
-        done = run(*arguments, folder / name)
-        assert done.exit_code == 2, done.output
-        assert f"'{option}': cannot write {folder / name}" in " ".join(done.output.split())
-    kept = tmp_path / f"kept_{name}"
-    kept.touch(mode=0o444)
-    assert f"cannot write {kept}: the file is read-only" in refused(*arguments, kept)
-    (tmp_path / name).mkdir()
-    printed = refused(*arguments, tmp_path / name)
-    assert f"'{option}'" in printed
-
-
-def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs the command where every file that it makes stays empty."""
-    return python_forked(
-        "import os, resource, sys; sys.dont_write_bytecode = True\n"
-        f"os.environ['MPLCONFIGDIR'] = {str(folder)!r}\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        "from cudnn_autotune_cli import main\n"
-        f"main({[str(argument) for argument in arguments]!r})"
-    )
-
-
-@pytest.mark.basic(1)
-@pytest.mark.parametrize("option", ["--json", "--plot"])
-def test_what_was_measured_is_shown_where_it_cannot_be_kept(tmp_path: Path, option: str) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "out" / "x.svg" if option == "--plot" else tmp_path / "out" / "x.json"
-    done = without_room(
-        tmp_path, "audit", "--replay", "h200_forum", "--modes", "heuristic", option, path
-    )
-    assert done.returncode == 1
-    assert "Picked against best" in done.stdout
-    assert done.stderr.splitlines()[-1] == f"Error: {option}: cannot write {path}: File too large"
-    assert not list(path.parent.iterdir()), "nothing half written is left behind"
-
-
-def test_an_audit_of_a_gpu_goes_on_where_it_cannot_be_saved_for_now(tmp_path: Path) -> None:
-    made, result = Record("gpu", settings={}, environment={}), list[str]()
-    audit._save(made, None, result.append)
-    audit._save(made, tmp_path / "x.json", result.append)
-    assert record_file.load(tmp_path / "x.json") == made
-    assert not result
-    (tmp_path / "file").write_text("not a folder")
-    audit._save(made, tmp_path / "file" / "x.json", result.append)
-    assert "--json: cannot write" in result[0]

@@ -51,14 +51,6 @@ def test_regrets_are_against_the_exact_truth() -> None:
     assert set(once.regrets) >= {STEADY, SUSTAINED, BURST, BURST_COLD}
 
 
-def test_the_first_of_the_heuristics_costs_nothing() -> None:
-    result = summarize(audited(["quiet"], {"heuristic": 2}))["heuristic"]
-    assert result.picked == {"engine2": 2}
-    assert result.flips.cases == 0
-    assert result.tuning.median_ms < 1
-    assert result.regret.mean == pytest.approx(1.0196, abs=0.0005)
-
-
 def test_equal_seeds_give_equal_audits_and_runs_differ() -> None:
     one, same = (audited(["aa"], {"sample_once": 6}) for _ in range(2))
     assert one.picks == same.picks
@@ -158,20 +150,6 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_modes_on_a_recording(recording: Path) -> None:
-    case = offline_cases.RecordedCase(recording)
-    assert case.id == "capped"
-    assert case.described()["gpu"] == "simulated H200"
-    found = Record("replay", settings={}, environment={"gpu": "simulated H200"})
-    offline_cases.audit(found, [case], {"sustained": 3, "sample_once": 10}, limits=Limits())
-    result = summarize(found)
-    assert result["sustained"].picked == {"eng67:b": 3}
-    assert result["sample_once"].regret.mean > result["sustained"].regret.mean
-    runs = found.picks["sample_once"].values()
-    times = {by_case["capped"].time_ms for by_case in runs}
-    assert len(times) > 1, "another seed is another order of the samples"
-
-
 def test_what_was_not_recorded_alone_is_estimated_and_never_the_best(recording: Path) -> None:
     case = offline_cases.RecordedCase(recording)
     traced = {trace.text for trace in case.recording.solo}
@@ -196,12 +174,3 @@ def test_what_a_mode_asks_for_in_vain_is_said(tmp_path: Path) -> None:
     table = next(t for t in report.tables(found) if t.title == "What the recording lacks")
     assert [row[1] for row in table.rows] == ["sustained"]
     assert SUSTAINED not in found.oracle["no-solo"].truths
-
-
-def test_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
-    missing = tmp_path / "none.json"
-    with pytest.raises(ValueError, match=r"none\.json"):
-        offline_cases.RecordedCase(missing)
-    missing.write_text("{}")
-    with pytest.raises(ValueError, match=r"none\.json"):
-        offline_cases.RecordedCase(missing)

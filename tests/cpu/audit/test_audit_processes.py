@@ -12,9 +12,9 @@ import pytest
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.oracle import OracleSettings, Solo
-from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
-from cudnn_autotune.audit.schedule import AuditConfig, Session, Step, steps
+from cudnn_autotune.audit.oracle import OracleSettings
+from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
+from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
 
 SIMULATION = "simulation.audit"
@@ -131,34 +131,7 @@ def test_a_process_answers_until_it_is_closed() -> None:
     assert not is_running(process.pid)
 
 
-def test_a_process_that_cannot_be_set_up_says_why() -> None:
-    process = Process("auto#1", [SIMULATION])
-    with pytest.raises(ProcessFailure, match=r"oracle\.seed: must be a whole number"):
-        process.set_up({**REQUEST, "oracle": {"seed": "many"}})
-    assert not is_running(process.pid)
-
-
-def test_the_next_process_starts_while_one_works_and_all_are_ended() -> None:
-    processes = started_ahead(["one", "two", "three"], Process)
-    one = next(processes)
-    two = next(processes)
-    assert (one.name, two.name) == ("one", "two")
-    assert not is_running(one.pid)
-    assert is_running(two.pid)
-    processes.close()
-    assert not is_running(two.pid)
-
-
 # a session
-
-
-def test_order_of_processes() -> None:
-    config = Config({"race": 2, "auto": 3}, ["pytorch_off"], "auto")
-    names = [step.name for step in steps(config)]
-    assert names == [
-        *("auto#1", "race#1", "pytorch_off", "race#2", "auto#2", "auto#3", "oracle"),
-    ]
-    assert [Step("pytorch_off").task, Step("oracle").task] == ["pytorch", "oracle"]
 
 
 @pytest.mark.slow
@@ -251,38 +224,6 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
     assert not record.failures
 
 
-def test_steady_times_are_allowed_for_before_the_first_is_measured() -> None:
-    """Else the first process takes so many cases that the last ones come to none."""
-    config = AuditConfig({"auto": 5}, ["pytorch_off", "pytorch_on_0"], "auto")
-
-    def share(solo: Solo) -> float:
-        seconds = [step.seconds_of_case(solo) for step in steps(config)]
-        return seconds[0] / sum(seconds)
-
-    assert share("throttled") < 0.6 * share("never")
-    assert share("always") == share("throttled")
-    assert Step("a_mode_of_the_users").seconds_of_case("never") > 0
-
-
-@pytest.mark.slow
-def test_a_short_limit_still_completes_a_case() -> None:
-    """A share of a limit can be less than a process needs to start."""
-    record = empty(["quiet", "aa"])
-    config = Config({"heuristic": 1}, [], "heuristic", time_limit_s=60.0)
-    Session(config, record, ["quiet", "aa"]).run()
-    assert shared_cases(record) == ["quiet"] or record.complete
-
-
-def test_no_time_no_process_and_a_record_all_the_same() -> None:
-    record = empty(["quiet"])
-    saved = []
-    config = Config({"heuristic": 1}, [], "heuristic", time_limit_s=0.001)
-    Session(config, record, ["quiet"], lambda: saved.append(1)).run()
-    assert not record.picks
-    assert saved
-    assert not record.complete
-
-
 @pytest.mark.slow
 def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> None:
     record = empty(["h200-capped"])
@@ -309,6 +250,7 @@ def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> Non
     assert not session.is_complete("h200-capped")
 
 
+@pytest.mark.slow
 def test_a_session_that_cannot_start_says_so() -> None:
     record = empty(["quiet"])
     config = Config({"unknown": 1}, [], "unknown", modules=["no_such_module_of_anyone"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import math
 import operator
@@ -12,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 
 from cudnn_autotune.audit import record_file, report
 from cudnn_autotune.audit.model import (
@@ -30,13 +26,9 @@ from cudnn_autotune.audit.model import (
     Record,
     Truth,
 )
-from cudnn_autotune.audit.oracle import of_blocks, of_rounds
+from cudnn_autotune.audit.oracle import of_rounds
 from cudnn_autotune.audit.summary import (
-    NOT_YET,
-    left_out,
-    pytorch_regret,
     regret,
-    shared_cases,
     summarize,
     truth_of,
 )
@@ -108,10 +100,6 @@ def test_summary() -> None:
     assert result.coverage is None
 
 
-def test_ties_count_as_the_best() -> None:
-    assert summarize(record(auto=[["b"]]))["auto"].regret.mean == 1.0
-
-
 @pytest.mark.parametrize(
     ("runs", "cases", "pairs"),
     [
@@ -137,10 +125,6 @@ def test_a_gap_below_the_oracles_error_is_no_flip() -> None:
     assert flips.cases == 0
 
 
-def test_a_single_run_cannot_flip() -> None:
-    assert summarize(record(auto=[["a"]]))["auto"].flips is None
-
-
 def test_coverage_is_of_the_truth_that_the_bound_speaks_of() -> None:
     found = record(auto=[["c", "c", "c", "d"]])
     runs = found.picks["auto"]["1"]
@@ -155,46 +139,12 @@ def test_coverage_is_of_the_truth_that_the_bound_speaks_of() -> None:
     assert coverage.of == 2, "no sustained truth: nothing can be said"
 
 
-def test_modes_are_compared_on_the_cases_that_all_could_do() -> None:
-    found = record(auto=[["a", "a", "a", "a"]], race=[["c", "a", "a"]])
-    found.picks["race"]["1"]["case1"] = Pick(error="no answer within 60 s")
-    found.oracle["case2"] = Oracle(error="no candidate runs")
-    assert shared_cases(found) == ["case0"]
-    reasons = left_out(found)
-    assert reasons["case1"] == "race#1: no answer within 60 s"
-    assert reasons["case2"] == "oracle: no candidate runs"
-    assert reasons["case3"] == NOT_YET
-    assert summarize(found)["auto"].cases == 1
-
-
-def test_a_pick_that_the_oracle_could_not_run_is_named() -> None:
-    found = record(auto=[["e"]])
-    found.oracle["case0"] = oracle(failed={"e": "does not build"})
-    assert left_out(found) == {"case0": "oracle: e, which auto#1 picked: does not build"}
-
-
-def test_a_mode_that_never_picks_does_not_spoil_the_others() -> None:
-    found = record(auto=[["a"]], online=[["a"]])
-    found.picks["online"]["1"]["case0"] = Pick(error="not in a replay")
-    result = summarize(found)
-    assert result["online"].unavailable == "not in a replay"
-    assert result["auto"].cases == 1
-    assert "online is not possible: not in a replay" in report.tables(found)[0].note
-
-
 def row(cold: float, hot: float, reference: str = "c", error: float = 0.0) -> PytorchRow:
     ratios = {
         name: Ratio(ratio, ratio, ratio, error)
         for name, ratio in ((BURST_COLD, cold), (BURST_HOT, hot))
     }
     return PytorchRow(reference, ratios, tuning_ms=100.0)
-
-
-def test_pytorchs_regret_is_its_ratio_times_the_references() -> None:
-    assert pytorch_regret(oracle(), row(1.21, 1.0), STEADY)[0] == pytest.approx(1.1 * 1.03)
-    assert pytorch_regret(oracle(), row(1.1, 1.1, "unknown"), STEADY) is None
-    sustained = oracle(truths={**oracle().truths, SUSTAINED: Truth(TIMES)})
-    assert pytorch_regret(sustained, row(1.1, 1.1), STEADY) is None, "no ratio was measured alone"
 
 
 def test_pytorch_against_ours() -> None:
@@ -210,42 +160,6 @@ def test_pytorch_against_ours() -> None:
     assert direct.slower == ("case1",), "ours is more than 1 % slower in one case"
     shown = {table.title: table for table in report.tables(found)}
     assert "PyTorch's time / auto's time, taking turns in one process" in shown
-
-
-def test_pytorch_is_compared_before_the_oracle_has_judged() -> None:
-    found = record(auto=[["a", "a", "a"]])
-    found.pytorch = {
-        "pytorch_off": {"case0": row(1.2, 1.2, "a"), "case1": row(1.1, 1.1, "a")},
-        "pytorch_on_10": {"case0": PytorchRow("a", {}, error="lost")},
-    }
-    del found.oracle["case1"]
-    result = summarize(found)
-    assert result["pytorch_off"].against[BURST].cases == 2
-    assert result["pytorch_on_10"].against == {}
-    assert result["auto"].cases == 1, "the oracle's cases only"
-
-
-def test_tables_render_as_markdown() -> None:
-    found = record(auto=[["a|b"]])
-    found.oracle["case0"] = Oracle({n: Truth({"a|b": 1.0}) for n in (BURST_COLD, BURST_HOT)})
-    for table in report.tables(found):
-        lines = table.markdown().splitlines()
-        widths = {line.replace("\\|", "").count("|") for line in lines if line.startswith("|")}
-        assert widths == {len(table.columns) + 1}
-
-
-@pytest.mark.parametrize("width", [40, 80, 100, 150])
-def test_no_number_is_cut_however_narrow_the_console(width: int) -> None:
-    found = record(auto=[["a", "c"], ["a", "d"]], median_of_three=[["b", "c"], ["a", "c"]])
-    shown = io.StringIO()
-    report.show(found, Console(file=shown, width=width, force_terminal=True, color_system=None))
-    assert all(len(line) <= width for line in shown.getvalue().splitlines())
-    words = shown.getvalue().replace("┃", " ").replace("│", " ").split()
-    table = report.tables(found)[0]
-    for text in (*table.columns, *(cell for row in table.rows for cell in row)):
-        assert set(text.split()) <= set(words), text
-    for mode in ("auto", "median_of_three"):
-        assert words.count(mode) >= (2 if width < 150 else 1)
 
 
 def test_the_figures_of_a_recording() -> None:
@@ -277,26 +191,6 @@ def test_the_figures_of_a_recording() -> None:
     assert truth.errors["aten"] == pytest.approx(error, rel=1e-9)
 
 
-def test_pairing_cancels_what_a_round_shares() -> None:
-    rng = np.random.default_rng(0)
-    drift = np.exp(rng.normal(0, 0.2, 20))
-    times = {
-        text: list(level * drift * np.exp(rng.normal(0, 0.002, 20)))
-        for text, level in (("slow", 1.02), ("fast", 1.0))
-    }
-    truth = of_rounds(times)
-    assert truth.best == "fast"
-    assert truth.times_ms["slow"] / truth.times_ms["fast"] == pytest.approx(1.02, abs=0.003)
-    assert 0 < truth.errors["slow"] < 0.002
-    assert "fast" not in truth.errors
-
-
-def test_two_blocks_far_apart_are_a_large_error() -> None:
-    truth = of_blocks({"a": [1.0, 1.0], "b": [1.5, 1.7]})
-    assert truth.times_ms["b"] == pytest.approx(math.sqrt(1.5 * 1.7))
-    assert truth.errors["b"] > 0.05
-
-
 # the file
 
 
@@ -315,27 +209,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert record_file.load(path) == found
     assert not list(path.parent.glob("*.part"))
     assert json.loads(path.read_text())["modes"]["auto"]["picked"] == {"a": 2}
-
-
-def test_what_only_earlier_versions_kept_is_left_out() -> None:
-    found = tree()
-    found["picks"]["auto"]["1"]["case0"] |= {"passed_over": {"b": "+1.0 %"}, "samples": 7}
-    found["seconds"] = {"auto": 1.0}
-    found["oracle"]["case0"]["wall_ms"] = 500.0
-    assert record_file.from_json(found) == record(auto=[["a"]])
-
-
-def test_a_compressed_record(tmp_path: Path) -> None:
-    found = record(auto=[["a", "c"]])
-    path = tmp_path / "record.json.gz"
-    record_file.save(found, path)
-    assert record_file.load(path) == found
-    whole = path.read_bytes()
-    assert whole.startswith(b"\x1f\x8b")
-    for cut in (b"", whole[: len(whole) // 2], b"plain text", whole[:12] + b"\0" * 40):
-        path.write_bytes(cut)
-        with pytest.raises(ValueError, match=r"record\.json\.gz"):
-            record_file.load(path)
 
 
 def tree() -> dict[str, Any]:
@@ -381,40 +254,6 @@ def test_malformed_records_are_refused(
         record_file.load(path)
     assert message in str(raised.value)
     assert str(path) in str(raised.value)
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"kind": NaN', "[]", "null"])
-def test_what_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "record.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"record\.json"):
-        record_file.load(path)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(
-    place=st.sampled_from(
-        ["kind", "settings", "cases", "oracle", "picks", "pytorch", "failures", "seconds"]
-    ),
-    value=JSON,
-)
-def test_any_other_value_is_read_or_refused(place: str, value: Any) -> None:
-    data = tree()
-    data[place] = value
-    found: Record | str
-    try:
-        found = record_file.from_json(data)
-    except ValueError as error:
-        found = str(error)
-    assert isinstance(found, Record) or place in found
 
 
 def test_resuming_keeps_what_is_there(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import compared_models
 import pytest
 import torch
-from stored import refused, run
+from stored import run
 from subprocesses import python
 from torch import nn
 
@@ -52,6 +51,7 @@ def test_a_training_step_in_each_way_that_a_cpu_has() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -80,14 +80,6 @@ def test_what_cannot_be_sent_to_a_process_is_measured_here() -> None:
     assert "measured in this process" in note
     assert "Can't pickle local object" in note
     assert model.norm.num_batches_tracked == 0
-
-
-def test_random_steps_have_no_error_and_say_so() -> None:
-    found = ca.compare(compared_models.Draws(), X, ways=["eager"])
-    (row,) = found.rows
-    assert row.step_ms is not None
-    assert row.output_error is None
-    assert "draws random numbers" in found.notes[-1]
 
 
 def test_random_numbers_of_the_caller_go_on() -> None:
@@ -223,24 +215,6 @@ def test_the_verdict_names_the_fastest_and_by_how_much() -> None:
     assert made_up(rows=found.rows[3:]).verdict == "no way could be measured"
 
 
-def test_the_outcome_as_text_json_and_html() -> None:
-    found = made_up(notes=("a note",), was_interrupted=True)
-    text = str(found)
-    assert re.search(r"│ backend +│ +8 │ +±1.0% │ +1.50× │ +40 │ +701 │ 1.0e-03 │\n", text)
-    assert text.rstrip().endswith(f"{found.verdict}\n  model = ...")
-    for part in ("interrupted", "a note", "convert: out of <memory>"):
-        assert part in text
-    tree = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert [row["step_ms"] for row in tree["rows"]] == [12, 10, 8, None]
-    assert (tree["rows"][2]["code"], tree["was_interrupted"]) == (["model = ..."], True)
-    assert tree["environment"]["torch"] == torch.__version__
-    assert "gradients" not in text  # of inference
-    page = found._repr_html_()
-    assert page.count("<tr>") == 5
-    assert "out of &lt;memory&gt;" in page
-    assert "<memory>" not in page
-
-
 def test_calibrating_gives_norms_their_inputs_statistics() -> None:
     model = compared_models.Net().eval()
     ways.calibrate(model, [X])
@@ -268,13 +242,6 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert ">channels_last</td>" in (tmp_path / "b.html").read_text()
 
 
-def test_a_cpu_needs_no_line_about_cudnn() -> None:
-    assert ways.code_of("compile", train=False, on_gpu=False) == ("model = torch.compile(model)",)
-    assert ways.code_of("eager", train=True, on_gpu=False) == ()
-    before, _ = ways.code_of("compile", train=False, on_gpu=True)
-    assert before == "torch.backends.cudnn.benchmark = True"
-
-
 def test_the_command_of_a_model_that_fails() -> None:
     """Its error is told once, and compilers are not tried."""
     ways = "channels_last,compile,max-autotune"
@@ -284,15 +251,6 @@ def test_the_command_of_a_model_that_fails() -> None:
     assert "channels_last: ValueError: no such size: (2, 3, 8, 8)" in done.stdout
     assert "max-autotune: not tried, since channels_last fails" in done.stdout
     assert "no way could be measured" in done.stdout
-
-
-def test_what_the_command_refuses(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert "'--ways': 'fast' is not one of eager" in refused(*NET, "--ways", "fast")
-    assert "has no 'Nothing'" in refused("compare", "compared_models:Nothing", *NET[2:])
-    assert "cannot write" in refused(*NET, "--json", tmp_path / "file" / "a.json")
-    if not torch.cuda.is_available():
-        assert "there is no CUDA GPU here" in refused(*NET[:4], "--device", "cuda")
 
 
 INTERRUPTED = """

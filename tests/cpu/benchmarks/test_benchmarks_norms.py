@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from benchmark_scripts import dry_runs_into, main, whole_record
+from benchmark_scripts import dry_runs_into, whole_record
 
 
 @pytest.mark.slow
@@ -21,22 +20,3 @@ def test_a_dry_run_leaves_a_whole_record(tmp_path: Path) -> None:
     assert [row["way"] for row in rows] == ways.split(",") * 2
     assert max(row["error"] for row in rows) < 1e-5
     assert all(row["forward (us)"] is not None for row in rows if row["way"] == "ours")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--shapes", "64"), "--shapes: '64' is no shape"),
-        (("--ways", "theirs"), "--ways: ['theirs'] unknown"),
-        (("--rounds", "0"), "--rounds must be 1 or more"),
-        (("--bandwidth", "0"), "--bandwidth must be above 0"),
-        (("--activation", "elu"), "--activation: ['elu'] unknown"),
-    ],
-)
-def test_bad_options(arguments: tuple[str, str], named: str) -> None:
-    assert str(main("norms", "--device", "cpu", *arguments)).startswith(named)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
-def test_it_says_that_it_needs_a_gpu() -> None:
-    assert main("norms") == "norms.py needs a CUDA GPU, and there is none here"

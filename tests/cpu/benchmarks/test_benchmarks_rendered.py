@@ -55,25 +55,6 @@ def test_rendering_writes_a_page_and_check_sees_what_changed(results: Path) -> N
     assert render(results, "--check") == 1
 
 
-def test_old_records_say_which_mode_their_auto_is(results: Path) -> None:
-    """An audit, whose tables name it, before and after another mode took over the name."""
-    note = "The mode that is called `auto` here is `sustained` now."
-    for date, expected in (("2026-11-22T23:59:59+00:00", 1), ("2026-11-23T00:00:00+00:00", 0)):
-        changed(results, "audit_layers_missed", date=date)
-        changed(results, "gpu_tests", date="2026-11-21T00:00:00+00:00")
-        assert render(results) == 0
-        assert (results.parent / "pages" / "gpu.md").read_text().count(note) == expected
-
-
-def test_check_names_a_page_without_records(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert render(results) == 0
-    (results.parent / "pages" / "other.md").write_text("# Measured on another GPU\n")
-    assert render(results, "--check") == 1
-    assert "other.md has no records" in capsys.readouterr().err
-
-
 @pytest.mark.basic(2)
 @pytest.mark.parametrize("name", ["gpu_tests", "audit_layers_missed"])
 @pytest.mark.parametrize(
@@ -111,36 +92,6 @@ def test_a_simulation_and_a_session_without_its_origin_are_refused(
     path.write_text(json.dumps({**data, "sessions": [session]}))
     assert render(results, "--check") == 1
     assert "lacks commit" in capsys.readouterr().err
-
-
-def test_the_rows_of_an_investigation_are_rendered(results: Path) -> None:
-    """By the one renderer of all of them; a record whose tables a finding has is passed over."""
-    data = json.loads((results / "gpu" / "gpu_tests.json").read_text())
-    rows = [{"case": "a/fprop", "near over far": 1.27}]
-    found = {"title": "Pages", "rows": rows, "failures": []}
-    path = results / "gpu" / "workspace_place.json"
-    path.write_text(json.dumps({**data, "benchmark": "workspace_place", "results": found}))
-    path.with_name("capped.json").write_bytes((RECORDS / "capped.json").read_bytes())
-    assert render(results) == 0
-    text = (results.parent / "pages" / "gpu.md").read_text()
-    assert "| a/fprop | 1.27 |" in text
-    assert "capped" not in text
-
-
-def test_a_later_part_measures_a_case_anew(results: Path) -> None:
-    data = json.loads((results / "gpu" / "gpu_tests.json").read_text())
-    for part, ratios in (("part1", {"a": 1.11, "b": 2.22}), ("part2", {"b": 3.33})):
-        rows = [{"case": case, "ratio": ratio} for case, ratio in ratios.items()]
-        found = {"title": "Ratios", "rows": rows, "failures": [f"failed in {part}"]}
-        path = results / "gpu" / f"layers.{part}.json"
-        path.write_text(json.dumps({**data, "benchmark": "layers", "results": found}))
-    assert render(results) == 0
-    text = (results.parent / "pages" / "gpu.md").read_text()
-    assert "| a | 1.11 |" in text
-    assert "| b | 3.33 |" in text
-    assert "2.22" not in text
-    assert "failed in part1" in text
-    assert "failed in part2" in text
 
 
 def test_the_results_pages_say_what_the_records_say() -> None:

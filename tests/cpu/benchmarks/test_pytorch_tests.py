@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import pytorch_tests
-import torch
 from benchmark_scripts import main
 
 pytestmark = pytest.mark.search
@@ -71,40 +69,6 @@ def test_what_only_fails_under_enable_needs_a_reason(tmp_path: Path) -> None:
     }
 
 
-def test_a_new_skip_and_a_known_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pytorch_tests.REASONS, "TestA::test_known_*", "known")
-    names = ("TestA::test_known_cuda", "TestA::test_skipped", "TestA::test_fine")
-    enabled = dict(zip(names, (("failed", "no"), ("skipped", "why"), ("passed", "")), strict=True))
-    rows = pytorch_tests.compare(enabled, dict.fromkeys(names[:2], ("passed", "")))
-    assert [(row["test"], row["reason"]) for row in rows] == [(names[0], "known"), (names[1], "")]
-
-
-class OnTheHost:
-    def test_of_the_host(self) -> None: ...
-
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="a reason")
-    def test_of_a_gpu(self) -> None: ...
-
-
-class OnCuda(OnTheHost):
-    device_type = "cuda"
-
-
-class OnCpu(OnTheHost):
-    device_type = "cpu"
-
-
-@pytest.mark.parametrize(("group", "kept"), [(OnTheHost, 1), (OnCuda, 2), (OnCpu, 0)])
-def test_on_a_gpu_tests_without_cuda_are_left_out(
-    group: type[OnTheHost], kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTORCH_SUITE", "{}")
-    from pytorch_suite.enabled import uses_cuda
-
-    tests = (group.test_of_a_gpu, group.test_of_the_host)
-    assert [test for test in tests if uses_cuda(group, test)] == list(tests[:kept])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "select", "status"),
@@ -120,8 +84,3 @@ def test_a_run_without_tests_does_not_pass(
     options = ("--device", "cpu", "--checkout", tmp_path, "--log", tmp_path / "log")
     ended = main("pytorch_tests", *options, "--select", select)
     assert str(ended) == f"pytest ended with {status}, so that not all tests have run"
-
-
-def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
-    status = main("pytorch_tests", "--device", "cpu", "--checkout", tmp_path)
-    assert str(status) == f"--checkout: {tmp_path} has no test/nn/test_convolution.py"

@@ -61,25 +61,3 @@ def test_a_source_needs_cuda_where_a_header_says_so(sources, tmp_path: Path) -> 
         (tmp_path / name).write_text(text)
     assert sources(False, tmp_path) == {"core/plain.cpp", "uses_plain.cpp", "either.cpp"}
     assert sources(True, tmp_path) == {name for name in files if name.endswith(".cpp")}
-
-
-def test_what_lists_engines_is_optimized_less_and_what_calls_run_is_not(tmp_path: Path) -> None:
-    building = checkout.module("building.sources")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        files = building.compiled_together(building.sources(with_cuda=True), tmp_path)
-    texts = {Path(file).stem: Path(file).read_text() for file in files}
-    less = {name for name, text in texts.items() if '#pragma GCC optimize("O1")' in text}
-    assert less == {"frontend"}
-    assert texts["frontend"].startswith("#pragma")  # before the headers that are to be affected
-    for of_each_call in ("core/conv_plan.cpp", "core/plan_cache.cpp", "core/conv_problem.cpp"):
-        assert f'"{of_each_call}"' in texts["core"]
-
-
-def test_no_source_includes_all_of_atens_operators() -> None:
-    """They took a fourth of the time of the files that include torch's headers."""
-    names = ("ATen/ATen", "ATen/Functions", "ATen/autocast_mode", "torch/extension", "torch/torch")
-    heavy = re.compile(rf"#include <({'|'.join(names)})\.h>")
-    files = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in (".cpp", ".h")]
-    assert len(files) > 100
-    assert [path.name for path in files if heavy.search(path.read_text())] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,21 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import under
 from stored import H200, decisions, fill, refused, run, simulation, slower, succeeded
 
 import cudnn_autotune as ca
-from cudnn_autotune.audit import record_file, report
-from cudnn_autotune.audit.layers import Case
-from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, PEAKS, Oracle, Pick, Record, Truth
-from cudnn_autotune.cli import gpu_peaks, wording
+from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.gpu_peaks import far, farthest
 from cudnn_autotune.core import versions
-from cudnn_autotune.core.display import milliseconds
-from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.engines import roofline
 from cudnn_autotune.engines.roofline import Peaks
-from cudnn_autotune.store import Decision, Environment, peaks_file
+from cudnn_autotune.store import peaks_file
 from cudnn_autotune.timers import peaks as timer
 
 H200_LIKE = Peaks(
@@ -92,43 +85,6 @@ def test_the_most_time_to_be_won_comes_first(file: Path) -> None:
     assert [d.key for d in by_ratio] != expected, "the ratio alone would order otherwise"
 
 
-def test_the_table(file: Path) -> None:
-    done = run("show", "--store", file, "--far", 3)
-    assert done.exit_code == 0, done.output
-    assert "3 of 6 decisions, farthest from the roofline" in done.stdout
-    header, *cells = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
-    assert header[2:4] == ["time, ms", "limit, ms"]
-    rows = [row[2:] for row in cells]
-    found = farthest(decisions(), H200_LIKE, 3)
-    assert rows == [
-        [
-            milliseconds(one.time_ms),
-            milliseconds(one.limit.limit_ms),
-            wording.ratio(one.time_ms / one.limit.limit_ms),
-            milliseconds(one.time_ms - one.limit.limit_ms),
-            one.limit.bound_by,
-        ]
-        for one in found
-    ]
-
-
-def test_json_tells_limits_where_they_are_known(file: Path) -> None:
-    told = json.loads(run("show", "--store", file, "--json").stdout)["decisions"]
-    assert {tree["limit"]["bound_by"] for tree in told} <= {"memory", "compute", "launch"}
-    problems = {d.key: d.problem for d in decisions()}
-    for tree in told:
-        limit = roofline.limit(problems[tree["key"]], H200_LIKE)
-        assert tree["limit"]["limit_ms"] == pytest.approx(limit.limit_ms, rel=1e-5)
-
-
-def test_show_tells_limits_beside_times(file: Path) -> None:
-    text = succeeded("show", "--store", file)
-    for decision in decisions():
-        found = far(decision, H200_LIKE)
-        assert f"limit {milliseconds(found.limit.limit_ms)}" in text
-        assert f"{wording.ratio(found.times_limit)} {found.limit.bound_by}" in text
-
-
 @NO_GPU
 def test_without_peaks_nothing_is_guessed(unmeasured: Path) -> None:
     said = refused("show", "--store", unmeasured, "--far", status=1)
@@ -142,21 +98,6 @@ def test_without_peaks_nothing_is_guessed(unmeasured: Path) -> None:
 def test_peaks_of_another_gpu_are_not_used(unmeasured: Path) -> None:
     peaks_file.keep(unmeasured.parent, replace(H200, multiprocessors=114), H200_LIKE)
     assert "are unknown" in refused("show", "--store", unmeasured, "--far", status=1)
-
-
-def test_bad_options(file: Path) -> None:
-    for number in ("0", "1.5", "all"):
-        assert "'--far'" in refused("show", "--store", file, "--far", number)
-    assert "'--sort': not with --far" in refused("show", "--store", file, "--far", "--sort", "time")
-
-
-def test_an_empty_store(tmp_path: Path) -> None:
-    assert "nothing is stored there yet" in succeeded("show", "--store", tmp_path, "--far")
-
-
-def test_a_filter_that_passes_none(file: Path) -> None:
-    said = succeeded("show", "--store", file, "--far", "--dtype", "float64")
-    assert "none of its 6 decisions has dtype float64" in said
 
 
 def test_a_time_below_its_limit_has_nothing_to_win(tmp_path: Path) -> None:
@@ -183,68 +124,6 @@ def test_what_was_not_timed_has_no_distance(file: Path) -> None:
     for decision in (untimed, replace(decisions()[3], rejected=rejected)):
         assert far(decision, H200_LIKE) is None
         assert farthest([decision], H200_LIKE, 9) == []
-
-
-def test_report(file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "page.html"
-    succeeded("report", out, "--store", file)
-    html = out.read_text()
-    section = html.partition("Farthest from the roofline</h2>")[2].partition("</section>")[0]
-    rows = section.partition("<tbody")[2].split("</tr>")[:-1]
-    found = farthest(decisions(), H200_LIKE, 10)
-    assert len(rows) == len(found) == 6
-    numbered = re.findall(r'<a href="#d(\d+)"><b>(\w+)</b> ([^<]*)', html.partition("Overview")[2])
-    by_number = {number: f"{op} {text}" for number, op, text in numbered}
-    for row, one in zip(rows, found, strict=True):
-        number = re.findall('href="#d([0-9]+)"', row)[0]
-        problem = one.decision.problem
-        assert by_number[number] == f"{problem.op} {wording.shapes(problem)}"
-        cells = re.findall(r"<td[^>]*>([^<]*)</td>", row)
-        assert cells == [
-            milliseconds(one.time_ms),
-            milliseconds(one.limit.limit_ms),
-            wording.ratio(one.times_limit),
-            milliseconds(one.gain_ms),
-            one.limit.bound_by,
-        ]
-        times = f"{one.times_limit:.2f} times the limit"
-        assert times in html
-    overview = html.partition('id="overview"')[2].partition("</table>")[0]
-    assert overview.count('data-label="time / limit"') == 6
-
-
-@NO_GPU
-def test_a_report_without_peaks_has_no_limits(unmeasured: Path, tmp_path: Path) -> None:
-    out = tmp_path / "page.html"
-    succeeded("report", out, "--store", unmeasured)
-    html = out.read_text()
-    assert "time / limit" not in html
-    assert "roofline" not in html
-
-
-class TestEnv:
-    @NO_GPU
-    def test_without_a_gpu(self, tmp_path: Path) -> None:
-        told = json.loads(run("env", "--json", "--store", tmp_path).stdout)["peaks"]
-        path = peaks_file.path_of(tmp_path, Environment.of())
-        assert told == {"path": str(path), "measured": "no: there is no GPU"}
-        assert "needs a CUDA GPU" in refused("env", "--store", tmp_path, "--measure")
-
-    def test_what_was_measured(self, tmp_path: Path) -> None:
-        peaks_file.keep(tmp_path, Environment.of(), H200_LIKE)
-        told = json.loads(run("env", "--json", "--store", tmp_path).stdout)["peaks"]
-        assert told.pop("measured").endswith("Z")
-        assert told == {
-            "path": str(peaks_file.path_of(tmp_path, Environment.of())),
-            "memory, GB/s": 4200.0,
-            "float16, TFLOPS": 800.0,
-            "bfloat16, TFLOPS": 800.0,
-            "tf32, TFLOPS": 400.0,
-            "float32, TFLOPS": 50.0,
-            "float64, TFLOPS": 60.0,
-            "launch, us": 2.0,
-        }
-        assert "memory, GB/s 4200.0" in succeeded("env", "--store", tmp_path)
 
 
 class TestWithAGpu:
@@ -277,18 +156,6 @@ class TestWithAGpu:
         assert "limit" in succeeded("show", "--store", unmeasured)
         assert gpu.measured == 1
 
-    def test_not_for_another_gpu(self, gpu: SimpleNamespace, tmp_path: Path) -> None:
-        file = fill(tmp_path, decisions(), replace(H200, gpu="NVIDIA L4"))
-        assert "peaks of NVIDIA L4 are unknown" in refused(
-            "show", "--store", file, "--far", status=1
-        )
-        assert gpu.measured == 0
-
-    def test_for_another_cudnn(self, gpu: SimpleNamespace, tmp_path: Path) -> None:
-        file = fill(tmp_path, decisions(), replace(H200, cudnn="9.10.0"))
-        assert len(keys(file, "--far")) == 6
-        assert gpu.measured == 1
-
     def test_a_failure_is_said(self, gpu: SimpleNamespace, unmeasured: Path) -> None:
         gpu.peaks = torch.OutOfMemoryError("no memory")
         said = refused("show", "--store", unmeasured, "--far", status=1)
@@ -305,12 +172,6 @@ class TestWithAGpu:
         assert "forbids" in refused("env", "--store", unmeasured, "--measure")
         assert gpu.measured == 1
 
-    def test_a_file_that_cannot_be_written(self, gpu: SimpleNamespace, unmeasured: Path) -> None:
-        peaks_file.path_of(unmeasured.parent, H200).mkdir()
-        done = run("show", "--store", unmeasured, "--far")
-        assert "6 of 6 decisions" in done.stdout
-        assert "cannot be written" in done.stderr
-
     def test_measured_again_they_stay_the_best(self, gpu: SimpleNamespace, tmp_path: Path) -> None:
         def told() -> dict[str, Any]:
             done = run("env", "--store", tmp_path, "--measure", "--json")
@@ -323,70 +184,3 @@ class TestWithAGpu:
         assert told()["memory, GB/s"] == 4200.0
         assert told()["launch, us"] == 1.0
         assert gpu.measured == 3
-
-
-def audited(**times: float) -> Record:
-    """A record of three layers whose fastest candidates take ``times`` with a cold cache."""
-    cases = {}
-    for name in times:
-        case = Case(name, "fprop", (64, 64, 56, 56), (64, 64, 1, 1))
-        cases[case.id] = encode(case)
-    truths = [
-        {
-            BURST_COLD: Truth({"eng1": ms, "eng2": 2 * ms}),
-            BURST_HOT: Truth({"eng1": ms / 2, "eng2": ms}),
-        }
-        for ms in times.values()
-    ]
-    return Record(
-        "gpu",
-        settings={"reference": "auto"},
-        environment={"gpu": "NVIDIA H200", PEAKS: encode(H200_LIKE)},
-        cases=cases,
-        oracle={case: Oracle(found) for case, found in zip(cases, truths, strict=True)},
-        picks={"auto": {"1": {case: Pick("eng1") for case in cases}}},
-    )
-
-
-class TestAudit:
-    def test_the_table(self) -> None:
-        record = audited(near=0.02, farthest=0.2, cached=0.001, far=0.1)
-        (table,) = (t for t in report.tables(record) if "roofline" in t.title)
-        limit_ms = 2 * (2 * 64 * 64 * 56 * 56 + 64 * 64) / 4.2e9
-        assert table.rows == [
-            (
-                f"{name}/fprop/float16/nhwc",
-                "eng1",
-                f"{ms:.4g}",
-                f"{limit_ms:.4g}",
-                f"{ms / limit_ms:.2f}",
-                "memory",
-            )
-            for name, ms in (("farthest", 0.2), ("far", 0.1), ("near", 0.02))
-        ]
-
-    def test_a_record_keeps_the_peaks(self, tmp_path: Path) -> None:
-        record = audited(far=0.1)
-        record_file.save(record, tmp_path / "audit.json")
-        loaded = record_file.load(tmp_path / "audit.json")
-        assert report.tables(loaded) == report.tables(record)
-
-    def test_without_peaks_there_is_none(self) -> None:
-        record = audited(far=0.1)
-        del record.environment[PEAKS]
-        assert not any("roofline" in table.title for table in report.tables(record))
-
-    def test_a_long_list_is_cut(self) -> None:
-        record = audited(**{f"layer{i}": 0.1 + i for i in range(30)})
-        (table,) = (t for t in report.tables(record) if "roofline" in t.title)
-        assert [row[0].partition("/")[0] for row in table.rows[:2]] == ["layer29", "layer28"]
-        assert len(table.rows) == 12
-
-
-def test_a_decision_that_was_measured_otherwise_is_not_confused() -> None:
-    """Two modes decide on one problem; each has its own time."""
-    first: Decision = decisions()[3]
-    other = under(slower(first, 2.0), mode="race")
-    found = farthest([first, other], H200_LIKE, 9)
-    assert [one.decision.sampling for one in found] == ["race", "auto"]
-    assert found[0].time_ms == pytest.approx(2 * found[1].time_ms)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from decisions import under
 from stored import (
     H200,
     decisions,
     fill,
     layer,
-    recorded,
     refused,
-    run,
     simulation,
     slower,
     succeeded,
 )
 
 from cudnn_autotune.cli.report import page
-from cudnn_autotune.cli.report.section import MOST_CANDIDATES
-from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store import Decision, Environment, Policy
 from cudnn_autotune.tuning.gain import against_pytorch, pytorchs_entry, total
 
@@ -99,25 +91,6 @@ def test_well_formed(html: str, parsed: Page) -> None:
     assert parsed.texts["h1"] == ["1.02× the speed of PyTorch"]
 
 
-def test_well_formed_with_limits() -> None:
-    peaks = Peaks(4e9, {"float16": 8e11, "float64": 6e10}, 0.002)
-    found = Page(page.render(decisions(), H200, source="h200.json", peaks=peaks))
-    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
-    assert len(set(ids)) == len(ids)
-    links = [str(a["href"])[1:] for a in found.of("a")]
-    assert set(links) <= {attributes.get("id") for attributes in found.of("div")}
-    assert len(links) == 2 * len(decisions())
-    assert "Farthest from the roofline" in found.texts["h2"]
-    overview = found.texts["table"][1]
-    columns = overview.partition("problem")[2].partition("workspace")[0].split("\n")
-    assert [name for name in columns if name] == [
-        "engine",
-        "time, ms",
-        "PyTorch / chosen",
-        "time / limit",
-    ]
-
-
 def test_nothing_from_elsewhere(html: str, parsed: Page) -> None:
     for tag, attributes in parsed.tags:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base"), tag
@@ -137,17 +110,6 @@ def test_nothing_from_elsewhere(html: str, parsed: Page) -> None:
     assert len(links) == len(decisions())
 
 
-def test_tables_have_headers_and_pictures_have_words(parsed: Page) -> None:
-    for header in parsed.of("th"):
-        assert header["scope"] in ("row", "col")
-    for picture in parsed.of("svg"):
-        is_inner = picture.get("overflow") == "visible"
-        words = picture.get("aria-label") if picture.get("role") == "img" else None
-        assert is_inner or words or picture.get("aria-hidden") == "true", picture
-    assert parsed.texts["caption"]
-    assert any(m.get("name") == "viewport" for m in parsed.of("meta"))
-
-
 def test_every_decision_is_told(parsed: Page) -> None:
     for decision in decisions():
         assert decision.key in parsed.texts["code"]
@@ -162,57 +124,6 @@ def test_every_decision_is_told(parsed: Page) -> None:
     assert "580.159.04" in parsed.texts["dd"]
     assert "relative error 0.0002" in parsed.texts["dd"]
     assert "sw_power_cap" in parsed.texts["dd"]
-
-
-def test_rows_of_a_decision() -> None:
-    """All that the page is to say of a decision: numbers as they are in it."""
-    decision = recorded("h200_resnet50_fprop", "sustained")
-    parsed = Page(rendered([decision]))
-    (chosen, tied), evidence = decision.selection.ranking[:2], decision.selection.evidence
-    assert evidence.tied == (chosen.candidate.text, tied.candidate.text)
-    assert "chosen" in parsed.texts["span"]
-    assert "tied" in parsed.texts["span"]
-    assert "PyTorch's pick" in parsed.texts["span"]
-    assert "PyTorch's own path" in parsed.texts["span"]
-    bound = f"At most {100 * evidence.regret_bound:.1f} % slower than the fastest (95 % sure)."
-    assert bound in parsed.texts["li"]
-    cells = " ".join(parsed.texts["td"])
-    for ms in (chosen.time_ms, chosen.sustained_ms):
-        assert f"{ms:.5f}" in cells
-    assert f"{chosen.low_ms:.5f}–{chosen.high_ms:.5f}" in parsed.text
-    rest = len(decision.selection.ranking) - MOST_CANDIDATES - 1  # and `aten`
-    assert f"Candidates that are not listed here: {rest}." in parsed.text
-    assert parsed.of("details")[0] == {"class": "decision", "open": None}
-    kept = decisions()[1]  # the same, as the store keeps it
-    assert kept.omitted == len(decision.selection.ranking) - len(kept.selection.ranking) > 0
-    parsed = Page(rendered([kept]))
-    assert f"Candidates that are not listed here: {kept.omitted}." in parsed.text
-    assert f"{len(kept.selection.ranking)} kept of {len(decision.selection.ranking)}" in parsed.text
-
-
-def test_marks_lie_where_their_times_are() -> None:
-    decision = recorded("h200_resnet50_fprop", "sustained")
-    html = rendered([decision])
-    places = [
-        tuple(map(float, found))
-        for found in re.findall(
-            r'class="interval" x1="([\d.]+)%" x2="([\d.]+)%".*?cx="([\d.]+)%"', html, re.DOTALL
-        )
-    ]
-    ranking = decision.selection.ranking
-    own = next(entry for entry in ranking if entry.candidate.text == "aten")
-    listed = [*ranking[:MOST_CANDIDATES], own]
-    times = [(entry.low_ms, entry.high_ms, entry.time_ms) for entry in listed]
-    # One scale for all: percents for milliseconds.
-    left, right = min(places), max(places)
-    least, most = (times[places.index(end)] for end in (left, right))
-    scale = (right[2] - left[2]) / (most[2] - least[2])
-    assert scale > 0
-    for there, known in zip(places, times, strict=True):
-        for place, ms in zip(there, known, strict=True):
-            # Intervals that go on beyond the axis end where it does.
-            wanted = min(left[2] + scale * (ms - least[2]), 96.0)
-            assert place == pytest.approx(wanted, abs=0.02)
 
 
 def test_against_pytorch() -> None:
@@ -308,29 +219,6 @@ def test_totals() -> None:
     assert ops == ["fprop", "dgrad", "wgrad", "all"]
 
 
-def test_modes_are_not_added_up() -> None:
-    kept = [*decisions(), simulation("quiet", layer(), mode="heuristic")]
-    parsed = Page(rendered(kept))
-    assert "auto: all" in parsed.texts["th"]
-    assert "heuristic: all" in parsed.texts["th"]
-    assert "all" not in parsed.texts["th"]
-    assert "Nothing was timed: cuDNN's own order decided." in parsed.texts["li"]
-
-
-def test_only_wrong_outputs() -> None:
-    made = decisions()[3]
-    texts = [entry.candidate.text for entry in made.selection.ranking]
-    some = replace(made, rejected=((texts[0], 0.5), (texts[1], math.inf)))
-    parsed = Page(rendered([some]))
-    assert "wrong: relative error 0.5" in parsed.texts["span"]
-    assert "wrong: relative error infinite" in parsed.texts["span"]
-    assert "2 candidates gave wrong results and could not be chosen." in parsed.texts["li"]
-    every = replace(made, rejected=tuple((text, 0.5) for text in texts), relative_error=None)
-    parsed = Page(rendered([every]))
-    said = "Every candidate's output was wrong: PyTorch's own path serves it."
-    assert said in parsed.texts["li"]
-
-
 HOSTILE = (
     "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}\x1b[2J"
 )
@@ -395,63 +283,6 @@ def test_command(tmp_path: Path) -> None:
     assert "op dgrad" in parsed.texts["dd"]
 
 
-def test_command_with_bad_input(tmp_path: Path) -> None:
-    file = fill(tmp_path / "store")
-    out = tmp_path / "page.html"
-    assert "must end in .html or .htm" in refused("report", tmp_path / "x.pdf", "--store", file)
-    message = refused("report", out, "--store", file, "--sampling", "race")
-    assert "none of its 6 decisions has sampling race" in message
-    (tmp_path / "empty").mkdir()
-    nothing = refused("report", out, "--store", tmp_path / "empty")
-    assert "nothing is stored there yet" in nothing
-    assert "does not exist" in refused("report", out, "--store", tmp_path / "absent.json")
-    blocked = tmp_path / "a file"
-    blocked.write_text("")
-    assert "'FILE.html'" in refused("report", blocked / "x.html", "--store", file)
-    assert not out.exists()
-    assert run("report").exit_code == 2
-
-
-def test_a_page_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = importlib.import_module("cudnn_autotune.cli.commands.report")
-    assert command._MOST == 2000
-    monkeypatch.setattr(command, "_MOST", 5)
-    message = refused("report", tmp_path / "page.html", "--store", fill(tmp_path / "store"))
-    assert "6 decisions are more than the 5 that a page may have" in message
-
-
-def test_every_tied_candidate_is_listed() -> None:
-    made = decisions()[4]
-    first = made.selection.ranking[0]
-    texts = [f"eng{number}" for number in range(800)]
-    ranking = tuple(replace(first, candidate=replace(first.candidate, text=t)) for t in texts)
-    evidence = replace(made.selection.evidence, tied=tuple(texts))
-    many = replace(made, selection=replace(made.selection, ranking=ranking, evidence=evidence))
-    assert page.render([many], H200, source="x").count(">tied<") == 799
-
-
-def test_each_mode_has_its_own_headline() -> None:
-    auto = [d for d in decisions() if against_pytorch(d)]
-    race = [under(d, mode="race") for d in auto]
-    alone = total(auto).line()
-    assert "2.426 -> 2.379 ms for one call of each of 6 convolutions (1.02x)" in alone
-    html = page.render([*auto, *race], H200, source="a store.json")
-    parsed = Page(html)
-    assert parsed.texts["h1"] == ["1.02× by auto, 1.02× by race the speed of PyTorch"]
-    for line in (f"By auto: {alone}", f"By race: {alone}"):
-        assert line in parsed.texts["p"]
-    assert html.count("a store.json") == 1
-
-
-def test_a_headline_counts_nothing_that_was_not_compared() -> None:
-    untimed = simulation("quiet", layer(), mode="heuristic")
-    parsed = Page(page.render([untimed], H200, source="x"))
-    assert parsed.texts["h1"] == ["Gain over PyTorch not known"]
-    some = total([decisions()[1], untimed])
-    assert some.compared == 1
-    assert "; 1 more not counted, since PyTorch's time is not known" in some.line()
-
-
 def test_a_sum_weighs_each_problem_by_its_calls() -> None:
     one, other = decisions()[1], decisions()[2]
     found = [against_pytorch(d) for d in (one, other)]
@@ -469,28 +300,3 @@ def test_a_sum_weighs_each_problem_by_its_calls() -> None:
     assert missing.line(is_step=True).endswith(
         "2 more not counted, since PyTorch's time is not known"
     )
-
-
-def test_what_pytorch_would_run_itself_is_no_gain() -> None:
-    line = total([decisions()[4]]).line()
-    assert (
-        line
-        == "0.04622 -> 0.04622 ms for one call of 1 convolution (1.00x: PyTorch would run the same)"
-    )
-    assert total([]).line() == "no convolution was decided"
-
-
-@pytest.mark.parametrize("factor", [0.0, 5e-324, 1e-300, 1e14])
-def test_times_that_no_call_takes(factor: float, tmp_path: Path) -> None:
-    def to(decision: Decision, ms: float) -> Decision:
-        ranking = tuple(
-            replace(e, time_ms=ms, low_ms=ms, high_ms=ms, sustained_ms=ms)
-            for e in decision.selection.ranking
-        )
-        return replace(decision, selection=replace(decision.selection, ranking=ranking))
-
-    file = fill(tmp_path / "x.json", [to(d, factor) for d in decisions()])
-    for command in (("report", tmp_path / "x.html"), ("show",)):
-        succeeded(*command, "--store", file)
-    assert run("diff", file, file).exit_code == 0
-    Page((tmp_path / "x.html").read_text())

@@ -80,14 +80,6 @@ def test_what_has_not_begun_can_be_cancelled() -> None:
     assert wait([second], 30).done
 
 
-def test_they_give_way_to_others() -> None:
-    threads = BackgroundThreads(1)
-    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    work = threads.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-    assert work.result(30) == max(own, 10)
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
-
-
 def test_without_threads_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = BackgroundThreads(2)
 

@@ -43,7 +43,7 @@ def copy_package(folder: Path) -> Path:
     return Path(shutil.copytree(source, folder / "cudnn_autotune", ignore=ignore))
 
 
-@pytest.mark.basic(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("is_of_another_python", [False, True])
 def test_python_in_a_checkout_finds_the_installed_package(
     tmp_path: Path, is_of_another_python: bool
@@ -123,6 +123,7 @@ def test_library_and_record_are_of_one_build() -> None:
     assert _extension._C.built_with_cuda == (_build_info.CUDA_VERSION or "")
 
 
+@pytest.mark.slow
 def test_a_library_that_does_not_fit_is_not_loaded(tmp_path: Path) -> None:
     """Versions are compared first: a library of another torch may crash as it loads."""
     unbuilt, other_torch, broken = (copy_package(tmp_path / name) for name in "abc")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import click
 import pytest
 import torch
 from strategies import BUILT_IN_MODES
-from subprocesses import PACKAGE_PARENT, evaluate, python
+from subprocesses import evaluate, python
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available
@@ -88,40 +85,6 @@ def test_a_bad_variable_leaves_the_commands_usable() -> None:
     assert "sampling         nope" in done.stdout
 
 
-IMPORTING = """
-import signal, sys, time
-
-# What a shell starts in the background ignores the signal.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-class Slow:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            print("importing torch", flush=True)
-            time.sleep(60)
-
-sys.meta_path.insert(0, Slow())
-from cudnn_autotune_cli import main
-main(["env"])
-"""
-
-
-def test_ctrl_c_while_torch_is_imported_ends_quietly(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", IMPORTING],
-        env={**os.environ, "PYTHONPATH": PACKAGE_PARENT},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "importing torch\n"
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert out + error == ""
-
-
 def test_an_unknown_command_is_refused_and_the_nearest_is_named() -> None:
     done = command_line("tnue")
     assert done.returncode == 2
@@ -138,12 +101,6 @@ def test_a_shell_completes_commands_and_options() -> None:
         }
         done = command_line(env=asked)
         assert (done.returncode, done.stdout) == (0, f"plain,{wanted}\n"), done.stderr
-
-
-def test_version() -> None:
-    said = f"cudnn-autotune, version {importlib.metadata.version('cudnn_autotune')}\n"
-    for done in (command_line("--version"), python("-m", "cudnn_autotune", "--version")):
-        assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
 @pytest.mark.slow
@@ -181,16 +138,3 @@ def test_a_command_that_needs_cudnn_says_so(arguments: list[str]) -> None:
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert "CPU-only torch" in done.stderr or "this torch has no CUDA" in done.stderr
-
-
-def test_environment_names_the_versions() -> None:
-    found = ca.environment()
-    assert {"gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch"} <= found.keys()
-    assert torch.__version__ in str(found["torch"])
-    assert found["cudnn_autotune"] == importlib.metadata.version("cudnn_autotune")
-    if extension_available():
-        version = torch.backends.cudnn.version()
-        assert f"{version // 10000}.{version // 100 % 100}" in str(found["cudnn"])
-    if not torch.cuda.is_available():
-        assert not found["gpu"]
-        assert not found["driver"]

@@ -76,11 +76,6 @@ def test_the_depthwise_kernel_is_of_the_key_only_where_the_setting_reaches(
     assert without == ca.ConvProblem(**{**BASE, **reached})
 
 
-def test_an_unknown_depthwise_kernel_is_named() -> None:
-    with pytest.raises(ValueError, match="depthwise_kernel must be one of auto, cudnn, native"):
-        ca.ConvProblem(**{**BASE, "depthwise_kernel": "fast"})  # type: ignore[arg-type]
-
-
 @pytest.mark.search
 def test_calls_read_pytorchs_depthwise_kernel() -> None:
     if not hasattr(torch._C, "_get_cudnn_depthwise_kernel"):

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import distributed_cases as cases
 import pytest
-import torch.distributed as dist
 from gloo_ranks import Ranks
 from problems import make
 
 from cudnn_autotune.distributed.agreement import best
-from cudnn_autotune.distributed.group import group_of
 from cudnn_autotune.engines.problem_json import problem_to_json
 
 RUNS = 5
@@ -64,11 +61,6 @@ def test_the_largest_problems_go_first(four: Ranks) -> None:
         assert sizes == sorted(sizes, reverse=True)
 
 
-def test_a_slow_rank_gets_less_to_do(four: Ranks) -> None:
-    # Dealt out beforehand, the slow one alone would take ten times 0.5 s.
-    assert max(four.values(cases.shared_of_unequal_cost, 40)) < 2.5
-
-
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_more_ranks_than_problems(four: Ranks, count: int) -> None:
     results = four.values(cases.shared, "race", "quiet", count, 0)
@@ -98,15 +90,6 @@ def test_a_process_that_is_not_in_the_group(four: Ranks) -> None:
     for rank in (2, 3):
         assert isinstance(done[rank].error, ValueError)
         assert f"group must be one that this process (rank {rank}) is" in str(done[rank].error)
-
-
-def test_calls_one_after_the_other_have_nothing_in_common(four: Ranks) -> None:
-    first = four.values(cases.shared, "race", "aa", 6, 0)
-    second = four.values(cases.shared, "race", "aa", 8, 100)
-    third = four.values(cases.settled, "race", "aa", 6, 0)
-    assert [len(r[1]) for r in (first[0], second[0], third[0])] == [6, 8, 6]
-    assert second[0][1][:6] != first[0][1]
-    assert second[1:] == [(tuned, second[0][1]) for tuned, _ in second[1:]]
 
 
 @pytest.mark.parametrize(("mode", "scene"), DISAGREEABLE)
@@ -156,23 +139,6 @@ def test_agree_installs_the_same_on_all(four: Ranks) -> None:
     # When they were measured, not when they were agreed upon.
     times = {decision["provenance"]["time"] for decision in results[0]["decisions"]}
     assert times <= {f"2026-01-{day:02}T12:00:00.000000Z" for day in range(1, 5)}
-
-
-def test_what_is_no_group_or_no_time(tmp_path: Path) -> None:
-    for timeout_s in (0, -1.0, float("nan"), float("inf"), None, True):
-        with pytest.raises(ValueError, match="timeout_s must be"):
-            group_of(None, timeout_s)  # type: ignore[arg-type]
-    assert group_of(None, 1.0) is None
-    with pytest.raises(ValueError, match="group must be None where"):
-        group_of("world", 1.0)  # type: ignore[arg-type]
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        assert group_of(None, 1.0) is None, "a group of one has nobody to share with"
-        with pytest.raises(ValueError, match="group must be a torch"):
-            group_of("world", 1.0)  # type: ignore[arg-type]
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("tighter", [{"deterministic": True}, {"workspace_limit": 2**20}])

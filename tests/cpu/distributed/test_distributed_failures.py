@@ -55,13 +55,6 @@ def test_a_rank_that_raises(four: Ranks, culprit: int) -> None:
     assert_well(four)
 
 
-def test_in_a_part_of_the_group_ranks_keep_their_names(four: Ranks) -> None:
-    done = four.run(cases.shared_where_one, "raise", 3, 30.0, (1, 3))
-    assert_failed([done[1], done[3]], 3, "RuntimeError: the GPU is lost")
-    assert (done[0].value, done[2].value) == ([], [])
-    assert_well(four)
-
-
 def test_a_rank_that_exits() -> None:
     with Ranks(2) as two:
         done = two.run(cases.shared_where_one, "exit", 1)
@@ -160,16 +153,7 @@ def test_pins_that_differ(four: Ranks) -> None:
         assert result["error"].startswith("rank 2: the pin of fprop")
 
 
-def test_a_model_on_the_cpu(four: Ranks) -> None:
-    assert_failed(four.run(cases.model_on_the_cpu, True), None, "model must have a convolution")
-    assert_well(four)
-
-
-def test_ranks_without_a_gpu_tune_nothing_and_go_on(four: Ranks) -> None:
-    assert four.values(cases.model_on_the_cpu, False) == [0] * 4
-    assert_well(four)
-
-
+@pytest.mark.slow
 def test_a_rank_that_was_stopped_and_comes_back(four: Ranks) -> None:
     """It was taken for dead: it gets the error as the others do, not a table of its own."""
     for rank in range(4):
@@ -221,6 +205,7 @@ def test_after_a_restart_nothing_of_the_killed_run_counts(moment: str) -> None:
                 assert_shared(ranks)
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_agreed_upon_is_not_taken_for_an_agreement() -> None:
     """Rank 1 never calls in the second run: rank 0 must not find what the dead one has left."""
     with Ranks(2) as killed:
@@ -234,6 +219,7 @@ def test_what_a_killed_run_agreed_upon_is_not_taken_for_an_agreement() -> None:
             assert_shared(ranks)
 
 
+@pytest.mark.slow
 def test_after_a_restart_who_is_still_to_come_is_not_taken_for_dead() -> None:
     with Ranks(2) as killed:
         killed.begin(0, cases.settled_late, -1, 0.0, 30.0)
@@ -248,7 +234,7 @@ def test_after_a_restart_who_is_still_to_come_is_not_taken_for_dead() -> None:
             assert done[0].value == done[1].value
 
 
-@pytest.mark.basic(2)
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("trial", range(6))
 def test_killed_at_any_moment_the_others_have_all_or_nothing(trial: int) -> None:
     """Above all in the last moments, when some know that all have agreed, and others not yet."""

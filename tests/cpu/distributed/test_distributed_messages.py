@@ -42,7 +42,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.basic(3)
+@pytest.mark.basic(2)
 @pytest.mark.parametrize(("bad", "why"), UNREADABLE.values(), ids=UNREADABLE.keys())
 @pytest.mark.parametrize(("call", "name"), [("share", "tuned/"), ("agree", "won/")])
 def test_a_decision_that_cannot_be_read_is_its_senders_fault(
@@ -61,6 +61,7 @@ def test_a_decision_without_a_sender_is_nobodys_fault(three: Ranks) -> None:
     assert_well(three)
 
 
+@pytest.mark.basic(3)
 @pytest.mark.parametrize(
     ("call", "name", "bad"),
     [

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from subprocesses import evaluate_forked
-from user_implementations import Fixed, registered
+from user_implementations import registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines import kernels, registry, rewrites
+from cudnn_autotune.engines import kernels, rewrites
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.sources import digest, version_of
@@ -61,16 +61,6 @@ def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:
     before, names, after = evaluate_forked(code + loaded + listed + loaded).splitlines()
     assert (before, after) == ("False", "True")
     assert names.split() == [one.name for one in BUILT_IN]
-
-
-def test_one_of_the_package_can_be_taken_away() -> None:
-    with registered(*BUILT_IN):
-        with pytest.raises(ValueError, match="'depthwise' is registered"):
-            registry.register(Fixed("depthwise"))
-        assert "depthwise@" in " ".join(texts())
-        ca.unregister_implementation("depthwise")
-        assert "depthwise@" not in " ".join(texts())
-        registry.register(Fixed("depthwise"))
 
 
 @pytest.mark.search

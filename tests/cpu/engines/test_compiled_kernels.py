@@ -260,26 +260,3 @@ def test_the_stores_mode_says_whether_kernels_are_kept(
     compiled_kernels.clear()
     cubin(ADD, HOPPER)
     assert len(compiled) == 2, "it is not read back"
-
-
-# How many are remembered
-
-
-def test_a_walk_through_many_sizes_leaves_the_last_kernels_only(
-    compiled: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others are compiled again where nothing keeps them."""
-    monkeypatch.setattr(compiled_kernels, "_MOST", 4)
-    monkeypatch.setattr(compiled_kernels, "_kept", None)
-    sizes = [replace(ADD, defines=(("ADDED", n),)) for n in range(10)]
-    codes = [cubin(one, HOPPER) for one in sizes]
-    assert len(compiled_kernels._compiled) == 4
-    assert len(set(codes)) == 10
-    assert [cubin(one, HOPPER) for one in sizes[6:]] == codes[6:]
-    assert len(compiled) == 10
-    # What was asked for last stays longest.
-    assert cubin(sizes[6], HOPPER) == codes[6]
-    assert cubin(sizes[0], HOPPER) == codes[0]
-    assert compiled_kernels.is_found(sizes[6], HOPPER)
-    assert not compiled_kernels.is_found(sizes[7], HOPPER)
-    assert len(compiled) == 11

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
-import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +18,6 @@ from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.cli.filters import Filter
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines import candidates as queried_module
 from cudnn_autotune.engines import registry
@@ -69,19 +66,6 @@ def test_a_text_names_an_implementation(text: str, expected: CandidateId) -> Non
     assert (found.text, found.engine, found.knobs, found.rank) == (text, None, {}, 7)
     assert found.engine_name == f"{expected.name}@{expected.version}"
     assert not found.is_unfused
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "@1", "depthwise@", "depthwise", "Depthwise@1", "depth wise@1", "1d@1", "a@1:", "a@b c",
-        "a@1:ROWS= 4", "a@1\n", "a@ä", "a@1:ä", "aten@1", "matmul@1", "eng67@1", "unfused@1",
-        "unfused:eng67@1", "eng67:A=1@2", "a" * 65 + "@1", "a@" + "1" * 201, "a@1:" + "1" * 201,
-    ],
-)  # fmt: skip
-def test_other_texts_name_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"name@version\[:settings\]"):
-        parse(text)
 
 
 @pytest.mark.search
@@ -192,13 +176,6 @@ def test_offers_are_filtered_as_engine_configs_are(
         assert len(offers_of(problem, H200, filtered=False)) == 1
 
 
-def test_offers_keep_to_the_workspace_limit() -> None:
-    with registered(Fixed(given=(Offer("BIG=1", 1000), Offer("")))):
-        assert texts(offers_of(PROBLEM, H200, workspace_limit=999)) == ["fixed@1"]
-        assert len(offers_of(PROBLEM, H200, workspace_limit=1000)) == 2
-        assert len(offers_of(PROBLEM, H200, workspace_limit=0, filtered=False)) == 1
-
-
 def test_one_that_fails_to_answer_is_left_out_and_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -256,37 +233,6 @@ def test_cudnn_is_asked_once_for_a_mode(asked: list[str]) -> None:
     listed = query(open_search(POINTWISE, "h200"), POINTWISE, ["A", "FALLBACK"])
     assert [*of_a, *of_fallback] == texts(listed)
     assert [c.rank for c in second.of_mode("FALLBACK")] == list(range(len(of_fallback)))
-
-
-@pytest.mark.search
-def test_operands_are_free_as_soon_as_the_candidates_are() -> None:
-    """They may be gigabytes on a GPU, which must not wait for the garbage collector."""
-    data = operands(POINTWISE, "cpu")
-    found = QueriedCandidates(open_search(POINTWISE, "h200"), POINTWISE, data, None, (), H200)
-    assert Shortlist(found).all()
-    held = weakref.ref(data[0])
-    gc.collect()
-    gc.disable()
-    try:
-        del data, found
-        assert held() is None
-    finally:
-        gc.enable()
-
-
-@pytest.mark.search
-def test_another_order_limit_or_problem_is_another_question(asked: list[str]) -> None:
-    queried(POINTWISE).all()
-    assert asked == ["A", "B", "FALLBACK"]
-    # Mode B was not asked for before, so that its configs may be listed here.
-    queried(POINTWISE).beyond()
-    assert asked[3:] == ["FALLBACK"]
-    data = operands(POINTWISE, "cpu")
-    search = open_search(POINTWISE, "h200")
-    limited = QueriedCandidates(search, POINTWISE, data, 0, (), H200).of_mode("A")
-    assert all(c.workspace_bytes == 0 for c in limited)
-    queried(replace(POINTWISE, deterministic=True)).of_mode("A")
-    assert asked[4:] == ["A", "A"]
 
 
 @pytest.mark.search
@@ -375,33 +321,12 @@ def test_what_serves_without_the_implementation_is_kept() -> None:
     assert tree["omitted"] > 0
 
 
-def test_another_applications_implementation_is_skipped() -> None:
-    decision = decided(OURS, THEIRS, SLOW)
-    with registered(Fixed()):
-        assert decision.restricted_to(False, None).selection.winner == OURS
-    with registered():
-        elsewhere = decision.restricted_to(False, None)
-        assert elsewhere.selection.winner == THEIRS
-        assert texts([e.candidate for e in elsewhere.selection.ranking]) == ["eng3", "aten"]
-    # Another version of it is tuned again, as what no longer builds.
-    with registered(Fixed(version="2")):
-        assert decision.restricted_to(False, None).selection.winner == OURS
-
-
 @pytest.mark.search
 def test_the_store_keeps_what_it_cannot_serve(tmp_path: Path) -> None:
     Store(tmp_path, OF_H200).add([decided(OURS, THEIRS)])
     for here, served in [((), THEIRS), ((Fixed(),), OURS)]:
         with registered(*here):
             assert Store(tmp_path, OF_H200).find(PROBLEM, sampling="race").chosen == served
-
-
-def test_the_filter_of_commands_takes_a_name() -> None:
-    decision = decided(OURS, THEIRS)
-    for engine in ("fixed", "fixed@1", "fixed@1:ROWS=4"):
-        assert Filter(engine=(engine,)).passes(decision)
-    for engine in ("fix", "fixed@2", "ixed", "1", "eng3", "fixed@1:ROWS"):
-        assert not Filter(engine=(engine,)).passes(decision)
 
 
 # Pins

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 
 import pytest
-import torch
-from made_up_plans import PROBLEM, plan_of
+from made_up_plans import PROBLEM
 from subprocesses import evaluate_forked
 
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
-from cudnn_autotune.timers.measuring import operands
 
 pytestmark = pytest.mark.search
 
@@ -25,38 +23,6 @@ pytestmark = pytest.mark.search
 )  # fmt: skip
 def test_a_text_tells_whether_cudnn_computes_it(text: str, expected: bool) -> None:
     assert _C.is_engine(text) is expected
-
-
-def test_a_plan_says_what_it_is() -> None:
-    own = _C.build_plan(PROBLEM.native(), "aten", 0)
-    assert (own.text, own.workspace_bytes, own.is_read_back) == ("aten", 0, False)
-
-
-def test_what_is_no_matrix_product_has_no_such_plan() -> None:
-    with pytest.raises(_C.PlanError, match="no matrix product computes fprop"):
-        _C.build_plan(PROBLEM.native(), "matmul", 0)
-
-
-def test_an_error_of_cudnn_is_one_of_a_plan() -> None:
-    assert issubclass(_C.CudnnError, _C.PlanError)
-    assert issubclass(_C.PlanError, RuntimeError)
-
-
-def test_the_operands_are_counted() -> None:
-    with pytest.raises(ValueError, match="the problem has 3, got 2"):
-        _C.execute(plan_of("mine@1"), *operands(PROBLEM, "cpu")[:2])
-
-
-def test_the_result_is_the_operand_that_is_written() -> None:
-    x, w, y = operands(PROBLEM, "cpu")
-    plan = plan_of("mine@1", run=lambda x, w, y, workspace: y.fill_(3.0))
-    assert _C.execute(plan, x, w, y) is y
-    assert torch.equal(y, torch.full_like(y, 3.0))
-
-
-def test_only_engines_can_be_searched_by_cudnns_frontend() -> None:
-    with pytest.raises(ValueError, match="mine@1 is no engine of cuDNN"):
-        _C.frontend_find("sample_once", [plan_of("mine@1")], [], None, 0)
 
 
 # The builder that Python sets: in a process of its own, since it stays set
@@ -96,10 +62,6 @@ def what_comes_of_builders() -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines if ": " in line)
 
 
-def test_the_builder_is_given_what_names_the_plan() -> None:
-    assert what_comes_of_builders()["a plan"] == "mine@1:A=2 3"
-
-
 @pytest.mark.parametrize("error", ["ValueError", "PlanError"])
 def test_what_the_builder_raises_names_the_plan(error: str) -> None:
     found = what_comes_of_builders()[error]
@@ -116,10 +78,6 @@ def test_the_builder_returns_a_plan(returned: str) -> None:
 def test_convolutions_of_the_builder_are_pytorchs_own() -> None:
     """One that were tuned would wait for the thread that tunes, which waits for the builder."""
     assert what_comes_of_builders()["a convolution"] == "mine@1:A=2"
-
-
-def test_an_interrupt_is_not_an_error() -> None:
-    assert what_comes_of_builders()["an interrupt"].strip() == "KeyboardInterrupt:"
 
 
 def test_plans_of_all_kinds_are_built_side_by_side() -> None:

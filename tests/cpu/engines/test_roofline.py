@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fused_cases import FUNCTIONS
-from problems import PROBLEMS, make
+from problems import make
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines import roofline
@@ -125,23 +125,6 @@ def test_without_padding_every_product_counts(op: str) -> None:
     assert roofline.operations(padded) == pytest.approx(padded.flops * inside**2, rel=1e-12)
 
 
-def test_a_strided_pointwise_layer_reads_a_quarter() -> None:
-    given: dict[str, Any] = {"stride": 2, "dtype": torch.float16}
-    fprop, dgrad, wgrad = (
-        ca.ConvProblem(op, (64, 256, 56, 56), (512, 256, 1, 1), **given) for op in OPERATIONS
-    )
-    read, weight, output = 64 * 256 * 28 * 28, 512 * 256, 64 * 512 * 28 * 28
-    assert roofline.bytes_moved(fprop) == 2 * (read + weight + output)
-    assert roofline.bytes_moved(wgrad) == 2 * (read + weight + output)
-    # Its gradient has zeros in the other three quarters, which must be written.
-    assert roofline.bytes_moved(dgrad) == 2 * (4 * read + weight + output)
-
-
-def test_huge_sizes_take_no_time() -> None:
-    problem = ca.ConvProblem("fprop", (1, 1, 2**30), (1, 1, 4001), stride=3, dilation=7)
-    assert roofline.touched(problem).products == problem.output_shape[2] * 4001
-
-
 def test_what_binds() -> None:
     def of(shape: tuple[int, ...], weight: tuple[int, ...], **given: Any) -> Limit:
         problem = ca.ConvProblem("fprop", shape, weight, dtype=torch.float16, **given)
@@ -184,35 +167,6 @@ def test_the_fastest_unit_that_can_compute_a_type(
     problem = make("grouped_fp16", dtype=dtype, allow_tf32=allow_tf32)
     there = {name: f for name, f in PEAKS.flops_per_ms.items() if name not in lacking}
     assert replace(PEAKS, flops_per_ms=there).rate_of(problem) == rate
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_a_faster_gpu_has_no_higher_limit(name: str, op: str) -> None:
-    problem = make(name, op)
-    before = roofline.limit(problem, PEAKS).limit_ms
-    rates = PEAKS.flops_per_ms
-    for faster in (
-        replace(PEAKS, bytes_per_ms=2 * PEAKS.bytes_per_ms),
-        replace(PEAKS, launch_ms=PEAKS.launch_ms / 2),
-        replace(PEAKS, flops_per_ms={name: 2 * rate for name, rate in rates.items()}),
-    ):
-        assert roofline.limit(problem, faster).limit_ms <= before
-
-
-def test_distance() -> None:
-    found = Limit(0.5, "memory")
-    assert found.times(2.0) == 4.0
-    assert found.gain_ms(2.0) == 1.5
-    assert found.gain_ms(0.4) == 0.0, "as from a cache: nothing to gain, and nothing to lose"
-
-
-def test_the_best_of_two_measurements() -> None:
-    other = Peaks(5e9, {"float16": 1e11, "float64": 7e10}, 0.003)
-    for best in (PEAKS.best(other), other.best(PEAKS)):
-        assert best == replace(
-            PEAKS, bytes_per_ms=5e9, flops_per_ms={**PEAKS.flops_per_ms, "float64": 7e10}
-        )
 
 
 @pytest.mark.parametrize(

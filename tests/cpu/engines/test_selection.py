@@ -20,10 +20,8 @@ from strategies import BUILT_IN_MODES
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.sustained import Sustained
 
 
 def stored(selection: Selection) -> Any:
@@ -160,19 +158,6 @@ def test_malformed_trees_are_refused(what: str) -> None:
         Selection.from_json(tree)
 
 
-@pytest.mark.parametrize("tree", [None, [], "selection", 3, {}, {"ranking": []}])
-def test_what_is_no_selection_at_all_is_refused(tree: Any) -> None:
-    with pytest.raises(ValueError, match="selection"):
-        Selection.from_json(tree)
-
-
-def test_a_complaint_names_the_place() -> None:
-    tree = stored(simple())
-    tree["ranking"][1]["candidate"]["rank"] = "first"
-    with pytest.raises(ValueError, match=r"selection\.ranking\[1\]\.candidate\.rank.*'first'"):
-        Selection.from_json(tree)
-
-
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -253,37 +238,6 @@ def test_the_rules_are_asked_in_their_order() -> None:
     assert order == [BASE, *(RULES[name][0] for name in reversed(names))]
 
 
-def test_the_fastest_is_taken_unless_nobody_could_tell() -> None:
-    early, late = config("early", rank=1), config("late", rank=2)
-    assert ties.break_ties({early: 1.0019, late: 1.0}) == (
-        [early, late],
-        "tie: earlier in cuDNN's list",
-    )
-    assert ties.break_ties({early: 1.0021, late: 1.0}) == ([late, early], "tie: faster")
-
-
-def test_time_decides_among_those_without_another_advantage() -> None:
-    """Whoever has less workspace is taken, and of several such the fastest."""
-    times = {
-        config("large", workspace_bytes=64): 1.0,
-        config("slow", workspace_bytes=8, rank=0): 1.0045,
-        config("quick", workspace_bytes=8, rank=1): 1.002,
-    }
-    order, rule = ties.break_ties(times)
-    assert [c.text for c in order] == ["quick", "slow", "large"]
-    assert rule == "tie: faster"
-
-
-def test_one_alone_is_the_fastest() -> None:
-    assert ties.break_ties({BASE: 1.0}) == ([BASE], "fastest")
-    assert ties.break_ties({}) == ([], "fastest")
-
-
-def test_pytorchs_own_path_comes_last() -> None:
-    order, _ = ties.break_ties({ATEN: 1, MATMUL: 1, config("a", workspace_bytes=2**40, rank=99): 1})
-    assert [c.text for c in order] == ["a", MATMUL.text, ATEN.text]
-
-
 def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:
     """A search asks mode by mode, and each mode's ranks start at 0."""
     tied = [
@@ -312,21 +266,3 @@ def test_the_order_is_total_and_does_not_depend_on_the_input(
     shuffled = random.Random(seed).sample(found, len(found))
     assert ties.break_ties(dict(shuffled)) == ties.break_ties(dict(found))
     assert set(ties.break_ties(dict(found))[0]) == set(dict(found))
-
-
-@pytest.mark.parametrize("wrong", [0.9, -1.1, math.nan])
-def test_the_reach_of_sustained_runs_is_a_factor(wrong: float) -> None:
-    with pytest.raises(ValueError, match="sustained_reach must be 1 or more"):
-        Evidence(sustained_reach=wrong)
-    with pytest.raises(ValueError, match=r"evidence(: |\.)sustained_reach:? must be"):
-        Selection.from_json({**stored(simple()), "evidence": {"sustained_reach": wrong}})
-
-
-def test_where_the_reach_is_not_stored_it_is_that_of_sustained() -> None:
-    assert Evidence().sustained_reach == Sustained().final_rules.reach
-
-
-@pytest.mark.parametrize("wrong", [-0.1, 1.5, math.nan])
-def test_a_burst_weight_is_a_share(wrong: float) -> None:
-    with pytest.raises(ValueError, match="burst_weight must be from 0 to 1"):
-        Evidence(burst_weight=wrong)

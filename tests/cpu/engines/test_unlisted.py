@@ -88,19 +88,6 @@ def test_pytorchs_own_path_is_always_there(op: str, name: str) -> None:
     assert without_cudnn(make(name, op), None) == [ATEN]
 
 
-def test_in_one_and_three_dimensions() -> None:
-    flat = ca.ConvProblem("fprop", (2, 16, 40), (8, 16, 1), dtype=torch.float16)
-    assert not _C.is_matmul(flat.native()), "there is no channels-last layout in one dimension"
-    solid = ca.ConvProblem(
-        "fprop",
-        (2, 16, 4, 5, 6),
-        (8, 16, 1, 1, 1),
-        dtype=torch.float16,
-        memory_format=torch.channels_last_3d,
-    )
-    assert _C.is_matmul(solid.native())
-
-
 def operands_of(problem: ca.ConvProblem) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
     """(x, w, y) with NaN in the one that is written; that one; and what it must become."""
     a, b = random_operands(problem)
@@ -269,19 +256,6 @@ def test_texts_of_other_knob_values_build_or_are_refused(name: str) -> None:
     assert not all(built.values()), "a value of 10,000 must be refused"
     ((plan, error),) = search.build_many([first.text], 1)
     assert plan.text == first.text
-
-
-def test_many_threads_build_what_one_builds() -> None:
-    problem = make("resnet_fp16_nhwc", "dgrad")
-    wanted = [c.text for c in listed(problem)[:12]]
-    wanted.insert(3, "eng9999")
-    search = open_search(problem, "h200")
-    one = [(plan and plan.text, bool(error)) for plan, error in search.build_many(wanted, 1)]
-    many = [(plan and plan.text, bool(error)) for plan, error in search.build_many(wanted, 4)]
-    assert one == many
-    assert one[3] == (None, True)
-    assert sum(text is not None for text, _ in one) >= 10
-    assert search.build_many([], 4) == []
 
 
 @pytest.mark.parametrize("text", ["nonsense", "eng67:KNOB_9=0", ""])

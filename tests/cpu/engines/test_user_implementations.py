@@ -130,15 +130,6 @@ def test_bad_arguments_are_refused(
     assert registry.registered() == ()
 
 
-def test_a_name_is_registered_once() -> None:
-    register()
-    with pytest.raises(ValueError, match="'mine' is registered"):
-        register(version="2")
-    ca.unregister_implementation("mine")
-    register(version="2")
-    assert offered() == [("mine@2", 0)]
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -231,25 +222,6 @@ def test_the_example_in_triton_computes_a_depthwise_convolution(tmp_path: Path) 
     (tmp_path / "example.py").write_text(blocks()[0], encoding="utf-8")
     code = _INTERPRETED.format(folder=str(tmp_path))
     assert evaluate(code, {"TRITON_INTERPRET": "1"}) == "True True"
-
-
-def test_the_example_in_triton_supports_what_it_computes(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    module = written(tmp_path / "example.py", blocks()[0])
-    assert module.supports(depthwise())
-    for changes in (
-        {"stride": 2},
-        {"dilation": 2, "padding": 8},
-        {"memory_format": torch.contiguous_format},
-        {"bias": True},
-        {"weight_shape": (140, 1, 3, 5)},
-        {"weight_shape": (70, 2, 3, 5), "groups": 35},
-    ):
-        assert not module.supports(depthwise(**changes)), changes
-    assert [text for text, _ in offered(depthwise())] == [
-        "triton_depthwise@1:BLOCK=64",
-        "triton_depthwise@1:BLOCK=128",
-    ]
 
 
 class _Hopper:

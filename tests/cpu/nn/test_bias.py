@@ -21,8 +21,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C, sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
-from cudnn_autotune.sampling import Batch, Limits, Sample, screening, ties
+from cudnn_autotune.sampling import Batch, Limits, Sample
 from cudnn_autotune.store import Policy
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
@@ -109,51 +108,7 @@ def test_a_config_is_built_from_its_text(is_unfused: bool) -> None:
     assert one.engine_name == ("unfused:" if is_unfused else "") + f"eng{one.engine}"
 
 
-@pytest.mark.parametrize("text", ["unfused:", "unfused:aten", "unfused", "unfused:unfused:eng0"])
-def test_a_malformed_text_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match=f"'{text}' does not parse"):
-        ca.expert.parse_engine_text(text)
-
-
-def test_limits_hold_for_both_kinds() -> None:
-    small = ca.expert.candidates(BIASED, "h200", workspace_limit=0)
-    assert {c.is_unfused for c in small} == {True, False}
-    assert all(c.workspace_bytes == 0 for c in small)
-    exact = make("forum_fp32_nchw", bias=True, allow_tf32=False)
-    assert not any("TENSOR_CORE" in c.numerical_notes for c in listed(exact))
-    strict = make("resnet_fp16_nhwc", bias=True, deterministic=True)
-    assert not any("NONDETERMINISTIC" in c.numerical_notes for c in listed(strict))
-
-
-def test_families_and_names_tell_the_kinds_apart() -> None:
-    one = replace(first(True), engine=41, knobs={}, text="unfused:eng41")
-    other = replace(one, text="eng41")
-    assert one.engine_name != other.engine_name
-    tiled = [replace(c, knobs={"TILE_SIZE": 1}) for c in (one, other)]
-    assert tiled[0].config_family != tiled[1].config_family
-
-
-def test_another_kernel_of_an_unfused_engine_is_unfused() -> None:
-    compiled = replace(
-        first(True),
-        engine=78,
-        knobs={"KERNEL_CFG": 99},
-        text="unfused:eng78:KERNEL_CFG=99",
-        behavior_notes=("RUNTIME_COMPILATION",),
-    )
-    found = other_kernels([compiled])
-    assert found
-    assert all(c.text == f"unfused:{ca.expert.engine_text(78, c.knobs)}" for c in found)
-
-
 # The matrix product
-
-
-def test_a_pointwise_layer_with_a_bias_is_a_matrix_product() -> None:
-    problem = ca.ConvProblem("fprop", **POINTWISE, bias=True)
-    assert without_cudnn(problem, None) == [ATEN, MATMUL]
-    for more in ({"activation": "relu"}, {"residual": True}):
-        assert not _C.is_matmul(ca.ConvProblem("fprop", **POINTWISE, bias=True, **more).native())
 
 
 @pytest.mark.parametrize("channels", [(64, 96), (24, 1), (1, 40)])
@@ -229,28 +184,6 @@ def test_where_no_unfused_plan_builds_pytorchs_own_path_is_timed() -> None:
     assert found.winner.runs == ""
 
 
-def test_a_slow_engine_says_nothing_of_its_namesake() -> None:
-    slow = 500 * screening.SLOW
-    found, ran = chosen(
-        "race",
-        simulated("unfused:eng0", 0, 1.0),
-        simulated("eng1:TILE_SIZE=0", 1, slow),
-        simulated("eng1:TILE_SIZE=1", 2, slow),
-        simulated("unfused:eng1:TILE_SIZE=0", 3, 0.8),
-    )
-    assert "eng1:TILE_SIZE=1" not in ran
-    assert found.winner.candidate.text == "unfused:eng1:TILE_SIZE=0"
-
-
-def test_a_limit_on_candidates_leaves_some_of_each_kind() -> None:
-    engines = [
-        simulated(f"{'' if rank % 2 else 'unfused:'}eng{rank}", rank, 2.0 - rank / 10)
-        for rank in range(8)
-    ]
-    _, ran = chosen("race", *engines, limits=Limits(benchmark_limit=4))
-    assert ran == {"unfused:eng0", "eng1", "unfused:eng2", "eng3"}
-
-
 def test_auto_times_as_many_of_each_kind_as_pytorch_does() -> None:
     """With fewer unfused ones it could be slower than PyTorch's benchmark mode."""
     engines = [
@@ -258,11 +191,6 @@ def test_auto_times_as_many_of_each_kind_as_pytorch_does() -> None:
     ]
     _, ran = chosen("auto", *engines)
     assert ran == {engine.candidate.text for engine in engines[:20]}
-
-
-def test_heuristic_runs_what_pytorch_would() -> None:
-    found, ran = chosen("heuristic", simulated("unfused:eng62", 0, 2.0), simulated("eng41", 1, 1.0))
-    assert (found.winner.candidate.text, ran) == ("unfused:eng62", set())
 
 
 @pytest.mark.parametrize("is_unfused", [True, False])
@@ -275,11 +203,6 @@ def test_only_what_pytorch_would_run_is_served_unchecked(is_unfused: bool) -> No
     with miss.searched(BIASED, selection, timer):
         plan, *_ = miss.choose(BIASED.native(), "auto", -1, 0, 0, *operands(BIASED, "cpu"))
     assert plan.text == (one.text if is_unfused else ATEN.text)
-
-
-def test_of_equals_the_one_with_one_kernel_is_taken() -> None:
-    one, two = first(False), first(True)
-    assert ties.break_ties({two: 1.0, one: 1.004}) == ([one, two], "tie: one kernel")
 
 
 # What is remembered

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.distributed import problems_of, tune
+from cudnn_autotune.distributed import problems_of
 from cudnn_autotune.nn.untouched import run_once
 from cudnn_autotune.timers import measuring
 from cudnn_autotune.tuning import miss
@@ -105,20 +105,6 @@ def test_no_backward_where_none_is_asked_for() -> None:
     assert model.backwards == 1
 
 
-def test_outputs_in_an_object_of_any_kind() -> None:
-    class Plain:
-        def __init__(self, y: Tensor) -> None:
-            self.answer, self.itself = [y], self
-
-    class Boxed(Model):
-        def forward(self, x: Tensor, *, scale: float = 1.0) -> Plain:  # type: ignore[override]
-            return Plain(super().forward(x, scale=scale).logits)
-
-    model = Boxed()
-    run_once(model, (torch.randn(2, 3, 8, 8),), {})
-    assert model.backwards == 1
-
-
 def test_inputs_are_what_they_were() -> None:
     class Box:
         def __init__(self) -> None:
@@ -176,16 +162,6 @@ def test_parameters_are_not_updated_by_hooks_on_their_gradients() -> None:
     before = state(model)
     run_once(model, (x,), {})
     assert state(model) == before
-
-
-def test_the_problems_that_a_call_asks_for() -> None:
-    model = cases.Asking(5)
-    with ca.flags("race"):
-        model(torch.ones(1))  # what was chosen before is found as well
-    for _ in range(2):
-        assert problems_of(model, torch.ones(1)) == cases.problems(5)
-    assert problems_of(nn.Sequential(model, cases.Asking(7)), torch.ones(1)) == cases.problems(7)
-    assert ca.get_benchmark_limit() == 0
 
 
 def test_a_model_whose_gradients_are_averaged_over_ranks(tmp_path: Path) -> None:
@@ -311,16 +287,6 @@ def test_a_backward_on_a_thread_of_autograds_belongs_to_the_model() -> None:
     assert ca.choices() == []
 
 
-def test_a_model_on_two_devices() -> None:
-    class Two(cases.Asking):
-        def choose(self, problem: ca.ConvProblem, device: int = 0) -> None:
-            super().choose(problem)
-            super().choose(problem, device=1)
-
-    with pytest.raises(ValueError, match=r"one CUDA device, and runs on \[0, 1\]"):
-        problems_of(Two(2), torch.ones(1))
-
-
 def test_a_backward_that_cannot_be_found_is_complained_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -339,25 +305,3 @@ def test_a_backward_that_cannot_be_found_is_complained_of(
     problems_of(Hides(*model[:1], cases.Asking(3)), x)
     problems_of(model.requires_grad_(False), x)
     assert caplog.messages == []
-
-
-def test_bad_input() -> None:
-    x = torch.randn(1, 3, 8, 8)
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got function"):
-        problems_of(lambda x: x, x)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="model must have a convolution that cudnn_autotune"):
-        problems_of(ca.Conv2d(3, 4, 3), x)
-    with pytest.raises(ValueError, match="model must have been called once"):
-        problems_of(ca.LazyConv2d(4, 3), x)
-    if torch.cuda.is_available():
-        with pytest.raises(ValueError, match="model must have a convolution that cudnn_autotune"):
-            tune(ca.Conv2d(3, 4, 3), x)
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
-        tune("resnet50", x)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="timeout_s must be a time in seconds above 0, got 0"):
-        tune(ca.Conv2d(3, 4, 3), x, timeout_s=0)
-    with (
-        ca.flags("online"),
-        pytest.raises(ValueError, match="sampling must be a mode that decides at once"),
-    ):
-        tune(ca.Conv2d(3, 4, 3), x)

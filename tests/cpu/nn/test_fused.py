@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fused_cases import FUNCTIONS, NAMES
-from nearest_problems import nearest
 from problems import make
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.activations import ACTIVATIONS, PARAMETERS, Activation
+from cudnn_autotune.engines.activations import PARAMETERS, Activation
 from cudnn_autotune.engines.problem_json import (
     problem_from_json,
     problem_from_text,
@@ -115,10 +114,6 @@ def test_an_unknown_activation_is_refused(name: str) -> None:
         problem_of(activation=name)
 
 
-def test_the_cases_have_every_kind_of_activation() -> None:
-    assert {name.partition("(")[0] for name in NAMES} == set(ACTIVATIONS)
-
-
 @pytest.mark.parametrize("kind", PARAMETERS)
 def test_a_parameter_is_the_same_text_and_key_everywhere(kind: str) -> None:
     rng = random.Random(0)
@@ -171,34 +166,10 @@ def test_a_fused_problem_is_written_and_read(epilogue: dict[str, object]) -> Non
     assert ca.ConvProblem.from_native(problem.native()) == problem
 
 
-def test_a_problem_without_an_epilogue_is_written_as_ever() -> None:
-    assert not {"bias", "residual", "activation"} & set(problem_to_json(problem_of()))
-    assert problem_from_json(problem_to_json(problem_of())) == problem_of()
-
-
 def test_problems_that_differ_in_their_epilogue_are_different_keys() -> None:
     texts = {problem_of(**epilogue).text for epilogue in [{}, *EPILOGUES]}
     keys = {ca._C.problem_key(problem_of(**e).native()) for e in [{}, *EPILOGUES]}
     assert len(texts) == len(keys) == 1 + len(EPILOGUES)
-
-
-def test_neighbours_have_the_same_epilogue() -> None:
-    problem = problem_of(bias=True, activation="relu", input_shape=(8, 64, 28, 28))
-    other = problem_of(bias=True, activation="relu", input_shape=(16, 64, 28, 28))
-    plain = problem_of(input_shape=(16, 64, 28, 28))
-    keys = [f"{problem_text(p)} | race" for p in (plain, other)]
-    assert nearest(problem, keys) in ([], [keys[1]])
-
-
-def test_a_fused_problem_is_aligned() -> None:
-    with pytest.raises(ValueError, match=r"alignment must be .* of a fused problem, got"):
-        problem_of(bias=True, alignment=(32, 32, 16))
-
-
-@pytest.mark.parametrize("op", ["dgrad", "wgrad"])
-def test_only_a_forward_has_an_epilogue(op: str) -> None:
-    with pytest.raises(ValueError, match="of op 'fprop' only"):
-        problem_of(op=op, activation="relu")
 
 
 @pytest.mark.parametrize("name", ["h100", "h200", "a100"])

@@ -125,7 +125,7 @@ def test_the_markers_keep_strides() -> None:
         assert operators.mark_output(input).stride() == input.stride()
 
 
-@pytest.mark.basic(3)
+@pytest.mark.basic(1)
 @pytest.mark.parametrize(("dims", "bias"), [(1, False), (2, False), (2, True), (3, True)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_marked_convolution_is_lowered_to_the_operator(
@@ -216,7 +216,7 @@ def test_no_more_is_saved_for_the_backward_than_of_pytorchs_layers() -> None:
     assert saved[0] == saved[1] > 0
 
 
-@pytest.mark.basic(2)
+@pytest.mark.basic(1)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_gradients_of_a_marked_convolution(
@@ -301,7 +301,7 @@ def test_a_gradient_is_computed_into_the_layout_of_both_operators(
     assert f"{taken[0]} = empty_strided_cpu((2, 6, 9, 8), {strides}" in codes[0]
 
 
-@pytest.mark.basic(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["cudnn_autotune", "torch._inductor.compile_fx"])
 def test_inductor_is_told_in_either_order_of_imports(first: str) -> None:
     code = (

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, hessian, jvp, vmap
-from torch.nn.utils import fuse_conv_bn_eval, parametrizations, parametrize
 
 import cudnn_autotune as ca
 
@@ -114,17 +112,6 @@ def test_each_argument_reaches_pytorchs(kind: str) -> None:
     assert (lazy_ours.weight.dtype, lazy_ours.weight.device) == (torch.float64, ours.weight.device)
 
 
-def test_skip_init(kind: str, input: Tensor) -> None:
-    cls = getattr(ca, kind)
-    module = nn.utils.skip_init(cls, 4, 6, 3, stride=2, sampling="sample_once")
-    assert (type(module), module.sampling) == (cls, "sample_once")
-    assert set(module.stride) == {2}
-    assert not any(p.is_meta for p in module.parameters())
-    theirs = getattr(nn, kind)(4, 6, 3, stride=2)
-    module.load_state_dict(theirs.state_dict())
-    assert torch.equal(module(input), theirs(input))
-
-
 def test_initial_weights_are_pytorchs(kind: str) -> None:
     torch.manual_seed(3)
     theirs = getattr(nn, kind)(4, 6, 3)
@@ -166,81 +153,6 @@ def test_lazy(kind: str, input: Tensor) -> None:
     assert torch.equal(loaded(input), output)
 
 
-def test_weight_norm_parametrization(theirs: nn.Module, ours: Any, input: Tensor) -> None:
-    for module in (theirs, ours):
-        parametrizations.weight_norm(module)
-        assert parametrize.is_parametrized(module, "weight")
-    assert torch.equal(ours(input), theirs(input))
-    ours(input).sum().backward()
-    theirs(input).sum().backward()
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(mine.grad, other.grad)
-
-
-def test_meta_device(kind: str, input: Tensor) -> None:
-    module = getattr(ca, kind)(4, 6, 3, stride=2, device="meta")
-    output = module(input.to("meta"))
-    assert output.is_meta
-    assert output.shape == getattr(nn, kind)(4, 6, 3, stride=2)(input).shape
-    real = module.to_empty(device="cpu")
-    real.reset_parameters()
-    assert torch.isfinite(real(input)).all()
-
-
-def test_fusing_with_batch_norm(kind: str, theirs: nn.Module, ours: Any, input: Tensor) -> None:
-    norm = getattr(nn, f"BatchNorm{kind[-2:]}")(6)
-    norm.running_mean.normal_()
-    norm.running_var.uniform_(0.5, 2)
-    transposed = "Transpose" in kind
-    fused = fuse_conv_bn_eval(ours.eval(), norm.eval(), transposed)
-    assert type(fused) is getattr(ca, kind)
-    assert fused.sampling == ours.sampling
-    expected = fuse_conv_bn_eval(theirs.eval(), norm, transposed)
-    assert torch.equal(fused(input), expected(input))
-
-
-def test_functional_call(theirs: nn.Module, ours: Any, input: Tensor) -> None:
-    other = {name: torch.randn_like(p) for name, p in theirs.named_parameters()}
-    assert torch.equal(
-        functional_call(ours, other, (input,)), functional_call(theirs, other, (input,))
-    )
-
-
-def test_func_transforms(theirs: nn.Module, ours: Any, input: Tensor) -> None:
-    tangent = torch.randn_like(input)
-    corner = input[(slice(1), slice(None), *[slice(3)] * (input.dim() - 2))]
-    results = []
-    for module in (theirs, ours):
-
-        def loss(x: Tensor, module: nn.Module = module) -> Tensor:
-            return module(x).sin().sum()
-
-        results.append(
-            [
-                grad(loss)(input),
-                *jvp(loss, (input,), (tangent,)),
-                vmap(grad(loss))(input),
-                vmap(module)(input.unsqueeze(1)),
-                hessian(loss)(corner),
-            ]
-        )
-    for expected, actual in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected)
-        assert actual.norm() > 0
-
-
-def test_per_sample_gradients(ours: Any, input: Tensor) -> None:
-    parameters = dict(ours.named_parameters())
-
-    def loss(p: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(ours, p, (x.unsqueeze(0),)).square().sum()
-
-    per_sample = vmap(grad(loss), in_dims=(None, 0))(parameters, input)
-    ours(input).square().sum().backward()
-    for name, parameter in parameters.items():
-        torch.testing.assert_close(per_sample[name].sum(0), parameter.grad)
-
-
 @pytest.mark.basic(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_aot_eager(kind: str, theirs: nn.Module, ours: Any, dynamic: bool) -> None:
@@ -266,15 +178,6 @@ def test_export_with_a_dynamic_batch(kind: str, ours: Any, input: Tensor, tmp_pa
     loaded = torch.export.load(path).module()
     other = torch.randn(inputs_shape(kind, 7))
     torch.testing.assert_close(loaded(other), ours(other))
-
-
-def test_symbolic_trace(ours: Any, input: Tensor) -> None:
-    model = nn.Sequential(ours, nn.ReLU())
-    traced = torch.fx.symbolic_trace(model)
-    assert torch.equal(traced(input), model(input))
-    # Modules outside torch.nn are traced through: the search must be in the graph, as it may yet
-    # be moved to a GPU.
-    assert "median_of_three" in traced.code
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -84,15 +84,6 @@ def test_the_fastest_computes_it(timed: Any) -> None:
         assert text in ca.conversion(model)._repr_html_()
 
 
-def test_times_that_are_measured() -> None:
-    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
-    model(torch.randn(4, 8, 6, 5))
-    choice = choice_of(model[0])
-    assert list(choice.times_ms) == ["pytorch", *FORMS]
-    assert all(0 < ms < 1e3 for ms in choice.times_ms.values())
-    assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
-
-
 @pytest.mark.parametrize("times", [OURS, PYTORCHS], ids=["ours", "pytorch"])
 def test_a_step_that_measures_is_any_other(times: Mapping[str, float], timed: Any) -> None:
     """Outputs, gradients, statistics and random numbers are those of a step that does not."""
@@ -144,28 +135,6 @@ def test_a_signature_is_measured_once(timed: Any) -> None:
     assert norm_choices.choices_of(norms[0])[-1].signature.endswith("gradients of bias")
     norms[0].eval()(x)
     assert len(seen) == before + 5
-
-
-def test_a_copy_begins_without_choices(timed: Any) -> None:
-    seen = timed(OURS)
-    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
-    model(torch.randn(4, 8, 6, 5))
-    other = copy.deepcopy(model)
-    assert ca.conversion(other).norms == {"0": ()}
-    assert is_ours(other(torch.randn(4, 8, 6, 5)))
-    assert len(seen) == 1
-    assert choice_of(other[0]) is choice_of(model[0])
-
-
-def test_what_is_forgotten_is_measured_again(timed: Any) -> None:
-    seen = timed(OURS)
-    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
-    x = torch.randn(4, 8, 6, 5)
-    model(x)
-    ca.forget()
-    assert ca.conversion(model).norms == {"0": ()}
-    model(x)
-    assert len(seen) == 2
 
 
 def test_modes_that_time_nothing(timed: Any) -> None:
@@ -391,14 +360,6 @@ def test_without_memory_it_is_pytorchs(timed: Any, monkeypatch: pytest.MonkeyPat
     assert seen == []
 
 
-def test_kernels_that_cannot_be_planned(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed(OURS)
-    monkeypatch.setattr(norm_measuring, "_forms", lambda given: [])
-    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
-    assert not is_ours(model(torch.randn(4, 8, 6, 5)))
-    assert choice_of(model[0]).note == "no form of this package's kernels computes it"
-
-
 def test_what_fails_is_no_error(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     timed(OURS)
 
@@ -460,28 +421,6 @@ def test_a_first_call_in_a_checkpoint(
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_inference_mode(timed: Any) -> None:
-    timed(OURS)
-    plain = nn.BatchNorm2d(8)
-    model = ca.convert(nn.Sequential(copy.deepcopy(plain)))
-    x = torch.randn(4, 8, 6, 5)
-    with torch.inference_mode():
-        found, expected = model(x), plain(x)
-        torch.testing.assert_close(found, expected)
-    assert choice_of(model[0]).chosen == "half kept"
-    assert is_ours(model(x))
-
-
-def test_a_default_device_does_not_disturb_a_measurement(timed: Any) -> None:
-    seen = timed(OURS)
-    model = ca.convert(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
-    x = torch.randn(4, 8, 6, 5)
-    with torch.device("meta"):
-        assert is_ours(model(x))
-    assert len(seen) == 1
-    assert not choice_of(model[0]).rejected
-
-
 def test_few_of_many_sizes_are_measured(timed: Any) -> None:
     """The others are computed as the nearest of these."""
     model, plain = ca.convert(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)
@@ -507,17 +446,6 @@ def test_few_of_many_sizes_are_measured(timed: Any) -> None:
     model(torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))  # another layout
     assert len(seen) == 1
     torch.testing.assert_close(model[0].running_var, plain.running_var, rtol=0.1, atol=0.1)
-
-
-def test_more_sizes_than_are_remembered(timed: Any) -> None:
-    timed(PYTORCHS)
-    model = ca.convert(nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()))
-    plain = copy.deepcopy(ca.revert(copy.deepcopy(model)))
-    for count in (*range(2, 1200), *range(2, 10)):
-        x = torch.randn(count, 2)
-        assert torch.equal(model(x), plain(x))
-    assert len(norm_choices.choices_of(model[0])) == 4
-    assert torch.equal(model[0].running_var, plain[0].running_var)
 
 
 def test_choices_go_with_their_module(timed: Any) -> None:

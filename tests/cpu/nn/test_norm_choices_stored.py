@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -88,12 +87,6 @@ def test_a_folder_that_is_shipped(tmp_path: Path) -> None:
     assert trained_with(own, "pytorch", 6, shipped=[shipped])["chosen"] == [["kept", "store"]]
 
 
-def test_a_store_in_one_file(tmp_path: Path) -> None:
-    trained_with(tmp_path / "mine.json", "half kept", 6)
-    assert [path.name for path in tmp_path.glob("*.norms")] == ["mine.norms"]
-    assert trained_with(tmp_path / "mine.json", "pytorch", 6)["chosen"] == STORED
-
-
 def test_another_torch_or_other_kernels_measure_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,26 +137,6 @@ def test_an_entry_that_is_no_choice_is_replaced(tree: Any, tmp_path: Path) -> No
     assert trained_with(tmp_path, "pytorch", 6) == {"chosen": STORED, "timed": 0}
 
 
-def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
-    trained_with(tmp_path, "half kept", 6, 7)
-    path = file_in(tmp_path)
-    header, first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(header + first[:100] + b"\n" + second)
-    with pytest.warns(UserWarning, match="is damaged"):
-        found = trained_with(tmp_path, "kept", 6, 7)
-    assert found == {"chosen": [["kept", "tuned"], ["half kept", "store"]], "timed": 1}
-    assert len(list(tmp_path.glob("*.damaged-*"))) == 1
-
-
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    trained_with(tmp_path, "half kept", 6)
-    path = file_in(tmp_path)
-    path.write_text("my notes")
-    with pytest.warns(UserWarning, match="is left alone"):
-        assert trained_with(tmp_path, "kept", 6)["timed"] == 1
-    assert path.read_text() == "my notes"
-
-
 def test_what_lacks_memory_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*args: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
@@ -172,13 +145,3 @@ def test_what_lacks_memory_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monke
     trained_with(tmp_path, "half kept", 6)
     monkeypatch.undo()
     assert trained_with(tmp_path, "half kept", 6) == {"chosen": TUNED, "timed": 1}
-
-
-def test_decisions_of_convolutions_are_as_before(tmp_path: Path) -> None:
-    """The two files lie side by side, and neither is taken for the other."""
-    shutil.rmtree(tmp_path)
-    trained_with(tmp_path, "half kept", 6)
-    store = ca.get_store()
-    assert len(store) == 0
-    assert list(store.keys()) == []
-    assert store.path.with_suffix(".norms") == file_in(tmp_path)

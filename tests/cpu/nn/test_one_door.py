@@ -14,17 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import error_of
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from torch.utils.flop_counter import FlopCounterMode
 from watched_calls import BACKWARD, FORWARD, Watched
 
 import cudnn_autotune as ca
@@ -193,21 +190,6 @@ def test_a_label_keeps_nothing_alive() -> None:
     assert watched() is None
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ({"sampling": "fastest"}, "sampling must be one of"),
-        ({"sampling": ""}, "sampling must be one of"),
-        ({"workspace_limit": -5}, "workspace_limit must be"),
-        ({"workspace_limit": 1.5}, "workspace_limit must be"),
-    ],
-)
-def test_a_bad_policy_is_refused_and_begins_nothing(policy: Any, message: str) -> None:
-    x, w = torch.randn(2, 4, 7, 7), torch.randn(6, 4, 3, 3)
-    with pytest.raises((ValueError, TypeError), match=message):
-        ca.functional.conv2d(x, w, **policy)
-
-
 # A converted forward
 
 
@@ -252,33 +234,6 @@ def test_what_a_forward_calls_is_served_in_whatever_way(way: str, nested: bool) 
     with Watched() as watched:
         assert torch.equal(model(x), y)
     assert watched.policies == [None]
-
-
-class Outer(nn.Module):
-    """A forward with a function of its own around a layer with a policy of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = ca.Conv2d(4, 4, 1, sampling="race")
-        self.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(self.layer(F.conv2d(x, self.weight)), self.weight)
-
-
-def test_a_layer_within_keeps_its_own_policy() -> None:
-    model = ca.convert(Outer(), sampling="heuristic", workspace_limit=0)
-    with Watched() as watched:
-        model(torch.randn(2, 4, 7, 7)).sum().backward()
-    outer, inner = ("heuristic", 0), ("race", -1)
-    assert watched.policies == [outer, inner, outer, outer, inner, outer]
-
-
-def test_an_error_within_a_forward_ends_its_scope() -> None:
-    model = ca.convert(Calls("helper"), sampling="race")
-    with pytest.raises(RuntimeError):
-        model(torch.randn(2, 3, 7, 7))
-    assert policy() is None
 
 
 def test_a_gradient_within_a_forward_has_the_policy_of_its_own_forward() -> None:
@@ -417,44 +372,3 @@ def test_a_checkpoint_of_uneven_padding(use_reentrant: bool) -> None:
     )
     torch.testing.assert_close(x.grad, expected[0])
     torch.testing.assert_close(model.weight.grad, expected[1])
-
-
-def test_tracers_record_pytorchs_operator() -> None:
-    made = layer("Conv2d", sampling="race")
-    x = torch.randn(2, 4, 7, 7)
-    graph = make_fx(made)(x)
-    convolutions = [n for n in graph.graph.nodes if "convolution" in str(n.target)]
-    assert [n.target for n in convolutions] == [torch.ops.aten.convolution.default]
-    exported = torch.export.export(made, (x,))
-    assert "cudnn_autotune" not in exported.graph_module.code
-    traced = torch.jit.trace(made, x)
-    assert "cudnn_autotune::" not in str(traced.inlined_graph)
-    with FlopCounterMode(display=False) as counter:
-        made(x).sum().backward()
-    assert counter.get_total_flops() == 2 * (2 * 6 * 5 * 5) * 4 * 9 * 2
-
-
-def test_compiled_autograd_is_left_to_the_process() -> None:
-    made, x = layer("Conv2d", sampling="race"), input_of("Conv2d")
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(compiled_autograd=True):
-        made(x).sum().backward()
-        with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
-            made(x).sum().backward()
-    (expected,) = torch.autograd.grad(made(x).sum(), x)
-    torch.testing.assert_close(x.grad, 2 * expected)
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_pytorch_refuses_in_its_own_words(name: str) -> None:
-    ours, theirs = layer(name), getattr(nn, name)(4, 6, 3)
-    for x in (
-        torch.randn(2, 3, *[7] * int(name[-2])),
-        torch.randn(7),
-        torch.randn(2, 4, 1, 1, 1, 1),
-    ):
-        assert error_of(ours, x) == error_of(theirs, x)
-    with pytest.raises(TypeError):
-        getattr(ca.functional, name.lower().replace("transpose", "_transpose"))(
-            torch.randn(2, 4, *[7] * int(name[-2])), theirs.weight, groups=True
-        )

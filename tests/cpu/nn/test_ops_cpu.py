@@ -105,15 +105,6 @@ def test_opcheck(name: str, channels_last: bool) -> None:
         assert result == dict.fromkeys(ALL_UTILS, "SUCCESS")
 
 
-def test_sampling_and_workspace_limit_do_not_matter_here() -> None:
-    case = CASES["plain"]
-    input, weight, bias, _ = case.tensors()
-    plain = ops.conv_fprop(input, weight, bias, *case.geometry)
-    assert torch.equal(
-        plain, ops.conv_fprop(input, weight, bias, *case.geometry, "sample_once", 1024)
-    )
-
-
 def test_schemas() -> None:
     """The interface that saved programs (torch.export) rely on."""
     tail = (

@@ -58,12 +58,6 @@ def test_bad_arguments_are_named(
         tune(LAYER, X, **given)
 
 
-@pytest.mark.parametrize("tune", BOTH, ids=lambda tune: tune.__module__)
-def test_a_budget_is_for_auto(tune: Any) -> None:
-    with ca.flags("race"), pytest.raises(ValueError, match="budget_s must be None in mode 'race'"):
-        tune(LAYER, X, budget_s=1.0)
-
-
 @pytest.mark.parametrize(("train", "count"), [(True, 5), (False, 3)])
 def test_ranks_tune_the_backward_if_they_train(two: Ranks, train: bool, count: int) -> None:
     for result in two.values(cases.tuned_with, 3, {"train": train}):
@@ -90,21 +84,6 @@ def test_with_no_time_ranks_time_nothing(two: Ranks) -> None:
     for result in two.values(cases.tuned_with, 2, {"budget_s": 0}):
         assert result["error"] is None
         assert set(result["budgets"]) <= {0.0}
-
-
-@pytest.mark.parametrize(
-    ("mode", "budget_s", "message"),
-    [
-        ("auto", [1.0, 2.0], "budget_s"),
-        ("race", [1.0, 1.0], "budget_s must be None in mode 'race'"),
-    ],
-)
-def test_ranks_say_what_is_wrong_with_a_budget(
-    two: Ranks, mode: str, budget_s: list[float], message: str
-) -> None:
-    for result in two.values(cases.tuned_with, 2, {"budget_s": budget_s}, mode):
-        assert message in result["error"]
-        assert result["budgets"] == []
 
 
 def test_both_layouts_are_looked_at() -> None:

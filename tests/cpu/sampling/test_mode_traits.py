@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation import StaticCandidates, candidate
 from strategies import Counting
 
 import cudnn_autotune as ca
-from cudnn_autotune.audit.schedule import Step
 from cudnn_autotune.cli.commands import tune as tune_command
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.nn.tune import check_budget, mode_for
-from cudnn_autotune.sampling import Candidates, Traits, get, names, register, traits
-from cudnn_autotune.sampling.strategy import traits_of
+from cudnn_autotune.sampling import Candidates, Traits, names, register, traits
 from cudnn_autotune.tuning import compiling_ahead
 
 PACKAGE = Path(ca.__file__).parent
@@ -61,23 +58,11 @@ def test_what_the_modes_of_the_package_declare() -> None:
     assert lists == ["race", "sustained", "auto", "online"]
 
 
-def test_a_mode_lists_what_it_looks_at() -> None:
-    listed = [candidate(f"a{i}", i) for i in range(30)]
-    every = StaticCandidates(listed, similar=listed[3:4])
-    assert get("race").shortlist(every, 0) == [listed[3], *listed]  # type: ignore[attr-defined]
-    assert len(get("auto").shortlist(every, 0)) == 1 + 10  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("trait", ["times", "decides_later", "races_models", "seconds"])
 def test_another_type_is_refused_by_the_name_of_the_attribute(trait: str) -> None:
     with pytest.raises(TypeError, match=rf"strategy\.{trait} must be a \w+, got 'yes'"):
         register(Declaring("test_traits_wrong", **{trait: "yes"}))
     assert "test_traits_wrong" not in names()
-
-
-def test_a_shortlist_that_is_no_method_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"strategy\.shortlist must be a method, got \[\]"):
-        traits_of(Declaring("test_traits_wrong", shortlist=[]))
 
 
 def test_a_mode_that_decides_later_must_say_between_whom() -> None:
@@ -97,12 +82,6 @@ def test_what_decides_later_is_not_tuned_beforehand() -> None:
     with pytest.raises(Exception, match="decides in a program's own calls"):
         tune_command._mode(LATER.name)
     assert tune_command._mode(PLAIN.name) == PLAIN.name
-
-
-def test_an_audit_plans_the_seconds_that_a_mode_declares() -> None:
-    assert Step(RACES.name).seconds_of_case("never") == 7.0
-    assert Step("sustained").seconds_of_case("always") == 5.0
-    assert Step("registered_elsewhere").seconds_of_case("never") == Traits().seconds
 
 
 def test_engines_are_compiled_ahead_for_what_a_mode_lists() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +19,13 @@ from simulation import engine, timer_of
 from stored import H200
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C, ConvProblem
+from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.nn.tune import _say_that_nothing_is_tuned, check_budget
+from cudnn_autotune.nn.tune import _say_that_nothing_is_tuned
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.model_race import Entrant, ModelRace, is_final, rules, steps_in_model
 from cudnn_autotune.sampling.search import SearchState
-from cudnn_autotune.sampling.statistics import expected_gain
 from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.store import Decision, Policy, Store
 from cudnn_autotune.store.decision import was_cut_short
@@ -35,7 +34,6 @@ from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Batch, Sample
 from cudnn_autotune.tuning.model_tuning import Progress, tune_together
-from cudnn_autotune.tuning.probing import Probed, probe
 
 CALLS = {"h200_vgg_dgrad": 8, "h200_resnet50_fprop": 2, "h200_forum": 1}
 
@@ -62,26 +60,8 @@ def regret(one: Entrant[Any]) -> float:
     return truth[selection.winner.candidate.text] / min(truth.values()) - 1
 
 
-def gpu_ms(one: Entrant[Any]) -> float:
-    selection = one.selection()
-    return selection.evidence.gpu_ms
-
-
 def ignore(one: Entrant[Any]) -> None:
     """What is decided does not matter here."""
-
-
-@pytest.mark.parametrize(
-    ("behind", "error", "gain"),
-    [(0.0, 0.01, 0.01 / math.sqrt(2 * math.pi)), (0.0, 0.0, 0.0), (-0.02, 0.0, 0.02)],
-)
-def test_what_another_look_gains(behind: float, error: float, gain: float) -> None:
-    assert expected_gain(behind, error) == pytest.approx(gain)
-
-
-def test_what_is_surely_slower_gains_nothing() -> None:
-    assert 0 < expected_gain(0.01, 0.005) < expected_gain(0.005, 0.005) < 0.002
-    assert expected_gain(0.05, 0.005) < 1e-12
 
 
 def test_a_recorded_model_is_raced_to_the_target() -> None:
@@ -96,15 +76,6 @@ def test_a_recorded_model_is_raced_to_the_target() -> None:
         step_ms = sum(one.step_ms for one in race.entrants)
         losses.append(sum(one.step_ms * regret(one) for one in race.entrants) / step_ms)
     assert sum(losses) / len(losses) <= 0.002
-
-
-@pytest.mark.parametrize("calls", [(1000, 1), (1, 1000)])
-def test_what_hardly_counts_is_raced_briefly(calls: tuple[int, int]) -> None:
-    """Two layers alike: the one that is called more often gets more of the GPU."""
-    pair = [replayed("h200_vgg_dgrad", seed, n) for seed, n in enumerate(calls)]
-    ModelRace(pair, ignore, target=0.0005).run()
-    first, second = map(gpu_ms, pair)
-    assert (first > second) == (calls[0] > calls[1])
 
 
 def compiled_late(name: str) -> Entrant[Any]:
@@ -324,16 +295,6 @@ def test_a_race_that_is_cut_short_replaces_what_was_timed_for_less(tmp_path: Pat
     assert not any(is_final(made[problem].selection) for problem in place.committed)
 
 
-def test_what_was_not_looked_at_is_said() -> None:
-    one = compiled_late("late")
-    ModelRace([one], ignore, is_out_of_time=lambda: bool(one.found.races)).run()
-    assert (one.is_over, one.is_cut) == (True, True)
-    selection = one.selection()
-    assert not is_final(selection)
-    assert selection.evidence.regret_bound is None
-    assert "ended before 1 compiled candidates were looked at" in selection.evidence.remarks
-
-
 @pytest.mark.basic(4)
 @pytest.mark.parametrize("at_ms", range(0, 400, 25))
 def test_a_search_that_is_interrupted_anywhere_can_be_concluded(at_ms: int) -> None:
@@ -344,24 +305,6 @@ def test_a_search_that_is_interrupted_anywhere_can_be_concluded(at_ms: int) -> N
     assert not one.is_over, "it was interrupted"
     one.end()
     assert (one.selection() is None) == (not one.found.screening.rough_ms)
-
-
-@pytest.mark.parametrize(
-    ("budget_s", "mode", "error", "message"),
-    [
-        ("1", "auto", TypeError, "budget_s must be a number of seconds or None, got '1'"),
-        (True, "auto", TypeError, "budget_s must be a number"),
-        (-1, "auto", ValueError, "budget_s must be a finite number of seconds of 0 or more"),
-        (math.nan, "auto", ValueError, "budget_s must be a finite number"),
-        (1.0, "race", ValueError, "budget_s must be None in mode 'race'"),
-    ],
-)
-def test_a_budget_that_is_none(
-    budget_s: Any, mode: str, error: type[Exception], message: str
-) -> None:
-    check_budget(None, mode)
-    with pytest.raises(error, match=message):
-        check_budget(budget_s, mode)
 
 
 def test_what_cannot_be_tuned_is_said() -> None:
@@ -390,22 +333,6 @@ def test_without_a_gpu_nothing_is_tuned_and_the_log_says_so_once(
     assert not ran
     (record,) = caplog.records
     assert record.getMessage().startswith("tune() does nothing: ")
-
-
-@pytest.mark.search
-def test_a_search_may_be_closed_again() -> None:
-    """As after an interruption between its closing and what then serves the problem."""
-    from cudnn_autotune.tuning.gpu_searches import GpuSearches
-
-    closed: list[bool] = []
-    problem = make("resnet_fp16_nhwc")
-    searches, one = GpuSearches(0, "auto"), Entrant(problem, 1, cast(Any, None), cast(Any, None))
-    searches._opened[problem] = cast(
-        Any, SimpleNamespace(timer=SimpleNamespace(close=lambda: closed.append(True)))
-    )
-    for _ in range(2):
-        searches.close(one)
-    assert closed == [True]
 
 
 @pytest.mark.search
@@ -444,13 +371,3 @@ def test_a_finished_search_is_the_threads_own() -> None:
         thread.join()
     (error,) = seen
     assert "on_device" in str(error), "it begins a search of its own"
-
-
-@pytest.mark.search
-def test_a_probe_counts_by_the_key_of_a_problem() -> None:
-    problem, other = make("resnet_fp16_nhwc"), make("grouped_fp16")
-    probed = Probed([], {_C.problem_key(problem.native()): 3})
-    assert (probed.calls_of(problem), probed.calls_of(other)) == (3, 1)
-    with probe() as probed:
-        pass
-    assert (probed.choices, probed.calls) == ([], {})

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -17,7 +16,7 @@ import pytest
 import simulation
 import torch
 from made_up_plans import plan_of
-from online_trials import FIRST, MOST_ROUNDS, Calls, Committed, Undecided, race_of
+from online_trials import FIRST, Calls, Committed, Undecided, race_of
 from simulation import GPU, SimulatedEngine, StaticCandidates, candidate, engine, timer_of
 
 from cudnn_autotune import sampling
@@ -25,28 +24,17 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.tuning import checking, online_calls
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
-from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared, Trial, next_period_s
+from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared, Trial
 
 # The race
-
-
-def test_nothing_is_believed_of_no_turns() -> None:
-    race = race_of(3)
-    assert race.judge() is None
-    assert race.leader() is None
-    race.add([(0, 0, 1.0)])
-    assert race.judge() is None, "the others have had no turn"
-    assert race.active == {0, 1, 2}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -71,18 +59,6 @@ def test_what_all_share_in_a_round_does_not_count() -> None:
     assert calls.rounds < 100
 
 
-def test_a_few_spoilt_turns_do_not_decide() -> None:
-    race = race_of(2)
-    calls = Calls(race, [1.0, 1.05])
-    for _ in range(3):
-        calls.round()
-    race.add([(0, calls.rounds, 20.0), (1, calls.rounds, 1.05)])
-    calls.rounds += 1
-    race.judge()
-    assert 0 in race.active
-    assert calls.decide() == 0
-
-
 def test_the_slow_are_dropped_after_two_turns() -> None:
     race = race_of(3)
     calls = Calls(race, [1.0, 2.0, 1.02])
@@ -98,13 +74,6 @@ def test_the_slow_are_dropped_after_two_turns() -> None:
     assert slow.samples == 2
     assert slow.time_ms == pytest.approx(2.0, rel=0.05)
     assert slow.eliminated == race.eliminated[1]
-
-
-def test_one_slow_turn_drops_nobody() -> None:
-    race = race_of(2)
-    race.add([(0, 0, 1.0), (1, 0, 9.0), (0, 1, 1.0), (1, 1, 1.01)])
-    race.judge()
-    assert race.active == {0, 1}
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -137,31 +106,6 @@ def test_a_candidate_that_joins_is_compared_before_the_decision() -> None:
     assert calls.decide() == 2
 
 
-def test_failures_leave_the_race() -> None:
-    race = race_of(3)
-    calls = Calls(race, [1.0, 1.02, 1.04])
-    for _ in range(4):
-        calls.round()
-    race.judge()
-    race.fail(0, "failed")
-    assert race.leader() == 1
-    assert calls.decide() == 1
-    selection = race.selection(1)
-    assert {t.candidate.text: t.eliminated for t in selection.ranking}["c0"] == "failed"
-    assert "c0" not in selection.evidence.tied
-
-
-def test_all_failed_is_no_choice() -> None:
-    race = race_of(2)
-    calls = Calls(race, [1.0, 1.1])
-    calls.round()
-    for number in (0, 1):
-        race.fail(number, "failed")
-    assert race.judge() is None
-    assert race.leader() is None
-    assert race.next_best() is None
-
-
 def test_those_that_were_dropped_serve_where_the_best_fails() -> None:
     race = race_of(3)
     calls = Calls(race, [1.0, 3.0, 2.0])
@@ -172,33 +116,6 @@ def test_those_that_were_dropped_serve_where_the_best_fails() -> None:
     assert race.next_best() == 0
     race.fail(0, "failed")
     assert race.next_best() == 2
-
-
-def test_one_that_is_left_is_chosen() -> None:
-    race = race_of(2)
-    calls = Calls(race, [1.0, 1.1])
-    race.fail(0, "failed")
-    assert calls.decide() == 1
-    assert race.selection(1).evidence.regret_bound == 0
-
-
-def test_times_of_zero_are_no_times() -> None:
-    race = race_of(2)
-    race.add([(0, r, 0.0) for r in range(10)])
-    race.add([(1, r, 1.0) for r in range(10)])
-    assert race.judge() is None
-    assert race.turns == 20
-
-
-def test_samples_may_come_late_and_in_any_order() -> None:
-    samples = [
-        (i, r, [1.0, 1.05][i] * (1 + 0.002 * ((r * 7 + i) % 5))) for r in range(12) for i in (0, 1)
-    ]
-    random.Random(1).shuffle(samples)
-    race = race_of(2)
-    for begin in range(0, len(samples), 3):
-        race.add(samples[begin : begin + 3])
-    assert race.judge() == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -237,15 +154,6 @@ def test_it_ends_though_nothing_can_be_told_apart() -> None:
     assert bound > TIE_WIDTH, "it does not claim what it does not know"
 
 
-@pytest.mark.parametrize(("count", "most"), [(2, 96), (3, 128), (8, 192), (20, 280), (40, 400)])
-def test_the_number_of_turns_is_bounded(count: int, most: int) -> None:
-    """Though no two of the candidates can be told apart."""
-    race = race_of(count)
-    calls = Calls(race, [1.0] * count)
-    calls.decide(noise=0.1)
-    assert race.turns <= most
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_worse_half_gives_way_and_the_bound_still_covers_it(seed: int) -> None:
     times = [1.0 + 0.01 * i for i in range(16)]
@@ -257,13 +165,6 @@ def test_the_worse_half_gives_way_and_the_bound_still_covers_it(seed: int) -> No
     assert times[chosen] <= 1.04
     bound = race.selection(chosen).evidence.regret_bound
     assert times[chosen] - 1 <= bound
-
-
-def test_it_waits_for_the_rounds_that_its_rules_ask_for() -> None:
-    race = OnlineRace([candidate("a"), candidate("b", 1)], RaceRules(least_rounds=25))
-    calls = Calls(race, [1.0, 1.2])
-    calls.decide()
-    assert calls.rounds == 25
 
 
 def test_a_selection_survives_json() -> None:
@@ -286,94 +187,11 @@ def test_a_selection_survives_json() -> None:
     assert (never.time_ms, never.samples, never.eliminated) == (None, 0, "failed")
 
 
-def test_there_is_room_for_many_and_for_long() -> None:
-    race = race_of(2)
-    calls = Calls(race, [1.0, 1.0])
-    for i in range(2, 45):
-        race.join([candidate(f"c{i}", i)])
-        calls.times_ms.append(1.4)
-        calls.round()
-    for _ in range(200):
-        calls.round()
-    race.fail(0, "failed")
-    assert race.judge() == 1
-    many = {t.candidate.text: t.samples for t in race.selection(1).ranking}
-    assert (many["c1"], many["c2"], many["c44"]) == (243, 243, 201)
-
-
-# How often it looks: a look takes its time under Python's lock
-
-
-def looked_at(times_ms: Sequence[float], noise: float, seed: int = 0) -> tuple[OnlineRace, int]:
-    """A race that is judged when it asks for it, and how often that was."""
-    race = race_of(len(times_ms))
-    calls = Calls(race, times_ms, seed)
-    judge_at = looks = 0
-    for _ in range(MOST_ROUNDS):
-        calls.round(noise=noise)
-        if race.turns < judge_at:
-            continue
-        before = len(race.active)
-        looks += 1
-        if race.judge() is not None:
-            return race, looks
-        assert race.turns_to_next_look() >= len(race.active), "at least a full round more"
-        assert len(race.active) <= before
-        judge_at = race.turns + race.turns_to_next_look()
-    raise AssertionError("undecided")
-
-
-def test_few_looks_are_taken() -> None:
-    """Each after a third more rounds or so, where some look each round."""
-    race, looks = looked_at([1.0, 1.0, 1.003, 1.006], 0.3)
-    assert race.standings.rounds == race.rules.most_rounds, "not some look after"
-    assert looks <= 24
-    for seed in range(10):
-        race, looks = looked_at([1.0, 1.01, 1.02, 1.05], 0.02, seed)
-        assert looks <= 20
-
-
-@pytest.mark.parametrize("noise", [0.004, 0.02])
-def test_looking_less_often_takes_few_more_rounds(noise: float) -> None:
-    """Against a look a round, which is more looks than share the confidence."""
-    rounds = {"each": 0, "asked": 0}
-    for seed in range(8):
-        times = [1.0, 1.012, 1.03, 1.1]
-        race = race_of(len(times))
-        calls = Calls(race, times, seed)
-        calls.decide(noise=noise)
-        rounds["each"] += calls.rounds
-        rounds["asked"] += looked_at(times, noise, seed)[0].standings.rounds
-    assert rounds["asked"] <= 1.25 * rounds["each"]
-
-
-def test_what_could_not_be_decided_is_said() -> None:
-    race = race_of(4)
-    chosen = Calls(race, [1.0, 1.0, 1.003, 1.006]).decide(noise=0.3)
-    assert race.selection(chosen).evidence.remarks == (
-        f"undecided after {race.rules.most_rounds} rounds: the best so far",
-    )
-    race = race_of(2)
-    chosen = Calls(race, [1.0, 1.1]).decide()
-    assert race.selection(chosen, 1.0, ["a remark"]).evidence.remarks == ("a remark",)
-
-
 # Which candidates join
 
 
 def listed(*candidates: Candidate, aten_uses_cudnn: bool = True) -> StaticCandidates:
     return StaticCandidates(list(candidates), aten_uses_cudnn)
-
-
-def test_the_last_resorts_are_not_offered() -> None:
-    a, b = candidate("a"), replace(candidate("b", 1), heuristic_mode="B")
-    fallback = replace(candidate("f", 2), heuristic_mode="FALLBACK")
-    assert Online().shortlist(listed(a, b, fallback, ATEN)) == [a]
-    assert Online().shortlist(listed(a, b, ATEN, MATMUL, aten_uses_cudnn=False)) == [
-        a,
-        ATEN,
-        MATMUL,
-    ]
 
 
 def compiled(text: str, rank: int, mode: str) -> Candidate:
@@ -390,13 +208,6 @@ def test_what_is_compiled_at_run_time_takes_part() -> None:
     assert Online().shortlist(everyone) == [a, b, of_a, last, unlisted]
     assert Online().shortlist(everyone, 1) == [a]
     assert Online().shortlist(everyone, 3) == [a, b, of_a], "the limit is that of cuDNN's list"
-
-
-def test_the_limit_is_of_cudnns_engines() -> None:
-    engines = [candidate(f"c{i}", i) for i in range(5)]
-    everyone = listed(*engines, ATEN, aten_uses_cudnn=False)
-    assert Online().shortlist(everyone, 2) == [*engines[:2], ATEN]
-    assert Online().shortlist(everyone) == [*engines, ATEN]
 
 
 # The mode over a timer, as audits run it
@@ -458,29 +269,6 @@ def test_a_budget_bounds_who_is_built() -> None:
     assert (len(selection.ranking), selection.evidence.remarks) == (5, ())
     assert selection.evidence.budget_ms is None
     assert selection.evidence.regret_bound is not None
-
-
-def test_one_candidate() -> None:
-    assert select(timer_of(engine("only", 1.0))).winner.candidate.text == "only"
-
-
-def test_no_candidate_that_runs() -> None:
-    assert select(timer_of(engine("broken", 1.0, builds=False), built=False)) is None
-
-
-def test_failing_candidates_are_named() -> None:
-    failing = engine("failing", 0.5, error="CUDNN_STATUS_EXECUTION_FAILED")
-    late = engine("late", 0.9, fails_at_ms=12.0)
-    selection = select(timer_of(engine("a", 1.0), failing, late, engine("b", 1.1)))
-    assert selection.winner.candidate.text == "a"
-    eliminated = {t.candidate.text: t.eliminated for t in selection.ranking}
-    assert "CUDNN_STATUS_EXECUTION_FAILED" in eliminated["failing"]
-    assert "failed" in eliminated["late"]
-
-
-def test_every_candidate_failing_is_no_choice() -> None:
-    broken = [engine(text, 1.0, error="CUDNN_STATUS_EXECUTION_FAILED") for text in "ab"]
-    assert select(timer_of(*broken)) is None
 
 
 @pytest.mark.parametrize(
@@ -604,80 +392,6 @@ def test_a_first_that_is_wrong_is_not_decided() -> None:
 
 
 @pytest.mark.search
-@pytest.mark.parametrize(("first_fails", "decided"), [("", "eng0:"), ("wrong", "aten")])
-def test_one_that_is_alone(first_fails: str, decided: str) -> None:
-    one = Undecided()
-    assert one.trial.step()
-    one.prepared.first_fails = first_fails
-    one.prepared.is_over = True
-    assert not one.trial.step()
-    assert one.native.decided == decided
-    assert len(one.committer.selections) == bool(first_fails)
-
-
-@pytest.mark.search
-def test_an_error_in_a_call_leaves_the_first() -> None:
-    one = Undecided()
-    one.join(candidate("eng1:", 1))
-    one.turns(40, [2.0, 1.0])
-    one.prepared.is_broken = one.prepared.is_over = True
-    assert not one.trial.step()
-    assert one.native.decided == "eng0:"
-    assert one.committer.selections == []
-
-
-@pytest.mark.search
-def test_what_another_thread_has_decided_is_adopted() -> None:
-    one = Undecided()
-    one.committer.chosen_elsewhere = "eng1:"
-    assert one.trial.step(), "not here yet"
-    one.join(candidate("eng1:", 1))
-    assert not one.trial.step()
-    assert one.native.decided == "eng1:"
-    assert one.committer.selections == []
-
-
-class Asked(Committed):
-    """Counts how often it is asked for another thread's choice: that is a look-up under a lock."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = 0
-
-    @property
-    def chosen_elsewhere(self) -> str | None:  # type: ignore[override]
-        self.asked += 1
-        return None
-
-
-@pytest.mark.search
-def test_where_nothing_is_new_nothing_is_judged() -> None:
-    one = Undecided()
-    committer = one.trial.committer = Asked()
-    one.join(candidate("eng1:", 1))
-    one.turns(20, [1.0, 1.01])
-    assert one.trial.step()
-    assert not one.trial.is_idle
-    assert committer.asked == 1
-    for _ in range(5):
-        assert one.trial.step()
-        assert one.trial.is_idle
-    assert committer.asked == 6, "another thread may have decided meanwhile"
-
-
-def test_the_threads_share_is_bounded() -> None:
-    """Many trials are looked at less often, if that takes long; and where nothing happens."""
-    assert next_period_s(0.01, False, 0.0, 100) == 0.01
-    assert next_period_s(0.16, False, 0.0, 100) == 0.01
-    assert next_period_s(0.02, True, 0.0, 1) == 0.04
-    assert next_period_s(0.16, True, 0.0, 1) == 0.16
-    assert next_period_s(0.01, False, 0.0008, 20) == pytest.approx(0.08)
-    assert next_period_s(0.01, True, 0.0008, 20) == pytest.approx(0.08)
-    assert next_period_s(0.01, False, 0.0008, 1) == 0.01, "one alone is soon decided"
-    assert next_period_s(0.01, False, 5.0, 1000) == 0.5
-
-
-@pytest.mark.search
 def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
     """A thread that lived for one step, a plan cache that was full, another epoch."""
     tuner = OnlineTuner()
@@ -702,28 +416,6 @@ def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
     assert all(committer.selections == [] for committer in committers)
     assert tuner.cpu_s > before_s
     assert stays.native.decided is None
-    tuner.stop()
-
-
-@pytest.mark.search
-def test_where_a_thread_could_not_start_a_later_trial_has_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(self: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    tuner, one = OnlineTuner(), Undecided()
-    with monkeypatch.context() as short:
-        short.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="new thread"):
-            tuner.add(one.trial)
-    assert tuner.undecided == 0
-    tuner.add(one.trial)
-    one.prepared.is_over = True
-    deadline = time.monotonic() + 600
-    while tuner.undecided and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert one.native.decided == one.trial.first.text
     tuner.stop()
 
 
@@ -805,21 +497,6 @@ def test_the_evidence_says_that_the_budget_was_spent() -> None:
 
 
 @pytest.mark.search
-def test_a_problem_that_was_seen_once_costs_nothing() -> None:
-    one = Undecided()
-    assert one.schedule.is_in_use, "the first call is still under way"
-    assert one.trial.step()
-    assert one.trial.is_idle
-    tuner = OnlineTuner()
-    tuner.add(one.trial)
-    assert (tuner.undecided, tuner.preparing) == (1, 1)
-    tuner.stop()
-    assert not tuner._thread.is_alive()
-    tuner.add(one.trial)
-    assert tuner.undecided == 1, "after its end nothing is added"
-
-
-@pytest.mark.search
 def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
     """Here the last reference is dropped; the thread's own keep no plan alive."""
 
@@ -838,14 +515,6 @@ def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
     assert alive() is None
     assert not trial.schedule.is_in_use
     assert not trial.step()
-
-
-@pytest.mark.search
-def test_what_was_forgotten_ends() -> None:
-    one = Undecided()
-    one.committer.is_wanted = False
-    assert not one.trial.step()
-    assert one.committer.selections == []
 
 
 @pytest.mark.search

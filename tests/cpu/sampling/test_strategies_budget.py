@@ -10,7 +10,6 @@ import pytest
 import simulation
 from simulation import (
     GPU,
-    Noise,
     SimulatedEngine,
     SimulatedTimer,
     StaticCandidates,
@@ -104,30 +103,6 @@ def test_nothing_is_claimed_where_the_budget_left_out_candidates(
     assert NO_CONTENDER not in evidence.remarks
 
 
-@pytest.mark.parametrize("mode", OURS, ids=name)
-def test_one_launch_of_each_is_no_bound(mode: Strategy) -> None:
-    """The clock may have fallen from one to the next."""
-    gpu = replace(GPU, noise=Noise())
-    engines = [engine(f"e{i}", 50 * (1 + i / 40), 800.0 - 20 * i) for i in range(5)]
-    selection = chosen(mode, timer_of(*engines, gpu=gpu, built=False), 700.0)
-    assert "the budget allowed one launch of each candidate only" in selection.evidence.remarks
-    assert selection.evidence.regret_bound is None
-
-
-def test_what_one_launch_condemned_was_not_judged() -> None:
-    """The look that a slow one gets again did not fit into the budget."""
-    timer = timer_of(engine("a", 1.0), engine("b", 1.3), engine("c", 2.2), built=False)
-    doubted = 0
-    for tenths in range(60, 160):
-        timer = timer_of(*timer.engines, built=False)
-        selection = chosen(Race(seed=0), timer, tenths / 10)
-        eliminated = {entry.candidate.text: entry.eliminated for entry in selection.ranking}
-        if "in one launch; the budget was spent" in eliminated["c"]:
-            doubted += 1
-            assert selection.evidence.regret_bound is None
-    assert doubted
-
-
 @pytest.mark.parametrize("mode", ALL, ids=name)
 def test_a_choice_says_which_budget_cut_it_short(mode: Strategy) -> None:
     assert chosen(mode, simulation.preset("quiet"), 5.0).evidence.budget_ms == 5.0
@@ -176,29 +151,6 @@ def test_what_seldom_pays_is_compiled_behind_what_often_does(
     assert ("budget" in last.eliminated) == (budget_ms == 600.0)
 
 
-@pytest.mark.parametrize("mode", OURS, ids=name)
-def test_of_a_short_budget_little_is_spent_on_what_seldom_pays(mode: Strategy) -> None:
-    """Half of what is left would not be enough for one: nobody waits for it."""
-    late = [compiled(i, 2.0, mode="FALLBACK", build_ms=1500.0) for i in range(3)]
-    timer = timer_of(engine("a", 1.0), engine("b", 1.1), *late, built=False)
-    assert chosen(mode, timer, 600.0).winner.candidate.text == "a"
-    assert timer.elapsed_ms() <= 602.0
-    assert not any(timer._builds.tried(e.candidate) for e in late)
-
-
-@pytest.mark.parametrize("mode", OURS, ids=name)
-@pytest.mark.parametrize(("call_ms", "budget_ms"), [(20, 1000), (50, 2000), (200, 5000)])
-def test_chunks_of_slow_calls_are_charged_for(
-    call_ms: float, budget_ms: float, mode: Strategy
-) -> None:
-    """A chunk of a sustained run is two calls at least, however long those are."""
-    gpu = replace(GPU, noise=Noise())
-    engines = [engine(f"e{i}", call_ms * (1 + i / 40), 800.0 - 20 * i) for i in range(5)]
-    timer = timer_of(*engines, gpu=gpu, built=False)
-    chosen(mode, timer, budget_ms)
-    assert timer.elapsed_ms() <= budget_ms
-
-
 # cuDNN's own techniques
 
 
@@ -227,26 +179,6 @@ def test_cudnns_techniques_stop_at_the_budget(
 
 def by_text(selection: Selection) -> dict[str, float]:
     return {e.candidate.text: e.time_ms for e in selection.ranking if e.time_ms is not None}
-
-
-@pytest.mark.parametrize("mode", FRONTEND_MODES, ids=name)
-def test_with_plenty_of_time_they_take_the_same(mode: FrontendMode) -> None:
-    for preset in ("quiet", "depthwise"):
-        plenty = chosen(mode, simulation.preset(preset), 60_000.0)
-        everybody = chosen(mode, simulation.preset(preset), None)
-        assert plenty.winner.candidate == everybody.winner.candidate
-        assert {e.candidate.text for e in plenty.ranking} == {
-            e.candidate.text for e in everybody.ranking
-        }
-        assert plenty.evidence.remarks == ()
-
-
-@pytest.mark.parametrize("mode", FRONTEND_MODES, ids=name)
-def test_a_limit_holds_under_a_budget(mode: FrontendMode) -> None:
-    timer = simulation.preset("quiet")
-    limits = Limits(benchmark_limit=2, budget_ms=60_000.0)
-    selection = mode.select(timer.candidates, timer, limits)
-    assert {e.candidate for e in selection.ranking} == set(candidates(timer)[:2])
 
 
 def candidates(timer: SimulatedTimer) -> list[Candidate]:
@@ -325,21 +257,6 @@ def test_where_all_survivors_fail_those_they_drove_out_race_again(mode: Strategy
     assert fell_back > 5
 
 
-@pytest.mark.parametrize("mode", OURS, ids=name)
-def test_those_that_were_too_slow_to_race_take_the_place_of_all_that_did(mode: Strategy) -> None:
-    timer = timer_of(
-        engine("a", 1.0, fails_at_ms=14.0),
-        engine("b", 1.1, fails_at_ms=14.0),
-        engine("slow", 2.0),
-        engine("slower", 8.0),
-        built=False,
-    )
-    selection = chosen(mode, timer)
-    assert selection.winner.candidate.text == "slow"
-    assert eliminated(selection)["a"] == eliminated(selection)["b"] == WHY
-    assert selection.evidence.regret_bound is None
-
-
 @pytest.mark.parametrize("mode", ALONE, ids=name)
 def test_a_leader_that_fails_alone_is_out(mode: Strategy) -> None:
     """Whenever it does: when it is probed, or in the final."""
@@ -404,9 +321,3 @@ def test_all_failing_alone(mode: Strategy) -> None:
         if selection is not None:  # it had been decided among those that did not run again
             assert not selection.winner.eliminated
             assert math.isfinite(selection.winner.time_ms or math.inf)
-
-
-def test_a_race_in_which_all_fail_comes_to_nothing() -> None:
-    engines = [engine(f"e{i}", 1 + i / 50, fails_at_ms=25.0) for i in range(4)]
-    timer = timer_of(*engines, built=False)
-    assert Race(seed=0).select(timer.candidates, timer, Limits()) is None

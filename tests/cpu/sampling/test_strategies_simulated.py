@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,13 +31,9 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.auto import Auto, Shortlist
-from cudnn_autotune.sampling.race import Race, race_selection
-from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome, RaceRules
-from cudnn_autotune.sampling.search import SearchState
-from cudnn_autotune.sampling.steady_final import FinalRules, SteadyLog, SteadyTimes
-from cudnn_autotune.sampling.strategy import Budget, Limits, Strategy
-from cudnn_autotune.sampling.sustained import Sustained, could_win, least_steady_ms
-from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA
+from cudnn_autotune.sampling.race import Race
+from cudnn_autotune.sampling.strategy import Limits, Strategy
+from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.timers.timer import Batch, Sample
 
 OURS = ("race", "sustained", "auto")
@@ -245,21 +240,6 @@ def test_of_mode_b_the_leaders_kind_is_looked_at_in_any_case(mode: str) -> None:
     assert eliminated["unseen"] == "the first of heuristic mode B are slower than A's"
 
 
-def test_what_mode_b_is_judged_by_is_not_cut_by_what_leads_in_it() -> None:
-    timer = timer_of(
-        of_a_kind(engine("leader", 1.0), 62, 7),
-        *(
-            of_a_kind(engine(f"b{i}", 1.02), 63 + i, 1, heuristic_mode="B", rank=10 + i)
-            for i in range(4)
-        ),
-        of_a_kind(engine("alike", 0.65), 62, 7, heuristic_mode="B", rank=15),
-        of_a_kind(engine("best", 0.5), 80, 3, heuristic_mode="B", rank=16),
-        gpu=replace(GPU, idle_clock_mhz=GPU.max_clock_mhz),
-        built=False,
-    )
-    assert chosen("race", timer).winner.candidate.text == "best"
-
-
 def of_fallback(text: str, time_ms: float, rank: int, is_compiled: bool) -> SimulatedEngine:
     notes = ("RUNTIME_COMPILATION",) if is_compiled else ()
     listed = replace(candidate(text, rank), heuristic_mode="FALLBACK", behavior_notes=notes)
@@ -282,25 +262,6 @@ def test_what_mode_fallback_lists_is_looked_at_if_it_is_compiled_at_run_time(mod
     assert log.calls()["precompiled"] == 0
     eliminated = {e.candidate.text: e.eliminated for e in selection.ranking}
     assert eliminated["precompiled"] == "of mode FALLBACK, and others run"
-
-
-@pytest.mark.parametrize("mode", OURS)
-def test_what_is_compiled_for_nothing_costs_two_launches(mode: str) -> None:
-    """The race before it is as long as without it, and none follows."""
-    calls = []
-    for late in ([], [of_fallback("compiled", 4.0, 20, is_compiled=True)]):
-        timer = timer_of(
-            engine("a", 1.0),
-            engine("b", 1.004),
-            *late,
-            gpu=replace(GPU, idle_clock_mhz=GPU.max_clock_mhz),
-            built=False,
-        )
-        selection, log = logged(mode, timer)
-        assert selection.winner.candidate.text == "a"
-        calls.append(log.calls())
-    assert calls[1].pop("compiled") == 2
-    assert calls[1] == calls[0]
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -366,22 +327,6 @@ def test_auto_leaves_out_engines_where_they_are_hardly_ever_the_fastest() -> Non
     assert texts([first, seldom], [seldom]) == ["first", "seldom"], "it won nearby"
 
 
-@pytest.mark.parametrize(
-    ("channels", "size", "is_compiled"), [(768, 14, True), (192, 14, False), (96, 112, False)]
-)
-def test_auto_compiles_an_engine_that_does_not_split_its_sum_for_many_filters_only(
-    channels: int, size: int, is_compiled: bool
-) -> None:
-    shape, weight = (32, channels, size, size), (channels, channels, 2, 2)
-    problem = of_problem("wgrad", shape, weight, stride=2)
-    listed = of_engine("listed", 70, 30, "FALLBACK", "RUNTIME_COMPILATION")
-    kernel = of_engine("kernel", 70, 1000, "", "RUNTIME_COMPILATION")
-    everything = [of_engine("first", 60, 0, "A"), listed, kernel]
-    found = Shortlist(StaticCandidates(everything, problem=problem))
-    assert [c.text for c in found.beyond()] == ["kernel"] * is_compiled
-    assert [c.text for c in found.all()] == ["first"]
-
-
 def of_problem(op: str, input: Sequence[int], weight: Sequence[int], **options: Any) -> ConvProblem:
     return ConvProblem(
         op, input, weight, dtype=torch.float16, **{"memory_format": torch.channels_last, **options}
@@ -409,33 +354,6 @@ def test_auto_takes_several_offers_of_an_implementation() -> None:
     assert [c for c in Shortlist(nearby).beyond() if c in offers[:6]] == [*offers[:3], offers[5]]
 
 
-@pytest.mark.parametrize(("taps", "is_compiled"), [(1, False), (3, True)])
-def test_auto_does_not_compile_engine_78_where_filters_have_one_tap(
-    taps: int, is_compiled: bool
-) -> None:
-    problem = of_problem("dgrad", (64, 96, 28, 28), (24, 96, taps, taps), padding=taps // 2)
-    kernel = of_engine("kernel", 78, 1000, "", COMPILED)
-    candidates = StaticCandidates([of_engine("first", 60, 0, "A"), kernel], problem=problem)
-    assert [c.text for c in Shortlist(candidates).beyond()] == ["kernel"] * is_compiled
-    nearby = StaticCandidates(candidates.all(), similar=[kernel], problem=problem)
-    assert Shortlist(nearby).similar() == [kernel]
-
-
-@pytest.mark.parametrize(
-    ("channels", "size", "is_compiled"), [(96, 1, False), (2048, 1, True), (96, 2, True)]
-)
-def test_auto_compiles_no_engine_where_a_product_is_as_short_as_a_launch(
-    channels: int, size: int, is_compiled: bool
-) -> None:
-    problem = of_problem("wgrad", (64, channels, size, size), (256, channels, 1, 1))
-    first, listed = (of_engine(t, i, i, "A") for i, t in ((60, "first"), (61, "listed")))
-    listed = replace(listed, behavior_notes=(COMPILED,))
-    kernel = of_engine("kernel", 6, 1000, "", COMPILED)
-    candidates = StaticCandidates([first, listed, kernel, OWN], problem=problem)
-    assert [c.text for c in Shortlist(candidates).all()] == ["first", "listed"]
-    assert Shortlist(candidates).beyond() == [*[kernel] * is_compiled, OWN]
-
-
 def test_auto_compiles_only_pytorchs_engine_where_the_package_has_a_faster_kernel() -> None:
     first = of_engine("first", 5, 0, "A", COMPILED)
     second = of_engine("second", 57, 1, "A")
@@ -460,20 +378,6 @@ def test_auto_compiles_only_pytorchs_engine_where_the_package_has_a_faster_kerne
         assert texts(other) == of_all
     everything.remove(OWN)
     assert texts(DEPTHWISE) == [c.text for c in everything]
-
-
-def test_auto_times_what_pytorch_would_compile_beside_a_faster_kernel() -> None:
-    times_ms = {
-        of_engine("first", 5, 0, "A", COMPILED): 1.2,
-        of_engine("second", 57, 1, "A"): 1.4,
-        ATEN: 1.2,
-        OWN: 1.0,
-    }
-    timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
-    timer.candidates.problem = DEPTHWISE
-    selection = chosen("auto", timer)
-    assert selection.winner.candidate == OWN
-    assert {m.candidate.text for m in selection.ranking} == {c.text for c in times_ms}
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -518,94 +422,6 @@ def test_pytorchs_plan_leaves_the_bias_to_it_and_has_no_budget(
     entry = next(m for m in selection.ranking if m.candidate == ATEN)
     assert entry.runs == own.text
     assert entry.time_ms is not None
-
-
-def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> SearchState:
-    """A search after a race of six rounds, the first of ``times_ms`` leading."""
-    outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])
-    outcome.log_time = {c: math.log(ms) for c, ms in times_ms.items()}
-    outcome.half_width = dict.fromkeys(times_ms, 0.0)
-    timer = timer_of(engine("any", 1.0))
-    found = SearchState(timer, Budget(timer, Limits()), RaceRules(), random.Random(0))
-    found.races, found.atens_plan = [outcome], pytorchs
-    return found
-
-
-def test_what_a_race_left_undecided_the_next_decides() -> None:
-    selections = []
-    for remarks in ([[]], [[UNDECIDED, "another"], []], [[], [UNDECIDED]]):
-        found = raced(dict.fromkeys([candidate("any")], 1.0))
-        found.races = [replace(found.last, remarks=some) for some in remarks]
-        selections.append(race_selection(found))
-    values = [found.evidence.remarks for found in selections if found is not None]
-    assert values == [(), ("another",), (UNDECIDED,)]
-
-
-def test_what_pytorch_would_run_comes_first_also_if_it_is_of_the_leaders_kind() -> None:
-    names = ("leader", "pytorchs", "nearer")
-    leader, pytorchs, nearer = (of_tile(candidate(text), 1, 1) for text in names)
-    others = [of_tile(candidate(f"other{i}"), 10 + i, 1) for i in range(3)]
-    times_ms = {leader: 1.0, nearer: 1.001, pytorchs: 1.002} | dict.fromkeys(others, 1.01)
-    asked = could_win(raced(times_ms, pytorchs), 1.2, 1980.0, FinalRules())
-    assert asked == [pytorchs, *others]
-    assert could_win(raced(times_ms), 1.2, 1980.0, FinalRules()) == [*others, nearer]
-
-
-def test_of_two_of_a_kind_that_ran_alone_the_lesser_slowdown_counts() -> None:
-    """For what a third one may take alone at best."""
-    leader, second, third = (of_tile(candidate(text), 1, 1) for text in "abc")
-    found = raced({leader: 1.0, second: 1.0, third: 1.015})
-    for alone in ({leader: 1.05, second: 1.12}, {second: 1.12, leader: 1.05}):
-        least = least_steady_ms(found, alone, 1980.0)
-        assert least == {third: pytest.approx(1.015 * 1.05 * 0.95)}
-
-
-def logs(*values: float, sigma: float = RUN_SIGMA) -> list[SteadyLog]:
-    return [SteadyLog(value, sigma) for value in values]
-
-
-def test_the_worst_of_three_runs_is_left_out() -> None:
-    """It ran while the clock was still lowered by another's run."""
-    a, b = candidate("a"), candidate("b")
-    runs = SteadyTimes({b: 0.01}, {a: logs(0.0, 0.02, 0.4), b: logs(0.0, 0.5, 0.02)}, [a, b])
-    assert runs.sustained_ms() == {
-        a: pytest.approx(math.exp(0.01)),
-        b: pytest.approx(math.exp(0.01)),
-    }
-    assert runs.best() == a, "b has a handicap"
-    assert runs.score(b) == pytest.approx(0.02)
-    # One reading far from the limit does not change that.
-    far = [*logs(0.0, 0.02), *logs(0.02, sigma=FAR_READING_SIGMA)]
-    assert SteadyTimes({}, {a: logs(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
-    fewer = SteadyTimes({}, {a: logs(0.0, 0.02), b: logs(0.0, 0.02, 0.5)}, [a, b])
-    assert fewer.best() == a, "the best two of three against two would be no fair comparison"
-    assert fewer.error(b) < fewer.error(a)
-
-
-def test_a_block_counts_by_how_sure_it_is() -> None:
-    """Where the power was read, by the power; the others hardly count, and nothing is left out."""
-    a, b = candidate("a"), candidate("b")
-    sharp = RUN_SIGMA / 10
-    mixed = [*logs(0.0, 0.001, sigma=sharp), *logs(0.101)]
-    runs = SteadyTimes({}, {a: mixed, b: logs(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
-    # Weights of 100, 100 and 1.
-    assert math.log(runs.sustained_ms()[a]) == pytest.approx((0.1 + 0.101) / 201)
-    assert math.log(runs.sustained_ms()[b]) == pytest.approx(0.003)
-    unread = SteadyTimes({}, {a: logs(0.0, 0.001), b: logs(0.002, 0.003, 0.004)}, [a, b])
-    assert runs.noise(a, b) < unread.noise(a, b) / 3
-    # What is wrong with a reading stays however many runs there are.
-    assert unread.error(a, b) == unread.noise(a, b)
-    assert runs.error(a, b) > 2 * runs.noise(a, b)
-
-
-def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
-    a, b = candidate("a"), candidate("b")
-    calm = SteadyTimes({}, {a: logs(0.0, 0.0), b: logs(0.05, 0.05)}, [a, b])
-    wild = SteadyTimes({}, {a: logs(-0.1, 0.1), b: logs(-0.05, 0.15)}, [a, b])
-    # Four degrees of freedom of the prior and one of each candidate's: (4 + 2 * 50) / 6.
-    prior = RUN_SIGMA * math.sqrt(4 / 6)
-    assert calm.error(a, b) == pytest.approx(prior)
-    assert wild.error(a, b) == pytest.approx(RUN_SIGMA * math.sqrt(104 / 6))
 
 
 def test_the_h200_under_its_cap() -> None:
@@ -696,20 +512,6 @@ def test_the_steady_clock_is_that_of_the_chosen_one() -> None:
         assert (selection.evidence.sustained_clock_mhz is not None) == is_known
         others += not is_known
     assert others > 5
-
-
-def test_blocks_of_short_calls_run_in_the_batches_of_the_race() -> None:
-    """Whose CUDA graphs are there already."""
-    timer = timer_of(engine("a", 0.01), engine("b", 0.0102), built=False)
-    log = Logged(timer, [])
-    rules = RaceRules(batch_ms=0.2, most_calls=50)
-    Sustained(seed=0, race_rules=rules).select(timer.candidates, log, Limits())
-    calls = {batch.calls for _, _, batches in log.log for batch in batches if batch.calls > 1}
-    runs = {b[0].calls for _, _, b in log.log if len(b) > 10 and len({x.candidate for x in b}) == 1}
-    assert runs
-    assert max(runs) <= 50
-    assert runs <= calls
-    assert all(n <= math.ceil(0.2 / 0.01) for n in runs)
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -859,19 +661,6 @@ def test_configs_of_a_slow_engine_are_skipped(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", OURS)
-def test_one_slow_config_does_not_condemn_its_engine(mode: str) -> None:
-    """It was disturbed, or is the exception: the fastest may come behind it."""
-    times_ms = [1.0, 1.1, 7.0, 0.8, 1.2, 7.5, 8.0, 0.9]
-    engines = [
-        SimulatedEngine(replace(candidate(f"config{i}", 3), rank=i), time_ms, 100.0)
-        for i, time_ms in enumerate(times_ms)
-    ]
-    selection, log = logged(mode, timer_of(*engines, built=False))
-    assert selection.winner.candidate.text == "config3"
-    assert log.calls()["config7"] == 0  # two in a row were slow
-
-
-@pytest.mark.parametrize("mode", OURS)
 def test_who_fails_later_is_out_and_another_is_taken(mode: str) -> None:
     """Whenever that is: in screening, in the race, alone."""
     for at_ms in (5.0, 12.0, 20.0, 40.0, 80.0, 160.0):
@@ -972,18 +761,6 @@ def test_one_candidate(mode: str) -> None:
         assert selection.winner.time_ms == pytest.approx(1.0, rel=0.01)
 
 
-@pytest.mark.parametrize("mode", [*OURS, *FRONTENDS, "heuristic"])
-def test_no_candidate(mode: str) -> None:
-    timer = timer_of(engine("other", 1.0))
-    assert strategy(mode, 0).select(StaticCandidates([]), timer, Limits()) is None
-
-
-@pytest.mark.parametrize("mode", OURS)
-def test_only_pytorchs_own_path(mode: str) -> None:
-    timer = SimulatedTimer(GPU, [SimulatedEngine(ATEN, 1.0, 100.0)], aten_uses_cudnn=False)
-    assert texts(chosen(mode, timer)) == [ATEN.text]
-
-
 @pytest.mark.parametrize("mode", [*OURS, *FRONTENDS])
 @pytest.mark.parametrize("budget_ms", [None, 1.0])
 def test_every_candidate_failing(budget_ms: float | None, mode: str) -> None:
@@ -992,14 +769,6 @@ def test_every_candidate_failing(budget_ms: float | None, mode: str) -> None:
     assert strategy(mode, 0).select(timer.candidates, timer, Limits(budget_ms=budget_ms)) is None
     timer = timer_of(*(engine(f"e{i}", 1.0, builds=False) for i in range(5)), built=False)
     assert strategy(mode, 0).select(timer.candidates, timer, Limits(budget_ms=budget_ms)) is None
-
-
-@pytest.mark.parametrize("mode", OURS)
-def test_all_failing_in_the_middle(mode: str) -> None:
-    engines = [engine(f"e{i}", 1.0 + i / 50, fails_at_ms=11.0) for i in range(4)]
-    timer = timer_of(*engines, built=False)
-    assert choose(mode, timer) is None
-    assert timer.elapsed_ms() >= 11
 
 
 @pytest.mark.parametrize("mode", [*OURS, *FRONTENDS])
@@ -1016,28 +785,3 @@ def test_a_lost_device_reaches_the_caller(
     with pytest.raises(error, match="CUDA"):
         choose(mode, timer)
     assert timer.elapsed_ms() >= at_ms
-
-
-def test_a_clock_that_falls_in_the_race_spares_who_left_before() -> None:
-    """Those that drop out early ran at a higher clock, or at a lower one, than the others' last
-    rounds: what counts is how far behind they were."""
-    scene = simulation.preset("h200-capped")
-    gpu = replace(scene.gpu, control_every_ms=25.0)  # it falls within the first rounds
-    errors = []
-    for seed in range(16):
-        timer = SimulatedTimer(gpu, scene.engines, seed)
-        selection = sampling.get("race").select(timer.candidates, timer, Limits())
-        cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
-        exact = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
-        best = selection.winner
-        for entry in [e for e in measured(selection) if e.samples > 1]:
-            right = exact[entry.candidate.text] / exact[best.candidate.text]
-            errors.append(abs(math.log(entry.time_ms / best.time_ms / right)))
-    assert len(errors) > 60
-    assert sorted(errors)[int(0.9 * len(errors))] < 0.06, "nine in ten"
-
-
-def test_a_selection_tells_how_far_behind_one_could_be_to_run_alone() -> None:
-    selection = chosen("sustained", simulation.preset("h200-capped"))
-    assert any(entry.sustained_ms is not None for entry in selection.ranking)
-    assert selection.evidence.sustained_reach == 1.1

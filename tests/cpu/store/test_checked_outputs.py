@@ -150,15 +150,6 @@ def test_in_another_environment_it_is_checked(
     assert not is_checked()
 
 
-def test_with_another_version_of_this_package_it_is_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    serve()
-    new_process()
-    monkeypatch.setattr(checked_outputs.versions, "version", lambda: "99")
-    assert is_checked()
-
-
 def test_another_problem_or_engine_is_checked() -> None:
     serve()
     text = POINTWISE.text
@@ -172,13 +163,6 @@ def test_modes_of_the_store(mode: str) -> None:
     serve()
     ca.set_store(mode=mode)
     assert is_checked() is (mode != "read")
-
-
-@pytest.mark.parametrize("mode", ["off", "read"])
-def test_modes_that_write_nothing(folder: Path, mode: str) -> None:
-    ca.set_store(mode=mode)
-    serve()
-    assert list(folder.iterdir()) == []
 
 
 def file_in(folder: Path) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ import checkout
 import pytest
 import torch
 from problems import make
-from stored import succeeded
 from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
@@ -143,12 +141,6 @@ def test_modes_of_the_store(folder: Path, mode: str) -> None:
     assert len(files(folder)) == (2 if mode == "retune" else 1)
     if mode == "read":
         assert files(folder)[0].stat() == before  # not even its time
-
-
-def test_beside_a_store_that_is_a_file(tmp_path: Path) -> None:
-    ca.set_store(tmp_path / "mine.json")
-    build(texts()[0])
-    assert len(list(tmp_path.glob(f"mine.plans-{os.geteuid()}/*.plan"))) == 1
 
 
 def test_shipped_folders_are_never_read(tmp_path: Path) -> None:
@@ -327,13 +319,6 @@ def test_a_full_disk(folder: Path) -> None:
     assert [file.suffix for file in files(folder)] == [".plan"] * 2  # nothing half written is left
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    ca.set_store(tmp_path / "file" / "below")
-    for _ in range(2):
-        assert not build(texts()[0]).is_read_back
-
-
 @pytest.mark.slow
 def test_processes_that_write_the_same_plans_and_are_killed(tmp_path: Path) -> None:
     told = json.loads(
@@ -352,22 +337,3 @@ print(json.dumps(plan_writers.killed(pathlib.Path({str(tmp_path)!r}), 20)))
     assert any(entry.name.endswith(".part") for entry in left.entries())
     left.trim(0)
     assert left.entries() == []
-
-
-# On the command line
-
-
-def test_env_and_prune_know_them(folder: Path) -> None:
-    for text in texts(2):
-        build(text)
-    told = succeeded("env", "--store", folder)
-    assert re.search(r"compiled plans: path \S*plans-\d+ files 2 bytes \d{4}", told)
-    assert "would remove 2 compiled plans" in succeeded(
-        "prune", "--store", folder, "--compiled-plans", "--dry-run"
-    )
-    assert len(files(folder)) == 2
-    assert "removed 2 compiled plans" in succeeded(
-        "prune", "--store", folder, "--compiled-plans", "--yes"
-    )
-    assert files(folder) == []
-    assert not build(texts()[0]).is_read_back

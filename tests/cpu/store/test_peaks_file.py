@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,10 +75,6 @@ def test_another_gpu_has_others(file: Path, other: Environment) -> None:
     assert peaks_in(file.parent) is None
 
 
-def test_another_cudnn_has_the_same(file: Path) -> None:
-    assert peaks_in(file.parent, replace(H200, cudnn="9.30.0", cudnn_frontend="2.0.0")) == PEAKS
-
-
 def test_of_two_measurements_the_best_stay(file: Path) -> None:
     disturbed = Peaks(1e9, dict.fromkeys(ARITHMETICS, 1e10), 0.02)
     peaks_file.keep(file.parent, H200, disturbed)
@@ -123,49 +117,6 @@ def test_what_does_not_say_that_it_holds_peaks_stays(file: Path, text: str) -> N
     with pytest.raises(OSError, match="does not hold peaks"):
         peaks_file.keep(file.parent, H200, PEAKS)
     assert file.read_text() == text
-
-
-def test_any_damage_is_no_error(file: Path) -> None:
-    data = file.read_bytes()
-    rng = random.Random(0)
-    for _ in range(300):
-        spoilt = bytearray(data)
-        for _ in range(rng.randint(1, 8)):
-            spoilt[rng.randrange(len(spoilt))] = rng.randrange(256)
-        file.write_bytes(bytes(spoilt[: rng.randint(0, len(spoilt))]))
-        peaks_in(file.parent)
-
-
-def test_a_folder_in_its_place(tmp_path: Path) -> None:
-    peaks_file.path_of(tmp_path, H200).mkdir()
-    assert peaks_in(tmp_path) is None
-    with pytest.raises(OSError, match="directory"):
-        peaks_file.keep(tmp_path, H200, PEAKS)
-
-
-UNWRITABLE = """
-import sys; sys.path[:0] = [{tests!r}, {here!r}]
-from pathlib import Path
-from decisions import H200
-from test_peaks_file import PEAKS, peaks_in
-from unprivileged import drop_capabilities
-from cudnn_autotune.store import peaks_file
-drop_capabilities()
-folder = Path({folder!r})
-try:
-    peaks_file.keep(folder, H200, PEAKS)
-except OSError as error:
-    print(type(error).__name__, peaks_in(folder), [path.name for path in folder.iterdir()])
-"""
-
-
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    folder = tmp_path / "closed"
-    folder.mkdir(mode=0o555)
-    told = evaluate_forked(
-        UNWRITABLE.format(tests=TESTS, here=str(Path(__file__).parent), folder=str(folder))
-    )
-    assert told == "PermissionError None []"
 
 
 # It asks for the GPU's name, which a process that was forked from this one might not.
@@ -220,13 +171,3 @@ def test_a_choice_tells_its_limit(tmp_path: Path) -> None:
     for mode, is_told in (("retune", True), ("read", True), ("off", False)):
         ca.set_store(mode=mode)
         assert (made.limit is not None) is is_told
-
-
-def test_the_file_is_short_and_people_can_read_it(file: Path) -> None:
-    assert file.stat().st_size < 1000
-    tree = json.loads(file.read_text())
-    assert tree["peaks"] == {
-        "bytes_per_ms": 4e9,
-        "flops_per_ms": {"float16": 8e11, "float32": 5e10, "float64": 6e10},
-        "launch_ms": 0.002,
-    }

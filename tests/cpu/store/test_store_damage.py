@@ -159,15 +159,6 @@ def test_wrong_types_in_the_header(tmp_path: Path, field: str, value: object) ->
     assert_set_aside(path, json.dumps(tree).encode() + b"\n" + body, KNOWN)
 
 
-@pytest.mark.parametrize("fields", [{"surprise": 1}, {"lines": None}, {"lines": [3]}], ids=str)
-def test_a_header_of_other_fields_is_as_good(tmp_path: Path, fields: dict[str, Any]) -> None:
-    path, data = written(tmp_path)
-    head, body = data.split(b"\n", 1)
-    path.write_bytes(json.dumps({**json.loads(head), **fields}).encode() + b"\n" + body)
-    store, said = opened(path)
-    assert (list(store), said) == (KNOWN, [])
-
-
 # Whole files with entries that must not be served
 
 
@@ -356,13 +347,6 @@ def test_what_may_only_be_read_is_passed_over_where_it_is_of_another_environment
 
 
 @pytest.mark.parametrize(
-    "data", [b"{}", b"[]", b"null", b'{"format": "cudnn-autotune audit", "version": 1}', b'"text"']
-)
-def test_json_of_another_kind(tmp_path: Path, data: bytes) -> None:
-    left_alone(tmp_path / "package.json", data, "no file of 'cudnn-autotune store'")
-
-
-@pytest.mark.parametrize(
     "data",
     [
         b"# Notes\n\nbuy milk\n",
@@ -401,19 +385,6 @@ def test_what_a_link_leads_to_is_left_alone(tmp_path: Path) -> None:
     assert [file.name for file in notes.parent.iterdir()] == ["notes.txt"]
 
 
-def test_an_empty_file_is_one_that_is_to_be(tmp_path: Path) -> None:
-    """Such a file is made by ``tempfile``."""
-    path = tmp_path / "made.json"
-    path.touch()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        store = Store(path, H200)
-        assert store.is_writable
-        store.add([decision(1)])
-    assert list(Store(path, H200)) == [decision(1)]
-    assert not aside(path)
-
-
 def test_a_sparse_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     with path.open("wb") as file:
@@ -431,24 +402,6 @@ def test_a_sparse_file_is_not_read(tmp_path: Path) -> None:
 # The warnings
 
 
-def test_it_is_logged_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, data = written(tmp_path)
-    path.write_bytes(data[:-30])
-    with caplog.at_level(logging.INFO, logger="cudnn_autotune"):
-        _, said = opened(path)
-    assert [record.message for record in caplog.records] == said
-    # The warning reaches also users who do not handle logs. It is given once.
-    assert {record.levelno for record in caplog.records} == {logging.INFO}
-
-
-def test_the_warning_is_of_the_users_line(tmp_path: Path) -> None:
-    path, data = written(tmp_path)
-    path.write_bytes(data[:-30])
-    with pytest.warns(UserWarning, match="damaged") as said:
-        Store(path, H200)
-    assert said[0].filename == __file__
-
-
 def test_what_must_not_be_touched_is_said_once_and_served(tmp_path: Path) -> None:
     path, data = written(tmp_path)
     path.write_bytes(data[:-30])
@@ -458,14 +411,6 @@ def test_what_must_not_be_touched_is_said_once_and_served(tmp_path: Path) -> Non
         assert list(store) == KNOWN[:2]
     assert path.read_bytes() == data[:-30]
     assert not aside(path)
-
-
-def test_it_is_said_again_of_new_damage(tmp_path: Path) -> None:
-    path, data = written(tmp_path)
-    assert_set_aside(path, data[:-30], KNOWN[:2])
-    assert_set_aside(path, data[: -len(data) // 3], KNOWN[:1])
-    assert_set_aside(path, data[:-30], KNOWN[:2])
-    assert len(aside(path)) == 3
 
 
 def test_damage_that_happens_while_a_store_is_open(tmp_path: Path) -> None:

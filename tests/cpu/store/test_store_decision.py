@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import simulation
 import torch
-from decisions import FRONTIER, H200, decision, problem, selection, timed
+from decisions import FRONTIER, H200, decision, problem
 from strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
@@ -20,7 +20,6 @@ from cudnn_autotune import sampling
 from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Provenance, Store, codec, file_format
-from cudnn_autotune.store.decision import Policy, key_of
 
 
 def through_a_file(known: Decision) -> Decision:
@@ -60,18 +59,6 @@ def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
     assert known.selection.evidence == chosen.evidence
 
 
-def test_what_was_never_timed_is_not_kept_but_for_the_chosen_one() -> None:
-    untimed = timed("failed", None, eliminated="failed: CUDNN_STATUS_NOT_SUPPORTED")
-    assert decision(selection=selection([*FRONTIER, untimed])).selection == selection()
-    first_plan = timed("first", None)
-    assert decision(selection=selection([first_plan, untimed])).selection.ranking == (first_plan,)
-
-
-def test_a_candidate_is_kept_once() -> None:
-    again = replace(FRONTIER[1], time_ms=9.0)
-    assert decision(selection=selection([*FRONTIER, again])).selection == selection()
-
-
 def test_the_chosen_one_is_the_first_that_is_not_wrong() -> None:
     known = decision(rejected=(("fastest", 0.5),))
     assert known.chosen == FRONTIER[1]
@@ -92,18 +79,6 @@ def test_the_key_leaves_out_the_constraints() -> None:
         decision(problem=problem(dtype=torch.bfloat16)),
     ]
     assert len({key, *(other.key for other in others)}) == 5
-
-
-def test_the_key_is_that_of_a_lookup() -> None:
-    known = decision(sampling="race", benchmark_limit=10)
-    assert known.key == key_of(problem(), Policy("race", None, 10))
-    assert decision().key == key_of(problem(deterministic=True)) == key_of(problem())
-
-
-def test_whatever_a_mode_is_called_keys_differ() -> None:
-    names = ["auto", "auto deterministic", " auto", "benchmark_limit=0", "x sampling=auto"]
-    keys = {key_of(problem(), Policy(name, None, limit)) for name in names for limit in (0, 1, 10)}
-    assert len(keys) == 3 * len(names)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +102,6 @@ def test_whatever_a_mode_is_called_keys_differ() -> None:
 def test_bad_arguments_are_named(argument: str, value: object) -> None:
     with pytest.raises(ValueError, match=argument):
         decision(**{argument: value})
-
-
-@pytest.mark.parametrize("error", [math.nan, math.inf, 1e300, -1.0])
-def test_an_error_that_is_no_number_is_infinite(error: float) -> None:
-    known = decision(rejected=(("wrong", error),))
-    assert known.rejected == (("wrong", math.inf),)
-    assert through_a_file(known) == known
 
 
 def test_its_json_has_names_and_leaves_out_defaults() -> None:
@@ -162,20 +130,6 @@ def test_times_are_kept_in_utc_and_sort_as_texts() -> None:
     assert all(Provenance(time=time).time == time for time in kept)
 
 
-@pytest.mark.parametrize("time", ["", "now", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"])
-def test_a_time_without_a_zone_says_nothing(time: str) -> None:
-    with pytest.raises(ValueError, match="time: must be ISO 8601 with a time zone"):
-        Provenance(time=time)
-
-
-def test_now() -> None:
-    first, second = Provenance.now(), Provenance.now()
-    assert first.time <= second.time
-    assert first.torch == torch.__version__
-    assert first.cudnn_autotune == ca.__version__
-    assert Provenance.now("580.65").driver == "580.65"
-
-
 # A store's file that an earlier build of the package wrote is read, and its entries are encoded
 # to the same bytes again.
 
@@ -193,17 +147,6 @@ def test_an_entry_is_encoded_to_the_bytes_it_was_read_from(line: bytes) -> None:
     decision = codec.decode(line, H200)
     assert not codec.is_as_read(unread(decision), H200)
     assert codec.encode(unread(decision), H200) == line
-
-
-def test_entries_of_several_kinds_are_among_them() -> None:
-    decisions = [codec.decode(line, H200) for line in LINES]
-    entries = [entry for known in decisions for entry in known.selection.ranking]
-    assert {entry.candidate.id.kind for entry in entries} == {
-        *("aten", "matmul", "engine", "unfused", "implementation")
-    }
-    assert any(known.omitted for known in decisions)
-    assert any(known.rejected for known in decisions)
-    assert {known.problem.deterministic for known in decisions} == {False, True}
 
 
 def test_the_header_is_encoded_alike() -> None:

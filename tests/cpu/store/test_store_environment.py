@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import H200, L4, decision
+from decisions import H200, L4
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import Environment, Store
-from cudnn_autotune.store.environment import default_folder, file_in
+from cudnn_autotune.store.environment import file_in
 
 CHANGES: list[dict[str, Any]] = [
     {"gpu": "NVIDIA H100 80GB HBM3"},
@@ -93,36 +93,11 @@ def test_what_is_wrong_is_named(field: str, value: object) -> None:
         Environment.from_json({**H200.to_json(), "colour": "red"})
 
 
-def test_the_default_folder() -> None:
-    home = str(Path.home())
-    assert default_folder({"CUDNN_AUTOTUNE_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
-    assert default_folder({"CUDNN_AUTOTUNE_CACHE_DIR": "~/a"}) == Path(home, "a")
-    assert default_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/cudnn_autotune")
-    # The XDG specification says that a relative path must be ignored.
-    for ignored in ({}, {"XDG_CACHE_HOME": "b"}, {"XDG_CACHE_HOME": ""}):
-        assert default_folder(ignored) == Path(home, ".cache", "cudnn_autotune")
-
-
-def test_a_store_without_a_path_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDNN_AUTOTUNE_CACHE_DIR", str(tmp_path))
-    assert Store().path == tmp_path.resolve() / Environment.of().file_name
-
-
 def test_a_path_is_a_file_or_a_folder(tmp_path: Path) -> None:
     assert file_in(tmp_path / "mine.json", H200) == tmp_path / "mine.json"
     assert file_in(tmp_path / "mine", H200) == tmp_path / "mine" / H200.file_name
     (tmp_path / "folder.json").mkdir()
     assert file_in(tmp_path / "folder.json", H200) == tmp_path / "folder.json" / H200.file_name
-
-
-def test_names_that_read_alike_have_files_of_their_own(tmp_path: Path) -> None:
-    lower = dataclasses.replace(H200, gpu="nvidia h200")
-    for environment, known in ((lower, decision(1)), (H200, decision(2))):
-        store = Store(tmp_path, environment)
-        store.add([known])
-        assert store.is_writable
-    assert list(Store(tmp_path, lower)) == [decision(1)]
-    assert list(Store(tmp_path, H200)) == [decision(2)]
 
 
 def test_a_folder_holds_a_file_for_each_environment(tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ import builtins
 import dataclasses
 import io
 import json
-import logging
 import os
-import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -188,19 +186,6 @@ def test_without_its_last_line_end_a_file_is_whole(tmp_path: Path) -> None:
     assert list(store) == list(Store(tmp_path, H200)) == [decision(n) for n in (1, 2, 3)]
 
 
-def test_text_of_every_kind_survives(tmp_path: Path) -> None:
-    strange = "".join(map(chr, range(256))) + '\u2028\u2029😀"\\'
-    text = strange.replace("@", "")  # with it, an implementation that is not here
-    entry = timed(text, 1.0, 0, strange, eliminated=strange)
-    evidence = ca.Evidence(rule=strange, tied=(strange,), remarks=(strange, "}\n}}\n"))
-    store = Store(tmp_path, H200)
-    store.put(problem(), selection([entry], evidence), sampling="modé", rejected=[("\n", 0.5)])
-    store.add([decision(1)])
-    known = Store(tmp_path, H200)
-    assert known.get(problem(), sampling="modé") == selection([entry], evidence)
-    assert len(known) == 2
-
-
 def test_what_could_not_be_read_back_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     store = Store(tmp_path, H200)
     with pytest.raises(ValueError, match="time_ms"):
@@ -267,19 +252,6 @@ def test_a_miss_does_not_read_a_file_that_is_the_same(
     assert opened, "a store that is opened reads its file"
 
 
-def test_keys_and_by_key(tmp_path: Path) -> None:
-    store = Store(tmp_path, H200)
-    capped, strict = at_limit(8), at_limit(None, deterministic=True)
-    mode = decision(2, sampling="modé deterministic")
-    store.add([capped, strict, mode])
-    assert list(store.keys()) == [capped.key, mode.key]
-    assert store.by_key(capped.key) == capped
-    assert store.by_key(mode.key) == mode
-    assert store.by_key("nonsense") is None
-    assert "nonsense" not in store
-    assert 3 not in store
-
-
 def test_threads_share_a_store(tmp_path: Path) -> None:
     store, other = Store(tmp_path, H200), Store(tmp_path, H200)
     errors: list[BaseException] = []
@@ -302,19 +274,6 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     assert len(Store(tmp_path, H200)) == 40
 
 
-def test_the_umask_decides_who_may_read(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        store = Store(tmp_path, H200)
-        store.add([decision(1)])
-        assert stat.S_IMODE(store.path.stat().st_mode) == 0o640
-        store.path.chmod(0o664)
-        store.add([decision(2)])
-        assert stat.S_IMODE(store.path.stat().st_mode) == 0o664
-    finally:
-        os.umask(before)
-
-
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link.json").symlink_to(tmp_path / "real" / "store.json")
@@ -324,19 +283,6 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert len(Store(tmp_path / "link.json", H200)) == 2
 
 
-def test_nothing_is_left_beside_the_file_but_its_lock(tmp_path: Path) -> None:
-    store = Store(tmp_path, H200)
-    (tmp_path / f".{H200.file_name}.123-abc.part").write_text("of a writer that was killed")
-    (tmp_path / f".{L4.file_name}.123-abc.part").write_text("of another file's writer")
-    store.add([decision(1)])
-    store.add([decision(2)])
-    assert {path.name for path in tmp_path.iterdir()} == {
-        H200.file_name,
-        f"{H200.file_name}.lock",
-        f".{L4.file_name}.123-abc.part",
-    }
-
-
 def test_read_only_leaves_the_disk_alone(tmp_path: Path) -> None:
     store = Store(tmp_path / "nowhere", H200, read_only=True)
     assert not store.is_writable
@@ -344,27 +290,6 @@ def test_read_only_leaves_the_disk_alone(tmp_path: Path) -> None:
     assert store.get(problem(size=1)) == selection()
     assert not (tmp_path / "nowhere").exists()
     assert Store(tmp_path / "nowhere", H200).is_writable
-
-
-def test_line_ends_of_another_system_are_read(tmp_path: Path) -> None:
-    store = Store(tmp_path, H200)
-    store.add([decision(1), decision(2)])
-    path = tmp_path / "x.json"
-    path.write_bytes(store.path.read_bytes().replace(b"\n", b"\r\n"))
-    assert list(Store(path, H200)) == [decision(1), decision(2)]
-    Store(path, H200).add([decision(3)])
-    assert list(Store(path, H200)) == [decision(1), decision(2), decision(3)]
-    assert not list(tmp_path.glob("*.damaged*"))
-
-
-def test_debug_messages_tell_nothing_on_good_days(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.DEBUG, logger="cudnn_autotune"):
-        store = Store(tmp_path, H200)
-        store.add([decision(1)])
-        assert store.by_key(decision(1).key) is not None
-    assert not caplog.records
 
 
 # Layers

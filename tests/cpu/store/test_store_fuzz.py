@@ -5,7 +5,6 @@ It serves no entry under another name, or of another environment, and executes n
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import tempfile
@@ -21,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearest_problems import nearest
 
-import cudnn_autotune.store
 from cudnn_autotune.store import Decision, Environment, Store, codec, file_format
 
 KNOWN = [decision(1), at_limit(1 << 12, size=2), at_limit(None, size=2, deterministic=True)]
@@ -190,11 +188,6 @@ def laid_out(trees: list[Any]) -> bytes:
     return b"\n".join([head, *map(resealed, lines), b""])
 
 
-def test_the_layout_of_this_test_is_the_stores() -> None:
-    assert laid_out(TREES).splitlines()[1:] == LINES
-    assert served(laid_out(TREES)) == served(FILE) == KNOWN
-
-
 @often
 @given(mutated_trees())
 def test_other_trees(trees: list[Any]) -> None:
@@ -222,40 +215,3 @@ def test_a_store_is_usable_after(files: st.SearchStrategy[bytes], drawn: st.Data
 def test_any_json_is_an_environment_or_a_value_error(tree: Any) -> None:
     with pytest.raises(ValueError):
         Environment.from_json(tree)
-
-
-@pytest.mark.parametrize("depth", [900, 5_000, 200_000])
-def test_however_deep(depth: int) -> None:
-    """Every place of a file is nested this deeply; some depths exceed Python's own limit."""
-    deep = b'{"a":' * depth + b"1" + b"}" * depth
-    flat = b"[" * depth + b"]" * depth
-    for inner in (deep, flat):
-        assert served(inner) == []
-        for field in TREES[2]["decision"]:
-            tree = copy.deepcopy(TREES[2])
-            tree["decision"][field] = "?"
-            line = json.dumps(tree, separators=(",", ":")).encode().replace(b'"?"', inner)
-            assert served(file_format.encode(H200, [LINES[0], resealed(line)])) == KNOWN[:1]
-        for name in ("environment", "version", "lines", "decision", "name"):
-            place = b'"%s"' % name.encode()
-            served(FILE.replace(place + b": ", place + b": " + inner + b", ", 1))
-            served(FILE.replace(place + b":", place + b":" + inner + b",", 1))
-
-
-def test_nothing_in_the_package_could_execute_what_it_reads() -> None:
-    folder = Path(cudnn_autotune.store.__file__).parent
-    forbidden = {"eval", "exec", "compile", "__import__", "pickle", "marshal", "importlib", "runpy",
-                 "ctypes", "subprocess", "shelve", "dill", "load"}  # fmt: skip
-    for file in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names: set[str] = set()
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names = {alias.name.split(".")[0] for alias in node.names}
-                names.add((getattr(node, "module", None) or "").split(".")[0])
-            elif isinstance(node, ast.Call):
-                function = node.func
-                name = function.attr if isinstance(function, ast.Attribute) else None
-                names = {name or getattr(function, "id", "")}
-                if names == {"compile"} and ast.unparse(function) == "re.compile":
-                    continue
-            assert not names & forbidden, f"{file.name}: {ast.unparse(node)}"

@@ -161,23 +161,6 @@ def test_own_links_are_followed(tmp_path: Path) -> None:
         assert link.is_symlink()
 
 
-def test_links_in_a_circle(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OSError, match="symbolic links"):
-        atomic_file.write(tmp_path / "a", b"new")
-
-
-@pytest.mark.parametrize("text", [NOTES, b"[" * 8000, b'{"format": "notes"}', b"\0" * 400])
-def test_what_does_not_say_that_it_holds_peaks_is_not_replaced(tmp_path: Path, text: bytes) -> None:
-    path = peaks_file.path_of(tmp_path, H200)
-    path.write_bytes(text)
-    with pytest.raises(OSError, match="does not hold peaks"):
-        peaks_file.keep(tmp_path, H200, PEAKS)
-    assert path.read_bytes() == text
-    assert peaks_file.find(tmp_path, H200) is None
-
-
 def pipe(path: Path) -> None:
     os.mkfifo(path)
 
@@ -212,16 +195,6 @@ def test_what_is_no_file_is_not_replaced(
     with pytest.raises(OSError, match="no regular file"):
         atomic_file.write(out, b"new")
     assert stat.S_IFMT(out.stat().st_mode) == kind
-
-
-@pytest.mark.parametrize("make", [pipe, link_to_a_pipe])
-def test_peaks_in_a_pipe_do_not_make_anybody_wait(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
-    make(peaks_file.path_of(tmp_path, H200))
-    assert peaks_file.find(tmp_path, H200) is None
-    with pytest.raises(OSError, match="no regular file"):
-        peaks_file.keep(tmp_path, H200, PEAKS)
 
 
 def test_a_file_is_set_aside_where_there_are_no_hard_links(

@@ -116,34 +116,6 @@ def test_a_reader_cannot_hold_the_lock(readable: Path, earlier_mode: int | None)
     assert len(Store(readable, H200)) == 2
 
 
-UMASK = """
-import sys; sys.path.insert(0, {tests!r})
-import os
-from decisions import *
-from cudnn_autotune.store import Store
-os.umask({umask})
-store = Store({folder!r}, H200)
-store.add([decision(1)])
-print(oct(os.stat(f"{{store.path}}.lock").st_mode & 0o777))
-"""
-
-
-@pytest.mark.parametrize(
-    ("umask", "mode"), [(0o022, 0o600), (0o077, 0o600), (0o002, 0o660), (0o000, 0o666)]
-)
-def test_who_may_write_may_lock(tmp_path: Path, umask: int, mode: int) -> None:
-    code = UMASK.format(tests=TESTS, umask=umask, folder=str(tmp_path))
-    assert evaluate_forked(code) == oct(mode)
-
-
-def test_a_pipe_in_the_place_of_the_lock(tmp_path: Path) -> None:
-    store = Store(tmp_path, H200)
-    os.mkfifo(f"{store.path}.lock")
-    with pytest.warns(UserWarning, match="cannot be written"):
-        store.add([decision(1)])
-    assert list(store) == [decision(1)]
-
-
 def test_threads_exclude_each_other(tmp_path: Path) -> None:
     path, inside, most = tmp_path / "store.json", [0], []
 

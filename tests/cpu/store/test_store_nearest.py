@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import H200, decision, resealed
+from decisions import H200, decision
 from nearest_problems import nearest
 
 import cudnn_autotune as ca
@@ -123,31 +123,12 @@ def test_a_store_follows_a_file_that_was_replaced(tmp_path: Path) -> None:
     assert near(store, 100) == [95, 110]
 
 
-def test_what_is_in_memory_only_is_found(tmp_path: Path) -> None:
-    store = Store(tmp_path, H200, read_only=True)
-    store.add([decision(101), decision(90)])
-    assert near(store, 100) == [101, 90]
-    store.discard([decision(101)])
-    assert near(store, 100) == [90]
-
-
 def test_layers_are_asked_together(tmp_path: Path) -> None:
     user, shipped = Store(tmp_path / "a", H200), Store(tmp_path / "b", H200)
     user.add([decision(101), decision(400)])
     shipped.add([decision(101), decision(99), decision(90)])
     found = Layered(user, [shipped]).nearest(decision(100).problem)
     assert found == [decision(n).key for n in (101, 99, 90)]
-
-
-def test_names_that_are_no_problems_do_no_harm(tmp_path: Path) -> None:
-    line = codec.encode(decision(101), H200)
-    lines = [
-        resealed(line.replace(b"x=1x1x101x1", spoilt))
-        for spoilt in (b"x=", b"x=1x1x-9x1", b"\\ud800", b"x=1x1x99999999999999999999x1", b"")
-    ]
-    path = tmp_path / "store.json"
-    path.write_bytes(file_format.encode(H200, [*lines, line]))
-    assert near(Store(path, H200), 100) == [101]
 
 
 # Which remembered problems are like a new one
@@ -213,46 +194,6 @@ def test_every_size_counts() -> None:
 def test_another_kind_is_no_neighbour(changes: dict[str, Any]) -> None:
     other = {"input_shape": (16, 64, 56, 56), **changes}
     assert nearest(problem(), [key(**other)]) == []
-
-
-def test_depthwise_ones_are_alike() -> None:
-    wide = problem(input_shape=(32, 96, 56, 56), weight_shape=(96, 1, 3, 3), groups=96)
-    narrow = key(weight_shape=(64, 1, 3, 3), groups=64)
-    assert nearest(wide, [narrow]) == [narrow]
-
-
-def test_its_own_key_and_what_is_too_far_are_left_out() -> None:
-    assert nearest(problem(), [key(), key("race")]) == []
-    assert nearest(problem(), [key(input_shape=(1024, 64, 56, 56))]) == []
-
-
-def test_of_whatever_mode() -> None:
-    keys = [key("race", input_shape=(16, 64, 56, 56)), key("auto", input_shape=(8, 64, 56, 56))]
-    assert nearest(problem(), keys) == keys
-
-
-def test_padding_may_differ() -> None:
-    other = key(input_shape=(16, 64, 56, 56), padding=0)
-    assert nearest(problem(), [other]) == [other]
-
-
-def test_foreign_keys_do_no_harm() -> None:
-    assert nearest(problem(), ["", "fprop", "fprop x=1 w=2 nonsense", "\x00", "fprop x= w="]) == []
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    ["16x64x5xx56", "16x64x00x56", "16x64x56_56", "16x64x56", "16x64x56x56x56", "16x64x-5x56",
-     "16x64x٤x56", "16x64x 56x56", "x".join(["16", "64", "56", "9" * 5000])],
-)  # fmt: skip
-def test_a_damaged_name_is_passed_over(sizes: str) -> None:
-    near = key(input_shape=(16, 64, 56, 56))
-    for what in ("x=16x64x56x56", "w=128x64x3x3"):
-        damaged = near.replace(what, f"{what[:2]}{sizes}")
-        assert damaged != near
-        assert nearest(problem(), [damaged, near]) == [near]
-    many = near.replace("groups=1", f"groups={'9' * 5000}")
-    assert nearest(problem(), [many, near]) == [near]
 
 
 def test_the_order_of_the_keys_does_not_matter() -> None:

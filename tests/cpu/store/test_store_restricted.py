@@ -23,7 +23,6 @@ from decisions import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
@@ -34,10 +33,6 @@ from cudnn_autotune.store import Decision, Store
 
 def texts(known: Decision | None) -> list[str] | None:
     return None if known is None else [e.candidate.text for e in known.selection.ranking]
-
-
-def test_as_it_was_measured_it_stays() -> None:
-    assert decision().restricted_to(False, None) == decision()
 
 
 @pytest.mark.parametrize(
@@ -60,12 +55,6 @@ def test_what_fits_is_ranked_again(
     assert found.workspace_limit == limit
 
 
-def test_the_winner_that_stays_keeps_its_evidence() -> None:
-    found = decision().restricted_to(False, 1 << 20)
-    assert found.selection.evidence == EVIDENCE
-    assert found.relative_error == decision().relative_error
-
-
 def test_another_winner_claims_less() -> None:
     found = decision().restricted_to(True, None)
     evidence = found.selection.evidence
@@ -77,14 +66,6 @@ def test_another_winner_claims_less() -> None:
     assert found.relative_error is None  # the output of this candidate was not checked
 
 
-def test_of_a_tie_those_that_do_not_fit_are_left_out() -> None:
-    ranking = [FRONTIER[2], *FRONTIER[:2], FRONTIER[3]]
-    evidence = ca.Evidence(rule="tie: deterministic", tied=("strict", "fastest"))
-    found = decision(selection=selection(ranking, evidence)).restricted_to(True, None)
-    assert found.selection.evidence.tied == ("strict",)
-    assert found.selection.evidence.rule == "tie: deterministic"
-
-
 def test_looser_constraints_than_measured_have_no_answer() -> None:
     strict = decision(deterministic=True, selection=selection(FRONTIER[2:]))
     assert strict.restricted_to(False, None) is None
@@ -94,16 +75,6 @@ def test_looser_constraints_than_measured_have_no_answer() -> None:
     assert capped.restricted_to(False, (1 << 16) + 1) is None
     assert texts(capped.restricted_to(False, 1 << 16)) == ["small", "strict", "slow"]
     assert texts(capped.restricted_to(True, 1 << 12)) == ["slow"]
-
-
-def test_where_nothing_fits_there_is_no_answer() -> None:
-    assert decision(selection=selection(FRONTIER[:3])).restricted_to(False, 5) is None
-    assert decision(selection=selection(FRONTIER[:2])).restricted_to(True, None) is None
-
-
-def test_a_negative_limit_is_an_error() -> None:
-    with pytest.raises(ValueError, match="workspace_limit"):
-        decision().restricted_to(False, -1)
 
 
 def test_what_was_wrong_is_never_chosen() -> None:
@@ -120,14 +91,6 @@ def test_where_the_first_was_wrong_the_next_of_the_ranking_serves() -> None:
         selection=selection([FRONTIER[0], FRONTIER[2], FRONTIER[1]]), rejected=(("fastest", 0.4),)
     )
     assert texts(known.restricted_to(False, None)) == ["strict", "small"]
-
-
-def test_what_was_never_timed_is_not_chosen() -> None:
-    """``heuristic`` times nothing: its plan serves if it fits, and no other candidate does."""
-    first = timed("first", None, 1 << 20)
-    known = decision(selection=selection([first, timed("next", None)]))
-    assert texts(known.restricted_to(False, 1 << 20)) == ["first"]
-    assert known.restricted_to(False, 0) is None
 
 
 def test_the_next_is_the_fastest_and_not_the_next_of_the_ranking() -> None:
@@ -208,17 +171,6 @@ def test_ties_are_settled_by_the_rule_in_whatever_order(order: tuple[int, ...]) 
     assert found.selection.evidence.tied == ("early", "late", "roomy", "eager")
     expected = [e.candidate.text for e in ranking[1:] if e.candidate.text != "early"]
     assert texts(found) == ["early", *expected]
-
-
-def test_of_those_that_tie_the_faster_is_taken_before_the_earlier() -> None:
-    ranking = [
-        timed("large", 1.0, 100),
-        timed("early", 2.009, 8, rank=3),
-        timed("late", 2.004, 8, rank=4),
-    ]
-    found = decision(selection=selection(ranking)).restricted_to(False, 99)
-    assert found.selection.winner.candidate.text == "late"
-    assert found.selection.evidence.rule == "re-ranked: tie: faster"
 
 
 def test_beyond_the_tie_width_time_decides() -> None:

@@ -64,19 +64,6 @@ def test_a_decision_takes_two_kilobytes_at_most(name: str, tmp_path: Path) -> No
     assert list(Store(tmp_path, H200)) == [kept]
 
 
-def test_what_is_rejected_again_and_again_keeps_to_the_size(tmp_path: Path) -> None:
-    whole = recorded("h200_vgg_dgrad")
-    store = Store(tmp_path, H200)
-    store.add([whole])
-    seen = []
-    while (found := store.find(whole.problem)) is not None:
-        seen.append(found.selection.winner.candidate.text)
-        store.reject(found)
-        assert len(store.path.read_bytes().splitlines()[-1]) < 2000
-    assert len(seen) == len(set(seen)) >= 3
-    assert "aten" in seen
-
-
 def test_a_lookup_takes_no_longer_than_in_a_small_store(path: Path, tmp_path: Path) -> None:
     small = Store(tmp_path, H200)
     small.add(decision(number) for number in range(1, 101))
@@ -100,11 +87,3 @@ def test_a_lookup_takes_no_longer_than_in_a_small_store(path: Path, tmp_path: Pa
         return count
 
     assert calls(large, ENTRIES) < 2 * calls(small, 100)
-
-
-def test_one_more_is_found_by_all(path: Path) -> None:
-    before = Store(path, H200)
-    Store(path, H200).add([decision(ENTRIES + 1)])
-    assert before.find(problem(size=ENTRIES + 1)) == decision(ENTRIES + 1)
-    assert before.find(problem(size=1)) == decision(1)
-    assert len(before) == ENTRIES + 1

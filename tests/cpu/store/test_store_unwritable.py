@@ -206,41 +206,6 @@ def test_a_read_only_file_in_a_folder_with_permission(tmp_path: Path) -> None:
     assert list(Store(tmp_path, H200)) == [decision(n) for n in (1, 2, 3, 5)]
 
 
-DAMAGED_IN_A_FOLDER_THAT_CANNOT_BE_SYNCED = """
-drop_capabilities()
-store = Store(folder, H200)
-store.add([decision(4)])
-told = [said(), store.is_writable]
-"""
-
-
-def test_a_folder_that_cannot_be_synced(tmp_path: Path) -> None:
-    """The folder cannot be opened, so it is not synced after the file was replaced."""
-    store = Store(tmp_path, H200)
-    store.add([decision(n) for n in (1, 2, 3)])
-    damaged = store.path.read_bytes()[:-30]
-    store.path.write_bytes(damaged)
-    tmp_path.chmod(0o333)
-    (said,), is_writable = in_a_child(DAMAGED_IN_A_FOLDER_THAT_CANNOT_BE_SYNCED, tmp_path)
-    tmp_path.chmod(0o700)
-    (aside,) = tmp_path.glob("*.damaged-*")
-    assert aside.name in said
-    assert aside.read_bytes() == damaged
-    assert is_writable
-    assert list(Store(tmp_path, H200)) == [decision(n) for n in (1, 2, 4)]
-
-
-def test_what_a_link_at_the_locks_path_leads_to(tmp_path: Path) -> None:
-    notes = tmp_path / "notes.txt"
-    notes.write_bytes(b"buy milk")
-    store = Store(tmp_path / "store.json", H200)
-    Path(f"{store.path}.lock").symlink_to(notes)
-    with pytest.warns(UserWarning, match="cannot be written"):
-        store.add([decision(1)])
-    assert list(store) == [decision(1)]
-    assert notes.read_bytes() == b"buy milk"
-
-
 def test_a_store_that_has_grown_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file above the limit could not be read again, so it is not written."""
     store = Store(tmp_path, H200)

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pytest
-import simulation
 from simulation import GPU, STILL, candidate, engine, timer_of
 
-from cudnn_autotune import sampling
-from cudnn_autotune.audit.model import SUSTAINED
-from cudnn_autotune.audit.oracle import OracleSettings, measure, steady_time
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_sustained
+from cudnn_autotune.sampling.sustained_run import SustainedRun, run_sustained
 from cudnn_autotune.timers.board_power import (
     EXPONENT,
-    FAR,
     LATE_S,
     WINDOW_S,
-    arrived,
     at_limit_ms,
     clock_sensitivity,
     of_batches,
 )
 from cudnn_autotune.timers.telemetry import Board, GpuState, PowerReading, PowerWatch
-from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
 HELD_W = 0.99 * 700.0
@@ -55,25 +45,6 @@ def test_a_reading_is_of_the_batches_in_its_window() -> None:
 @pytest.mark.parametrize("until_s", [10.0, 10.0 + WINDOW_S - 0.001, 10.101])
 def test_a_window_that_others_share_is_nobodys(until_s: float) -> None:
     assert of_batches([0.005] * 20, 10.1, [read(until_s, 650.0)]) == [None] * 20
-
-
-def test_a_clock_that_something_else_holds_has_no_power() -> None:
-    """Locked, or too hot: at the limit it would be no faster."""
-    assert of_batches([0.005] * 20, 10.1, [read(10.05, 650.0, is_capped=False)]) == [None] * 20
-
-
-def test_batches_longer_than_a_window() -> None:
-    powers = of_batches([0.045, 0.045], 10.09, [read(10.03, 650.0), read(10.06, 640.0)])
-    assert powers == [650.0, None], "the middle of the second is in no window"
-    # A fraction of a second says nothing of a whole one.
-    assert of_batches([0.1, 0.1], 10.2, [read(10.06, 650.0)]) == [None, None]
-    assert of_batches([], 10.2, [read(10.06, 650.0)]) == []
-
-
-def test_what_began_before_the_candidate_arrived() -> None:
-    assert arrived([5.0] * 20) == 6
-    assert arrived([40.0, 40.0]) == 1
-    assert arrived([]) == 0
 
 
 def test_what_a_call_takes_at_the_limit() -> None:
@@ -121,67 +92,6 @@ def test_no_limit_allows_more_than_the_highest_clock() -> None:
     assert found == pytest.approx(0.5 * 1960 / 1980)
 
 
-@pytest.mark.parametrize("power_w", [500.0, 900.0])
-def test_far_from_the_limit_nothing_is_said(power_w: float) -> None:
-    """The clock is held by something else, or has not fallen yet."""
-    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
-    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR) == []
-
-
-@pytest.mark.parametrize("power_w", [560.0, 800.0])
-def test_between_near_and_far_it_is_said_on_request(power_w: float) -> None:
-    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
-    (values,) = at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR)
-    assert values == pytest.approx(0.5 * (power_w / HELD_W) ** (1 / EXPONENT))
-    # Where the clock is not known it might be the highest already.
-    assert at_limit_ms([0.5], [None], [power_w], BOARD, within=FAR) == []
-    unbounded = replace(BOARD, max_clock_mhz=None)
-    assert at_limit_ms([0.5], [1500.0], [power_w], unbounded, within=FAR) == []
-
-
-class TakenDown:
-    """A simulated board whose controller has taken the clock down: to ``share`` of the power."""
-
-    def __init__(self, timer: simulation.SimulatedTimer, share: float) -> None:
-        self._timer, self._share = timer, share
-
-    def run(self, batches: Sequence[Batch]) -> list[Sample]:
-        slower = self._share ** (-1 / EXPONENT)
-        return [
-            replace(s, time_ms=s.time_ms * slower, power_w=s.power_w and s.power_w * self._share)
-            for s in self._timer.run(batches)
-        ]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._timer, name)
-
-
-def test_a_block_far_from_the_limit_is_brought_there_but_less_sure() -> None:
-    """As it ended it would count 9 % too much."""
-
-    def block(share: float) -> SustainedRun:
-        gpu = replace(GPU, power_exponent=2.3, power_reading_every_ms=50.0)
-        timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
-        down: Any = TakenDown(timer, share)
-        for _ in range(2):  # the first begins with a cool board
-            found = run_sustained(candidate("one"), 0.5, 4, down, RaceRules(), is_patient=False)
-        assert isinstance(found, SustainedRun)
-        assert found.at_limit_ms
-        return found
-
-    near, far = block(1.0), block(0.85)
-    assert far.ended_ms == pytest.approx(0.85 ** (-1 / EXPONENT) * near.ended_ms, rel=1e-3)
-    assert far.steady_ms == pytest.approx(near.steady_ms, rel=2e-3)
-    one = len(far.at_limit_ms) ** -0.5
-    assert near.sigma == pytest.approx(0.005 * len(near.at_limit_ms) ** -0.5)
-    assert far.sigma == pytest.approx(0.015 * one)
-    assert far.sigma < RUN_SIGMA
-
-
-def test_without_a_known_limit_nothing_is_said() -> None:
-    assert at_limit_ms([0.5], [1500.0], [690.0], GpuState()) == []
-
-
 def blocks(seed: int, every_ms: float, hunting_sd: float = 0.02) -> list[SustainedRun]:
     """Twelve of one engine under a cap, between those of another one."""
     noise = replace(STILL, hunting_sd=hunting_sd, reading_sd=0.01)
@@ -223,35 +133,6 @@ def test_blocks_agree_by_their_power() -> None:
     assert read_ms == pytest.approx(still_ms, rel=0.01)
 
 
-def test_a_block_says_how_sure_it_is() -> None:
-    assert {b.sigma for b in blocks(0, 0.0)} == {RUN_SIGMA}
-    found = blocks(0, 100.0)
-    assert all(b.sigma < RUN_SIGMA / 2 for b in found if b.at_limit_ms)
-    assert sum(bool(b.at_limit_ms) for b in found) >= 11, "160 ms have a reading nearly always"
-
-
-def test_what_ran_before_does_not_count() -> None:
-    """A reading in a block's first moments may still be of another one's clock."""
-    gpu = replace(GPU, power_reading_every_ms=50.0)
-    timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
-    for number in range(4):
-        block = run_sustained(candidate("one"), 0.5, 4, timer, RaceRules(), is_patient=False)
-        assert isinstance(block, SustainedRun)
-        if number > 0:  # in the first the limit does not hold at once
-            least = (block.gpu_ms - 30.0 - 1e3 * WINDOW_S) // 50.0
-            assert least <= len(block.at_limit_ms) <= least + 1
-
-
-def test_a_choice_says_that_it_rests_on_readings() -> None:
-    for every_ms in (0.0, 100.0):
-        scene = simulation.preset("h200-capped", 1)
-        gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
-        timer = simulation.SimulatedTimer(gpu, scene.engines, 1)
-        chosen = sampling.get("sustained").select(timer.candidates, timer, Limits())
-        values = [r for r in chosen.evidence.remarks if "of the board's power" in r]
-        assert bool(values) == bool(every_ms)
-
-
 class ReadBoard(Board):
     """NVML's readings, made up: each seen three times before the next is there."""
 
@@ -275,57 +156,3 @@ def test_each_new_reading_is_noted_once() -> None:
             pass
     assert [reading.power_w for reading in watch.readings] == [650.0, 700.0]
     assert watch.readings[0].seen_s < watch.readings[1].seen_s
-
-
-def test_where_there_are_no_readings_nothing_watches() -> None:
-    gpu = ReadBoard(None)
-    with PowerWatch(gpu) as watch:
-        pass
-    assert watch.readings == []
-    assert gpu._seen == 1
-
-
-def lone_run(power_w: float) -> list[tuple[Cache, Sample]]:
-    """A run whose clock lets a call draw this much power, which was read in some batches."""
-    clock = (power_w / HELD_W) ** (1 / EXPONENT)
-    times_ms: dict[Cache, float] = {"cold": 0.6, "hot": 0.5}
-    return [
-        (cache, Sample(ms / clock, 1400.0 * clock, power_w=power_w if i == 5 else None))
-        for i in range(10)
-        for cache, ms in times_ms.items()
-    ]
-
-
-@pytest.mark.parametrize("power_w", [0.9 * HELD_W, HELD_W, 1.05 * HELD_W])
-def test_the_judge_brings_runs_to_the_limit(power_w: float) -> None:
-    found = steady_time(lone_run(power_w), BOARD)
-    assert found.time_ms == pytest.approx(math.sqrt(0.6 * 0.5), rel=1e-6)
-
-
-def test_the_judge_leaves_runs_far_from_the_limit_as_they_were() -> None:
-    found = steady_time(lone_run(0.5 * HELD_W), BOARD)
-    clock = 0.5 ** (1 / EXPONENT)
-    assert found.time_ms == pytest.approx(math.sqrt(0.6 * 0.5) / clock, rel=1e-6)
-    assert found.clock_mhz == pytest.approx(1400.0 * clock)
-
-
-def test_the_judge_is_surer_with_readings() -> None:
-    errors, off = {}, {}
-    for every_ms in (0.0, 100.0):
-        result: list[float] = []
-        distances: list[float] = []
-        for seed in range(16):
-            scene = simulation.preset("h200-capped", seed)
-            gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
-            timer = simulation.SimulatedTimer(gpu, scene.engines, seed)
-            candidates = [*timer.candidates.all(), *timer.candidates.beyond()]
-            oracle = measure(timer, candidates, (), OracleSettings(solo="throttled", seed=seed))
-            truth, exact = oracle.truths[SUSTAINED], timer.truth("sustained", "hot")
-            for text, error in truth.errors.items():
-                ratio = truth.times_ms[text] / truth.times_ms[truth.best]
-                distances.append(math.log(ratio / (exact[text] / exact[truth.best])))
-                result.append(error)
-        errors[every_ms] = float(np.median(result))
-        off[every_ms] = math.sqrt(float(np.mean(np.square(distances))))
-    assert errors[100.0] < 0.7 * errors[0.0]
-    assert off[100.0] < 0.8 * off[0.0]

@@ -163,23 +163,6 @@ def test_a_rising_clock_and_disturbances_cost_nothing(gpu: Gpu) -> None:
         assert rate == pytest.approx(gpu.flops_per_ms[name], rel=0.02), name
 
 
-def test_a_gpu_without_tensor_cores_for_some_types(gpu: Gpu) -> None:
-    gpu.capability = (7, 5)
-    assert peaks.measure().flops_per_ms.keys() == {"float16", "float32", "float64"}
-
-
-def test_little_memory(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu.free_bytes = 3 << 30
-    assert peaks.measure().bytes_per_ms == pytest.approx(gpu.bytes_per_ms, rel=0.02)
-    gpu.free_bytes = 1 << 30
-    with pytest.raises(RuntimeError, match="needs 2880 MiB of free memory, 1024 MiB are free"):
-        peaks.measure()
-    monkeypatch.setattr(peaks, "_bandwidth", lambda: 1.0)
-    gpu.free_bytes = 20 << 20
-    with pytest.raises(RuntimeError, match="measuring tf32 needs more memory than 10 MiB"):
-        peaks.measure()
-
-
 def test_a_failure_restores_the_precision(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixture compares it."""
 

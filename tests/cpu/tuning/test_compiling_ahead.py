@@ -88,18 +88,6 @@ def test_auto_compiles_what_pytorch_times_and_one_kernel_of_an_engine() -> None:
     assert 10 <= len(found) <= 10 + len(engines) < len(every)
 
 
-@pytest.mark.parametrize("sampling", ["heuristic", "online", "sample_once"])
-def test_modes_that_compile_otherwise_are_left_alone(sampling: str) -> None:
-    start(PROBLEM, "h200", sampling, None)
-    assert take(PROBLEM, "h200") == {}
-
-
-def test_a_budget_is_the_searchs_own() -> None:
-    with ca.flags("race", budget_ms=100.0):
-        start(PROBLEM, "h200", "", None)
-    assert take(PROBLEM, "h200") == {}
-
-
 def test_a_problem_that_cudnn_does_not_take_is_for_its_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,13 +104,6 @@ def test_what_no_search_has_taken_is_dropped() -> None:
     with compiling([(p, "h200", "auto", None) for p in (PROBLEM, DGRAD)]):
         take(PROBLEM, "h200")
     assert not compiling_ahead._begun
-
-
-def test_what_has_not_begun_is_left_to_the_search(busy_threads: threading.Event) -> None:
-    start(PROBLEM, "h200", "race", None)
-    (listing,) = compiling_ahead._begun.values()
-    assert take(PROBLEM, "h200") == {}
-    assert listing.cancelled()
 
 
 def test_what_was_begun_last_is_compiled_first(
@@ -166,10 +147,6 @@ def test_the_backward_of_a_forward_is_compiled(
     assert bool(built(DGRAD)) is of_input
     assert bool(built(WGRAD)) is of_weight
     assert built(PROBLEM) == {}
-
-
-def test_nothing_is_expected_outside_of_a_forward() -> None:
-    assert _C.expected_gradients() == (False, False)
 
 
 def test_a_gradient_lies_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:

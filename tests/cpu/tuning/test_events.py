@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 import torch
-from subprocesses import evaluate_forked
-from torch import nn
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
@@ -89,11 +85,6 @@ def test_every_decision_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -
         assert part in record.getMessage()
 
 
-def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="callback must be callable, got 3"):
-        ca.on_decision(3)  # type: ignore[arg-type]
-
-
 class Said(logging.Handler):
     """What the package's log says, as soon as it does."""
 
@@ -129,69 +120,3 @@ def test_a_long_search_is_told_of_while_it_runs(said: Said) -> None:
     said.is_there.clear()
     with searches.searching():
         assert not said.is_there.wait(0.2), "once is enough"
-
-
-def test_the_part_of_the_model_that_waits_is_named(said: Said) -> None:
-    searches = SlowSearches(after_s=0.05)
-
-    class Waits(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with searches.searching():
-                assert said.is_there.wait(30)
-            return x
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.Sequential(nn.Identity(), Waits())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.blocks(x)
-            return y
-
-    Net()(torch.ones(1))
-    (line,) = said.lines
-    assert "first calls of convolutions (now Net.blocks.1) have waited" in line
-
-
-def test_many_short_searches_are_told_of_together(said: Said) -> None:
-    searches = SlowSearches(after_s=0.2)
-    for _ in range(3):
-        with searches.searching():
-            time.sleep(0.02)
-    time.sleep(0.3)  # what passes between them is not searched
-    assert not said.lines
-    with searches.searching():
-        assert said.is_there.wait(30)
-    assert re.search(r"3 convolutions are ready, 0\.0\d+ s each\.", said.lines[0])
-
-
-def test_a_search_that_fails_counts_and_is_over(said: Said) -> None:
-    searches = SlowSearches(after_s=0.1)
-    with pytest.raises(RuntimeError, match="mine"), searches.searching():
-        raise RuntimeError("mine")
-    assert not said.is_there.wait(0.3)
-
-
-def test_a_tool_that_shows_how_far_it_is_needs_no_line(said: Said) -> None:
-    searches = SlowSearches(after_s=0.01)
-    with searches.shown_elsewhere(), searches.searching():
-        assert not said.is_there.wait(0.2)
-    with searches.searching():
-        assert said.is_there.wait(30)
-
-
-SLOW = """
-import io, sys, time
-from cudnn_autotune.tuning.events import SlowSearches
-sys.stderr = io.StringIO()
-with SlowSearches(after_s=0.1).searching():
-    time.sleep(0.5)
-print(sys.stderr.getvalue(), end="")
-"""
-
-
-def test_nobody_need_ask_for_the_line() -> None:
-    """On standard error, in a program that knows nothing of logging."""
-    (line,) = evaluate_forked(SLOW).splitlines()
-    assert line.startswith("The first calls of convolutions have waited 0.1 s so far ")

@@ -7,12 +7,8 @@ from dataclasses import replace
 
 import pytest
 from decisions import decision, problem, selection, timed
-from torch import nn
 
-import cudnn_autotune as ca
 from cudnn_autotune.engines.selection import Evidence, Measurement
-from cudnn_autotune.nn.backend.groups import GroupReport
-from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.tune import Tuned
 from cudnn_autotune.store import Decision
 from cudnn_autotune.tuning.choice import Choice
@@ -59,14 +55,6 @@ def test_a_difference_within_the_intervals_may_be_noise() -> None:
     assert "speedup 1.50x, which may be noise" in repr(made)
 
 
-def test_the_fastest_of_several_that_could_not_be_told_apart_is_undecided() -> None:
-    alone, tied = Evidence("fastest", ("eng1",)), Evidence("fastest", ("eng1", "eng2"))
-    ended = replace(alone, remarks=("the race ended undecided",))
-    assert alone.rule_in_words == "fastest"
-    assert tied.rule_in_words == ended.rule_in_words == "fastest so far, undecided"
-    assert replace(tied, rule="tie: less workspace").rule_in_words == "tie: less workspace"
-
-
 def test_a_model_that_was_tuned_says_what_a_step_gains() -> None:
     twice, once = decided(FAST, SLOW), decided(FAST, problem=problem(stride=2))
     calls = {twice.problem: 2, once.problem: 1}
@@ -81,36 +69,3 @@ LINE = (
     "Net, forward + backward: 6.000 -> 4.000 ms a step by estimate of its 2 convolution calls "
     "(1.50x), tuned in 4.1 s; 1 more not counted, since PyTorch's time is not known"
 )
-HOSTILE = "<script>alert('x')</script>"
-
-
-def test_pages_of_a_notebook_are_escaped() -> None:
-    engine = replace(FAST, candidate=replace(FAST.candidate, text=HOSTILE))
-    net = nn.Sequential()
-    net.add_module(HOSTILE, nn.Conv2d(3, 4, 3))
-    group = GroupReport(HOSTILE, (1, 2), True, HOSTILE)
-    compiled = ca.Compilation("inference", [group], note=HOSTILE, times_ms={HOSTILE: 1.0})
-    shown = [
-        choice(engine, SLOW)._repr_html_(),
-        Tuned([decided(engine)], {}, HOSTILE)._repr_html_(),
-        ca.conversion(ca.convert(net))._repr_html_(),
-        compiled._repr_html_(),
-    ]
-    for html in shown:
-        assert "<script" not in html
-        assert "&lt;script&gt;" in html
-
-
-def test_representations_are_one_line() -> None:
-    net = ca.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)))
-    assert repr(ca.conversion(net)) == "Conversion(2 served by cudnn_autotune, 0 by PyTorch)"
-    groups = [GroupReport("conv + relu", (1, 8), fused, "why") for fused in (True, False)]
-    norms = [NormReport("norm", (1, 8), True, "why")]
-    made = ca.Compilation("inference", groups, norms, times_ms={"inductor": 1.5})
-    assert repr(made) == (
-        "Compilation(inference; 1 of 2 convolutions fused; 1 of 1 batch norms served; "
-        "runs cudnn_autotune; inductor: 1.5 ms)"
-    )
-    for html in (ca.conversion(net)._repr_html_(), made._repr_html_()):
-        assert html.count("<tr>") >= 2
-    assert "float16" in repr(choice(FAST))

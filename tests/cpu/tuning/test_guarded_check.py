@@ -207,10 +207,6 @@ def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPa
     assert checks.errors == {one.text: None}
 
 
-def test_engines_run_unasked() -> None:
-    assert refusal(PROBLEM, data())("eng3", plan_of("eng3", PROBLEM)) == ""
-
-
 @pytest.mark.parametrize("is_outside", [False, True])
 def test_an_engine_that_writes_outside_is_rejected(
     is_outside: bool, caplog: pytest.LogCaptureFixture

@@ -18,12 +18,11 @@ from typing import Any, Self
 import pytest
 import torch
 import user_kernels
-from subprocesses import PACKAGE_PARENT, python
-from user_implementations import Fixed, registered
+from subprocesses import PACKAGE_PARENT
+from user_implementations import registered
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.guard_bands import GuardedMemory, with_room
-from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import UserImplementation
 from cudnn_autotune.timers.measuring import operands
@@ -125,10 +124,6 @@ def test_a_build_that_raises_has_not_passed_and_does_no_harm() -> None:
     assert found == [Outcome(failure="it raises RuntimeError: no compiler")]
 
 
-def test_a_workspace_may_be_written_to() -> None:
-    assert here("uses_workspace") == here("right") == ""
-
-
 @pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("settings", "harm"),
@@ -142,7 +137,7 @@ def test_harm_is_done_elsewhere_and_ends_the_run(settings: str, harm: str) -> No
     assert elsewhere(settings, "right") == [Outcome(harm)]
 
 
-@pytest.mark.basic(3)
+@pytest.mark.basic(2)
 @pytest.mark.parametrize(
     ("settings", "harm"),
     [
@@ -162,62 +157,6 @@ def test_what_is_harm(settings: str, harm: str) -> None:
 def test_what_another_process_cannot_import_is_not_run_there() -> None:
     with pytest.raises(NotImportableError, match="it cannot be imported by name"):
         elsewhere("right", build=lambda problem, settings: print)
-
-
-OWN_BUILD = f"""
-import sys, threading
-sys.path.insert(0, {str(Path(user_kernels.__file__).parent)!r})
-import user_kernels, cudnn_autotune as ca
-from cudnn_autotune.engines.user_implementation import UserImplementation
-from cudnn_autotune.tuning.isolated_run import NotImportableError, run_elsewhere
-def build(problem, settings):
-    return user_kernels.build(problem, settings)
-problem = ca.ConvProblem('fprop', (2, 3, 5, 6), (4, 3, 3, 3), padding=1)
-own = UserImplementation('mine', '1', user_kernels.always, build, ('right',))
-"""
-
-
-@pytest.mark.slow
-def test_a_script_cannot_be_imported_by_another_process(tmp_path: Path) -> None:
-    """What is defined in ``__main__`` is not found there; the script is not run a second time."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        OWN_BUILD + "print('imported', __name__)\n"
-        "try:\n"
-        "    list(run_elsewhere(own, ['right'], problem, 'cpu'))\n"
-        "except NotImportableError as error:\n"
-        "    print(error)\n"
-    )
-    done = python(str(script))
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert first == "imported __main__"
-    assert "it cannot be imported by name" in second
-    assert "build" in second
-
-
-@pytest.mark.slow
-def test_what_a_module_defines_is_tried_while_it_is_imported(tmp_path: Path) -> None:
-    """The thread that tries it does not wait for the import, which waits for the thread."""
-    (tmp_path / "searches.py").write_text(
-        OWN_BUILD + "def tries():\n"
-        "    print(list(run_elsewhere(own, ['right'], problem, 'cpu')), flush=True)\n"
-        "if 'program' in sys.argv:\n"
-        "    thread = threading.Thread(target=tries, daemon=True)\n"
-        "    thread.start()\n"
-        "    thread.join(100.0)\n"
-        "    print('ended' if not thread.is_alive() else 'waits for the import', flush=True)\n"
-    )
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import searches"
-    done = python("-c", code, "program")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[Outcome(harm='', failure='')]", "ended"]
-
-
-@pytest.mark.slow
-def test_a_gpu_that_the_other_process_cannot_use() -> None:
-    with pytest.raises(UntriedError, match="its operands cannot be made"):
-        list(run_elsewhere(implementation(), ["right"], PROBLEM, 99))
 
 
 # The processes
@@ -266,12 +205,6 @@ def test_what_cannot_start_is_not_started_again(
     assert started.read_text().splitlines() == ["one"]
 
 
-def test_in_a_frozen_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    with pytest.raises(UntriedError, match="starts this application and not Python"):
-        elsewhere("right")
-
-
 @pytest.mark.slow
 def test_what_python_says_when_it_starts_is_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -287,66 +220,6 @@ def test_what_python_says_when_it_starts_is_no_answer(
     before = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{before}")
     assert elsewhere("prints", "right") == [PASSED, PASSED]
-
-
-@pytest.mark.slow
-def test_what_is_no_text_in_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    odd: list[Any] = [object(), tmp_path, b"bytes", str(tmp_path / "\udcff")]
-    monkeypatch.setattr(sys, "path", [*odd, *sys.path])
-    assert elsewhere("right") == [PASSED]
-
-
-_SAYS = """#!{python} -S
-import socket, sys
-channel = socket.socket(fileno=int(sys.argv[-2]))
-for message in {messages!r}:
-    channel.send(message)
-{then}
-"""
-
-
-def says(tmp_path: Path, messages: Sequence[bytes], then: str = "") -> str:
-    """A program in place of Python's that sends these messages."""
-    program = tmp_path / "says"
-    program.write_text(_SAYS.format(python=sys.executable, messages=list(messages), then=then))
-    program.chmod(0o755)
-    return str(program)
-
-
-ODD = {
-    "no object": b"[1]",
-    "a number": b"3",
-    "no json": b"Hello",
-    "half": b'{"begun": ',
-    "no text": b"\xff\xfe",
-    "nested": b"[" * 60_000,
-    "too long": b'{"begun": "' + b"x" * 100_000 + b'"}',
-}
-
-
-@pytest.mark.parametrize("message", ODD.values(), ids=ODD.keys())
-def test_messages_that_are_no_answers(
-    message: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", says(tmp_path, [message]))
-    with pytest.raises(UntriedError, match="the other process sends no valid answer"):
-        elsewhere("right")
-    monkeypatch.undo()
-    monkeypatch.setattr(sys, "executable", says(tmp_path, [b"{}", b"{}", message]))
-    harm = Outcome("in a process of its own it sends no valid answer")
-    assert elsewhere("right", "right", "right") == [PASSED, harm]
-
-
-def test_a_channel_that_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sys, "executable", says(tmp_path, [b"{}"], "import os; os.closerange(0, 99)")
-    )
-    assert elsewhere("right") == [Outcome("in a process of its own it ends with status 0")]
-
-
-@pytest.mark.slow
-def test_a_task_of_ten_megabytes() -> None:
-    assert elsewhere("right", build=user_kernels.Large(10 << 20)) == [PASSED]
 
 
 @pytest.mark.basic(1)
@@ -530,15 +403,6 @@ def test_a_program_that_sys_executable_starts_again_runs_twice_at_most(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_program_that_runs_again_ends_with_the_first(tmp_path: Path) -> None:
-    with Program(tmp_path, starts_again(tmp_path, 120.0)) as program:
-        wait_for(program.began.exists)
-        program.process.kill()
-        assert_none_left(program.mark)
-        assert program.imported() == 2
-
-
-@pytest.mark.basic(1)
 @pytest.mark.parametrize(
     ("settings", "how"),
     [
@@ -630,35 +494,6 @@ def test_versions_that_do_harm_again_and_again_are_left_out(
     assert len(warnings(caplog)) == 4
 
 
-def test_settings_that_raise_are_tried_for_three_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may do so for large ones only."""
-    elsewhere = instead(monkeypatch, right=Outcome(failure="it raises"))
-    with registered(implementation(settings=("right",))):
-        for _ in range(2):
-            assert {left_out("right", p) for p in (PROBLEM, *OTHERS[:2])} == {
-                "in a process of its own it raises"
-            }
-        for problem in OTHERS[2:]:
-            found = left_out("right", problem)
-            assert found == "in a process of its own it raises, as for 2 problems before"
-    assert len(elsewhere.asked) == 3
-    isolated_run.forget("mine")
-    elsewhere.outcomes["right"] = PASSED
-    with registered(implementation(settings=("right",))):
-        assert left_out("right") == ""
-
-
-def test_functions_without_a_name_run_here_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with registered(implementation(lambda problem, settings: print)):
-        for settings in ("right", "hangs"):
-            assert left_out(settings) == ""
-    (said,) = warnings(caplog)
-    assert said.startswith("could not test mine@1 in a separate process (it cannot be imported by ")
-    assert said.endswith("); a hang or crash will affect this one")
-
-
 def test_a_passed_setting_stays_so_where_no_other_can_be_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -670,13 +505,6 @@ def test_a_passed_setting_stays_so_where_no_other_can_be_tried(
             assert left_out("wrong") == "it could not be tested in a separate process (no memory)"
         assert left_out("right") == ""
     assert elsewhere.asked == [["right"], ["wrong"]]
-
-
-def test_those_of_the_package_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = instead(monkeypatch)
-    with registered(Fixed()):
-        check("fixed@1:ROWS=4", PROBLEM, "cpu")
-    assert elsewhere.asked == []
 
 
 # Threads and forks
@@ -728,20 +556,6 @@ def test_an_interrupted_run_is_left_to_the_next_thread(
         left_out("right")
     assert left_out("right") == ""
     assert waits.asked == [["right"]]
-
-
-def test_unregistering_does_not_wait_for_a_run(waits: Waits) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(left_out, "right")
-        assert waits.has_begun.wait(60.0)
-        ca.unregister_implementation("mine")
-        assert not found.done()
-        waits.may_end.set()
-        assert found.result(60.0) == ""
-    assert len(waits.asked) == 1
-    registry.register(implementation(version="1", settings=("right",)))
-    assert left_out("right") == ""
-    assert len(waits.asked) == 2, "what is registered anew is tried anew"
 
 
 def test_a_forked_process_leaves_a_run_to_its_parent(

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from made_up_plans import plan_of
-from simulation import StaticCandidates, candidate
+from simulation import candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
@@ -27,11 +26,10 @@ from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.sampling.online import few
 from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import choice_log, events, miss, new_sizes, tune_problem
-from cudnn_autotune.tuning.choice import Choice, of_search
+from cudnn_autotune.tuning import choice_log, miss, new_sizes, tune_problem
+from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.new_sizes import calls_before_trial, fast_nearby
 from cudnn_autotune.tuning.online_calls import LazyPreparation
 from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
@@ -136,23 +134,6 @@ def test_another_device_is_no_neighbour_and_a_size_that_was_measured_is_not_new(
     assert texts(sized(2, 8, 10)) == []
 
 
-@pytest.mark.parametrize("size", [(4, 8, 14), (2, 16, 8), (1, 8, 8), (2, 4, 8), (2, 8, 28)])
-def test_a_factor_of_two_is_not_near(size: tuple[int, int, int]) -> None:
-    """Resolutions of one model, and doubled batches, are all tuned."""
-    measure_four()
-    assert texts(sized(*size)) == []
-
-
-def test_resolutions_of_a_pyramid_are_all_tuned() -> None:
-    tuned = 0
-    for level in range(7):
-        problem = sized(2, 512 >> level, 768 >> level)
-        if not texts(problem):
-            tuned += 1
-            measure(problem, candidate("one"))
-    assert tuned == 7
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_number_of_tunings_is_bounded(seed: int) -> None:
     """Whatever the sizes; and there are few where they differ as pictures do."""
@@ -203,14 +184,6 @@ def test_what_is_good_on_all_measured_sizes_goes_before_what_won_on_one() -> Non
     assert texts(sized(2, 9, 16))[0] == "wide"
 
 
-def test_what_a_size_has_not_timed_counts_as_slower() -> None:
-    timed(sized(2, 8, 8), known=1.0, new=1.1)
-    timed(sized(2, 8, 16), known=1.0)
-    assert texts(sized(2, 8, 11)) == ["known", "new"]
-    timed(sized(2, 8, 12), new=1.0, known=1.2)
-    assert texts(sized(2, 8, 11)) == ["new", "known"]
-
-
 @pytest.mark.parametrize(
     ("times_ms", "expected"),
     [
@@ -256,17 +229,6 @@ def test_sizes_without_a_right_engine_are_no_neighbours() -> None:
         measure(sized(2, 8, width), candidate("wrong"), rejected=(("wrong", 0.5),))
     measure(sized(2, 8, 14), candidate("right"))
     assert texts(sized(2, 8, 13)) == ["right"]
-
-
-def test_forgotten_sizes_do_not_count() -> None:
-    measure_four()
-    for width in (8, 10, 12, 14):
-        choice_log.forget_problem(sized(2, 8, width))
-    assert texts(sized(2, 8, 9)) == []
-    measure(sized(2, 8, 10), candidate("again"))
-    assert texts(sized(2, 8, 9))
-    ca.forget()
-    assert texts(sized(2, 8, 9)) == []
 
 
 # How a call is served
@@ -405,13 +367,6 @@ def test_without_an_engine_that_serves_the_heuristics_do(searches: list[str]) ->
     assert searches == ["heuristic"]
 
 
-def test_pytorchs_own_path_needs_no_trial() -> None:
-    """A trial would copy its result in each call."""
-    measure_four(*[ATEN] * 4)
-    made, is_tried = ask(NEW)
-    assert (made.text, made.origin, is_tried) == ("aten", "neighbour", False)
-
-
 def test_a_deterministic_call_is_not_tried() -> None:
     for deterministic in (False, True):
         problem = sized(2, 8, 9, deterministic=deterministic)
@@ -419,12 +374,6 @@ def test_a_deterministic_call_is_not_tried() -> None:
         selection = Selection((Measurement(candidate("eng1"), None, 0),), 0)
         first = Choice(Decision(problem, Policy("online"), selection), 0, "neighbour")
         assert miss._is_tried(call, first) is not deterministic
-
-
-def test_unmeasured_sizes_do_not_become_neighbours() -> None:
-    measure_four(MATMUL, MATMUL, MATMUL, ATEN)
-    assert ask(sized(2, 8, 9))[0].text == "matmul"
-    assert texts(sized(2, 9, 15)) == ["aten", "matmul"]
 
 
 def test_tune_decides_anew_what_was_not_measured(searches: list[str]) -> None:
@@ -462,26 +411,6 @@ def test_an_order_to_tune_is_one(monkeypatch: pytest.MonkeyPatch, searches: list
 # What later calls decide
 
 
-def test_a_trial_begins_in_the_first_step_of_its_preparation() -> None:
-    steps: list[tuple[torch.Tensor, ...]] = []
-    begun: list[int] = []
-
-    def step(*tensors: torch.Tensor) -> tuple[None, int]:
-        steps.append(tensors)
-        return None, 7
-
-    def begin() -> Callable[..., tuple[None, int]]:
-        begun.append(len(steps))
-        return step
-
-    waiting = LazyPreparation()
-    waiting.begin = begin
-    tensor = torch.zeros(1)
-    assert (begun, steps) == ([], [])
-    assert waiting(tensor) == waiting(tensor) == (None, 7)
-    assert (begun, steps) == ([0], [(tensor,)] * 2)
-
-
 def test_a_trial_begins_once_it_can_pay() -> None:
     """The winner of each measured size takes 1 ms in these tests."""
     new = sized(2, 8, 13)
@@ -494,21 +423,6 @@ def test_a_trial_begins_once_it_can_pay() -> None:
     measure(sized(2, 8, 13, padding=1), candidate("another layer"))
     assert calls_before_trial(new, 0) == 539, "500 ms by calls of 13/14 ms"
     assert calls_before_trial(sized(2, 8, 14 * 500), 0) == 16
-
-
-def test_only_a_search_counts_as_a_wait_that_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[ca.ConvProblem] = []
-
-    class Noted(events.SlowSearches):
-        def searching(self) -> AbstractContextManager[None]:
-            waited.append(problem)
-            return super().searching()
-
-    monkeypatch.setattr(events, "SEARCHES", Noted())
-    measure_four(*[MATMUL] * 4)
-    for problem in (NEW, sized(2, 64, 64)):  # the second one is far from all
-        ask(problem)
-    assert waited == [sized(2, 64, 64)]
 
 
 def test_a_trial_that_waits_does_not_hold_the_tensors_of_its_call() -> None:
@@ -530,28 +444,6 @@ def test_without_a_thread_no_trial_begins_and_the_call_is_served() -> None:
 
     waiting.begin = begin
     assert waiting(torch.zeros(1)) == (None, 0)
-
-
-def test_without_a_thread_online_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    call = miss._Miss(NEW, Policy("online"), 0, operands(NEW, "cpu"))
-    chosen = Measurement(MATMUL, None, 0)
-    plan = _C.build_plan(NEW.native(), MATMUL.text, 0)
-    served = Served(of_search(NEW, Policy("online"), 0, chosen=chosen), plan)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert miss._begin_trial(call, served, choice_log.generation(NEW), None) is None
-
-
-def test_a_trial_has_few_candidates() -> None:
-    compiled = replace(candidate("compiled"), behavior_notes=("RUNTIME_COMPILATION",))
-    listed = [compiled, *(candidate(f"a{i}", 1 + i) for i in range(9))]
-    nearby = [candidate("a3", 4), compiled, replace(candidate("near"), heuristic_mode="")]
-    offer = StaticCandidates([*listed, ATEN, MATMUL], similar=nearby)
-    assert [c.text for c in few(offer)] == ["a3", "compiled", "near", "a0", "matmul"]
-    without_cudnn = StaticCandidates([*listed, ATEN], aten_uses_cudnn=False, similar=nearby[:1])
-    assert [c.text for c in few(without_cudnn)] == ["a3", "a0", "aten"]
 
 
 def committed(*entries: Measurement, samples: int) -> Choice:
@@ -579,21 +471,3 @@ def test_what_was_not_measured_stays_a_neighbours(store: ca.Store) -> None:
     assert len(store) == 0
     ca.set_new_shapes("tune")
     assert made not in ca.choices()
-
-
-# The setting
-
-
-@pytest.mark.parametrize("bad", ["", "Tune", "auto", None, 3, ["tune"]])
-def test_a_bad_value_names_what_is_allowed(bad: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"^new_shapes must be one of 'online', 'neighbour', 'tune', got "
-    ):
-        ca.set_new_shapes(bad)
-    if bad is not None:
-        with (
-            pytest.raises(ValueError, match="new_shapes must be one of"),
-            ca.flags("race", new_shapes=bad),
-        ):
-            pass
-    assert (ca.get_new_shapes(), ca.get_sampling()) == ("online", "auto")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import math
 import os
 import random
@@ -35,7 +34,6 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.online import few
 from cudnn_autotune.sampling.online_race import KeptTurns, OnlineRace, TrialRecord
-from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision, Policy, kept_plans
 from cudnn_autotune.tuning import checking, online_calls
 from cudnn_autotune.tuning.checking import Verdict
@@ -56,63 +54,6 @@ def test_times_of_another_clock_do_not_count(slowdown: float, late_ms: float, wi
     race.join([candidate("c3", 3)])
     assert calls.decide(lambda: math.log(slowdown)) == wins
     assert {m.candidate.text for m in race.selection(wins).ranking} == {"c0", "c1", "c2", "c3"}
-
-
-def test_those_that_join_one_after_the_other_do_not_hold_up_the_others() -> None:
-    race = race_of(3)
-    calls = Calls(race, [1.0, 1.3, 1.02])
-    for number in range(3, 9):
-        race.join([candidate(f"c{number}", number)])
-        calls.times_ms.append(1.05)
-        calls.round()
-        race.judge()
-    assert 1 not in race.active, "it was compared with those that were there from the beginning"
-    assert race.active >= {0, 2, 8}
-    assert calls.decide() == 0
-
-
-def test_the_leader_is_known_after_a_turn_of_each() -> None:
-    race = race_of(3)
-    race.add([(0, 0, 1.2), (1, 0, 1.0)])
-    assert race.leader() == 1
-    race.add([(2, 0, 0.8)])
-    assert race.judge() is None
-    assert race.leader() == 2
-    calls = Calls(race, [1.2, 1.0, 0.8, 0.7])
-    calls.rounds = 1
-    calls.decide()
-    race.join([candidate("c3", 3)])
-    assert race.leader() == 2
-    race.add([(3, calls.rounds, 0.7)])
-    assert race.leader() == 3
-
-
-def test_a_slow_one_that_joins_late_has_two_turns() -> None:
-    race = race_of(2)
-    calls = Calls(race, [1.0, 1.01, 2.0])
-    race.settle(calls.decide())
-    race.join([candidate("c2", 2)])
-    calls.decide()
-    late = next(m for m in race.selection(0).ranking if m.candidate.text == "c2")
-    assert late.samples == 2
-    assert "times the best" in late.eliminated
-
-
-def test_each_that_joins_costs_a_bounded_number_of_rounds() -> None:
-    """Fewer than a race of its own: it is compared with the fastest of the others only."""
-    race = race_of(4)
-    calls = Calls(race, [1.0, 1.003, 1.01, 1.02])
-    chosen = calls.decide()
-    first, rng = calls.rounds, random.Random(1)
-    for number in range(4, 16):
-        race.settle(chosen)
-        race.join([candidate(f"c{number}", number)])
-        calls.times_ms.append(rng.uniform(0.99, 1.2))
-        before = calls.rounds
-        chosen = calls.decide()
-        assert calls.rounds - before <= race.rules.most_rounds
-    assert calls.rounds <= first + 12 * 60
-    assert calls.times_ms[chosen] <= (1 + 2 * TIE_WIDTH) * min(calls.times_ms)
 
 
 def test_the_bound_covers_those_that_gave_way() -> None:
@@ -166,32 +107,6 @@ def test_the_fastest_so_far_serves_until_another_one_is_built() -> None:
     (selection,) = one.committer.selections
     assert selection.winner.candidate.text == "eng3:"
     assert len(selection.ranking) == 4
-
-
-@pytest.mark.search
-def test_if_nothing_else_can_be_built_the_fastest_so_far_is_chosen() -> None:
-    one = Undecided()
-    one.join(candidate("eng1:", 1))
-    one.turns(60, [1.2, 1.0])
-    assert step(one)
-    assert one.native.decided is None
-    one.prepared.is_over = True
-    assert not step(one)
-    assert one.native.decided == "eng1:"
-
-
-@pytest.mark.search
-def test_one_that_joins_meanwhile_is_not_kept_waiting() -> None:
-    """It joins between the thread's look at the trial and its word that all wait."""
-    one = Undecided()
-    one.join(candidate("eng1:", 1))
-    one.turns(60, [1.2, 1.0])
-    one.schedule.rest(1)
-    assert any([one.schedule.take_turn() for _ in range(4)])
-    one.schedule.rest(2)
-    assert not any([one.schedule.take_turn() for _ in range(4)])
-    one.join(candidate("eng2:", 2))
-    assert any([one.schedule.take_turn() for _ in range(4)])
 
 
 @pytest.mark.search
@@ -316,21 +231,6 @@ def test_what_is_compiled_joins_once_it_is_and_no_call_waits() -> None:
     assert [c.text for c in prepared.joining] == ["eng1:", "eng2:", "eng4:", "eng5:"]
 
 
-@pytest.mark.search
-@pytest.mark.usefixtures("right")
-def test_a_plan_that_needs_more_workspace_than_the_limit_does_not_join(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """What was listed may say less than the plan, which is known later."""
-    one, _ = preparation(limit=99)
-    with caplog.at_level(logging.INFO):
-        one(*TENSORS)
-        for text, future in one.futures.items():
-            future.set_result(plan_of(text, workspace_bytes=99 if text == "eng4:" else 100))
-        assert steps(one)[0] == ["eng1:", "eng2:", "eng4:"]
-    assert "eng3: is left out: it needs 100 bytes of workspace" in caplog.text
-
-
 class Later(Verdict):
     """A verdict that the GPU still computes."""
 
@@ -363,36 +263,6 @@ def test_no_call_waits_for_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
         check.is_ready = True
     assert steps(one) == (["eng3:", "eng4:", "eng5:"], 0)
     assert prepared.is_over
-
-
-@pytest.mark.search
-@pytest.mark.usefixtures("right")
-def test_without_threads_the_others_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object, candidate: Candidate) -> Future[None]:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(Compiles, "_compile", refuse)
-    one, prepared = preparation()
-    assert steps(one) == (["eng1:", "eng2:"], 0)
-    assert prepared.is_over
-    assert not prepared.is_broken
-
-
-@pytest.mark.search
-@pytest.mark.usefixtures("right")
-def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = preparation()
-    steps(one)
-    futures = one.futures
-    futures["eng3:"].set_running_or_notify_cancel()
-    del one
-    assert [f.cancelled() for f in futures.values()] == [False, True, True]
-    seconds = itertools.count(0.0, 1e-3)
-    monkeypatch.setattr(online_calls.time, "perf_counter", lambda: next(seconds))
-    one, prepared = preparation(budget_ms=3.5)
-    steps(one)
-    assert all(f.cancelled() for f in one.futures.values())
-    assert prepared.remarks == ["the budget left 3 of 6 candidates unseen"]
 
 
 # A trial whose candidates are compiled on a thread, while calls go on
@@ -485,17 +355,6 @@ def test_a_record_holds_what_takes_part_and_why_others_do_not() -> None:
         assert (other.eliminated, other.samples) == (one.eliminated, one.samples)
 
 
-def test_a_record_is_small() -> None:
-    race = race_of(40)
-    calls = Calls(race, [1.0 + 0.002 * (i % 4) + (i > 4) for i in range(40)])
-    for _ in range(700):
-        calls.round(noise=0.2)
-        race.judge()
-    record = race.record()
-    assert record.rounds == race.rules.most_rounds
-    assert len(json.dumps(record.to_json())) < 32_000
-
-
 def test_failures_are_tried_again() -> None:
     """The memory that one lacked may be there in the next process."""
     race, calls = next_race(TrialRecord())
@@ -558,19 +417,6 @@ def test_short_processes_decide_together(seed: int) -> None:
     assert next(m for m in selection.ranking if m.candidate.text == "c4").eliminated
 
 
-def test_times_of_another_day_are_compared_within_their_rounds() -> None:
-    """The second process has half the clock, and a candidate that the first had not built."""
-    race = OnlineRace([candidate("c0"), candidate("c1", 1)])
-    calls = Calls(race, [1.0, 1.004])
-    for _ in range(20):
-        calls.round(noise=0.02)
-    earlier = read_back(race.record())
-    race = OnlineRace([candidate("c0"), candidate("c1", 1)], earlier=earlier)
-    race.join([candidate("new", 2)])
-    calls = Calls(race, [1.0, 1.004, 0.9], seed=7)
-    assert calls.decide(lambda: math.log(2.0)) == 2
-
-
 # Trials
 
 
@@ -601,28 +447,6 @@ def test_a_trial_is_kept_when_nobody_calls_it_any_more() -> None:
     del one.native
     assert not one.trial.step()
     assert one.committer.kept[-1] is not None
-
-
-@pytest.mark.search
-def test_a_trial_is_kept_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = interrupted()
-    assert one.trial.step()
-    assert one.committer.kept == []
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
-    assert one.trial.step()
-    assert len(one.committer.kept) == 1
-    monkeypatch.setattr(time, "monotonic", lambda: now + 120)
-    assert one.trial.step()
-    assert len(one.committer.kept) == 1, "nothing is new"
-
-
-@pytest.mark.search
-def test_what_was_forgotten_is_not_kept() -> None:
-    one = interrupted()
-    one.committer.is_wanted = False
-    assert not one.trial.step()
-    assert one.committer.kept == []
 
 
 @pytest.mark.search
@@ -703,27 +527,6 @@ def test_what_is_damaged_or_anothers_is_not_believed(folder: Path) -> None:
     assert kept() is None
 
 
-@pytest.mark.search
-@pytest.mark.parametrize(("mode", "is_kept"), [("off", False), ("read", False), ("retune", True)])
-def test_the_modes_of_the_store_hold(folder: Path, mode: str, is_kept: bool) -> None:
-    ca.set_store(folder, mode=mode)
-    keep(RECORD)
-    assert kept() is None, "it is not read"
-    ca.set_store(folder, mode="read")
-    assert (kept() is not None) is is_kept
-
-
-@pytest.mark.search
-def test_a_full_disk_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    keep(RECORD)
-    assert kept() is None
-    assert not [path for path in folder.rglob("*") if path.is_file()]
-
-
 # Real processes, which end in the middle of a trial
 
 PROCESS = f"""
@@ -794,6 +597,7 @@ def killed(folder: Path) -> str:
     return printed
 
 
+@pytest.mark.slow
 @pytest.mark.search
 def test_a_trial_that_ctrl_c_interrupts_goes_on_in_the_next_process(folder: Path) -> None:
     first, second = process(folder, INTERRUPTED), process(folder, "")

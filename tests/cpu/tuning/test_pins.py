@@ -75,26 +75,6 @@ def test_a_matrix_product_is_for_what_is_one() -> None:
             ca.pin(ca.ConvProblem(**{**POINTWISE, **changes}), "matmul")
 
 
-@pytest.mark.parametrize("text", ["", "engine 3", "eng", "eng3:", "eng3:NO_KNOB=1", "eng-1"])
-def test_a_text_that_does_not_parse_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="eng"):
-        ca.pin(PROBLEM, text)
-    assert ca.pins() == {}
-
-
-def test_what_is_no_problem_is_not_pinned() -> None:
-    wrong: Any = "abc"
-    for text in ("aten", "matmul", "eng1"):
-        with pytest.raises(TypeError, match="problem must be a ConvProblem, got 'abc'"):
-            ca.pin(wrong, text)
-    with pytest.raises(TypeError, match="problem must be"):
-        ca.unpin(wrong)
-    nothing: Any = None
-    with pytest.raises(TypeError, match="engine_text must be a text"):
-        ca.pin(PROBLEM, nothing)
-    assert ca.pins() == {}
-
-
 def test_unpinning_what_is_not_pinned_is_an_error() -> None:
     with pytest.raises(KeyError, match="not pinned"):
         ca.unpin(PROBLEM)

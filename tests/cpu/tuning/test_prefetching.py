@@ -30,7 +30,7 @@ from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Layered, Policy, Store, kept_plans
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.tuning import prefetching, serving, settings
+from cudnn_autotune.tuning import prefetching, serving
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.prefetching import Reader
 
@@ -101,21 +101,6 @@ def test_a_plan_is_taken_once() -> None:
     assert plan.is_read_back
 
 
-def test_what_waits_is_not_begun_again() -> None:
-    wait(start(texts(3)))
-    assert start(texts(3)) == []
-    assert len(start(texts(4))) == 1
-
-
-def test_another_problem_or_config_takes_nothing() -> None:
-    text, other = texts(2)
-    wait(start([text]))
-    assert take(other) is None
-    assert take(text, of_size(3)) is None
-    assert prefetching.take(PROBLEM.native(), text, 0) is None
-    assert take(text) is not None
-
-
 def test_nothing_is_compiled_unless_it_may_be() -> None:
     text, other = texts(2)
     open_search(PROBLEM, "h200").build(text)
@@ -151,12 +136,6 @@ def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = [built for text in wanted for built in start([text])]
     wait(begun)
     assert [take(text) is not None for text in wanted] == [False] * 8 + [True] * 4
-
-
-def test_forget_drops_them() -> None:
-    wait(start(texts(2)))
-    ca.forget()
-    assert take(texts(1)[0]) is None
 
 
 # What takes them
@@ -219,16 +198,6 @@ def test_only_a_store_tells_what_comes_next(layers: Layered, origin: str) -> Non
     layers.add([decision(of_size(n), candidates()[0]) for n in range(4)])
     prefetching.read_ahead(replace(choice(candidates()[0], of_size(1)), origin=origin))
     assert not prefetching._waiting
-
-
-def test_it_can_be_switched_off(layers: Layered, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers.add([decision(of_size(n), candidates()[0]) for n in range(4)])
-    monkeypatch.setattr(settings, "_is_prefetching", False)
-    prefetching.read_ahead(choice(candidates()[0], of_size(1)))
-    assert not prefetching._waiting
-    monkeypatch.setattr(settings, "_is_prefetching", True)
-    prefetching.read_ahead(choice(candidates()[0], of_size(1)))
-    assert prefetching._waiting
 
 
 def test_without_threads_the_calls_build_their_plans(
@@ -334,9 +303,6 @@ def test_nobody_waits_for_what_an_exit_leaves_out(monkeypatch: pytest.MonkeyPatc
     assert not waiting
     assert all(built.cancelled() for built in begun)
     assert take(texts(1)[0]) is None
-
-
-# The public function
 
 
 def test_prefetch_of_a_model_that_is_not_served_here() -> None:

@@ -157,27 +157,6 @@ def test_it_serves_and_says_so_and_is_not_kept(
     assert remembering.find(PROBLEM, Policy("race"), 0) is None
 
 
-def test_what_lacks_nothing_is_final(data: Operands, store: ca.Store) -> None:
-    plan, is_provisional = ask(data, NOTHING, ranking(MATMUL, ATEN))
-    assert (plan.text, is_provisional) == ("matmul", False)
-    assert made().provisional == ""
-    assert [decision.selection.winner.candidate for decision in store] == [MATMUL]
-
-
-def test_without_room_it_goes_on_and_nobody_hears_of_it_again(
-    data: Operands, room: list[int], store: ca.Store
-) -> None:
-    heard: list[Choice] = []
-    with ca.on_decision(heard.append):
-        first, _ = ask(data, SHORT, ranking(ATEN, MATMUL))
-        for _ in range(3):
-            again, is_provisional = ask(data, NOTHING, ranking(MATMUL, ATEN), first)
-            assert again is first
-            assert is_provisional
-    assert heard == [made()]
-    assert list(store) == []
-
-
 def test_another_thread_is_served_by_it_without_a_search(data: Operands, room: list[int]) -> None:
     ask(data, SHORT, ranking(MATMUL, ATEN))
     plan, is_provisional = ask(data, NOTHING, ranking(ATEN, MATMUL), serving=None)
@@ -262,13 +241,6 @@ def test_what_turns_out_wrong_is_tuned_again(data: Operands, store: ca.Store) ->
     assert dict(made().rejected).keys() == {"matmul"}
 
 
-def test_forgotten_it_is_searched_for(data: Operands, room: list[int]) -> None:
-    ask(data, SHORT, ranking(ATEN, MATMUL))
-    ca.forget()
-    assert ca.choices() == []
-    assert ask(data, NOTHING, ranking(MATMUL, ATEN))[0].text == "matmul"
-
-
 def test_a_final_decision_of_another_process_takes_its_place(
     data: Operands, room: list[int], store: ca.Store
 ) -> None:
@@ -306,13 +278,6 @@ def test_what_another_program_has_stored_all_the_same_is_no_decision(store: ca.S
     selection = replace(selection, evidence=replace(selection.evidence, provisional=LEFT_OUT))
     store.add([Decision(PROBLEM, Policy("race"), selection, 1e-4)])
     assert remembering.find(PROBLEM, Policy("race"), 0) is None
-
-
-def test_to_tune_a_model_looks_at_it_again(data: Operands) -> None:
-    ask(data, SHORT, ranking(MATMUL, ATEN))
-    searches = GpuSearches(0, "race", retune=False)
-    assert searches.earlier(PROBLEM) == made().decision
-    assert searches.known(PROBLEM) is None
 
 
 @pytest.mark.parametrize("lacks", [NOTHING, SHORT])

@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from simulation import candidate
-from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import compiled_kernels
-from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.implementations import Offer
 from cudnn_autotune.engines.offers import alike, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 from cudnn_autotune.tuning import new_sizes
@@ -130,19 +127,6 @@ def test_a_kernel_that_does_not_compile_is_not_ready(monkeypatch: pytest.MonkeyP
         finish()
 
 
-def test_of_what_waits_the_latest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new_sizes, "_MOST_WAITING", 2)
-    winner, *_ = kernels(NEARBY)
-    for height in range(288, 512, 32):
-        assert texts(winner, problem=first_layer(height)) == []
-        assert len(new_sizes._waiting) <= 2
-
-
-def test_what_is_no_longer_there_is_not_ready() -> None:
-    for text in ("gone@1", "few_channels@another", "few_channels@another:ROWS=2"):
-        assert texts(named(text)) == []
-
-
 def test_an_engine_within_a_rewrite_would_have_to_be_built() -> None:
     problem = ca.ConvProblem(
         *("dgrad", (2, 3, 224, 224), (64, 3, 7, 7), 2, 3),
@@ -153,10 +137,3 @@ def test_an_engine_within_a_rewrite_would_have_to_be_built() -> None:
     compile_for(problem, padded.text)
     assert texts(padded, problem=problem) == []
     assert not new_sizes._waiting
-
-
-def test_an_implementation_that_fails_is_left_out() -> None:
-    with registered(Fixed(error=RuntimeError("no"))):
-        assert texts(named("fixed@1:ROWS=4")) == []
-    with registered(Fixed(given=(Offer("ROWS=4", 0, ("DOWN_CONVERT_INPUTS",)),))):
-        assert texts(named("fixed@1:ROWS=4")) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,16 +13,16 @@ import pytest
 import torch
 from decisions import under
 from simulation import candidate
-from stored import fill, layer, simulation, succeeded
+from stored import layer, simulation
 from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Environment, Policy, Provenance, Store
+from cudnn_autotune.store import Decision, Policy, Provenance
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers import measuring
-from cudnn_autotune.tuning import choice_log, deferred, remembering, tune_problem
+from cudnn_autotune.tuning import deferred, remembering, tune_problem
 from cudnn_autotune.tuning.choice import Choice
 
 pytestmark = pytest.mark.search
@@ -126,13 +125,6 @@ def test_tighter_constraints_are_answered_without_timing() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_looser_constraints_must_be_tuned() -> None:
-    remembering.commit(choice(workspace_limit=5000))
-    assert find(limit=5000) == ("eng1", "store")
-    assert find() is None
-
-
-@pytest.mark.usefixtures("folder")
 def test_what_nobody_timed_is_not_kept() -> None:
     untimed = Selection((Measurement(SLOW, None, 0),), 0)
     remembering.commit(choice(selection=untimed))
@@ -163,13 +155,6 @@ def test_the_modes(tmp_path: Path, mode: str, reads: bool, writes: bool) -> None
     assert (find(sampling="race") is not None) == writes
 
 
-def test_off_makes_no_folder(tmp_path: Path) -> None:
-    ca.set_store(tmp_path / "none", mode="off")
-    remembering.commit(choice())
-    assert find() is None
-    assert not (tmp_path / "none").exists()
-
-
 def test_the_users_decisions_win_over_shipped_ones(tmp_path: Path) -> None:
     ca.set_store(tmp_path / "shipped", mode="read_write")
     remembering.commit(choice())
@@ -181,26 +166,6 @@ def test_the_users_decisions_win_over_shipped_ones(tmp_path: Path) -> None:
     assert find(sampling="race") == ("eng1", "store")
     ca.set_store(tmp_path / "shipped", mode="read")
     assert find() == ("eng1", "store")
-
-
-def test_what_is_not_given_stays_as_it_is(tmp_path: Path) -> None:
-    ca.set_store(tmp_path / "user", mode="read", shipped=[tmp_path / "shipped"])
-    ca.set_store(mode="off")
-    ca.set_store(shipped=[tmp_path / "other"])
-    settings = store_settings.get_store_settings()
-    assert settings == store_settings.StoreSettings(tmp_path / "user", "off", (tmp_path / "other",))
-    ca.set_store(None, shipped=())
-    assert store_settings.get_store_settings() == store_settings.StoreSettings(None, "off", ())
-
-
-def test_paths_are_resolved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    ca.set_store("decisions", shipped=["~/shipped"])
-    settings = store_settings.get_store_settings()
-    assert settings.path == tmp_path / "decisions"
-    assert settings.shipped == (tmp_path / "home" / "shipped",)
-    assert Store("~/x.json", Environment.of()).path == tmp_path / "home" / "x.json"
 
 
 def test_shipped_takes_several_paths(tmp_path: Path) -> None:
@@ -282,48 +247,6 @@ print(remembering.find(problem, Policy("auto"), 0).text)
     assert evaluate_forked(code) == "eng1"
 
 
-def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:
-    remembering.commit(choice())
-    (file,) = folder.glob("*.json")
-    head, line = map(json.loads, file.read_text().splitlines())
-    assert head["environment"] == Environment.of(None).to_json()
-    assert line["name"].startswith("fprop x=")
-    assert "eng1" in file.read_text()
-
-
-def test_get_store_is_the_users_own(folder: Path) -> None:
-    remembering.commit(choice())
-    store = ca.get_store()
-    assert isinstance(store, Store)
-    (decision,) = list(store)
-    assert isinstance(decision, Decision)
-    assert decision.problem == PROBLEM
-
-
-def test_a_device_has_one_store(folder: Path) -> None:
-    current = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    assert ca.get_store() is ca.get_store(current) is store_settings.layers(current).user
-    assert ca.get_store() is store_settings.layers(None).user
-    absent: Any
-    for absent in (-1, 64, "cuda:0", True):
-        with pytest.raises(ValueError, match="device must be None or the index of one of"):
-            ca.get_store(absent)
-
-
-@pytest.mark.parametrize("mode", ["", "on", "READ", None, 3])
-def test_an_unknown_mode_is_refused(mode: object) -> None:
-    with pytest.raises(ValueError, match="mode must be one of 'off', 'read'"):
-        store_settings.check_store_mode(mode)
-
-
-def test_forgetting_a_problem_leaves_the_others() -> None:
-    other, elsewhere = choice(sampling="race"), choice(problem=DETERMINISTIC)
-    for one in (choice(), other, elsewhere):
-        choice_log.record(one)
-    choice_log.forget_problem(PROBLEM)
-    assert ca.choices() == [elsewhere]
-
-
 def test_what_was_measured_earlier_keeps_its_moment(folder: Path) -> None:
     """Else old measurements would beat newer ones elsewhere, once ranks have agreed upon them."""
     earlier = Provenance("580.1", "2.11.0", "0.1.0", "2026-01-02T12:00:00Z")
@@ -363,16 +286,6 @@ def test_operands_have_the_problems_alignment_and_no_larger_one(op: str) -> None
             assert tensor.is_contiguous(memory_format=memory_format)
             assert bool(tensor.isfinite().all())
             assert tensor.double().std() > 0.5
-
-
-def test_an_alignment_that_no_call_has_is_refused() -> None:
-    halved = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), alignment=(2, 32, 32))
-    with pytest.raises(ValueError, match=r"problem\.alignment must be 4 bytes or more"):
-        measuring.operands(halved, "cpu")
-    for op, alignment in (("fprop", (32, 32, 4)), ("dgrad", (16, 32, 32)), ("wgrad", (4, 4, 4))):
-        problem = ca.ConvProblem(op, (2, 8, 9, 9), (4, 8, 3, 3), alignment=alignment)
-        with pytest.raises(ValueError, match=f"must be 32 bytes for what {op} writes"):
-            tune_problem.tune(problem, 0, "race")
 
 
 def flags() -> dict[str, Any]:
@@ -544,14 +457,3 @@ def test_no_other_mode_is_served_by_it(decision: Decision, tmp_path: Path) -> No
     measured = under(decision, mode="auto")
     ca.get_store().add([measured])
     assert remembering.find(decision.problem, Policy("auto"), 0).decision.sampling == "auto"
-
-
-def test_commands_show_it(decision: Decision, tmp_path: Path) -> None:
-    file = fill(tmp_path / "store", [decision])
-    of_mode = ("--contains", f"sampling={MODE}")
-    assert "1 of 1 decision" in succeeded("show", "--store", file, *of_mode)
-    assert "none of its 1 decision has" in succeeded("show", "--store", file, "--sampling", "auto")
-    succeeded("report", tmp_path / "page.html", "--store", file)
-    assert MODE in (tmp_path / "page.html").read_text()
-    succeeded("prune", "--store", file, *of_mode, "--yes")
-    assert not file.exists()

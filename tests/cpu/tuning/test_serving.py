@@ -334,13 +334,3 @@ def test_a_neighbours_engine_is_under_the_rules_of_this_problem() -> None:
     problem = make("resnet_fp16_nhwc", "wgrad", deterministic=True)
     one = first(problem, lambda c: "NONDETERMINISTIC" in c.numerical_notes)
     assert offered(problem, [replace(one, numerical_notes=())]) == []
-
-
-def test_what_was_asked_about_is_listed_all_the_same() -> None:
-    problem = make("resnet_fp16_nhwc")
-    expected = [c.text for c in listed(problem) if c.heuristic_mode == "A"]
-    search = open_search(problem, "h200")
-    search.describe(expected[1])
-    search.build_many(expected[2:3], 1)
-    assert [c.text for c in search.query("A")] == expected
-    assert search.query("A") == []

@@ -19,7 +19,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Policy, kept_plans
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import miss, prefetching, remembering, serving
+from cudnn_autotune.tuning import miss, remembering, serving
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 
@@ -102,15 +102,6 @@ def test_any_text_in_a_store_leads_to_a_plan(store: ca.Store) -> None:
         assert serve(batch) in ("aten", "matmul")
 
 
-def test_what_a_text_leads_to_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    known = Choice(decision(1, SURROGATE), 0, "store")
-    assert serving.serve(known, operands(problem(1), "cpu")) is None
-    assert ca.fallbacks() == {serving.NO_LONGER_BUILDS: 1}
-    (line,) = [r.getMessage() for r in caplog.records if "no longer builds" in r.getMessage()]
-    assert "eng3\\ud800:" in line
-    line.encode()  # a file can hold it
-
-
 def test_no_error_of_any_type_comes_out_of_what_is_built() -> None:
     """A pin is an order, and its error the user's."""
     for error in (TypeError, KeyError, OverflowError, RecursionError, torch.OutOfMemoryError):
@@ -139,22 +130,6 @@ def test_for_want_of_memory_no_decision_is_rejected(
     assert known is not None
     assert serving.serve(known, operands(one, "cpu")) is None
     assert remembering.find(one, Policy("race"), 0) is not None
-
-
-def test_what_lies_around_in_the_store_does_not_hinder(
-    store: ca.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def around(reader: object, served: Decision) -> list[Decision]:
-        odd = [decision(batch, SURROGATE) for batch in (2, 3)]
-        prefetching.start([(one.problem, SURROGATE) for one in odd], 0)
-        raise TypeError("mine")
-
-    monkeypatch.setattr(prefetching.Reader, "around", around)
-    store.add([decision(1, "aten")])
-    assert serve(1) == "aten"
-    assert (made := ca.choices()[0]).origin == "store"
-    assert made.text == "aten"
-    assert "is not read ahead" in caplog.text
 
 
 @pytest.mark.parametrize("failing", ["find", "keys"])

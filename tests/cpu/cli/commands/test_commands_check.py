@@ -47,11 +47,6 @@ def test_a_kernel_that_does_not_compile_is_told_with_the_compilers_words() -> No
     assert "eng" in everything.stdout
 
 
-def test_an_engine_that_the_heuristics_do_not_list_is_tried() -> None:
-    message = refused("check", *LAYER, *HALF, "--candidate", "eng9999", "--gpu", "h100", status=1)
-    assert "1 candidate at fault" in message
-
-
 @NO_GPU
 def test_without_a_gpu_candidates_are_built_for_another() -> None:
     with registered(Written(EMPTY)):
@@ -87,7 +82,3 @@ def test_a_kernel_of_the_package_is_found_by_its_name() -> None:
 def test_bad_input(arguments: tuple[str, ...], said: str) -> None:
     given = ("check", *LAYER, *HALF, "--gpu", "h100", *arguments)
     assert said in refused(*given)
-
-
-def test_a_layer_without_a_weight() -> None:
-    assert "'--weight'" in refused("check", "--input", "2,64,9,9", "--gpu", "h100")

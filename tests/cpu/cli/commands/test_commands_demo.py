@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from decisions import selection, timed
-from stored import layer, run, simulation
+from stored import run
 from strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.commands.demo import LAYERS, Tried, answer
-from cudnn_autotune.core.display import milliseconds
-from cudnn_autotune.tuning.gain import pytorchs_entry
 
 TIMES = {"eng1": 2.0, "eng2": 3.0}
 MODES = BUILT_IN_MODES
@@ -44,17 +40,6 @@ def test_five_lines_answer_without_a_gpu() -> None:
     assert starts == [layer.name for layer in LAYERS]
 
 
-@pytest.mark.search
-def test_details_are_plain_lines_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["cudnn_autotune.cli.commands.demo"], "_RUNS", 1)
-    done = run("demo", "--details", obj=None)
-    assert done.exit_code == 0, done.output
-    assert not set("│┃─━\x1b") & set(done.stdout)
-    table = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
-    assert len({len(cells) for cells in table}) == 1
-    assert {cells[0] for cells in table[1:]} == set(MODES)
-
-
 def test_modes_are_compared_by_the_same_times() -> None:
     chosen = {**dict.fromkeys(MODES, "eng1"), "heuristic": "aten", "sample_once": "eng9"}
     tried = Tried.of(chosen, [RANKED])
@@ -65,19 +50,3 @@ def test_modes_are_compared_by_the_same_times() -> None:
     assert line.endswith("; 1.00x by heuristic; not timed by sample_once")
     every = Tried.of(dict.fromkeys(MODES, "eng1"), [RANKED])
     assert answer("It", [every]) == "It: PyTorch 3.000 ms; 1.50x by every mode"
-
-
-def test_pytorchs_time_that_nobody_measured_is_said() -> None:
-    tried = Tried.of(dict.fromkeys(MODES, "eng1"), [selection((timed("eng1", 2.0),))])
-    assert answer("It", [tried]) == "It: PyTorch's time is not known"
-    # One direction of which it is not known makes the sum unknown.
-    assert answer("It", [Tried.of({}, [RANKED]), tried]) == "It: PyTorch's time is not known"
-
-
-def test_times_are_those_of_the_mode_with_most_launches() -> None:
-    made = {mode: simulation("quiet", layer(), mode) for mode in ("race", "sustained")}
-    found = {mode: one.selection for mode, one in made.items()}
-    longest = max(found.values(), key=lambda one: one.total_samples)
-    own = pytorchs_entry(longest)
-    tried = Tried.of({mode: s.winner.candidate.text for mode, s in found.items()}, found.values())
-    assert f"PyTorch {milliseconds(own.time_ms or 0.0)} ms" in answer("It", [tried])

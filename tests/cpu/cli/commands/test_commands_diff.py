@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from decisions import under
-from stored import NEWER_CUDNN, decisions, fill, refused, run, slower
+from stored import decisions, fill, run, slower
 
 from cudnn_autotune.store import Decision
 
@@ -102,13 +102,6 @@ def test_what_is_damaged_is_not_alike(tmp_path: Path) -> None:
     assert "decisions alike" in done.stdout
 
 
-def test_two_environments(tmp_path: Path) -> None:
-    a, b = fill(tmp_path / "a"), fill(tmp_path / "b", environment=NEWER_CUDNN)
-    done = run("diff", a.parent, b.parent)
-    assert done.exit_code == 0
-    assert "cudnn: 9.19.0 -> 9.20.0" in done.stdout
-
-
 def test_with_and_without_determinism_are_two(tmp_path: Path) -> None:
     plain = under(decisions()[0], workspace=1 << 20)
     problem = replace(plain.problem, deterministic=True)
@@ -117,20 +110,3 @@ def test_with_and_without_determinism_are_two(tmp_path: Path) -> None:
     done = run("diff", a, b)
     assert "1 only in A" in done.stdout
     assert f"- {plain.key} deterministic: " in done.stdout
-
-
-@pytest.mark.parametrize("tolerance", ["-1", "nan", "inf", "much"])
-def test_bad_tolerance(tmp_path: Path, tolerance: str) -> None:
-    file = fill(tmp_path / "a.json")
-    message = refused("diff", file, file, "--tolerance", tolerance)
-    assert "'--tolerance'" in message
-    assert "a number of 0 or more" in message
-
-
-def test_bad_paths(tmp_path: Path) -> None:
-    file = fill(tmp_path / "a.json")
-    assert "'B'" in refused("diff", file, tmp_path / "absent.json")
-    (tmp_path / "empty").mkdir()
-    message = refused("diff", tmp_path / "empty", file)
-    assert "'A'" in message
-    assert "nothing is stored there yet" in message

@@ -103,17 +103,6 @@ def test_foreign_decisions_go_into_their_own_file(tmp_path: Path) -> None:
     assert len(held(old)) == 2
 
 
-def test_a_new_file_takes_one_environment(tmp_path: Path) -> None:
-    old = fill(tmp_path / "old.json", decisions()[:2], H200)
-    new = fill(tmp_path / "new.json", decisions()[2:], NEWER_CUDNN)
-    message = refused("import", old, new, "--store", tmp_path / "made.json")
-    assert "'--store'" in message
-    assert "name a folder" in message
-    assert not (tmp_path / "made.json").exists()
-    succeeded("import", old, "--store", tmp_path / "made.json")
-    assert len(held(tmp_path / "made.json")) == 2
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -140,29 +129,6 @@ def test_a_damaged_file_is_refused_before_anything_is_written(
     assert "damaged.json" in message
     assert not (tmp_path / "store").exists()
     assert damaged.read_bytes() == data
-
-
-def test_bad_paths(file: Path, tmp_path: Path) -> None:
-    blocked = tmp_path / "a file"
-    blocked.write_text("")
-    assert "must end in .json" in refused("export", tmp_path / "x.txt", "--store", file)
-    assert "'FILE'" in refused("export", blocked / "x.json", "--store", file)
-    (tmp_path / "empty").mkdir()
-    nothing = refused("export", tmp_path / "x.json", "--store", tmp_path / "empty")
-    assert "nothing is stored there yet" in nothing
-    assert "there is no such file" in refused("import", tmp_path / "absent.json")
-    assert "'FILE...'" in refused("import", tmp_path)
-    assert "FILE" in refused("import")
-
-
-def test_import_into_a_store_that_cannot_be_written_to(file: Path, tmp_path: Path) -> None:
-    blocked = tmp_path / "a file"
-    blocked.write_text("")
-    message = refused("import", file, "--store", blocked / "store")
-    assert message.count("Warning: ") == 1  # the store says so, too
-    assert "exchange.py" not in message
-    assert "'--store'" in message
-    assert "cannot be written to" in message
 
 
 def norms_in(folder: Path, fastest: str, *sides: int) -> list[list[str]]:

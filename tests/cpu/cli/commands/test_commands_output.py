@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from stored import fill
 from subprocesses import PACKAGE_PARENT, python_forked
-
-C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -69,41 +66,3 @@ def test_a_pipe_that_nobody_reads(store: Path) -> None:
         os.close(writing)
     assert done.returncode == 1
     assert done.stderr == b""
-
-
-def test_what_cannot_be_encoded_is_written_otherwise(store: Path) -> None:
-    done = ended("-m", "cudnn_autotune_cli", "show", "--store", store, **C_LOCALE)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stderr == b""
-    text = done.stdout.decode("ascii")
-    assert "x28x28" in text  # "x" is for the sign of multiplication
-    assert "\ufffd" not in text
-
-
-MANY = """
-import os, sys
-from cudnn_autotune_cli import main
-for command in ("export OUT.json", "report OUT.html", "show", "import KEPT"):
-    words = command.replace("KEPT", os.environ["KEPT"]).replace("OUT", os.environ["OUT"]).split()
-    store = os.environ["OUT"] + "3.json" if "import" in words else os.environ["KEPT"]
-    try:
-        main([*words, "--store", store])
-    except SystemExit as ended:
-        assert not ended.code, command
-    print("of", command, flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("locale", [C_LOCALE, {"LC_ALL": "C.UTF-8"}], ids=["C", "UTF-8"])
-def test_names_that_cannot_be_encoded(store: Path, tmp_path: Path, locale: dict[str, str]) -> None:
-    name = "\u00e4\u4e2d\udcff"  # the last is a byte that is no UTF-8
-    kept = tmp_path / f"{name}.json"
-    kept.write_bytes(store.read_bytes())
-    done = ended("-c", MANY, KEPT=str(kept), OUT=str(tmp_path / f"{name}2"), **locale)
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"Traceback" not in done.stderr
-    lines = done.stdout.decode().splitlines()
-    ends = [i for i, line in enumerate(lines) if line.startswith("of ")]
-    assert len(ends) == 4
-    assert all(one + 1 < other for one, other in pairwise([-1, *ends])), "each has said something"

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from decisions import under
-from stored import H200, decisions, fill, later, refused, run, succeeded
+from stored import H200, decisions, fill, later, run, succeeded
 
 from cudnn_autotune.store import Environment, Store
 
@@ -55,14 +55,6 @@ def test_other_environments(folder: Path) -> None:
     assert "nothing is stored there yet" in succeeded(
         "prune", "--store", folder, "--environment", "any"
     )
-
-
-def test_all_options_together(folder: Path) -> None:
-    given = ("--store", folder, "--older-than", "1w", "--contains", "fprop", "--yes")
-    assert "removed 2 decisions" in succeeded("prune", *given, "--environment", "other-than-this")
-    gone = {d.key for d in decisions()[:3] if d.problem.op == "fprop"}
-    assert keys(folder) == {d.key for d in decisions()} - gone
-    assert len(keys(folder, Environment.of())) == 2
 
 
 def test_it_asks(folder: Path) -> None:
@@ -111,36 +103,8 @@ def test_dry_run(folder: Path) -> None:
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_of_one_file(folder: Path) -> None:
-    file = folder / H200.file_name
-    succeeded("prune", "--store", file, "--op", "dgrad", "--yes")
-    assert len(keys(folder)) == 4
-    assert len(keys(folder, Environment.of())) == 2
-
-
 def test_what_is_no_store_is_left_alone(folder: Path) -> None:
     (folder / "notes.json").write_text("{}")
     done = run("prune", "--store", folder, "--environment", "any", "--yes")
     assert "left alone" in done.stderr
     assert [path.name for path in folder.glob("*.json")] == ["notes.json"]
-
-
-def test_nothing_said(folder: Path) -> None:
-    assert "say what is to go" in refused("prune", "--store", folder, "--yes")
-    assert len(keys(folder)) == 6
-
-
-@pytest.mark.parametrize("age", ["30", "d", "-3d", "3m", "1.5d", "", "999999d", "٣d"])
-def test_bad_age(folder: Path, age: str) -> None:
-    message = refused("prune", "--store", folder, "--older-than", age)
-    assert "'--older-than'" in message
-    assert "as 12h, 30d or 8w" in message
-
-
-def test_the_longest_age(folder: Path) -> None:
-    for age in ("99999h", "99999d", "99999w"):
-        assert "nothing to remove" in succeeded("prune", "--store", folder, "--older-than", age)
-
-
-def test_bad_path(tmp_path: Path) -> None:
-    assert "does not exist" in refused("prune", "--store", tmp_path / "absent", "--op", "dgrad")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from decisions import decision, selection, timed
-from stored import refused
 from subprocesses import python, python_forked
 
 from cudnn_autotune.engines.selection import Evidence
@@ -76,26 +75,10 @@ def test_a_script_that_raises_shows_its_traceback_first(folder: Path) -> None:
     assert "runpy" not in done.stderr
 
 
-def test_a_text_as_exit_status_is_printed(folder: Path) -> None:
-    done = ran("script.py", "text", cwd=folder)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-2:] == ["bye", NOTHING]
-
-
 def test_only_the_first_rank_says_what_was_tuned(folder: Path) -> None:
     done = ran("script.py", cwd=folder, rank=1)
     assert done.returncode == 0
     assert "cudnn-autotune:" not in done.stderr
-
-
-def test_bad_arguments_are_named(folder: Path) -> None:
-    assert "'SCRIPT': 'lost.py' does not exist" in refused("run", "lost.py")
-    assert "'--sampling': 'fast' is not one of" in refused(
-        "run", "--sampling", "fast", folder / "script.py"
-    )
-    assert "No such option '--samplin'. Did you mean '--sampling'?" in refused(
-        "run", "--samplin", "race", folder / "script.py"
-    )
 
 
 @pytest.mark.parametrize(
@@ -116,14 +99,6 @@ def test_what_cannot_be_run_is_named_without_a_traceback(
     said = " ".join(done.stderr.split())
     assert "Invalid value for 'SCRIPT': " in said
     assert named in said
-
-
-def test_an_import_error_of_a_module_keeps_its_traceback(folder: Path) -> None:
-    (folder / "needs.py").write_text("import no_such_module\n")
-    done = ran("-m", "needs", cwd=folder)
-    assert done.returncode == 1
-    assert "needs.py" in done.stderr
-    assert "ModuleNotFoundError: No module named 'no_such_module'" in done.stderr
 
 
 def test_the_summary_says_what_is_gained() -> None:

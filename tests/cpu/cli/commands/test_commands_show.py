@@ -7,26 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
-from decisions import resealed, under
-from rich.console import Console
+from decisions import resealed
 from stored import (
     H200,
     NEWER_CUDNN,
     decisions,
     fill,
-    layer,
     misspelt,
     refused,
     run,
-    simulation,
     succeeded,
 )
-from subprocesses import evaluate_forked, python
 
 import cudnn_autotune as ca
-from cudnn_autotune.cli import decision_table, stores
+from cudnn_autotune.cli import stores
 from cudnn_autotune.store import Decision, Environment
 from cudnn_autotune.tuning.gain import against_pytorch
 
@@ -87,32 +82,6 @@ def test_filters(file: Path, options: tuple[str, ...], passes: Any) -> None:
     assert wanted or options[1] == "race"
 
 
-def test_engine_by_its_whole_text(file: Path) -> None:
-    chosen = [d.chosen.candidate.text for d in decisions() if d.chosen]
-    text = next(text for text in chosen if text.startswith("eng62:"))
-    assert [d.chosen.candidate.text for d in shown(file, "--engine", text) if d.chosen] == [text]
-
-
-def test_sorting(file: Path) -> None:
-    def time(decision: Decision) -> float:
-        return decision.chosen.sustained_ms or decision.chosen.time_ms or 0.0
-
-    by_time = [time(d) for d in shown(file, "--sort", "time")]
-    assert by_time == sorted(by_time, reverse=True)
-    by_size = [
-        d.chosen.candidate.workspace_bytes for d in shown(file, "--sort", "workspace") if d.chosen
-    ]
-    assert by_size == sorted(by_size, reverse=True)
-    assert by_size[0] > 0
-    by_problem = [d.problem.input_shape[2] for d in shown(file)]
-    assert by_problem == sorted(by_problem, reverse=True)
-
-
-def test_nothing_passes(file: Path) -> None:
-    text = succeeded("show", "--store", file, "--op", "wgrad", "--dtype", "float64")
-    assert "none of its 6 decisions has op wgrad, dtype float64" in text
-
-
 @pytest.mark.parametrize("command", ["show", "export", "prune", "report", "diff"])
 def test_an_unknown_mode_is_refused(file: Path, tmp_path: Path, command: str) -> None:
     arguments: dict[str, tuple[object, ...]] = {
@@ -128,14 +97,6 @@ def test_an_unknown_mode_is_refused(file: Path, tmp_path: Path, command: str) ->
     for mode in ca.sampling.names():
         assert mode in message
     assert "--contains sampling=fast" in message
-
-
-def test_one_of_several_foreign_files_must_be_named(file: Path) -> None:
-    other = fill(file.parent, decisions()[:2], NEWER_CUDNN)
-    message = refused("show", "--store", file.parent)
-    assert "name one of them" in message
-    assert other.name in message
-    assert "2 of 2 decisions" in succeeded("show", "--store", other)
 
 
 def test_a_file_of_this_machine_comes_first(tmp_path: Path) -> None:
@@ -186,18 +147,6 @@ def test_an_entry_that_is_nested_deeply_is_damage_to_every_verb(file: Path, tmp_
     assert file.read_bytes() == data
 
 
-def test_a_truncated_file(file: Path) -> None:
-    data = file.read_bytes()
-    file.write_bytes(data[: 2 * len(data) // 3])
-    done = run("show", "--store", file)
-    assert done.exit_code == 0
-    (damage,) = done.stderr.splitlines()
-    kept = int(damage.rpartition(" decision")[0].rpartition(" ")[2])
-    assert 0 < kept < 6
-    assert damage.startswith(f"{file}: damaged (its end is missing): ")
-    assert f"{kept} of {kept} decision" in done.stdout
-
-
 @pytest.fixture(params=["no JSON", "a head of another's", "empty", "a link to itself"])
 def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder: the file of this machine, damaged beyond reading, and one that is sound."""
@@ -233,61 +182,6 @@ def test_one_damaged_file_does_not_hide_the_others(damaged: Path, tmp_path: Path
     assert str(damaged) not in message.partition("name one of them")[2]
 
 
-def test_nothing_but_damage_is_refused(damaged: Path, file: Path) -> None:
-    file.write_bytes(b"")
-    message = refused("show", "--store", file.parent)
-    assert f"'--store': {damaged}: " in message
-    assert f"{file}: no store that can be read" in message
-
-
-def test_constraints_are_told(tmp_path: Path) -> None:
-    made = simulation("quiet", layer(deterministic=True, alignment=(16, 32, 32)))
-    file = fill(tmp_path, [under(made, workspace=3 << 20, benchmark=5)])
-    (row,) = rows_of(run("show", "--store", file).stdout)
-    assert row[0] == (
-        "fprop 16×64×28×28, 64 of 3×3, padding 1, float16 nhwc, alignment 16,32,32, deterministic, "
-        "at most 3.0 MiB, benchmark limit 5"
-    )
-
-
-def rows_of(text: str) -> list[list[str]]:
-    """The cells of each row that a pipe gets, without the header."""
-    header, *rows = [line.split("\t") for line in text.splitlines() if "\t" in line]
-    assert header[0] == "problem"
-    assert all(len(row) == len(header) for row in rows)
-    return rows
-
-
-def test_a_pipe_gets_a_line_for_each_decision_and_a_terminal_a_table(file: Path) -> None:
-    text = run("show", "--store", file).stdout
-    rows = rows_of(text)
-    assert len(rows) == 6
-    assert "│" not in text
-    assert text.splitlines()[-1] == str(file)
-    with (file.parent / "terminal").open("w+") as terminal:
-        console = Console(file=terminal, force_terminal=True, width=150, color_system=None)
-        decision_table.show(console, stores.read(file).decisions, "a title", "a note")
-        terminal.seek(0)
-        drawn = terminal.read()
-    first, *_, last = drawn.splitlines()
-    assert (first.strip(), last.strip()) == ("a title", "a note")
-    told = " ".join(drawn.replace("│", " ").split())
-    for name in ("problem", "engine, and why", "time, ms"):
-        assert name in told
-    for row in rows:
-        assert row[0].partition(",")[0] in told
-
-
-def test_all_outputs_wrong(tmp_path: Path) -> None:
-    made = decisions()[3]
-    rejected = tuple((entry.candidate.text, 0.5) for entry in made.selection.ranking)
-    file = fill(tmp_path, [replace(made, rejected=rejected)])
-    text = succeeded("show", "--store", file)
-    assert "aten" in text
-    assert "every other's output was wrong" in text
-    assert len(shown(file, "--engine", "aten")) == 1
-
-
 def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
     made = decisions()[3]
     first, *others = made.selection.ranking
@@ -314,20 +208,6 @@ def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
     assert "[bold red]" in run("show", "--store", file).stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--op", "conv"), "'--op'"),
-        (("--dtype", "int8"), "'--dtype'"),
-        (("--engine", " "), "'--engine'"),
-        (("--contains", ""), "'--contains'"),
-        (("--sort", "age"), "'--sort'"),
-    ],
-)
-def test_bad_options(file: Path, options: tuple[str, ...], said: str) -> None:
-    assert said in refused("show", "--store", file, *options)
-
-
 def test_paths_that_are_no_store(tmp_path: Path) -> None:
     assert "does not exist" in refused("show", "--store", tmp_path / "absent.json")
     text = tmp_path / "notes.json"
@@ -344,65 +224,6 @@ def test_paths_that_are_no_store(tmp_path: Path) -> None:
     ):
         future.write_bytes(data)
         assert "it is of version 3, this package reads 2" in refused("show", "--store", future)
-
-
-def test_a_path_in_the_users_home(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shell expands it after an equals sign; what writes there does."""
-    monkeypatch.setenv("HOME", str(file.parent))
-    assert "of 6 decisions" in succeeded("show", f"--store=~/{file.name}", "--op", "dgrad")
-
-
-def test_an_entry_without_a_name(file: Path) -> None:
-    line = resealed(b'{"crc32":"........","name":"","decision":{}}')
-    file.write_bytes(file.read_bytes() + line + b"\n")
-    assert "of 7 decisions" in succeeded("show", "--store", file, "--op", "dgrad")
-
-
-TESTS = str(checkout.TESTS)
-PLACES = """
-from click.testing import CliRunner
-from unprivileged import drop_capabilities
-from cudnn_autotune_cli import main
-drop_capabilities()
-for command in COMMANDS:
-    done = CliRunner().invoke(main, command.split())
-    assert done.exception is None or isinstance(done.exception, SystemExit), command
-    print(done.exit_code, " ".join(done.output.split()))
-"""
-
-
-def test_what_there_is_no_permission_for(tmp_path: Path) -> None:
-    sound = fill(tmp_path / "sound.json")
-    closed = tmp_path / "closed"
-    file = fill(closed / "x.json")
-    closed.chmod(0)
-    try:
-        commands = [
-            *(f"show --store {place}" for place in (closed, file)),
-            *(f"prune --op dgrad --yes --store {place}" for place in (closed, file)),
-            f"diff {sound} {file}",
-            f"import {file} --store {tmp_path}",
-            f"import {sound} --store {file}",
-            f"export {file} --store {sound}",
-            *(f"env --store {place}" for place in (closed, file)),
-        ]
-        told = evaluate_forked(
-            f"import sys; sys.path.insert(0, {TESTS!r})"
-            + PLACES.replace("COMMANDS", repr(commands))
-        ).splitlines()
-        assert len(told) == len(commands)
-        for command, line in zip(commands, told, strict=True):
-            assert "Permission denied" in line or "is not readable" in line, command
-            assert line[0] == "2" or command.startswith("env"), command
-    finally:
-        closed.chmod(0o755)
-
-
-def test_a_name_that_is_too_long(tmp_path: Path) -> None:
-    for name in ("x" * 300, "x" * 300 + ".json"):
-        for command in (("show",), ("prune", "--op", "dgrad")):
-            assert "File name too long" in refused(*command, "--store", tmp_path / name)
-        assert "File name too long" in succeeded("env", "--store", tmp_path / name)
 
 
 def test_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,18 +250,6 @@ def test_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"other files {H200.file_name}" in text
 
 
-def test_env_of_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    file = tmp_path / "store.json"
-    file.write_text("not JSON")
-    told = json.loads(run("env", "--json", "--store", file).stdout)
-    assert told["store"]["decisions"] == 0
-    assert str(file) in told["store"]["not readable"][0]
-    fill(tmp_path / "h200.json")
-    told = json.loads(run("env", "--json", "--store", tmp_path / "h200.json").stdout)
-    assert told["store"]["decisions"] == 6
-    assert told["store"]["of another environment"] == H200.file_name
-
-
 def test_env_tells_what_variables_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "WORKSPACE_LIMIT": "lots",
@@ -464,50 +273,3 @@ def test_env_tells_what_variables_mean_nothing(monkeypatch: pytest.MonkeyPatch) 
     )
     assert found["CUDNN_AUTOTUNE_Q"] == "there is no such variable"
     assert "CUDNN_AUTOTUNE_Q there is no such variable" in succeeded("env")
-
-
-def test_env_tells_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o555)
-    code = f"""
-import json, sys
-sys.path.insert(0, {TESTS!r})
-from click.testing import CliRunner
-from unprivileged import drop_capabilities
-import cudnn_autotune as ca
-from cudnn_autotune_cli import main
-drop_capabilities()
-for mode in ("read_write", "read"):
-    ca.set_store(mode=mode)
-    for place in ("closed", "closed/in/it", "file/in", "open", "open/in/it.json"):
-        place = {str(tmp_path)!r} + "/" + place
-        done = CliRunner().invoke(main, ["env", "--json", "--store", place])
-        print(json.loads(done.stdout)["store"].get("cannot be written"))
-"""
-    (tmp_path / "open").mkdir()
-    assert evaluate_forked(code).splitlines() == [
-        *(
-            f"{folder}/{Environment.of().file_name}"
-            for folder in (closed, closed / "in" / "it", tmp_path / "file" / "in")
-        ),
-        *["None"] * 7,
-    ]
-
-
-@pytest.mark.slow
-def test_a_terminal_of_ascii(tmp_path: Path) -> None:
-    """What it cannot show is shown by something as wide, or escaped in a name."""
-    file = fill(tmp_path / "größe.json")
-    plain = run("show", "--store", file)
-    arguments = ("-m", "cudnn_autotune_cli", "show", "--store", str(file))
-    done = python(*arguments, env={"PYTHONIOENCODING": "ascii"})
-    assert (plain.exit_code, plain.stderr) == (0, "")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert str(file) in plain.stdout
-    assert "gr\\xf6\\xdfe.json" in done.stdout
-    of_all = "16×64×28×28, 64 of 3×3, padding 1"
-    assert of_all in plain.stdout
-    assert of_all.replace("×", "x") in done.stdout
-    widths = [list(map(len, text.splitlines()[:-1])) for text in (plain.stdout, done.stdout)]
-    assert widths[0] == widths[1]

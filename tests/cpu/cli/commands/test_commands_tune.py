@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import torch
-from rich.console import Console
 from simulation import SimulatedTimer, preset
-from stored import H200, decide, layer, refused, run, simulation, succeeded
+from stored import H200, decide, layer, refused, run, succeeded
 from torch import nn
 
-import cudnn_autotune as ca
-from cudnn_autotune.cli.commands import tune_problems
-from cudnn_autotune.cli.commands.tune import Bench, tune_each
+from cudnn_autotune.cli.commands.tune import Bench
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.nn.modules import Conv2d
-from cudnn_autotune.store import Decision, Store, peaks_file
-from cudnn_autotune.tuning import events
+from cudnn_autotune.store import Decision, Store
 from cudnn_autotune.tuning.model_tuning import Progress
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -138,13 +129,6 @@ def kept(place: Path) -> dict[ConvProblem, Decision]:
     return {decision.problem: decision for decision in Store(place, H200)}
 
 
-def test_limits_are_shown_where_the_peaks_are_known(gpu: Simulated, tmp_path: Path) -> None:
-    given = (*LAYER, "--dtype", "float16", "--op", "fprop", "--store", tmp_path)
-    assert "limit 0." not in succeeded("tune", *given, obj=gpu.bench)
-    peaks_file.keep(tmp_path, H200, Peaks(4e9, {"float64": 6e10}, 0.002))
-    assert "limit 0.01469" in succeeded("tune", *given, "--retune", obj=gpu.bench)
-
-
 def test_a_layer(gpu: Simulated, tmp_path: Path) -> None:
     given = (*LAYER, "--dtype", "float16", "--channels-last", "--store", tmp_path)
     text = succeeded("tune", *given, obj=gpu.bench)
@@ -174,68 +158,6 @@ def test_what_the_store_knows_is_not_tuned_again(gpu: Simulated, tmp_path: Path)
     assert [problem.op for problem, _ in gpu.tuned] == ["fprop", "wgrad"]
 
 
-def test_names_in_a_file_do_not_steer_the_terminal(gpu: Simulated, tmp_path: Path) -> None:
-    for text in ("\x1b[2Jeng", "\u202eeng"):
-        made = simulation("quiet", layer("dgrad", dtype=torch.float32))
-        first, *others = made.selection.ranking
-        hostile = dataclasses.replace(
-            first, candidate=dataclasses.replace(first.candidate, text=text)
-        )
-        selection = dataclasses.replace(made.selection, ranking=(hostile, *others))
-        Store(tmp_path, H200).put(made.problem, selection)
-        given = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
-        text = succeeded(
-            *("tune", *given, "--op", "dgrad", "--channels-last", "--store", tmp_path),
-            obj=gpu.bench,
-        )
-        assert "known already" in text
-        assert "\x1b" not in text
-    assert gpu.tuned == []
-
-
-def test_a_slow_search_under_a_progress_bar_needs_no_warning(
-    gpu: Simulated,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(events, "SEARCHES", events.SlowSearches(after_s=0.001))
-
-    def slow(problem: ConvProblem, mode: str) -> Decision:
-        with events.SEARCHES.searching():
-            time.sleep(0.05)
-            return gpu(problem, mode)
-
-    bench = dataclasses.replace(gpu.bench, tune=slow)
-    succeeded("tune", *LAYER, "--op", "dgrad", "--store", tmp_path, obj=bench)
-    assert caplog.messages == []
-    slow(gpu.tuned[0][0], "race")
-    assert len(caplog.messages) == 1
-
-
-def test_modes_are_apart(gpu: Simulated, tmp_path: Path) -> None:
-    given = ("tune", *LAYER, "--op", "dgrad", "--store", tmp_path)
-    for mode in ("race", "sample_once", "race"):
-        succeeded(*given, "--sampling", mode, obj=gpu.bench)
-    assert [mode for _, mode in gpu.tuned] == ["race", "sample_once"]
-    assert sorted(decision.sampling for decision in Store(tmp_path, H200)) == [
-        "race",
-        "sample_once",
-    ]
-
-
-def test_the_mode_in_force(gpu: Simulated, tmp_path: Path) -> None:
-    ca.set_sampling("race")
-    succeeded("tune", *LAYER, "--op", "dgrad", "--store", tmp_path, obj=gpu.bench)
-    assert [mode for _, mode in gpu.tuned] == ["race"]
-
-
-def test_what_nobody_timed_is_not_kept(gpu: Simulated, tmp_path: Path) -> None:
-    given = ("tune", *LAYER, "--sampling", "heuristic", "--store", tmp_path)
-    assert succeeded(*given, obj=gpu.bench).count("nothing was timed") == 3
-    assert len(Store(tmp_path, H200)) == 0
-
-
 def test_geometry(gpu: Simulated, tmp_path: Path) -> None:
     given = ("--input", "2,8,9,11", "--weight", "6,4,3,5", "--stride", "2,1", "--padding", "1,2")
     more = ("--dilation", "1,2", "--groups", "2", "--op", "wgrad", "--store", tmp_path)
@@ -247,16 +169,6 @@ def test_geometry(gpu: Simulated, tmp_path: Path) -> None:
         given = ("--input", "2,8,9", "--weight", "6,8,4", "--padding", padding, "--op", "fprop")
         succeeded("tune", *given, "--store", tmp_path, obj=gpu.bench)
         assert gpu.tuned[-1][0] == ConvProblem("fprop", (2, 8, 9), (6, 8, 4), padding=padding)
-
-
-def test_a_bias_is_of_the_forward(gpu: Simulated, tmp_path: Path) -> None:
-    succeeded("tune", *LAYER, "--bias", "--store", tmp_path, obj=gpu.bench)
-    assert [(p.op, p.bias) for p, _ in gpu.tuned] == [
-        ("fprop", True),
-        ("dgrad", False),
-        ("wgrad", False),
-    ]
-    assert "'--bias'" in refused("tune", "my:net", "--input", "4,4,8,8", "--bias")
 
 
 @pytest.fixture
@@ -384,16 +296,6 @@ def test_what_was_decided_before_ctrl_c_is_shown(
     assert len(json.loads(run(*given, "--json", obj=bench).stdout)["decisions"]) == 1
 
 
-def test_a_model_without_a_convolution(gpu: Simulated, folder: Path) -> None:
-    bench = dataclasses.replace(gpu.bench, calls_of=lambda *_: {})
-    given = ("tune", "my_nets:Net", "--input", "4,3,12,12", "--store", folder / "store")
-    said = "my_nets:Net has no convolution to tune"
-    assert succeeded(*given, obj=bench) == said
-    done = run(*given, "--json", obj=bench)
-    assert (done.exit_code, done.stderr) == (0, said + "\n")
-    assert json.loads(done.stdout) == {"gain": None, "decisions": []}
-
-
 def test_json(gpu: Simulated, folder: Path) -> None:
     given = ("tune", "my_nets:Mixed", "--input", "4,3,12,12", "--store", folder / "store")
     done = run(*given, "--json", obj=gpu.bench)
@@ -409,38 +311,6 @@ def test_json(gpu: Simulated, folder: Path) -> None:
     assert found["path"] == str(folder / "store" / H200.file_name)
 
 
-def test_both_layouts_of_a_model(gpu: Simulated, folder: Path) -> None:
-    given = ("--input", "4,3,12,12", "--memory-format", "auto", "--store", folder / "store")
-    text = succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
-    tuned = [problem for problem, _ in gpu.tuned]
-    assert {p.memory_format for p in tuned} == {torch.contiguous_format, torch.channels_last}
-    assert len(kept(folder / "store")) == len(tuned) == 3  # the input itself is contiguous
-    # The step is that of one layout.
-    assert "a step by estimate of its 3 convolution calls" in text
-    said = r"my_nets:Net: (contiguous|channels_last): the faster \(contiguous \S+ ms a step, "
-    assert re.search(said + r"channels_last \S+ ms a step\)", text)
-
-
-def test_a_model_of_volumes(folder: Path) -> None:
-    """Its channels_last is one of three dimensions."""
-    asked: list[Any] = []
-
-    def note(model: nn.Module, *inputs: torch.Tensor) -> dict[ConvProblem, int]:
-        asked.extend([model, *inputs])
-        return {}
-
-    given = {"dtype": "float16", "train": False, "input": [(2, 4, 5, 6, 7)]}
-    cpu = torch.device("cpu")
-    name = "my_nets:Volume"
-    subject = tune_problems.Model(name, tune_problems.load(name), given, cpu, channels_last=True)
-    subject.problems(note, torch.channels_last)
-    model, input = asked
-    assert [type(layer) for layer in model] == [ca.Conv3d, ca.ConvTranspose3d]
-    for tensor in (input, model[0].weight, model[1].weight):
-        assert tensor.dtype is torch.float16
-        assert tensor.is_contiguous(memory_format=torch.channels_last_3d)
-
-
 def test_what_is_not_served_is_said(gpu: Simulated, folder: Path) -> None:
     given = ("--input", "4,3,12,12", "--store", folder / "store")
     text = succeeded("tune", "my_nets:Mixed", *given, obj=gpu.bench)
@@ -450,13 +320,6 @@ def test_what_is_not_served_is_said(gpu: Simulated, folder: Path) -> None:
     )
     assert len(gpu.tuned) == 2
     assert "not served" not in succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
-
-
-@pytest.mark.parametrize("name", ["my_nets:made", "my_nets:Small.net"])
-def test_ways_to_name_a_model(gpu: Simulated, folder: Path, name: str) -> None:
-    inputs = ("--input", "4,3,12,12", "--input", "7")
-    succeeded("tune", name, *inputs, "--store", folder / "store", obj=gpu.bench)
-    assert len(gpu.tuned) == 2
 
 
 @pytest.mark.parametrize(
@@ -481,29 +344,6 @@ def test_models_that_are_none(
     given = ("--input", "4,5,12,12", "--store", folder / "store")
     assert said in refused("tune", name, *given, status=status, obj=gpu.bench)
     assert gpu.tuned == []
-
-
-@pytest.mark.parametrize("source", ["torchvision", "timm"])
-def test_models_of_packages(gpu: Simulated, tmp_path: Path, source: str) -> None:
-    given = ("--input", "2,3,64,64", "--store", tmp_path)
-    try:
-        importlib.import_module(source)
-    except ImportError:
-        message = refused("tune", f"{source}:resnet18", *given, obj=gpu.bench)
-        assert f"cannot import {source}" in message
-        return
-    succeeded("tune", f"{source}:resnet18", *given, obj=gpu.bench)
-    assert len(gpu.tuned) > 8
-    message = refused("tune", f"{source}:no_such_net", *given, obj=gpu.bench)
-    assert f"{source} has no 'no_such_net'" in message
-    message = refused("tune", f"{source}:resnet81", *given, obj=gpu.bench)
-    assert f"{source} has no 'resnet81'; did you mean 'resnet18'?" in message
-
-
-def test_a_model_named_without_its_source(gpu: Simulated, tmp_path: Path) -> None:
-    pytest.importorskip("torchvision", reason="torchvision is not installed")
-    message = refused("tune", "resnet50", "--input", "2,3,64,64", obj=gpu.bench)
-    assert "got 'resnet50'; did you mean 'torchvision:resnet50'?" in message
 
 
 @pytest.mark.parametrize(
@@ -540,14 +380,6 @@ def test_bad_input(gpu: Simulated, tmp_path: Path, arguments: Sequence[str], sai
     assert gpu.tuned == []
 
 
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")
-def test_a_store_that_cannot_be_written_to(gpu: Simulated, tmp_path: Path) -> None:
-    (tmp_path / "a file").write_text("")
-    message = refused("tune", *LAYER, "--store", tmp_path / "a file" / "x", obj=gpu.bench)
-    assert "'--store'" in message
-    assert gpu.tuned == []
-
-
 @NO_GPU
 def test_without_a_gpu(tmp_path: Path) -> None:
     message = refused("tune", *LAYER, "--store", tmp_path)
@@ -555,13 +387,6 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     assert "audit --replay" in message
     # What is wrong with a layer is said first, wherever.
     assert "'--input'" in refused("tune", "--input", "4,5,8,8", "--weight", "4,4,3,3")
-
-
-@NO_GPU
-def test_without_a_gpu_what_is_wrong_with_a_model_is_said_first(folder: Path) -> None:
-    assert "tuning needs a GPU" in refused("tune", "my_nets:Net", "--input", "4,3,8,8")
-    for name in ("my_nets:absent", "torchvision:resnet51", "resnet50"):
-        assert "'MODEL'" in refused("tune", name, "--input", "4,3,8,8"), name
 
 
 def failing(**changes: Any) -> Callable[[str], SimulatedTimer]:
@@ -594,42 +419,3 @@ def test_one_problem_cannot_be_tuned(tmp_path: Path) -> None:
     assert "dgrad 16×64×28×28, 64 of 3×3, padding 1: not tuned: out of memory" in done.stdout
     assert "1 of 3 problems could not be tuned; PyTorch serves them" in done.stderr
     assert [problem.op for problem in kept(tmp_path)] == ["fprop", "wgrad"]
-
-
-def test_run_by_hand(tmp_path: Path) -> None:
-    """Of any error that says nothing of the GPU, the others go on."""
-
-    def tune(problem: ConvProblem) -> Decision:
-        if problem.op == "dgrad":
-            raise RuntimeError("no choice was made: groups")
-        return simulation("quiet", problem)
-
-    console = Console(quiet=True)
-    problems = [layer(op) for op in ("fprop", "dgrad", "wgrad")]
-    store = Store(tmp_path, H200)
-    outcome = tune_each(problems, tune, store, lambda problem: None, console)
-    assert [decision.problem.op for decision in outcome.decisions] == ["fprop", "wgrad"]
-    assert outcome.failed == [(problems[1], "no choice was made: groups")]
-
-    def lose(problem: ConvProblem) -> Decision:
-        raise torch.AcceleratorError("an illegal memory access was encountered")
-
-    with pytest.raises(click.ClickException, match=r"the GPU fails.*illegal memory access"):
-        tune_each(problems, lose, store, lambda problem: None, console)
-
-
-def test_progress_tells_of_the_time_left(tmp_path: Path) -> None:
-    with (tmp_path / "terminal").open("w+") as file:
-        console = Console(file=file, force_terminal=True, width=100, force_interactive=True)
-        tune_each(
-            [layer(channels=c) for c in (32, 64, 96)],
-            lambda problem: simulation("quiet", problem),
-            Store(tmp_path, H200),
-            lambda problem: None,
-            console,
-        )
-        file.seek(0)
-        text = file.read()
-    assert "3/3" in text
-    assert "left: " in text
-    assert "0:00:00" in text.rpartition("left: ")[2]

@@ -127,7 +127,7 @@ def test_what_the_kernels_do_not_take() -> None:
         assert "group norm" in str(unsupported_by_kernels(replace(problem, **change)))  # type: ignore[arg-type]
 
 
-@pytest.mark.basic(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
 def test_they_compile(capability: tuple[int, int]) -> None:
     gpu = replace(gpu_of("h100" if capability > (7, 5) else "t4"), compute_capability=capability)

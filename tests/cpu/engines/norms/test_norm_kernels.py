@@ -278,7 +278,7 @@ def test_a_form_keeps_less_where_the_tensors_do_not_fit() -> None:
     assert plan_norm(huge, gpu, "kept") == plan_norm(huge, gpu, "two passes")
 
 
-@pytest.mark.basic(1)
+@pytest.mark.slow
 @covering(capability=[(7, 5), (8, 0), (9, 0), (10, 0)], planes=BOTH, is_backward=BOTH)
 def test_they_compile(capability: tuple[int, int], planes: bool, is_backward: bool) -> None:
     gpu = replace(gpu_of("h100" if capability > (7, 5) else "t4"), compute_capability=capability)

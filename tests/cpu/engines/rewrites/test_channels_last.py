@@ -120,15 +120,6 @@ def test_nvrtc_compiles_the_transposition(
         assert_compiles(Recipe((launch,)), compute_capability)
 
 
-@pytest.mark.parametrize("dtype", BITS)
-def test_no_block_is_mostly_idle(dtype: torch.dtype) -> None:
-    """However small the images are, or however few channels they have, tiles are large."""
-    for rows, columns in itertools.product((2, 3, 8, 24, 49, 196, 256, 12544, 50625), repeat=2):
-        images = -(-(2**22) // (rows * columns))
-        launch = transpose([Transposition(X, Y, images, rows, columns)], dtype)
-        assert images * rows * columns * dtype.itemsize / launch.grid[0] >= 3 << 10
-
-
 def test_tensors_of_up_to_2_to_the_31_elements_are_addressed() -> None:
     """Each block's numbers fit into the arguments' types."""
     for rows, columns in ((8, 2**28 - 1), (2**28 - 1, 8), (46340, 46340), (3, 715827882)):
@@ -220,13 +211,6 @@ def test_one_launch_before_the_kernel_and_one_behind_it() -> None:
     assert launches(PROBLEMS["grouped_wgrad"][0])[0] == before
 
 
-def test_what_lies_alike_in_both_layouts_is_not_copied() -> None:
-    depthwise = [name for name, _ in launches(PROBLEMS["depthwise_wgrad"][0])]
-    assert depthwise == ["transpose", "depthwise_wgrad", "depthwise_wgrad_sum"]
-    assert launches(PROBLEMS["few_channels"][3]) == [("few_channels", 0), ("transpose", 1)]
-    assert launches(PROBLEMS["grouped"][2])[0] == ("transpose", 2), "x and the residual"
-
-
 # What is offered
 
 
@@ -274,31 +258,6 @@ def test_offers_are_few_and_their_texts_lead_back() -> None:
         RELAYOUT.recipe(PROBLEMS["grouped"][0], "grouped:NONE=1", H200)
     with pytest.raises(ValueError, match="settings"):
         RELAYOUT.recipe(PROBLEMS["grouped"][0], offers_of(PROBLEMS["few_channels"][0])[0], H200)
-
-
-def test_an_offer_has_the_notes_of_the_kernel() -> None:
-    notes = {
-        name: {offer.numerical_notes for p in problems for offer in RELAYOUT.offers(p, H200)}
-        for name, problems in PROBLEMS.items()
-    }
-    assert notes.pop("depthwise_wgrad") == {()}
-    assert set().union(*notes.values()) == {("TENSOR_CORE",)}
-
-
-def test_settings_of_real_layers_are_short_enough() -> None:
-    """Candidates of all kinds that are offered at the sizes of models."""
-    layers = [
-        plain("fprop", (64, 1512, 14, 14), (1512, 24, 3, 3), 2, 1, 1, 63, bias=True),
-        plain("wgrad", (64, 256, 28, 28), (256, 8, 3, 3), 1, 1, 1, 32),
-        plain("fprop", (64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
-        plain("wgrad", (64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
-        plain("wgrad", (64, 192, 28, 28), (192, 1, 7, 7), 1, 3, 1, 192, dtype=FLOAT),
-        plain("wgrad", (8, 54, 16, 56, 56), (54, 1, 3, 3, 3), 1, 1, 1, 54),
-    ]
-    for problem in layers:
-        assert offers_of(problem)
-        for settings in offers_of(problem):
-            assert parse(of_implementation(RELAYOUT.name, RELAYOUT.version, settings).text)
 
 
 def test_every_kind_of_random_problem_that_has_kernels_is_reached() -> None:

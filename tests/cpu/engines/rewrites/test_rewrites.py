@@ -22,7 +22,6 @@ from random_problems import KINDS, random_problem
 from torch import Tensor
 
 from cudnn_autotune.engines.candidate_id import of_implementation, parse
-from cudnn_autotune.engines.candidates import candidates
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, EngineLaunch, KernelLaunch, Recipe
@@ -211,34 +210,6 @@ def test_nvrtc_compiles_the_kernels(
 ) -> None:
     recipe = rewrite.recipe(problem, rewrite.offers(problem, H200)[0].settings, H200)
     assert_compiles(recipe, compute_capability)
-
-
-def test_accesses_are_as_wide_as_channels_allow() -> None:
-    def widths(channels: int) -> list[tuple[int, int]]:
-        problem = last("dgrad", (1, channels, 6, 6), (32, channels, 1, 1), 2)
-        recipe = SLICED.recipe(problem, SLICED.offers(problem, H200)[0].settings, H200)
-        return [(int(k["VECTOR"]), int(k["LOAD"])) for k in kernels(recipe)]
-
-    assert [widths(512 + c) for c in (0, 4, 2, 1)] == [[(8, 8)], [(4, 4)], [(2, 2)], [(1, 1)]]
-
-
-@pytest.mark.parametrize(
-    ("x", "w", "stride", "padding", "load"),
-    [
-        ((1, 3, 64, 64), (8, 3, 16, 16), 16, 0, 4),
-        ((1, 3, 16, 16), (8, 3, 4, 4), 4, 0, 4),
-        ((1, 3, 16, 15), (8, 3, 4, 4), 4, 0, 1),
-        ((1, 3, 16, 16), (8, 3, 4, 4), 4, (0, 2), 2),
-        ((1, 4, 16, 16), (8, 4, 4, 4), 2, 1, 4),
-    ],
-)
-def test_pixels_are_loaded_together(
-    x: tuple[int, ...], w: tuple[int, ...], stride: int, padding: object, load: int
-) -> None:
-    problem = last("fprop", x, w, stride, padding, dtype=FLOAT)
-    recipe = DEPTH.recipe(problem, DEPTH.offers(problem, H200)[0].settings, H200)
-    assert [k["LOAD"] for k in kernels(recipe)] == [load]
-    check_first(DEPTH, problem)
 
 
 @pytest.mark.parametrize("at", range(3))
@@ -463,19 +434,3 @@ def test_offers_are_few_and_their_texts_lead_back() -> None:
         PAD.recipe(padded, "eng99999", H200)
     with pytest.raises(ValueError, match="settings"):
         PAD.recipe(folded, "eng1", H200)
-
-
-def test_an_offer_has_the_notes_of_its_engine() -> None:
-    problem = last("dgrad", (1, 1024, 20, 12), (147, 1024, 1, 1), 2, (1, 0))
-    for wanted in (problem, replace(problem, deterministic=True)):
-        form = PAD.form(wanted, H200)
-        notes = {c.text: c.numerical_notes for c in candidates(form.inner, H200.device)}
-        offers = PAD.offers(wanted, H200)
-        assert offers
-        for offer in offers:
-            assert offer.numerical_notes == notes[offer.settings]
-            assert not wanted.deterministic or "NONDETERMINISTIC" not in offer.numerical_notes
-
-
-def test_versions_differ() -> None:
-    assert len({rewrite.version for rewrite in REWRITES}) == len(REWRITES)

@@ -7,10 +7,8 @@ weights, which takes convolutions away before groups are looked for, is off.
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import re
-import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,15 +24,12 @@ from references import TOLERANCES, assert_close
 from subprocesses import evaluate
 from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
-from torch._inductor.codecache import PyCodeCache
 from torch._inductor.cudagraph_trees import MarkStepBox
 from torch._inductor.utils import run_and_get_code
-from torch.nn.utils.parametrizations import weight_norm
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn import formulas
 from cudnn_autotune.nn.backend import compiled_graph, entry, groups, programs
-from cudnn_autotune.nn.backend.programs import Options
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
 
@@ -347,43 +342,6 @@ class TestComparison:
         assert (last().chosen_in_captures, last().gpu_times_ms) == (last().chosen, {})
         assert caplog.text.count("chose") == 1
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("loser", [0, 1, 2])
-    def test_a_slow_program_is_not_chosen(
-        self, loser: int, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Each of the three is the slowest once; the two others stay."""
-
-        def slowed(programs: dict[str, Any], *rest: Any) -> Any:
-            name = list(programs)[loser]
-            program = programs[name]
-            programs[name] = lambda *given: (time.sleep(0.01), program(*given))[1]
-            return compare(programs, *rest)
-
-        compare = compiled_graph.compare
-        monkeypatch.setattr(compiled_graph, "compare", slowed)
-        with torch.no_grad():
-            output = compiled(block, compare=True, freezing=True)(input)
-            torch.testing.assert_close(output, block(input))
-        assert last().chosen != list(last().times_ms)[loser]
-
-    @pytest.mark.slow
-    def test_folded_weights_of_programs_that_do_not_run_are_freed(
-        self, block: Any, input: Tensor
-    ) -> None:
-        def sets_of_weights() -> int:
-            gc.collect()
-            generated = map(vars, PyCodeCache.modules[before:])
-            return sum(any(isinstance(v, Tensor) for v in one.values()) for one in generated)
-
-        before = len(PyCodeCache.modules)
-        model = compiled(block, compare=True, freezing=True)
-        with torch.no_grad():
-            for _ in range(2):
-                torch.testing.assert_close(model(input), block(input))
-                assert sets_of_weights() == last().is_frozen
-                block.first.weight.mul_(-2)
-
     @pytest.mark.parametrize("trouble", ["", "other outputs", "no memory"])
     def test_where_the_groups_decide_plain_inductor_is_not_compiled(
         self, trouble: str, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -611,19 +569,6 @@ class TestLayout:
             assert output.stride() == expected[name].stride(), name
         assert last().chosen == "cudnn_autotune, contiguous"
 
-    @pytest.mark.slow
-    def test_a_changed_weight_is_seen(
-        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.win(monkeypatch, "contiguous")
-        model = compiled(block, **self.options("contiguous"), freezing=True)
-        with torch.no_grad():
-            for _ in range(3):
-                torch.testing.assert_close(model(input), block(input))
-                assert last().chosen == "cudnn_autotune, contiguous"
-                block.first.weight.mul_(-2)
-        assert list(last().times_ms) == ["inductor", "cudnn_autotune, contiguous"]
-
     @pytest.mark.parametrize(
         ("tail", "reason"),
         [
@@ -652,23 +597,6 @@ class TestLayout:
         assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
 
     @pytest.mark.slow
-    def test_dynamic_sizes_stay_in_inductors_layout(self, block: nn.Module) -> None:
-        options = {**FUSED, **self.options("contiguous")}
-        model = torch.compile(block, backend="cudnn_autotune", options=options, dynamic=True)
-        with torch.no_grad():
-            for batch in (2, 3):
-                input = torch.randn(batch, 12, 9, 8)
-                torch.testing.assert_close(model(input), block(input))
-        assert last().note == "no cudnn_autotune, contiguous: sizes are dynamic"
-
-    def test_a_layer_that_has_no_layout(self) -> None:
-        block = nn.Sequential(nn.Conv1d(12, 12, 3), nn.ReLU()).eval().double()
-        with torch.no_grad():
-            compiled(block, **self.options("contiguous"))(torch.randn(2, 12, 9).double())
-        assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
-        assert last().note == ""
-
-    @pytest.mark.basic(1)
     @pytest.mark.parametrize("freezing", [False, True])
     def test_a_chain_in_one_dimension(
         self, freezing: bool, monkeypatch: pytest.MonkeyPatch
@@ -703,7 +631,7 @@ class TestLayout:
         assert len(layouts) == 5
         assert all(strides.split(", ")[1:] == ["1", channels] for channels, strides in layouts)
 
-    @pytest.mark.basic(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("dims", [1, 3])
     def test_a_graph_of_half_types_is_in_channels_last_without_a_word(
         self, dims: int, monkeypatch: pytest.MonkeyPatch
@@ -794,6 +722,7 @@ class TestLayout:
 
     CALLS = (into_state, into_weight, into_computed_weight, by_strides, by_an_operator)
 
+    @pytest.mark.basic(2)
     @pytest.mark.parametrize(
         ("dims", "call"), [(3, into_input), (3, into_state), *[(1, call) for call in CALLS]]
     )
@@ -852,21 +781,6 @@ class TestLayout:
         assert_close(output, expected, 3 * TOLERANCES[torch.bfloat16])
 
     @pytest.mark.slow
-    def test_a_chain_in_one_dimension_that_is_in_channels_last(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The other program is contiguous then, and both give the strides of the model."""
-        self.win(monkeypatch, "contiguous")
-        block, input = Chain1d().eval(), torch.randn(2, 5, 11)
-        ca.convert(block, memory_format=torch.channels_last)
-        model = compiled(block, **self.options("contiguous"))
-        with torch.no_grad():
-            expected, output = block(input), model(input)
-            torch.testing.assert_close(output, expected)
-            assert output.stride() == expected.stride()
-        assert last().chosen == "cudnn_autotune, contiguous"
-
-    @pytest.mark.basic(1)
     @pytest.mark.parametrize("dims", [1, 2])
     def test_convolutions_of_a_converted_model(
         self, dims: int, on_cpu: None, monkeypatch: pytest.MonkeyPatch
@@ -890,7 +804,7 @@ class TestLayout:
         made = re.findall(rf"assert_\w+\(buf\d+, \({size}\), \((.*?)\)", codes[-1])
         assert [strides.split(", ")[-1] for strides in made] == ["1"] * 3
 
-    @pytest.mark.basic(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("other", ["channels_last", "contiguous"])
     def test_a_computed_weight(self, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A convolution of it computes in the layout: here one group for each image, with weights
@@ -929,16 +843,6 @@ class TestLayout:
         assert [text.split(", ")[innermost] for text in made] == ["1", "1"]
 
     @pytest.mark.slow
-    def test_a_computed_weight_of_one_dimension(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A weight that is computed, as by weight norm, is laid out behind what computes it."""
-        self.win(monkeypatch, "channels_last")
-        block = nn.Sequential(weight_norm(nn.Conv1d(5, 8, 3)), nn.LeakyReLU(), nn.Conv1d(8, 4, 3))
-        input = torch.randn(2, 5, 11)
-        model = compiled(block.eval(), **self.options("channels_last"))
-        with torch.no_grad():
-            torch.testing.assert_close(model(input), block(input))
-        assert last().chosen == "cudnn_autotune, channels_last"
-
     def test_a_training_graph_says_what_to_do(
         self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -967,14 +871,6 @@ class TestCallers:
         assert not output.requires_grad
 
     @pytest.mark.slow
-    def test_inference_mode(self, block: nn.Module, input: Tensor) -> None:
-        model = compiled(block, compare=True, freezing=True)
-        with torch.inference_mode():
-            for _ in range(2):
-                torch.testing.assert_close(model(input), block(input))
-        assert last().is_frozen or last().chosen == "inductor"
-
-    @pytest.mark.slow
     def test_dynamic_sizes(self, block: Any, input: Tensor) -> None:
         options = {**FUSED, "freezing": True}
         model = torch.compile(block, backend="cudnn_autotune", options=options, dynamic=True)
@@ -988,6 +884,7 @@ class TestCallers:
             torch.testing.assert_close(model(input), block(input))
         assert not record.is_frozen
 
+    @pytest.mark.slow
     def test_a_converted_layer_keeps_its_policy(self, input: Tensor) -> None:
         """On the CPU it traces as PyTorch's; that it is taken at all is what is seen here."""
         model = nn.Sequential(ca.Conv2d(12, 12, 3, sampling="race"), nn.ReLU()).eval()
@@ -1002,16 +899,6 @@ class TestCallers:
             assert output.dtype == torch.bfloat16
         with torch.no_grad():
             assert_close(output, block.double()(input.double()), 2 * TOLERANCES[torch.bfloat16])
-
-    def test_the_users_own_pass_runs(self, block: nn.Module, input: Tensor) -> None:
-        seen: list[torch.fx.Node] = []
-
-        def own_pass(graph: torch.fx.Graph) -> None:
-            seen.extend(node for node in graph.nodes if "conv_fused" in str(node.target))
-
-        with torch.no_grad():
-            compiled(block, post_grad_custom_pre_pass=own_pass)(input)
-        assert len(seen) == 3
 
 
 class TestOptions:
@@ -1040,12 +927,6 @@ class TestOptions:
         with torch.no_grad(), pytest.raises(Exception, match=text) as raised:
             torch.compile(block, backend="cudnn_autotune", options=options)(input)
         assert "ValueError" in str(raised.value)
-
-    def test_a_mode_is_taken(self, block: nn.Module, input: Tensor) -> None:
-        assert Options.read("reduce-overhead", None).inductor == {"triton.cudagraphs": True}
-        with torch.no_grad():
-            model = torch.compile(block, backend="cudnn_autotune", mode="reduce-overhead")
-            torch.testing.assert_close(model(input), block(input))
 
 
 def test_the_name_is_known_in_a_process_that_imported_the_package() -> None:

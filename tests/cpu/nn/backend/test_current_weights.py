@@ -111,6 +111,7 @@ def test_validation_between_training_steps_of_the_compiled_model() -> None:
             optimizer.zero_grad()
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_for_who_asks_for_them() -> None:
     """Also for a user who set Inductor's own option for the process."""
     model, x = network(), torch.randn(2, 4, 9, 8)

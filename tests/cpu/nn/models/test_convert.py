@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import io
-import logging
 import pickle
 import types
 import warnings
@@ -18,9 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils import fuse_conv_bn_eval, parametrizations, parametrize, prune
-from torch.nn.utils import weight_norm as old_weight_norm
-from torch.utils.checkpoint import checkpoint
+from torch.nn.utils import parametrizations, parametrize
 from watched_calls import FORWARD, Watched
 
 import cudnn_autotune as ca
@@ -152,13 +148,6 @@ def test_each_call_has_the_mode(is_converted: bool) -> None:
     assert watched.calls == [(FORWARD, expected)] * (len(SERVED) + 1)
 
 
-def test_the_root_may_be_a_convolution(x: Tensor) -> None:
-    conv = nn.Conv2d(3, 4, 3)
-    assert type(ca.convert(conv)) is ca.Conv2d
-    assert ca.conversion(conv).served == {"": "Conv2d"}
-    assert type(ca.revert(conv)) is nn.Conv2d
-
-
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose", "LazyConv", "LazyConvTranspose"])
 def test_every_layer_of_pytorchs(kind: str, dims: int) -> None:
@@ -178,42 +167,6 @@ def test_every_layer_of_pytorchs(kind: str, dims: int) -> None:
         assert layer.sampling == "race"
         assert torch.equal(ca.revert(layer)(x), output)
     assert type(model[0]) is getattr(nn, name.removeprefix("Lazy"))
-
-
-def test_a_transposed_convolution_with_a_forward_of_its_own() -> None:
-    class Own(nn.ConvTranspose2d):
-        def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-            return F.conv_transpose2d(x, self.weight.exp(), self.bias, 2)
-
-    x, layer = torch.randn(2, 3, 5, 5), Own(3, 4, 3)
-    expected = layer(x)
-    ca.convert(layer)
-    assert isinstance(layer, ca.ConvTranspose2d)
-    assert torch.equal(layer(x), expected)
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradient_checkpointing(model: Net, x: Tensor, use_reentrant: bool) -> None:
-    twin = ca.convert(copy.deepcopy(model))
-    for each in (model, twin):
-        output = checkpoint(each, x.clone().requires_grad_(), use_reentrant=use_reentrant)
-        output.square().sum().backward()
-    for expected, actual in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(actual.grad, expected.grad)
-
-
-def test_an_optimizer_goes_on(model: Net, x: Tensor) -> None:
-    twin = copy.deepcopy(model)
-    for each in (model, twin):
-        optimizer = torch.optim.Adam(each.parameters(), 0.1)
-        for index in range(3):
-            if index == 1 and each is twin:
-                ca.convert(each)
-            optimizer.zero_grad()
-            each(x).square().sum().backward()
-            optimizer.step()
-    for expected, actual in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(actual, expected)
 
 
 def test_hooks_stay_and_run(model: Net, x: Tensor) -> None:
@@ -341,20 +294,6 @@ def test_a_lazy_module(x: Tensor) -> None:
     assert torch.equal(model(x), output)
 
 
-def test_a_helper_of_torchs_and_an_unused_name_are_no_call() -> None:
-    class Uses(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv2d = nn.Conv2d(3, 4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.relu(self.conv2d(x))
-
-    model = ca.convert(nn.ModuleList([nn.Sequential(Uses())]))[0]
-    assert ca.conversion(model).served == {"0.conv2d": "Conv2d"}
-    assert repr(model[0]).startswith("Uses(")
-
-
 # Saving, copying, wrapping.
 
 
@@ -429,38 +368,10 @@ def test_a_parametrization_after(x: Tensor) -> None:
     assert type(conv) is nn.Conv2d
 
 
-def test_another_parametrization_between(x: Tensor) -> None:
-    conv = parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
-    ca.convert(conv)
-    parametrize.register_parametrization(conv, "bias", nn.Tanh())
-    expected = conv(x)
-    ca.revert(conv)
-    assert not isinstance(conv, ca.Conv2d)
-    assert parametrize.is_parametrized(conv, "bias")
-    assert torch.equal(conv(x), expected)
-
-
-def test_pruning_and_the_old_weight_norm(x: Tensor) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), old_weight_norm(nn.Conv2d(4, 4, 3)))
-    prune.l1_unstructured(model[0], "weight", amount=0.5)
-    expected = model(x)
-    ca.convert(model)
-    assert torch.equal(model(x), expected)
-    prune.remove(model[0], "weight")
-    assert int((model[0].weight == 0).sum()) == model[0].weight.numel() // 2
-    assert torch.equal(model(x), expected)
-
-
 def test_a_wrapped_model_is_converted_within(model: Net, x: Tensor) -> None:
     wrapped = nn.DataParallel(model)
     assert ca.convert(wrapped) is wrapped
     assert ca.conversion(wrapped).served.keys() == {f"module.{name}" for name in SERVED}
-
-
-def test_a_forward_keeps_its_signature(model: Net) -> None:
-    before = [inspect.signature(module.forward) for module in model.modules()]
-    ca.convert(model)
-    assert [inspect.signature(module.forward) for module in model.modules()] == before
 
 
 # Compiling and tracing.
@@ -519,108 +430,7 @@ def test_tools_that_need_revert(model: Net, x: Tensor) -> None:
     assert leaves[0] == "0"
 
 
-def test_eager_quantization_needs_revert(x: Tensor) -> None:
-    from torch.ao import quantization
-
-    def quantized(model: nn.Module) -> nn.Module:
-        model.qconfig = quantization.default_qconfig
-        prepared = quantization.prepare(model)
-        prepared(x)
-        return quantization.convert(prepared)
-
-    model = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 4, 3)).eval()
-    ca.convert(model)
-    assert isinstance(quantized(copy.deepcopy(model))[1], ca.Conv2d), "it was not quantized"
-    found = quantized(ca.revert(model))
-    assert "quantized" in type(found[1]).__module__
-
-
-def test_fx_quantization_needs_revert(x: Tensor) -> None:
-    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
-
-    def convolutions(model: nn.Module) -> list[str]:
-        mapping = get_default_qconfig_mapping("fbgemm")
-        prepared = quantize_fx.prepare_fx(copy.deepcopy(model), mapping, (x,))
-        prepared(x)
-        found = quantize_fx.convert_fx(prepared)
-        return [type(m).__module__ for m in found.modules() if "Conv" in type(m).__name__]
-
-    model = nn.Sequential(nn.Conv2d(3, 4, 3)).eval()
-    assert convolutions(ca.convert(model)) == []
-    (kind,) = convolutions(ca.revert(model))
-    assert "quantized" in kind
-
-
-def test_thop_needs_revert(x: Tensor) -> None:
-    thop = pytest.importorskip("thop", reason="thop is not installed")
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    counts = [
-        thop.profile(copy.deepcopy(change(model)), (x,), verbose=False)[0]
-        for change in (ca.convert, ca.revert)
-    ]
-    assert counts[0] == 0
-    assert counts[1] > 0
-
-
-def test_feature_extraction_finds_layers_by_their_names(x: Tensor) -> None:
-    extraction = pytest.importorskip(
-        "torchvision.models.feature_extraction", reason="torchvision is not installed"
-    )
-    model = ca.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())).eval()
-    found = extraction.create_feature_extractor(model, ["0"])(x)
-    assert torch.equal(found["0"], model[0](x))
-
-
-def test_fusing_with_batch_norm_by_hand(x: Tensor) -> None:
-    conv, norm = ca.convert(Plain(3, 4, 3)).eval(), nn.BatchNorm2d(4).eval()
-    fused = fuse_conv_bn_eval(conv, norm)
-    assert type(fused) is type(conv)
-    torch.testing.assert_close(fused(x), norm(conv(x)))
-
-
-def test_what_is_traced_does_without_this_package(model: Net, x: Tensor) -> None:
-    ca.convert(model.eval())
-    expected = model(x)
-    assert torch.equal(torch.jit.trace(model, x)(x), expected)
-    program = torch.export.export(model, (x,))
-    assert "cudnn_autotune" not in str(program.graph)
-    torch.testing.assert_close(program.module()(x), expected)
-
-
-@pytest.mark.parametrize("kind", [Standardized, Functional])
-def test_func_transforms(kind: type[nn.Module]) -> None:
-    module: Any = kind(4, 4, 3, padding=1) if kind is Standardized else kind()
-    x = torch.randn(2, 4, 6, 6)
-
-    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        return torch.func.functional_call(module, parameters, (x.unsqueeze(0),)).sin().sum()
-
-    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
-    parameters = dict(module.named_parameters())
-    expected = each(parameters, x)
-    ca.convert(module)
-    for name, found in each(parameters, x).items():
-        torch.testing.assert_close(found, expected[name])
-
-
 # What is said.
-
-
-def test_repr_shows_what_is_converted(model: Net) -> None:
-    ca.convert(model, "race", 4096)
-    lines = [line for line in repr(model).splitlines() if "cudnn_autotune." in line]
-    lines = [line for line in lines if "BatchNorm" not in line]
-    assert len(lines) == len(SERVED) + 1  # the shared one is shown in both places
-    assert all("sampling=race, workspace_limit=4096" in line for line in lines)
-    assert "cudnn_autotune.Functional(sampling=race, workspace_limit=4096)" in repr(model)
-    assert "cudnn_autotune.Standardized(4, 4, kernel_size=(3, 3)" in repr(model)
-
-
-def test_the_log_tells_the_result(model: Net, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="cudnn_autotune"):
-        ca.convert(nn.Sequential(model, OwnSampling(3, 3, 1)))
-    assert f"{len(SERVED)} served by cudnn_autotune, 1 by PyTorch" in caplog.text
-    assert "1: it has an attribute 'sampling' of its own" in caplog.text
 
 
 def scripted() -> nn.Module:

@@ -61,11 +61,6 @@ def test_a_rank_that_fails_leaves_all_layouts_as_they_were(two: Ranks) -> None:
         assert is_as_before
 
 
-def test_a_layout_that_is_none() -> None:
-    with pytest.raises(ValueError, match="memory_format must be None or 'auto', got 'fastest'"):
-        cases.tune(cases.Asking(1), memory_format="fastest")
-
-
 @pytest.mark.parametrize("fastest", [["kept", "kept"], ["pytorch", "kept"]], ids="-".join)
 @pytest.mark.parametrize("wrapping", ["ddp", "fsdp2"])
 def test_norms_of_ranks_train_as_pytorchs(two: Ranks, wrapping: str, fastest: list[str]) -> None:

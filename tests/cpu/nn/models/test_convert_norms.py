@@ -8,21 +8,16 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import inspect
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import norm_models
 import pytest
 import torch
-import torch.distributed as dist
-from norm_models import Projected, Residual, conv, data, errors, train
-from references import error_of
+from norm_models import Projected, Residual, conv, data
 from served_norms import norms_on_cpu
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -109,21 +104,6 @@ def test_a_lazy_norm_becomes_a_converted_one(dims: int, activations: list[str]) 
     assert type(ca.revert(converted(unused))[0]) is lazy
 
 
-def test_scripting_is_refused(activations: list[str]) -> None:
-    model = converted(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
-    (x,) = data(4, 8, 6, 5, count=1)
-    for module in (model, model[0]):  # type: ignore[index]
-        with pytest.raises(NotImplementedError, match=r"give it cudnn_autotune\.revert\(model\)"):
-            torch.jit.script(module)
-    scripted = torch.jit.script(ca.revert(copy.deepcopy(model)))
-    torch.testing.assert_close(scripted(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-def test_what_is_no_bool_is_refused() -> None:
-    with pytest.raises(TypeError, match="norms must be True or False, got 'yes'"):
-        ca.convert(Residual(), norms="yes")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("model", [Residual(), Projected()], ids=["residual", "projected"])
 def test_steps_are_pytorchs(model: nn.Module, activations: list[str]) -> None:
     inputs = data(4, 8, 6, 5)
@@ -151,14 +131,6 @@ def test_statistics_are_pytorchs(
     is_served = options.get("momentum", 0) is not None
     is_served &= training or not options.get("track_running_stats", True)
     assert (len(activations) > 0) == is_served
-
-
-def test_statistics_that_require_gradients_are_pytorchs_error(activations: list[str]) -> None:
-    model = converted(nn.Sequential(nn.BatchNorm2d(8)))
-    model[0].running_mean = torch.zeros(8, requires_grad=True)
-    with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'running_"):
-        model(torch.randn(4, 8, 6, 5))
-    assert activations == []
 
 
 @pytest.mark.parametrize("name", ["weight", "running_mean", "num_batches_tracked"])
@@ -243,15 +215,6 @@ def test_odd_inputs_have_pytorchs_result_or_error(
     assert activations == []
 
 
-def test_a_sparse_input_is_pytorchs_error(activations: list[str]) -> None:
-    x = torch.randn(4, 8, 6, 5).to_sparse()
-    ours, theirs = converted(nn.Sequential(nn.BatchNorm2d(8))), nn.BatchNorm2d(8)
-    (kind, said), (expected, text) = error_of(ours, x), error_of(theirs, x)
-    assert kind is expected is NotImplementedError
-    assert said.partition("\n")[0] == text.partition("\n")[0]
-    assert activations == []
-
-
 @pytest.mark.usefixtures("activations")
 class TestLeftToPyTorch:
     def test_transforms(self, activations: list[str]) -> None:
@@ -305,15 +268,6 @@ def test_second_derivatives_are_pytorchs(
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("activations")
-def test_a_tracer_of_fx_takes_the_module_for_one_call() -> None:
-    model = converted(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)))
-    traced = torch.fx.symbolic_trace(model)
-    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["1"]
-    x = torch.randn(2, 3, 4, 4)
-    torch.testing.assert_close(traced(x), copy.deepcopy(model)(x))
-
-
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets after a test the classes that it registers."""
@@ -357,38 +311,6 @@ def test_a_class_that_is_registered(name: str, activations: list[str]) -> None:
     ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
     check_steps(nn.Sequential(conv(8, 8), NormAct(8, ACTIVATIONS[name])), data(4, 8, 6, 5))
     assert activations == [name] * 3
-
-
-@pytest.mark.parametrize("dims", [1, 3])
-def test_sequences_of_other_dimensions(dims: int, activations: list[str]) -> None:
-    norm = getattr(nn, f"BatchNorm{dims}d")
-    layer = getattr(nn, f"Conv{dims}d")(8, 8, 1, bias=False)
-    block = nn.Sequential(layer, norm(8), nn.ReLU())
-    check_steps(nn.Sequential(block, nn.Sequential(norm(8), nn.SiLU())), data(4, 8, *(5,) * dims))
-    assert activations == ["relu", "silu"] * 3
-
-
-@pytest.mark.usefixtures("registered")
-def test_classes_with_activations_are_swapped_and_given_back() -> None:
-    ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
-    sequence = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
-    model = nn.Sequential(sequence, NormAct(8, nn.SiLU()), nn.Sequential(nn.ReLU()))
-    before, text = [type(module) for module in model.modules()], repr(model)
-    for _ in range(2):
-        converted(model)
-        assert type(model[0]) is batch_norms.Sequential
-        assert isinstance(model[1], NormAct)
-        assert type(model[2]) is nn.Sequential
-        assert type(converted(copy.deepcopy(model))[1]) is type(model[1])
-        assert type(pickle.loads(pickle.dumps(model))[1]) is type(model[1])
-        assert type(pickle.loads(pickle.dumps(model))[0]) is batch_norms.Sequential
-        assert len(model[0][1:]) == 2
-        assert set(ca.conversion(model).served) == {"0.0"}
-        assert set(ca.conversion(model).norms) == {"0.1", "1"}
-        assert "(1): cudnn_autotune.NormAct(" in repr(model)
-    ca.revert(model)
-    assert [type(module) for module in model.modules()] == before
-    assert repr(model) == text
 
 
 def hooked(model: nn.Sequential, which: str, seen: list[Tensor]) -> None:
@@ -463,18 +385,6 @@ def test_a_default_device_changes_nothing(device: str, activations: list[str]) -
     assert activations == ["relu"] * 3
 
 
-def test_global_hooks_see_each_module(activations: list[str]) -> None:
-    model = converted(nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU()))
-    seen: list[nn.Module] = []
-    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(m))
-    try:
-        model(torch.randn(4, 8, 6, 5))
-    finally:
-        handle.remove()
-    assert seen == [*model, model]  # type: ignore[misc]
-    assert activations == ["identity"]
-
-
 def test_shared_modules(activations: list[str]) -> None:
     """A norm that two layers share updates its statistics twice; an activation has no state."""
     norm, relu = nn.BatchNorm2d(8), nn.ReLU(inplace=True)
@@ -493,98 +403,6 @@ def test_a_frozen_norm_in_a_training_model(activations: list[str]) -> None:
     assert model[1].num_batches_tracked == 0
 
 
-@pytest.mark.parametrize("names", [("running_mean", "running_var"), ("weight", "bias")])
-def test_vectors_on_another_device_are_pytorchs_error(
-    names: tuple[str, str], activations: list[str]
-) -> None:
-    model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
-    for name in names:
-        value = getattr(model[1], name).detach().to("meta")
-        setattr(model[1], name, nn.Parameter(value) if name in ("weight", "bias") else value)
-    theirs = copy.deepcopy(model)
-    x = torch.randn(4, 8, 6, 5)
-    assert error_of(converted(model), x) == error_of(theirs, x)
-    assert activations == []
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_tail_that_the_operators_do_not_compute(activations: list[str]) -> None:
-    ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
-    model = nn.Sequential(
-        conv(8, 8), NormAct(8, nn.Tanh()), NormAct(8, nn.ReLU()), NormAct(8, nn.ReLU())
-    )
-    model[2].drop = nn.Dropout(0.0)
-    model[3].act.register_forward_hook(lambda module, args, output: None)
-    check_steps(model, data(4, 8, 6, 5))
-    assert activations == []
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_class_that_a_process_has_not_registered(activations: list[str]) -> None:
-    """Its forward runs: nobody knows what it calls after the norm."""
-    ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
-    model = nn.Sequential(NormAct(8, nn.ReLU()))
-    theirs, stored = copy.deepcopy(model), pickle.dumps(converted(model))
-    batch_norms._tails.clear()
-    (x,) = data(4, 8, 6, 5, count=1)
-    torch.testing.assert_close(pickle.loads(stored)(x), theirs(x))
-    assert activations == []
-
-
-class OtherNames(NormAct):
-    """Its forward's parameters have names of their own."""
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        return super().forward(x) * scale
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_forward_with_other_parameters(activations: list[str]) -> None:
-    ca.register_norm_act(OtherNames, tail=lambda module: (module.drop, module.act))
-    model = OtherNames(8, nn.ReLU())
-    theirs = copy.deepcopy(model)
-    converted(model)
-    assert inspect.signature(model.forward) == inspect.signature(theirs.forward)
-    (x,) = data(4, 8, 6, 5, count=1)
-    for arguments in ({"x": x}, {"x": x, "scale": 2.0}):
-        torch.testing.assert_close(model(**arguments), theirs(**arguments))
-    torch.testing.assert_close(model(x, 3.0), theirs(x, 3.0))
-    assert activations == []
-    torch.testing.assert_close(model(x), theirs(x), rtol=1e-4, atol=1e-5)
-    assert activations == ["relu"]
-
-
-@pytest.mark.usefixtures("registered")
-def test_what_cannot_be_registered() -> None:
-    for wrong in (nn.BatchNorm2d, nn.ReLU, nn.SyncBatchNorm, "NormAct"):
-        with pytest.raises(TypeError, match="cls must be a subclass of"):
-            ca.register_norm_act(wrong, tail=lambda module: ())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="tail must be a function of the module, got None"):
-        ca.register_norm_act(NormAct, tail=None)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("registered")
-def test_compilers_and_tracers_see_pytorchs_functions(activations: list[str]) -> None:
-    ca.register_norm_act(NormAct, tail=lambda module: (module.drop, module.act))
-    sequence = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
-    model = converted(nn.Sequential(sequence, NormAct(8, nn.ReLU())))
-    seen: list[Any] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        seen.extend(node.target for node in graph.graph.nodes)
-        return graph
-
-    torch._dynamo.reset()
-    x = torch.randn(4, 8, 6, 5)
-    torch.compile(model, backend=backend, fullgraph=True)(x)
-    assert seen.count(nn.functional.batch_norm) == seen.count(nn.functional.relu) == 2
-    traced = torch.jit.trace(model, x, check_trace=False)
-    assert str(traced.inlined_graph).count("aten::batch_norm") == 2
-    assert activations == []
-    called = {node.target for node in torch.fx.symbolic_trace(converted(sequence)).graph.nodes}
-    assert {"1", "2"} <= called
-
-
 def test_a_checkpoint_updates_statistics_as_pytorchs(activations: list[str]) -> None:
     model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
     theirs = copy.deepcopy(model)
@@ -596,21 +414,6 @@ def test_a_checkpoint_updates_statistics_as_pytorchs(activations: list[str]) -> 
     torch.testing.assert_close(dict(model.state_dict()), dict(theirs.state_dict()))
     for ours, expected in zip(model.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-4)
-
-
-def test_in_data_parallel(tmp_path: Path, activations: list[str]) -> None:
-    model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU(), conv(8, 8), nn.BatchNorm2d(8))
-    inputs, theirs = data(4, 8, 6, 5), copy.deepcopy(model)
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        steps = train(DistributedDataParallel(converted(model)), inputs, of=model)
-        expected = train(DistributedDataParallel(theirs), inputs, of=theirs)
-    finally:
-        dist.destroy_process_group()
-    assert activations == ["relu", "identity"] * 3
-    for kind, error in errors(steps, expected).items():
-        assert error <= 1e-4, kind
 
 
 def test_norms_become_synchronised_ones_later() -> None:
@@ -661,23 +464,6 @@ def test_tools_that_fuse_norms_in_evaluation(reverts: bool, fuse: Any) -> None:
     assert is_fused == (reverts or fuse is fused_by_hand)
 
 
-def test_averaged_models_and_their_statistics(activations: list[str]) -> None:
-    swa = torch.optim.swa_utils
-    model = nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU())
-    theirs, inputs = copy.deepcopy(model), data(4, 8, 6, 5)
-    averages = []
-    for one in (converted(model), theirs):
-        average = swa.AveragedModel(one)
-        train(one, inputs)
-        average.update_parameters(one)
-        swa.update_bn(inputs, average)
-        averages.append(average)
-    assert activations == ["relu"] * 3  # the averages' momentum is None meanwhile
-    assert type(averages[0].module[1]) is batch_norms.BatchNorm2d
-    ours, expected = (average.state_dict() for average in averages)
-    torch.testing.assert_close(dict(ours), dict(expected), rtol=1e-4, atol=1e-4)
-
-
 def test_a_norm_with_a_parametrization(activations: list[str]) -> None:
     class Positive(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
@@ -696,44 +482,3 @@ def test_a_norm_with_a_parametrization(activations: list[str]) -> None:
     torch.nn.utils.parametrize.remove_parametrizations(later[0], "weight")
     assert type(later[0]) is batch_norms.BatchNorm2d
     assert type(ca.revert(later)[0]) is nn.BatchNorm2d
-
-
-def test_an_exported_step_is_pytorchs(activations: list[str]) -> None:
-    model = converted(nn.Sequential(conv(8, 8), nn.BatchNorm2d(8), nn.ReLU()))
-    exported = torch.export.export(model, (torch.randn(4, 8, 6, 5),))
-    targets = [str(node.target) for node in exported.graph.nodes]
-    assert any("aten.batch_norm" in target for target in targets)
-    assert not any("cudnn_autotune" in target and "norm" in target for target in targets)
-    assert activations == []
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-def test_blocks_of_torchvision(inplace: bool, activations: list[str]) -> None:
-    misc = pytest.importorskip("torchvision.ops.misc")
-    block = misc.Conv2dNormActivation(8, 8, inplace=inplace)
-    bare = misc.Conv2dNormActivation(8, 8, activation_layer=None)
-    silu = misc.Conv2dNormActivation(8, 8, activation_layer=nn.SiLU, inplace=inplace)
-    model = nn.Sequential(block, bare, silu)
-    check_steps(model, data(4, 8, 6, 5))
-    assert activations == ["relu", "identity", "silu"] * 3
-    assert isinstance(model[0], misc.Conv2dNormActivation)
-    assert type(pickle.loads(pickle.dumps(model))[2]) is type(model[2])
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-def test_norms_of_timm(inplace: bool, activations: list[str]) -> None:
-    layers = pytest.importorskip("timm.layers")
-    norms = [
-        layers.BatchNormAct2d(8, inplace=inplace),
-        layers.BatchNormAct2d(8, act_layer="silu", inplace=inplace),
-        layers.BatchNormAct2d(8, apply_act=False),
-        layers.BatchNormAct2d(8, drop_layer=nn.Dropout2d),
-        layers.BatchNormAct2d(8, act_layer=nn.Tanh, inplace=False),
-    ]
-    norms[3].drop.p = 0.0
-    model = nn.Sequential(conv(8, 8), *norms)
-    check_steps(model, data(4, 8, 6, 5))
-    assert activations == ["relu", "silu", "identity"] * 3
-    with pytest.raises(AssertionError, match="expected 4D input"):
-        model[1](torch.randn(4, 8))
-    assert isinstance(pickle.loads(pickle.dumps(model))[1], layers.BatchNormAct2d)

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from served_on_cpu import served_on_cpu
 from torch import Tensor, nn
 from torch._inductor.cudagraph_trees import MarkStepBox
-from torch._inductor.utils import run_fw_bw_and_get_code
-from torch.nn.utils.parametrizations import weight_norm
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn.models import memory_format as layouts
@@ -165,15 +163,6 @@ def test_the_faster_is_taken(
     assert choice.chosen == (LAST if last_ms < 1 else CONTIGUOUS)
     assert is_laid_out(model, choice.chosen)
     assert f"channels_last {last_ms:.3f} ms a step" in caplog.text
-
-
-@pytest.mark.parametrize("clock", [0.5], indirect=True)
-def test_other_ways_to_give_the_input(model: Net, x: Tensor, clock: list[str]) -> None:
-    for example in ((x, 2.0), {"x": x, "scale": 2.0}):
-        twin = copy.deepcopy(model)
-        ca.convert(twin, memory_format="auto", example_input=example)
-        assert is_laid_out(twin, LAST)
-        assert ca.conversion(copy.deepcopy(twin)).memory_format is None
 
 
 class Wrong(nn.Module):
@@ -327,23 +316,6 @@ def test_random_numbers_and_writes_are_no_difference(
     assert random.getstate() == python
 
 
-def test_a_wrong_model_that_draws_is_refused(x: Tensor) -> None:
-    class WrongAndRandom(Wrong):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x + torch.randn_like(x))
-
-    with pytest.warns(UserWarning, match="in channels_last output 0 has a relative error of"):
-        ca.convert(WrongAndRandom(), memory_format="auto", example_input=x)
-
-
-def test_a_model_without_such_weights() -> None:
-    model = nn.Sequential(nn.Linear(3, 4))
-    with pytest.warns(UserWarning, match="has no convolution"):
-        ca.convert(model, memory_format="auto", example_input=torch.randn(2, 3))
-    choice = ca.conversion(model).memory_format
-    assert (choice.times_ms, choice.reason) == ({}, "no weight has a layout to choose")
-
-
 class OneDimensional(nn.Module):
     """Layers of 1-d convolutions of all kinds, and a weight of 3 dimensions that is none of one."""
 
@@ -424,16 +396,6 @@ def test_the_layout_of_1d_weights_is_kept() -> None:
     assert type(model.stem) is nn.Conv1d
 
 
-@pytest.mark.parametrize("clock", [0.5], indirect=True)
-def test_the_layout_of_a_1d_model_is_measured(clock: list[str]) -> None:
-    model = OneDimensional()
-    ca.convert(model, memory_format="auto", example_input=torch.randn(2, 5, 11))
-    assert clock == ["contiguous", "channels_last"]
-    choice = ca.conversion(model).memory_format
-    assert (choice.chosen, choice.times_ms) == (LAST, {CONTIGUOUS: 1.0, LAST: 0.5})
-    assert are_1d_weights_last(model) == [True] * 4
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_a_1d_model_computes_in_channels_last(training: bool) -> None:
     """Where it is served: between its first input and its output all is dense in that layout, and
@@ -461,43 +423,6 @@ def test_a_1d_model_computes_in_channels_last(training: bool) -> None:
     for (name, one), other in zip(model.named_parameters(), wide.parameters(), strict=True):
         assert one.grad.stride() == one.stride(), name
         torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_compiled_step_of_a_1d_model() -> None:
-    """Forward and backward compute in channels_last, and give float64's numbers."""
-    model, x = OneDimensional(), torch.randn(2, 5, 11)
-    wide = copy.deepcopy(model).double()
-    wide(x.double()).square().sum().backward()
-    ca.convert(model, memory_format=LAST)
-    torch._dynamo.reset()
-    with served_on_cpu():
-        compiled = torch.compile(model)
-        _, codes = run_fw_bw_and_get_code(lambda: compiled(x).square().sum())
-    for (name, one), other in zip(model.named_parameters(), wide.parameters(), strict=True):
-        assert one.grad.stride() == one.stride(), name
-        if name != "depthwise.bias":  # a batch norm follows, so that its gradient is nothing
-            torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-3)
-    made = re.findall(r"(buf\d+) = torch\.ops\.cudnn_autotune\.conv_(\w+)\.", "".join(codes))
-    assert sorted(kind for _, kind in made) == [
-        *["dgrad"] * 2,
-        *["fprop"] * 4,
-        "transpose",
-        *["wgrad"] * 4,
-    ]
-    asserted = re.findall(
-        r"assert_\w+\(buf\d+, \(\d+, (\d+), \d+\), \(\d+, 1, (\d+)\)", "".join(codes)
-    )
-    assert len(asserted) == len(made)
-    assert all(channels == stride for channels, stride in asserted)
-
-
-def test_a_parametrized_1d_weight_is_left() -> None:
-    """It is computed at each call, contiguous whatever it is computed of."""
-    model = nn.Sequential(weight_norm(nn.Conv1d(3, 4, 3)), nn.Conv1d(4, 4, 3))
-    ca.convert(model, memory_format=LAST)
-    assert model[1].weight.stride() == images_strides(model[1].weight)
-    assert all(p.is_contiguous() for p in model[0].parameters())
 
 
 def test_an_error_in_the_backward_restores_the_layout(x: Tensor) -> None:
@@ -565,11 +490,3 @@ def test_in_inference_mode_weights_stay_trainable(x: Tensor) -> None:
         ca.convert(model, memory_format=LAST)
         assert model(x).is_contiguous(memory_format=LAST)
     assert is_laid_out(model, LAST)
-
-
-def test_casts_of_the_other_layout_are_not_kept(model: Net, x: Tensor) -> None:
-    """Autocast keeps a weight's cast until its context ends."""
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model.stem(x).is_contiguous()
-        ca.convert(model, memory_format=LAST)
-        assert model.stem(x).is_contiguous(memory_format=LAST)

@@ -86,16 +86,7 @@ def test_a_candidate_that_fails_its_warm_up_is_left_out() -> None:
     assert [t.candidate.text for t in found.ranking] == ["B"]
 
 
-def test_the_status_of_the_timed_launch_is_ignored() -> None:
-    found = frontend_find("sample_once", [A, B], 0, Scripted(A=[1.0, None], B=[1.0, 2.0]))
-    assert found.winner.candidate.text == "A"
-
-
 def test_the_limit_counts_candidates_that_ran() -> None:
     launch = Scripted(A=[None], B=[1.0, 2.0], C=[1.0, 1.0])
     found = frontend_find("sample_once", [A, B, C], 1, launch)
     assert [t.candidate.text for t in found.ranking] == ["B"]
-
-
-def test_nothing_runs() -> None:
-    assert frontend_find("sample_once", [A], 0, Scripted(A=[None])).ranking == ()

@@ -17,14 +17,11 @@ from typing import Any
 
 import pytest
 import simulation
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorder import record, save
 from simulation import (
-    GPU,
     PROBLEM,
-    Noise,
     SimulatedEngine,
     SimulatedTimer,
     candidate,
@@ -33,7 +30,7 @@ from simulation import (
 )
 from strategies import BUILT_IN_MODES
 
-from cudnn_autotune import ConvProblem, sampling
+from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases
 from cudnn_autotune.audit.model import BURST, SUSTAINED
 from cudnn_autotune.audit.summary import measured_regret, truth_of
@@ -84,67 +81,6 @@ def test_every_preset_can_be_recorded(name: str) -> None:
         assert bool(recorded_candidate.error) == (text not in truth), text
 
 
-def test_screening_tells_what_does_not_build_from_what_does_not_run() -> None:
-    timer = simulation.preset("quiet", 1)
-    by_text = {r.text: r for r in recorded(timer, rounds=1).candidates}
-    assert not by_text["does-not-build"].built
-    assert not by_text["too-large"].built
-    assert by_text["does-not-run"].built
-    assert by_text["does-not-run"].error == "CUDNN_STATUS_EXECUTION_FAILED"
-    assert by_text["compiled"].build_ms == pytest.approx(300.0)
-    assert by_text["engine0"].first_run_ms == pytest.approx(3.5, rel=0.2)
-    assert by_text["engine0"].warm_ms == pytest.approx(0.5, rel=0.2)
-
-
-def test_what_is_absurdly_slow_runs_once() -> None:
-    timer = simulation.preset("forum-l4", 1)
-    recording = recorded(timer, rounds=6, solo=0)
-    column = [r.text for r in recording.candidates].index("direct")
-    direct = recording.candidates[column]
-    assert direct.first_run_ms == pytest.approx(300.0, rel=0.2)
-    assert direct.warm_ms is None
-    assert not direct.error
-    assert recording.cold.calls[column] == 0
-    assert all(row[column] is None for row in recording.cold.time_ms + recording.lone)
-
-
-def test_slow_candidates_sit_out_most_rounds() -> None:
-    recording = recorded(simulation.preset("forum-l4", 1), rounds=6, solo=0)
-    column = [r.text for r in recording.candidates].index("fft")
-    took_part = [row[column] is not None for row in recording.cold.time_ms]
-    assert took_part == [True] * 3 + [False] * 3
-
-
-def test_rounds_are_interleaved_in_random_then_mirrored_order() -> None:
-    timer = timer_of(*(engine(text, 1.0) for text in "abcdef"), built=False)
-    orders: list[str] = []
-    run = timer.run
-
-    def spied(batches: list[Batch]) -> Any:
-        if len(batches) == 6:
-            orders.append("".join(b.candidate.text for b in batches))
-        return run(batches)
-
-    timer.run = spied  # type: ignore[method-assign, assignment]
-    recorded(timer, rounds=6, solo=0, seed=3)
-    cold, hot = orders[::2], orders[1::2]
-    assert cold == hot
-    assert len(set(cold)) == 6
-    for first, second in zip(cold[::2], cold[1::2], strict=True):
-        assert second == first[::-1]
-
-
-def test_cold_hot_and_clock_are_kept() -> None:
-    timer = timer_of(engine("a", 1.0, hot_factor=0.9), engine("b", 0.5), built=False)
-    recording = recorded(timer, solo=0)
-    assert recording.cold.calls == recording.hot.calls == (1, 2)
-    assert statistics.median(row[0] or 0 for row in recording.cold.time_ms) == pytest.approx(1.001)
-    assert statistics.median(row[0] or 0 for row in recording.hot.time_ms) == pytest.approx(0.901)
-    assert {row[1] for row in recording.cold.clock_mhz} == {GPU.max_clock_mhz}
-    # A single launch, hot: with what its events see besides the kernel.
-    assert recording.lone[-1][0] == pytest.approx(0.9 + GPU.lone_launch_us / 1e3)
-
-
 def test_solo_blocks_run_until_they_are_steady() -> None:
     timer = simulation.preset("forum-l4", 1)
     recording = recorded(timer, solo=2)
@@ -157,59 +93,6 @@ def test_solo_blocks_run_until_they_are_steady() -> None:
     phases = [reading.phase for reading in recording.readings]
     assert phases == ["start", "rounds", "128x128", "128x64"]
     assert recording.readings[2].throttle_reasons == ("sw_power_cap",)
-
-
-def test_a_time_limit_cuts_it_short_and_says_so() -> None:
-    recording = recorded(simulation.preset("forum-l4", 1), time_limit_ms=3000.0)
-    assert 1 <= len(recording.cold.time_ms) < 40
-    assert any("rounds" in remark for remark in recording.remarks)
-    timer = simulation.preset("forum-l4", 1)
-    recorded(timer, time_limit_ms=3000.0)
-    assert timer.elapsed_ms() < 4500.0
-
-
-def test_even_the_shortest_limit_leaves_one_round() -> None:
-    recording = recorded(simulation.preset("quiet", 1), time_limit_ms=1.0)
-    assert len(recording.cold.time_ms) == 1
-    untried = [r for r in recording.candidates if r.build_ms is None]
-    assert untried
-    assert all(r.error == "not tried: time limit" for r in untried)
-    assert recording.remarks[0] == f"time limit: {len(untried)} candidates were not tried"
-
-
-def test_a_candidate_that_fails_half_way_is_left_out_from_there_on() -> None:
-    timer = timer_of(engine("a", 1.0), engine("b", 1.1, fails_at_ms=80.0), built=False)
-    recording = recorded(timer, solo=2)
-    ran = [row[1] is not None for row in recording.hot.time_ms]
-    assert ran[0]
-    assert not ran[-1]
-    assert ran == sorted(ran, reverse=True)
-    assert "b failed after" in recording.remarks[0]
-    assert [trace.text for trace in recording.solo] == ["a"]
-    assert recording.candidates[1].error.startswith("failed after ")
-    assert recording.candidates[1].first_run_ms is not None
-    assert not recording.candidates[0].error
-
-
-@pytest.mark.parametrize("at_ms", [1.0, 70.0])
-def test_a_device_that_is_lost_is_an_error(at_ms: float) -> None:
-    timer = timer_of(engine("a", 1.0), gpu=replace(GPU, lost_at_ms=at_ms), built=False)
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        recorded(timer)
-
-
-def test_nothing_runs() -> None:
-    timer = timer_of(engine("a", 1.0, builds=False), engine("b", 1.0, error="no"), built=False)
-    recording = recorded(timer, rounds=2)
-    assert [r.error != "" for r in recording.candidates] == [True, True]
-    assert recording.solo == ()
-    assert recording.cold.calls == (0, 0)
-
-
-def test_no_candidates() -> None:
-    timer = timer_of(engine("a", 1.0))
-    with pytest.raises(ValueError, match="candidates must not be empty"):
-        record(timer, simulation.StaticCandidates([]), PROBLEM)
 
 
 # The file
@@ -231,63 +114,6 @@ def test_round_trip(small: Recording, tmp_path: Path, suffix: str) -> None:
     assert Recording.load(second) == loaded
     assert first.read_bytes() == second.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == [first.name, second.name]
-
-
-def test_what_the_board_draws_alone_is_kept(tmp_path: Path) -> None:
-    timer = simulation.preset("h200-capped", 1)
-    recording = recorded(timer, rounds=4, solo=2)
-    save(recording, tmp_path / "r.json")
-    for kept in (recording, Recording.load(tmp_path / "r.json")):
-        assert all(reading.reports_throttling for reading in kept.readings)
-        for trace in kept.solo:
-            powers = [power for power in trace.power_w if power is not None]
-            # A new reading every 100 ms, of some 25 ms each: two or three batches of 10.
-            assert 0.1 < len(powers) / len(trace.power_w) < 0.5
-            assert statistics.median(powers) == pytest.approx(timer.gpu.power_limit_w, rel=0.05)
-
-
-def test_gzip_where_the_name_says_so(small: Recording, tmp_path: Path) -> None:
-    save(small, tmp_path / "r.json")
-    save(small, tmp_path / "r.json.gz")
-    plain = (tmp_path / "r.json").read_bytes()
-    assert gzip.decompress((tmp_path / "r.json.gz").read_bytes()) == plain
-    assert json.loads(plain)["version"] == 2
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        ConvProblem("fprop", (2, 8, 9), (8, 8, 3)),
-        ConvProblem(
-            "wgrad",
-            (1, 8, 9, 9, 9),
-            (8, 2, 3, 1, 3),
-            stride=(1, 2, 1),
-            padding=(0, 1, 2, 1, 1, 0),
-            dilation=(1, 1, 2),
-            groups=4,
-            dtype=torch.bfloat16,
-            memory_format=torch.channels_last_3d,
-            deterministic=True,
-            allow_reduced_precision=False,
-            alignment=(16, 32, 2),
-        ),
-        ConvProblem("dgrad", (1, 8, 9, 9), (8, 8, 3, 3), allow_tf32=False),
-    ],
-)
-def test_problems_of_all_kinds(small: Recording, tmp_path: Path, problem: ConvProblem) -> None:
-    save(replace(small, problem=problem), tmp_path / "r.json")
-    assert Recording.load(tmp_path / "r.json").problem == problem
-
-
-def test_a_large_recording_is_small(tmp_path: Path) -> None:
-    engines = [engine(f"eng{i}:KERNEL_CFG={i},WORKSPACE=0", 0.5 + 0.01 * i) for i in range(30)]
-    timer = timer_of(*engines, gpu=replace(GPU, noise=Noise(call_sd=0.02)), built=False)
-    recording = recorded(timer, time_limit_ms=1e6)
-    assert len(recording.cold.time_ms) == 40
-    assert len(recording.solo) == 6
-    save(recording, tmp_path / "r.json.gz")
-    assert (tmp_path / "r.json.gz").stat().st_size < 60_000
 
 
 def test_unlisted_candidates_and_pytorchs_own_path(tmp_path: Path) -> None:
@@ -317,21 +143,6 @@ def test_a_file_that_unpacks_to_more_than_a_recording_has_is_not_unpacked(tmp_pa
         assert tracemalloc.get_traced_memory()[1] < 50e6
     finally:
         tracemalloc.stop()
-
-
-def test_many_traces_and_readings_take_no_longer_than_they_are_many(
-    small: Recording, tmp_path: Path
-) -> None:
-    """Each trace went through all rounds several times, each reading through all candidates."""
-    cold, hot = (replace(r, time_ms=r.time_ms * 25, clock_mhz=r.clock_mhz * 25) for r in (
-        small.cold, small.hot
-    ))  # fmt: skip
-    trace = small.solo[0]
-    short = replace(trace, at_ms=(1.0,), time_ms=(1.0,), clock_mhz=(None,), power_w=(None,))
-    many = replace(small, cold=cold, hot=hot, solo=(trace, *[short] * 5000))
-    path = tmp_path / "r.json.gz"
-    save(many, path)
-    assert ReplayTimer(Recording.load(path), 1).truth("sustained")
 
 
 # Bad files
@@ -462,22 +273,6 @@ def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> N
     with pytest.raises(ValueError, match=message) as raised:
         Recording.load(path)
     assert str(raised.value).startswith(f"{path}: ")
-
-
-@pytest.mark.parametrize("name", ["r.json", "r.json.gz"])
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_file(small: Recording, tmp_path: Path, name: str, kept: float) -> None:
-    path = tmp_path / name
-    save(small, path)
-    data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * kept)])
-    with pytest.raises(ValueError, match="truncated"):
-        Recording.load(path)
-
-
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Recording.load(tmp_path / "none.json")
 
 
 def test_a_time_that_is_no_number_is_not_kept(small: Recording) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ from simulation import (
     GPU,
     PROBLEM,
     STILL,
-    Noise,
     SimulatedEngine,
     SimulatedTimer,
     candidate,
     engine,
     timer_of,
 )
-from strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
@@ -109,39 +106,6 @@ def test_equal_seeds_play_alike_and_others_do_not(forum: Recording) -> None:
     assert times(1) != times(2)
 
 
-def test_a_longer_batch_than_recorded_is_the_mean_of_several(tmp_path: Path) -> None:
-    noisy = replace(GPU, noise=Noise(call_sd=0.05))
-    recording = recorded(
-        timer_of(engine("a", 1.0), engine("b", 1.0), gpu=noisy), tmp_path, solo=0, batch_ms=0.5
-    )
-    assert recording.cold.calls == (1, 1)
-    timer = ReplayTimer(recording)
-    a, b = built(timer).values()
-    timer.run([Batch(a), Batch(b)])
-
-    def spread(calls: int) -> float:
-        samples = [timer.run([Batch(b), Batch(a, calls)])[1] for _ in range(100)]
-        return statistics.stdev(s.time_ms for s in samples)
-
-    assert spread(9) < 0.6 * spread(1)
-
-
-def test_one_that_sat_out_most_rounds_is_played_from_the_others(forum: Recording) -> None:
-    timer = ReplayTimer(forum)
-    fft = built(timer)["fft"]
-    samples = timer.run([Batch(fft)] * 20)[1:]
-    place = columns(forum)["fft"]
-    known = {row[place] for row in forum.cold.time_ms + forum.hot.time_ms} - {None}
-    assert {s.time_ms for s in samples} <= known
-
-
-def test_one_that_ran_once_takes_that_long(forum: Recording) -> None:
-    timer = ReplayTimer(forum)
-    direct = built(timer)["direct"]
-    once = forum.candidates[columns(forum)["direct"]].first_run_ms
-    assert [s.time_ms for s in timer.run([Batch(direct)] * 2)] == [once, once]
-
-
 def test_the_first_run_loads_the_kernel(forum: Recording) -> None:
     timer = ReplayTimer(forum)
     first, second = timer.run([Batch(built(timer)["64x64"])] * 2)
@@ -171,13 +135,6 @@ def test_a_long_run_follows_the_solo_trace(forum: Recording) -> None:
     assert samples[-1].clock_mhz == pytest.approx(trace.clock_mhz[-1], rel=0.02)
     assert timer.state().throttle_reasons == ("sw_power_cap",)
     assert timer.state().clock_mhz == samples[-1].clock_mhz
-
-
-def test_beyond_its_end_a_trace_stays_as_it_was(forum: Recording) -> None:
-    timer = ReplayTimer(forum, 1)
-    samples = timer.run([Batch(built(timer)["128x128"], 3)] * 1000)[500:]
-    assert statistics.fmean(s.time_ms for s in samples) == pytest.approx(5.77, rel=0.01)
-    assert 0.002 < statistics.stdev(math.log(s.time_ms) for s in samples) < 0.02
 
 
 def test_who_was_alone_starts_afresh_after_a_turn_of_another(forum: Recording) -> None:
@@ -230,16 +187,6 @@ def test_the_power_is_that_of_the_trace(forum: Recording) -> None:
     assert set(read) <= set(powers)
 
 
-def test_what_was_not_recorded_alone_is_named(forum: Recording) -> None:
-    timer = ReplayTimer(forum)
-    winograd = built(timer)["winograd"]
-    assert not any(trace.text == "winograd" for trace in forum.solo)
-    timer.run([Batch(winograd, 2)] * 3)
-    assert timer.missing == ()
-    timer.run([Batch(winograd, 2)] * 50)
-    assert timer.missing == ("a solo trace of winograd",)
-
-
 def test_what_was_not_recorded_alone_slows_down_as_others_do(forum: Recording) -> None:
     timer = ReplayTimer(forum)
     candidate = built(timer)["winograd"]
@@ -251,44 +198,6 @@ def test_what_was_not_recorded_alone_slows_down_as_others_do(forum: Recording) -
     assert played == pytest.approx(slowdowns[len(slowdowns) // 2], rel=0.02)
     assert samples[-1].clock_mhz is not None
     assert slowdowns[0] < 1.05 < slowdowns[-1], "or it would show nothing"
-
-
-# cuDNN's own search
-
-
-@pytest.mark.parametrize("name", ["forum-l4", "quiet", "small-kernels", "h200-capped"])
-def test_cudnns_search_picks_from_single_samples_as_it_did_live(
-    recordings: dict[str, Recording], name: str
-) -> None:
-    live, played = Counter[str](), Counter[str]()
-    for seed in range(100):
-        for counter, timer in (
-            (live, simulation.preset(name, seed)),
-            (played, ReplayTimer(recordings[name], seed)),
-        ):
-            runnable = timer.runnable(timer.candidates.all())
-            winner = timer.frontend_find("sample_once", runnable, 0).winner
-            counter[winner.candidate.text] += 1
-    assert live.most_common(1)[0][0] == played.most_common(1)[0][0]
-    assert abs(live.most_common(1)[0][1] - played.most_common(1)[0][1]) < 30
-
-
-def test_single_samples_are_those_of_the_passes(forum: Recording) -> None:
-    timer = ReplayTimer(forum, 5)
-    place = columns(forum)
-    found = timer.frontend_find("sample_once", list(built(timer).values())[:4], 0)
-    for timed in found.ranking:
-        known = {row[place[timed.candidate.text]] for row in forum.lone}
-        assert timed.time_ms in known
-
-
-def test_cudnns_search_takes_its_time(forum: Recording) -> None:
-    timer = ReplayTimer(forum)
-    candidate = built(timer)["64x64"]
-    timer.run([Batch(candidate)])
-    before = timer.elapsed_ms()
-    timer.frontend_find("median_of_three", [candidate], 0)
-    assert timer.elapsed_ms() - before == pytest.approx(4 * 4.0, rel=0.35)
 
 
 # Host
@@ -337,24 +246,6 @@ def test_what_did_not_build_or_run_does_not_in_a_replay(recordings: dict[str, Re
     assert (sample.time_ms, sample.error) == (math.inf, "CUDNN_STATUS_EXECUTION_FAILED")
     assert timer.frontend_find("sample_once", [candidates["does-not-run"]], 0).ranking == ()
     assert timer.runnable([candidate("unknown")]) == []
-
-
-def test_pytorchs_own_path_needs_no_plan(recordings: dict[str, Recording]) -> None:
-    having = ReplayTimer(recordings["depthwise"])
-    assert not having.candidates.aten_uses_cudnn
-    assert having.run([Batch(ATEN)])[0].time_ms < 10
-    lacking = ReplayTimer(recordings["forum-l4"])
-    assert lacking.run([Batch(ATEN)])[0].time_ms == math.inf
-    assert lacking.missing == ("aten",)
-
-
-def test_the_board_reads_as_recorded(forum: Recording) -> None:
-    timer = ReplayTimer(forum)
-    assert timer.state() == forum.readings[0]
-    candidates = built(timer)
-    (sample,) = timer.run([Batch(candidates["64x64"])])
-    assert timer.state() == replace(forum.readings[1], clock_mhz=sample.clock_mhz)
-    assert ReplayTimer(replace(forum, readings=())).state().power_w is None
 
 
 # What no heuristic lists
@@ -458,60 +349,6 @@ def test_one_that_failed_alone_keeps_its_samples_and_has_no_truth(tmp_path: Path
     assert set(timer.truth("burst")) == set(timer.truth("sustained")) == {"b"}
     (sample,) = timer.run([Batch(built(timer)["a"])])
     assert sample.error == "failed after 40 rounds: lost"
-
-
-def test_one_whose_second_run_failed_has_no_truth(tmp_path: Path) -> None:
-    recording = recorded(timer_of(engine("a", 0.9), engine("b", 1.0)), tmp_path, rounds=1, solo=0)
-    a, b = recording.candidates
-    cold, hot = (
-        replace(rounds, time_ms=tuple((None, row[1]) for row in rounds.time_ms))
-        for rounds in (recording.cold, recording.hot)
-    )
-    once = replace(a, warm_ms=None, error="failed")
-    failed = replace(recording, candidates=(once, b), cold=cold, hot=hot)
-    assert set(ReplayTimer(failed).truth("burst")) == {"b"}
-
-
-# Strategies
-
-
-@pytest.mark.parametrize("name", simulation.preset_names())
-def test_every_mode_runs_on_every_recording(recordings: dict[str, Recording], name: str) -> None:
-    for mode in BUILT_IN_MODES:
-        timer = ReplayTimer(recordings[name], 1)
-        selection = sampling.get(mode).select(timer.candidates, timer, Limits())
-        assert selection is not None, mode
-        assert selection.winner.candidate.text in timer.truth("burst"), mode
-
-
-def test_a_recording_in_which_nothing_runs(tmp_path: Path) -> None:
-    live = timer_of(engine("a", 1.0, builds=False), engine("b", 1.0, error="no"), built=False)
-    timer = ReplayTimer(recorded(live, tmp_path, rounds=1))
-    assert list(built(timer)) == ["b"]
-    assert timer.truth("burst") == timer.truth("sustained") == {}
-    assert timer.run([Batch(candidate("b"))])[0].error == "no"
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [(Batch(candidate("unknown")), "'unknown' is not runnable, or was not built")],
-)
-def test_bad_batches(forum: Recording, batch: Batch, message: str) -> None:
-    timer = ReplayTimer(forum)
-    built(timer)
-    with pytest.raises(ValueError, match=message):
-        timer.run([batch])
-
-
-def test_what_was_not_built_cannot_run(forum: Recording) -> None:
-    timer = ReplayTimer(forum)
-    with pytest.raises(ValueError, match="was not built"):
-        timer.run([Batch(timer.candidates.all()[0])])
-    with pytest.raises(ValueError, match="was not built"):
-        timer.frontend_find("sample_once", timer.candidates.all(), 0)
 
 
 def test_a_still_gpu_replays_as_it_was(tmp_path: Path) -> None:
