@@ -96,8 +96,9 @@ def interpolate(
     length grows by a power of two, of which a reciprocal is exact."""
     is_nearest = mode in ("nearest", "nearest-exact") and size is None
     factors = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor]
+    is_known = all(isinstance(factor, int | float) for factor in factors)  # when it is compiled
     is_plain = align_corners is None and not antialias and input.dim() > 2 and input.numel() > 0
-    if is_nearest and is_plain and _EXACT.issuperset(factors):
+    if is_nearest and is_plain and is_known and _EXACT.issuperset(factors):
         if len(factors) == 1:
             factors = [factors[0]] * (input.dim() - 2)
         if len(factors) == input.dim() - 2:
