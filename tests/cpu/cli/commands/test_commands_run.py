@@ -12,6 +12,7 @@ from subprocesses import python, python_forked
 
 from cudnn_autotune.engines.selection import Evidence
 from cudnn_autotune.nn.models.process_wide import summary
+from cudnn_autotune.nn.norm_measuring import NormChoice
 from cudnn_autotune.tuning.choice import Choice
 
 NOTHING = "cudnn-autotune: no convolution was served: none ran on a CUDA device"
@@ -106,13 +107,20 @@ def test_the_summary_says_what_is_gained() -> None:
     evidence = Evidence(rule="fastest")
     one = Choice(decision(selection=selection((fast, slow), evidence)), 0, tuning_ms=1500.0)
     other = replace(one, decision=decision(selection=selection((fast,), evidence)), origin="store")
-    assert summary([one, other], {"a tensor without elements": 2}) == [
+    assert summary([one, other], {"a tensor without elements": 2}, []) == [
         "2 convolutions served, 1 of them tuned in this run (1.5 s), 1 known from the store",
         "3.000 -> 2.000 ms for one call of 1 convolution (1.50x); 1 more not counted, since "
         "PyTorch's time is not known",
         "2 calls left to PyTorch, mostly: a tensor without elements",
     ]
-    assert summary([other], {}) == [
+    assert summary([other], {}, []) == [
         "1 convolution served, 1 known from the store",
         "gain over PyTorch not known, since its time was not measured",
     ]
+    served = NormChoice("kept", {"pytorch": 3.0, "kept": 1.0})
+    stored = NormChoice("kept", source="store")
+    pytorchs = NormChoice("pytorch", {"pytorch": 1.0, "kept": 2.0})
+    assert summary([], {}, [served, stored, pytorchs])[1:] == [
+        "2 of 3 norms served, 3.000 -> 1.000 ms for one call of 1 (3.00x)"
+    ]
+    assert summary([], {}, [stored])[1:] == ["1 of 1 norm served"]
