@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -165,7 +165,7 @@ def measured(text: str, norm: Any, input: Tensor, signature: Signature) -> NormC
         signature: that of the call.
     """
     try:
-        with torch.no_grad(), saved_tensors_hooks(_same, _same):
+        with torch.no_grad(), _without_hooks():
             return _measured(text, _operands(norm, input, signature))
     except Exception as failure:  # the module's own class runs, with its errors
         return left_to_pytorch(f"batch norm {text}", failure)
@@ -182,7 +182,7 @@ def holds(chosen: str, text: str, norm: Any, input: Tensor, signature: Signature
         return True
     form = cast("Form", chosen)
     try:
-        with torch.no_grad(), saved_tensors_hooks(_same, _same):
+        with torch.no_grad(), _without_hooks():
             given = _operands(norm, input, signature)
             expected = _with_statistics(given, _by_pytorch(given))
             why = _fault(given, form, expected, _allowed_errors(given, expected))
@@ -195,8 +195,15 @@ def holds(chosen: str, text: str, norm: Any, input: Tensor, signature: Signature
     return not why
 
 
+def _without_hooks() -> AbstractContextManager[object]:
+    """Returns a context in which hooks of the caller, as of a checkpoint, see no saved tensor."""
+    # There are none where they are refused, as under torch.func.grad.
+    if not cast(Any, torch._C)._autograd._saved_tensors_hooks_is_enabled():
+        return nullcontext()
+    return saved_tensors_hooks(_same, _same)
+
+
 def _same(tensor: Tensor) -> Tensor:
-    """Packs and unpacks a saved tensor: hooks of the caller, such as a checkpoint's, see none."""
     return tensor
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from served_norms import norms_on_cpu
 from served_on_cpu import served_on_cpu
 from torch import Tensor, nn
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
@@ -474,6 +474,16 @@ def test_what_autocast_and_transforms_make_of_it(operators: Operators) -> None:
         assert actual.dtype == wanted.dtype
         torch.testing.assert_close(actual, wanted, atol=2e-3, rtol=2e-3)
     assert operators.forwards
+
+
+def test_a_first_call_is_measured_where_hooks_are_refused(operators: Operators) -> None:
+    """Transforms of derivatives refuse hooks on saved tensors."""
+    x = data(3, 8, 5)
+    with ca.enable():
+        torch.func.grad(lambda one: F.instance_norm(one).pow(3).sum())(x)
+        with disable_saved_tensors_hooks("refused"):
+            F.instance_norm(data(2, 8, 5).requires_grad_())
+    assert [choice.chosen for choice in ca.norm_choices()] == ["two passes"] * 2
 
 
 def test_a_compiler_sees_pytorch_s_function(operators: Operators) -> None:
