@@ -48,6 +48,9 @@ struct AtenNormChoices {
   }
 };
 
+// A process whose sizes keep changing starts anew with this many choices.
+constexpr size_t kMostChoices = 1U << 12U;
+
 // Whether the kernels compute calls like this one, as far as that is known or can be chosen now.
 bool is_served(const NormCall& call, int64_t groups, bool by_cudnn, const OperatorPolicy& policy) {
   AtenNormChoices& choices = AtenNormChoices::instance();
@@ -75,6 +78,7 @@ bool is_served(const NormCall& call, int64_t groups, bool by_cudnn, const Operat
   const auto chosen = choices.chooser(call, groups, sampling_name(resolved.sampling));
   if (!chosen) return false;
   const std::lock_guard lock(choices.mutex);
+  if (choices.is_served.size() >= kMostChoices) choices.is_served.clear();
   return choices.is_served.insert_or_assign(std::move(key), *chosen).first->second;
 }
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import cudnn_autotune as ca
 from cudnn_autotune.engines.norms import reference
 from cudnn_autotune.engines.norms.reference import BackwardOperands
-from cudnn_autotune.nn import norm_choices, norm_measuring
+from cudnn_autotune.nn import group_norms, norm_choices, norm_measuring
 
 FORMS = ["kept", "two passes"]
 
@@ -358,6 +358,23 @@ def test_of_sizes_that_keep_changing_four_are_measured(operators: Operators) -> 
         assert operators.during(lambda: F.instance_norm(data(2, 8, 3))) == (0, 0)
         F.instance_norm(data(2, 6, 3))  # another layer
     assert len(operators.timed) == 5
+
+
+def test_sizes_that_keep_changing_are_forgotten(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def choose(input: Tensor, *_: Any) -> bool:
+        asked.append(input.shape[-1])
+        return False
+
+    monkeypatch.setattr(group_norms, "choose", choose)
+    x = torch.randn(4200)
+    with ca.enable():
+        for length in [*range(2, 4198), 4197, 2]:
+            F.group_norm(x[:length].view(1, 1, length), 1)
+    assert asked == [*range(2, 4198), 2]
 
 
 def test_a_mode_that_times_nothing_leaves_it_to_pytorch(operators: Operators) -> None:
