@@ -1,5 +1,6 @@
 #include "aten_norms.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cudnn_batch_norm_backward_cuda_dispatch.h>
@@ -130,7 +131,9 @@ std::optional<ThreeTensors> batch_norm_by_kernels(c10::DispatchKeySet keys, cons
                                                   const OptionalTensor& running_var,
                                                   double momentum, double eps, bool by_cudnn) {
   const auto policy = policy_of_call(input);
-  if (!policy) return std::nullopt;
+  // A checkpoint computes again what its hooks leave out, under whatever is in force by then, and
+  // compares what is saved: cuDNN's reserve space would be missing, or there.
+  if (!policy || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return std::nullopt;
   const NormCall call{input,        weight, bias,     running_mean, running_var,
                       std::nullopt, true,   momentum, eps};
   if (!suits_batch_norm(call) || !(policy->is_process_wide || input.size(0) == 1)) {

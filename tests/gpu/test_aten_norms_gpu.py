@@ -173,17 +173,25 @@ def test_it_is_measured_and_stored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("affine", [True, False])
-def test_a_backward_whose_saved_tensors_are_copies(
+def test_where_hooks_on_saved_tensors_are_in_force(
     seems_fastest: Callable[[str], None], layout: torch.memory_format, affine: bool
 ) -> None:
-    """cuDNN's reserve space is not among them."""
+    """PyTorch computes there: a checkpoint may be computed again without ``enable()``."""
     seems_fastest("ours")
     norm = nn.BatchNorm2d(32, affine=affine).cuda()
     x = data(8, 32, 28, 28, dtype=torch.float16).to(memory_format=layout)
-    plain, exact = copy.deepcopy(norm), copy.deepcopy(norm).double()
-    with ca.enable(), save_on_cpu():
-        found = step(norm, x)
-    assert_near_exact(found, step(plain, x), step(exact, x.double()))
+    expected = step(copy.deepcopy(norm), x)
+    inputs = x.clone().requires_grad_()
+    with ca.enable():
+        step(copy.deepcopy(norm), x)
+        with save_on_cpu():
+            found = step(copy.deepcopy(norm), x)
+        output = checkpoint(norm, inputs, use_reentrant=False)
+    output.sum().backward()
+    assert torch.equal(found["output"], expected["output"])
+    assert torch.equal(output, expected["output"])
+    for name, wanted in expected.items():
+        torch.testing.assert_close(found[name], wanted, atol=1e-2, rtol=1e-2)
 
 
 def test_the_backward_is_that_of_its_forward(seems_fastest: Callable[[str], None]) -> None:
@@ -286,10 +294,10 @@ def test_a_converted_model_with_checkpoints_and_autocast(
     with ca.flags(budget_ms=50), torch.autocast("cuda", torch.bfloat16):
         plain = model(x)
         again = checkpoint(model, x, use_reentrant=False)
-    assert torch.equal(plain, again)
+    assert relative_error(again, plain) <= 1e-2
     (first,) = torch.autograd.grad(plain.sum(), x)
     (second,) = torch.autograd.grad(again.sum(), x)
-    assert torch.equal(first, second)
+    assert relative_error(second, first) <= 2e-2
     assert [one.is_served for one in ca.norm_choices()] == [True]
 
 

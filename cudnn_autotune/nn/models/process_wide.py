@@ -72,10 +72,10 @@ def enable(sampling: str | None = None, workspace_limit: int | None = None) -> E
             loss.backward()
 
     A context holds for all threads, like those of ``torch.backends.cudnn.flags``. A derivative uses
-    what is in force when it is computed, that of a norm what its forward used. Where
-    ``torch.utils.checkpoint`` computes a batch norm again, the same must be in force as in the
-    forward, so the backward belongs in the context, too. Layers of this package keep their own
-    arguments. With a CPU-only torch, or without a GPU, the function has no effect.
+    what is in force when it is computed, that of a norm what its forward used. Batch and
+    instance norms in a ``torch.utils.checkpoint`` that is not reentrant are PyTorch's. Layers of
+    this package keep their own arguments. With a CPU-only torch, or without a GPU, the function
+    has no effect.
 
     Args:
         sampling: one of ``cudnn_autotune.sampling.names()``; None stands for the settings' at the

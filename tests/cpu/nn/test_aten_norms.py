@@ -183,17 +183,22 @@ def test_the_backward_is_that_of_its_forward(operators: Operators) -> None:
     assert operators.during(lambda: late.sum().backward()) == (0, 1)
 
 
-def test_a_backward_whose_saved_tensors_are_copies_is_pytorch_s(operators: Operators) -> None:
-    norm, x = nn.BatchNorm2d(8, affine=False), data(4, 8, 6, 5)
+def test_where_hooks_on_saved_tensors_are_in_force_pytorch_computes(operators: Operators) -> None:
+    """A checkpoint compares what a forward saves with what it saves when it is computed again,
+    maybe without ``enable()``."""
+    norm, x = nn.BatchNorm2d(8), data(4, 8, 6, 5)
     expected = step(copy.deepcopy(norm), x)
     with ca.enable():
         norm(x.clone().requires_grad_())
         norm.reset_running_stats()
         with saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
-            assert operators.during(lambda: step(norm, x)) == (1, 0)
+            assert operators.during(lambda: step(norm, x)) == (0, 0)
         norm.reset_running_stats()
         with save_on_cpu():
             assert_like_pytorch(step(norm, x), expected)
+        inputs = x.clone().requires_grad_()
+        output = checkpoint(norm, inputs, use_reentrant=False)
+    assert operators.during(lambda: output.sum().backward()) == (0, 0)
 
 
 def test_the_backward_of_cudnn_s_operator_is_that_of_its_forward(operators: Operators) -> None:
@@ -206,8 +211,7 @@ def test_the_backward_of_cudnn_s_operator_is_that_of_its_forward(operators: Oper
     expected = torch.autograd.grad(exact.pow(3).sum(), wide)
     with ca.enable():
         for retains in (False, True):
-            with saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
-                output, *saved, reserve = forward(x, weight, bias, mean, var, True, 0.1, 1e-5)
+            output, *saved, reserve = forward(x, weight, bias, mean, var, True, 0.1, 1e-5)
             before = operators.backwards
             loss = output.pow(3).sum()
             found = torch.autograd.grad(loss, (x, weight, bias), retain_graph=retains)
