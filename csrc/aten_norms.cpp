@@ -88,17 +88,14 @@ bool is_served(const NormCall& call, int64_t groups, bool by_cudnn, const Operat
 bool suits_group_norm(const at::Tensor& input, const OptionalTensor& weight,
                       const OptionalTensor& bias, int64_t images, int64_t channels, int64_t spatial,
                       int64_t groups) {
-  const auto dtype = input.scalar_type();
-  const auto is_vector_of_channels = [&](const OptionalTensor& values) {
-    return !is_given(values) ||
-           (values->dim() == 1 && values->size(0) == channels && values->is_contiguous() &&
-            values->scalar_type() == dtype && values->device() == input.device());
+  const auto suits_as_parameter = [&](const OptionalTensor& values) {
+    return is_channel_vector(values, input) &&
+           (!is_given(values) || values->scalar_type() == input.scalar_type());
   };
-  return (dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat) &&
-         input.layout() == at::kStrided && input.is_contiguous() && input.numel() > 0 &&
-         input.dim() >= 2 && input.size(0) == images && input.size(1) == channels &&
-         input.numel() == images * channels * spatial && groups > 0 && channels % groups == 0 &&
-         is_vector_of_channels(weight) && is_vector_of_channels(bias);
+  return has_norm_dtype(input) && input.layout() == at::kStrided && input.is_contiguous() &&
+         input.numel() > 0 && input.dim() >= 2 && input.size(0) == images &&
+         input.size(1) == channels && input.numel() == images * channels * spatial && groups > 0 &&
+         channels % groups == 0 && suits_as_parameter(weight) && suits_as_parameter(bias);
 }
 
 // Whether a tensor has the strides of a new one in its memory format, which PyTorch's results have.
@@ -175,8 +172,7 @@ auto* pytorchs_gradients(const at::Tensor& input) {
                          : at::cpu::native_batch_norm_backward;
 }
 
-// What a mean has in addition that the kernels computed. Without it, which a hook on saved tensors
-// may drop, the backward is PyTorch's.
+// The mark of a mean that the kernels computed. The backward of a mean without it is PyTorch's.
 struct OfKernels : c10::BackendMeta {};
 
 bool is_of_kernels(const OptionalTensor& mean) {

@@ -12,10 +12,10 @@
 namespace cudnn_autotune {
 
 // By which policy a call of aten::convolution, aten::convolution_backward or a norm's operator
-// (aten_norms.h) is served. Of these the
-// first that there is: that of the marked input (a program that was traced), that of the layer or
-// of the converted forward that makes the call, that of the forward whose derivative autograd
-// computes, that of the process (`enable()`). A call without one is left to PyTorch.
+// (aten_norms.h) is served. Of these the first that there is: that of the marked input (a program
+// that was traced), that of the layer or of the converted forward that makes the call, that of the
+// forward whose derivative autograd computes, that of the process (`enable()`). A call without one
+// is left to PyTorch.
 
 // The arguments of an operator that give its policy.
 struct OperatorPolicy {

@@ -13,13 +13,6 @@ bool has_tangent(const OptionalTensor& tensor) {
   return is_given(tensor) && tensor->_fw_grad(/*level=*/0).defined();
 }
 
-// Fits the channels of an input, and each of its numbers has a place of its own.
-bool is_channel_vector(const OptionalTensor& values, const at::Tensor& input) {
-  return !is_given(values) ||
-         (values->device() == input.device() && values->layout() == at::kStrided &&
-          values->dim() == 1 && values->size(0) == input.size(1) && values->is_contiguous());
-}
-
 bool suits_as_parameter(const OptionalTensor& values, const at::Tensor& input) {
   return !is_given(values) ||
          (is_channel_vector(values, input) && !has_tangent(values) &&
@@ -35,12 +28,21 @@ bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input) {
 
 void set_norm_device(c10::DeviceType type) { served_device = type; }
 
+bool has_norm_dtype(const at::Tensor& input) {
+  const auto dtype = input.scalar_type();
+  return dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat;
+}
+
+bool is_channel_vector(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) ||
+         (values->device() == input.device() && values->layout() == at::kStrided &&
+          values->dim() == 1 && values->size(0) == input.size(1) && values->is_contiguous());
+}
+
 bool suits_operator(const NormCall& call) {
   const at::Tensor& input = call.input;
-  const auto dtype = input.scalar_type();
   if (!call.by_batch || input.device().type() != served_device || input.numel() == 0 ||
-      input.dim() > 5 || has_tangent(input) ||
-      (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat)) {
+      input.dim() > 5 || has_tangent(input) || !has_norm_dtype(input)) {
     return false;
   }
   const bool same_dtype = !is_given(call.weight) || !is_given(call.bias) ||

@@ -114,9 +114,7 @@ bool is_parameter(const OptionalTensor& values, const at::Tensor& input) {
 // Whether the kernels may take a call: it is right, and nothing about it is odd.
 bool suits_kernels(const at::Tensor& input, const OptionalTensor& weight,
                    const OptionalTensor& bias, const OptionalTensor& residual) {
-  const auto dtype = input.scalar_type();
-  if (dtype != at::kHalf && dtype != at::kBFloat16 && dtype != at::kFloat) return false;
-  if (input.dim() < 2 || input.dim() > 5 || input.numel() == 0 ||
+  if (!has_norm_dtype(input) || input.dim() < 2 || input.dim() > 5 || input.numel() == 0 ||
       input.numel() >= kMostNormElements || input.numel() == input.size(1)) {
     return false;
   }

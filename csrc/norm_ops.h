@@ -57,6 +57,10 @@ at::Tensor norm_by_pytorch(const NormCall& call);
 // Updates the running statistics of a call, if it has any, below autograd.
 void update_running(const NormCall& call, const at::Tensor& mean, const at::Tensor& unbiased_var);
 
+// Whether the kernels compute a tensor's dtype: float16, bfloat16 or float32.
+bool has_norm_dtype(const at::Tensor& input);
+// Whether values, if there are any, are a contiguous vector of an input's channels on its device.
+bool is_channel_vector(const OptionalTensor& values, const at::Tensor& input);
 // Whether the operator computes a call.
 bool suits_operator(const NormCall& call);
 // Sets the type of device whose norms the operator may compute: CUDA, or in tests the CPU.

@@ -460,7 +460,8 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _is_alike(one: Row, other: Row) -> bool:
-    """Whether the spreads of two ways' times are together more than the times' difference."""
+    """Returns whether the spreads of two ways' times are together more than the difference of the
+    times."""
     if one.step_ms is None or other.step_ms is None:
         return False
     spread_ms = one.step_ms * (one.spread or 0.0) + other.step_ms * (other.spread or 0.0)

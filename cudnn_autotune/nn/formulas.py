@@ -23,7 +23,7 @@ from torch import Tensor
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # One kernel of Inductor's computes a norm with smaller groups in one pass.
 _LEAST_NUMBERS = 1024
-_EXACT = {1, 2, 4, 8, 16}
+_EXACT = {1, 2, 4, 8, 16}  # factors whose reciprocal, by which PyTorch multiplies, is exact
 
 
 def group_norm(
@@ -34,9 +34,23 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Computes :func:`torch.nn.functional.group_norm`: by channels where that takes fewer passes,
-    and with its errors."""
-    if not _suits(input, num_groups, weight, bias):
-        return F.group_norm(input, num_groups, weight, bias, eps)
+    and with its errors.
+
+    Args:
+        input: (N, C, *spatial).
+        num_groups: a divisor of C.
+        weight, bias: (C,), or None.
+        eps: what is added to a variance.
+    """
+    if _suits(input, num_groups, weight, bias):
+        return _by_channels(input, num_groups, weight, bias, eps)
+    return F.group_norm(input, num_groups, weight, bias, eps)
+
+
+def _by_channels(
+    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Computes a group norm in float32 by the statistics of channels, and rounds it once."""
     images, channels = input.shape[:2]
     wide = input.float()
     var, mean = torch.var_mean(wide, [*range(2, input.dim())], correction=0)
@@ -74,10 +88,16 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Computes :func:`torch.nn.functional.instance_norm`: without running statistics as a group
-    norm whose groups are channels."""
+    norm whose groups are channels.
+
+    Args:
+        input: (N, C, *spatial).
+        running_mean, running_var, weight, bias: (C,), or None.
+        use_input_stats, momentum, eps: as in PyTorch.
+    """
     has_own = use_input_stats and running_mean is None and running_var is None
     if has_own and input.dim() > 2 and _suits(input, input.shape[1], weight, bias):
-        return group_norm(input, input.shape[1], weight, bias, eps)
+        return _by_channels(input, input.shape[1], weight, bias, eps)
     return F.instance_norm(
         input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
     )
@@ -93,7 +113,12 @@ def interpolate(
     antialias: bool = False,
 ) -> Tensor:
     """Computes :func:`torch.nn.functional.interpolate`: nearest neighbours as a view where each
-    length grows by a power of two, of which a reciprocal is exact."""
+    length grows by a factor of 1 to 16 that is a power of two.
+
+    Args:
+        input: (N, C, *spatial).
+        size, scale_factor, mode, align_corners, recompute_scale_factor, antialias: as in PyTorch.
+    """
     is_nearest = mode in ("nearest", "nearest-exact") and size is None
     factors = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor]
     is_known = all(isinstance(factor, int | float) for factor in factors)  # when it is compiled

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.nn.norm_measuring import (
     ERROR_FACTOR,
     PYTORCH,
     NormChoice,
     alignment_of,
+    chosen_now,
     fastest,
     kept_or_measured,
     left_to_pytorch,
@@ -48,7 +48,6 @@ _log = logging.getLogger(__name__)
 _choices: dict[str, NormChoice] = {}
 _sizes: dict[tuple[object, ...], dict[int, NormChoice]] = {}
 """Terms of a group norm without its size -> number of elements -> the choice."""
-_measuring = ForkSafeLock()
 
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -73,21 +72,15 @@ def choose(
         weight, bias: (C,), of the input's dtype, or None.
         groups: a divisor of C.
     """
-    if input.is_cuda and torch.cuda.is_current_stream_capturing():
+    known = _sizes.setdefault(_but_for_size(input, weight, bias, groups), {})
+    near = nearest([*known.items()], input.numel())
+    with torch.no_grad():
+        choice = chosen_now(input, lambda: near or _chosen(input, weight, bias, groups, eps))
+    if choice is None:
         return None
-    # Another thread that waited could hold up autograd's thread, which this one waits for.
-    if not _measuring.acquire_now():
-        return None
-    try:
-        known = _sizes.setdefault(_but_for_size(input, weight, bias, groups), {})
-        if (near := nearest([*known.items()], input.numel())) is not None:
-            return near.is_served
-        with torch.no_grad():
-            choice = _chosen(input, weight, bias, groups, eps)
+    if near is None:
         known[input.numel()] = _choices[choice.signature] = choice
-    finally:
-        _measuring.release()
-    _log.info("group norm %s", choice)
+        _log.info("group norm %s", choice)
     return choice.is_served
 
 

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +29,6 @@ from torch import Tensor, nn
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
-from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.nn import group_norms, norm_measuring
 from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice, Signature
 from cudnn_autotune.tuning import remembering, settings
@@ -38,8 +38,7 @@ _log = logging.getLogger(__name__)
 _choices: dict[tuple[bool, Signature], NormChoice] = {}
 _of_modules: WeakKeyDictionary[nn.Module, dict[Signature, NormChoice]] = WeakKeyDictionary()
 _of_functions: dict[int, dict[Signature, NormChoice]] = {}
-"""Channels of calls that no module of this package's makes -> their choices."""
-_measuring = ForkSafeLock()
+"""The choices of calls that no module of this package's makes, by their number of channels."""
 
 
 def choose(norm: Any, input: Tensor, activation: str) -> bool:
@@ -151,23 +150,18 @@ def _choice_among(
         note = f"its sizes change; it is computed as {near.signature}"
         return NormChoice(chosen, note=note, signature=_text(input, signature))
     if found is None:
-        if times and input.is_cuda and torch.cuda.is_current_stream_capturing():
+        choose = partial(_chosen, norm, input, signature, times)
+        found = norm_measuring.chosen_now(input, choose) if times else choose()
+        if found is None:
             return None
-        # Another thread that waited could hold up autograd's thread, which this one waits for.
-        if not _measuring.acquire_now():
-            return None
-        try:
-            found = _chosen(norm, input, signature, times)
-            _choices[times, signature] = found
-        finally:
-            _measuring.release()
+        _choices[times, signature] = found
         _log.info("batch norm %s", found)
     of_norm[signature] = found
     return found
 
 
 def _signature_of(norm: Any, input: Tensor, activation: str) -> Signature:
-    """Returns what a choice holds for. The hit path has the same in csrc/python_norm.cpp."""
+    """Returns what a choice holds for. The hit path has the same in csrc/norm_call.cpp."""
     weight, bias = norm.weight, norm.bias
     needs = None
     if torch.is_grad_enabled():

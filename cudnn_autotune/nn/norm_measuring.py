@@ -23,6 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn.backend.comparison import Run, time_in_turns
 from cudnn_autotune.store import norm_file
@@ -49,6 +50,7 @@ _BESIDE_JUMP = 0.05
 _LEAST_SUM = 0.2
 
 _log = logging.getLogger(__name__)
+_measuring = ForkSafeLock()
 _operators = torch.ops.cudnn_autotune
 
 
@@ -152,6 +154,19 @@ class _Operands:
             grad_output=chosen(self.grad_output),
             running=None if self.running is None else (*map(chosen, self.running),),
         )
+
+
+def chosen_now(input: Tensor, choose: Callable[[], NormChoice]) -> NormChoice | None:
+    """Returns what ``choose`` measures; None while a stream is captured or another thread measures
+    a norm. A thread that waited could hold up autograd's, which the other one waits for."""
+    if input.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    if not _measuring.acquire_now():
+        return None
+    try:
+        return choose()
+    finally:
+        _measuring.release()
 
 
 def measured(text: str, norm: Any, input: Tensor, signature: Signature) -> NormChoice:

@@ -66,8 +66,8 @@ class Shortlist:
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
         has_faster = has_faster_kernels(self.problem, kernels)
         if self.problem is not None and self.problem.activation:
-            of_graph = [c for c in self._of_mode["A"] if c.is_compiled and not has_faster]
-            in_any_case = of_graph[:_MOST_COMPILED]
+            compiled = [] if has_faster else [c for c in self._of_mode["A"] if c.is_compiled]
+            in_any_case = compiled[:_MOST_COMPILED]
             if in_any_case:
                 kernels = [c for c in kernels if c.engine is None or c in self._similar]
         else:
@@ -92,8 +92,8 @@ class Shortlist:
         first += [c for c in of_a if not c.is_unfused][:_MOST_LISTED]
         last = [c for c in self._of_mode["FALLBACK"] if not c.is_compiled]
         kept = {c.text for c in [*in_any_case, *first, *last, *kernels]}
-        compiled = {c.text: c for c in [*listed, *self._beyond] if c.is_compiled}
-        self._other_kernels = [c for c in compiled.values() if c.text not in kept]
+        others = {c.text: c for c in [*listed, *self._beyond] if c.is_compiled}
+        self._other_kernels = [c for c in others.values() if c.text not in kept]
         self._of_mode = {
             mode: [c for c in some if c.text in kept] for mode, some in self._of_mode.items()
         }

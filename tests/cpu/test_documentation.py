@@ -26,7 +26,7 @@ def record(name: str, gpu: str = "h200") -> dict[str, Any]:
 
 
 def answer(name: str) -> str:
-    """Of the rows of the README's table of figures that name the record."""
+    """Returns the answers of the README's table of figures whose rows name the record."""
     rows = [line.split("|") for line in README.read_text().splitlines() if line.startswith("|")]
     found = [cells[2] for cells in rows if len(cells) == 5 and f"`{name}`" in cells[3]]
     assert found, name

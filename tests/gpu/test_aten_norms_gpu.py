@@ -91,8 +91,8 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def test_norms_of_pytorch(
     seems_fastest: Callable[[str], None], name: str, dtype: torch.dtype, fastest: str
 ) -> None:
-    """With float32 parameters most of them are cuDNN's operator; without, or in bfloat16,
-    PyTorch's."""
+    """Most of them end in cuDNN's operator with float32 parameters, and in PyTorch's without or in
+    bfloat16."""
     make, shape = NORMS[name]
     norm, x = make().cuda(), data(*shape, dtype=dtype)
     for parameter in norm.parameters():

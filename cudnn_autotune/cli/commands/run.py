@@ -14,7 +14,8 @@ import click
 
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.options import check_modes, refuse
-from cudnn_autotune.nn.models.process_wide import enable, say_summary
+from cudnn_autotune.nn.models.process_summary import say_summary
+from cudnn_autotune.nn.models.process_wide import enable
 
 _INTERRUPTED = 130
 # The files whose parts of a traceback come before the script's.

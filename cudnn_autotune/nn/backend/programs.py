@@ -476,8 +476,7 @@ def favours_channels_last(graph: GraphModule) -> bool:
     before and after, but for depthwise convolutions and few channels.
     """
     work = {True: 0.0, False: 0.0}
-    is_inductors = False
-    has_groups = False
+    has_2d = has_groups = False
     for node in graph.graph.nodes:
         if node.op != "call_function" or node.target not in CONVOLUTIONS:
             continue
@@ -489,13 +488,13 @@ def favours_channels_last(graph: GraphModule) -> bool:
         if not all(isinstance(size, int) for size in sizes):
             return False
         groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
-        is_inductors |= value.dim() == 4
+        has_2d |= value.dim() == 4
         has_groups |= value.dim() == 4 and groups > 1 and value.shape[1] > 1
         is_half = output.dtype in (torch.float16, torch.bfloat16)
         channels = output.shape[1] if output.dim() == value.dim() else 0
         suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
         work[suits] += output.numel() * value.numel() / max(1, channels)
-    return (has_groups or not is_inductors) and work[True] > work[False]
+    return (has_groups or not has_2d) and work[True] > work[False]
 
 
 def in_layout(

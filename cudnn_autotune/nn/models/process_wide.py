@@ -13,18 +13,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 
-from cudnn_autotune.core.display import count
 from cudnn_autotune.core.extension import _C, extension_available
-from cudnn_autotune.nn.norm_choices import norm_choices
-from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice
+from cudnn_autotune.nn.models.process_summary import say_summary, served_anything
 from cudnn_autotune.store.notices import warn_once
-from cudnn_autotune.tuning import gain
-from cudnn_autotune.tuning.choice import Choice
-from cudnn_autotune.tuning.choice_log import choices, fallbacks
 from cudnn_autotune.tuning.settings import check_policy
 
 VARIABLE = "CUDNN_AUTOTUNE_ENABLE"
@@ -128,58 +122,5 @@ def leave_environment() -> None:
 def _at_end() -> None:
     """Prints the summary, unless no convolution or norm ran on a CUDA device: every process that
     imports torch comes here, and most are not what the variable is meant for."""
-    if choices() or fallbacks() or norm_choices():
+    if served_anything():
         say_summary()
-
-
-def say_summary() -> None:
-    """Prints the :func:`summary` of the process on standard error, of several ranks on the first
-    one's."""
-    if os.environ.get("RANK", "0") == "0":
-        for line in summary(choices(), fallbacks(), norm_choices()):
-            print(f"cudnn-autotune: {line}", file=sys.stderr)
-
-
-def summary(
-    made: Sequence[Choice], left: Mapping[str, int], norms: Sequence[NormChoice]
-) -> list[str]:
-    """Says in a few lines what was tuned in a process, and what it gains.
-
-    Args:
-        made: the choices of the process.
-        left: the number of calls that PyTorch served, by reason.
-        norms: how the norms of the process are computed.
-    """
-    lines = []
-    if made:
-        origins = {choice.origin for choice in made}
-        searched = [choice for choice in made if choice.origin == "tuned"]
-        seconds = sum(choice.tuning_ms for choice in searched) / 1e3
-        text = f"{count(len(made), 'convolution')} served"
-        if origins != {"store"}:
-            text += f", {len(searched)} of them tuned in this run ({seconds:.1f} s)"
-        lines.append(f"{text}, {sum(c.origin == 'store' for c in made)} known from the store")
-        lines += gain.lines(choice.decision for choice in made)
-    else:
-        lines.append("no convolution was served: none ran on a CUDA device")
-    if norms:
-        lines.append(_of_norms(norms))
-    others = {reason: n for reason, n in left.items() if "own path was chosen" not in reason}
-    if others:
-        reason = max(others, key=lambda key: others[key])
-        lines.append(f"{count(sum(others.values()), 'call')} left to PyTorch, mostly: {reason}")
-    return lines
-
-
-def _of_norms(norms: Sequence[NormChoice]) -> str:
-    """Says how many norms are served, and what that gains where this process has timed it."""
-    served = [norm for norm in norms if norm.is_served]
-    text = f"{len(served)} of {count(len(norms), 'norm')} served"
-    timed = [norm.times_ms for norm in served if norm.times_ms]
-    if not timed:
-        return text
-    before_ms, after_ms = sum(t[PYTORCH] for t in timed), sum(min(t.values()) for t in timed)
-    return (
-        f"{text}, {before_ms:.3f} -> {after_ms:.3f} ms for one call of {len(timed)} "
-        f"({before_ms / after_ms:.2f}x)"
-    )

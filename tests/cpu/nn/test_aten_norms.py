@@ -407,7 +407,7 @@ def test_a_converted_model_s_instance_norms_are_served(operators: Operators) -> 
     expected = step(copy.deepcopy(model), x)
     ca.convert(model, norms=False)
     assert_like_pytorch(step(model, x), expected)
-    # Those that its own forward calls; batch norms are its modules' business.
+    # Its own forward calls these two; its modules see to batch norms.
     assert operators.during(lambda: step(model, x)) == (2, 2)
     ca.revert(model)
     assert operators.during(lambda: step(model, x)) == (0, 0)

@@ -46,7 +46,7 @@ def by_channels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results(
     name: str, dtype: torch.dtype, offset: float, request: pytest.FixtureRequest
 ) -> None:
-    """As near to float64's as PyTorch's, also where a mean is far larger than the deviation."""
+    """They are as near to float64's as PyTorch's, also where a mean far exceeds the deviation."""
     shape, groups = SHAPES[name]
     x, weight, bias = operands(shape, dtype, offset)
     given: list[Any] = [(weight, bias), (weight, None), (None, None)]

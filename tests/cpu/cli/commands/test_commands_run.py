@@ -11,7 +11,7 @@ from decisions import decision, selection, timed
 from subprocesses import python, python_forked
 
 from cudnn_autotune.engines.selection import Evidence
-from cudnn_autotune.nn.models.process_wide import summary
+from cudnn_autotune.nn.models.process_summary import summary
 from cudnn_autotune.nn.norm_measuring import NormChoice
 from cudnn_autotune.tuning.choice import Choice
 

@@ -151,7 +151,7 @@ print(os.waitpid(child, 0)[1], ca._C.exchange_process_wide(None).sampling)
     assert evaluate_forked(code) == "0 race"
 
 
-# What the environment asks for
+# The variable CUDNN_AUTOTUNE_ENABLE
 
 
 @pytest.mark.parametrize("first", ["torch", "cudnn_autotune"])
