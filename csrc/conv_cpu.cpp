@@ -80,6 +80,16 @@ at::Tensor conv_fused_cpu(const at::Tensor& input, const at::Tensor& weight,
   return with_strides_of(output_format(input, weight, padding.size() > stride.size()), y);
 }
 
+void conv_fused_into_cpu(const at::Tensor& output, const at::Tensor& input,
+                         const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                         const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
+                         c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                         c10::SymInt groups, std::string_view activation,
+                         std::string_view sampling, int64_t workspace_limit) {
+  output.copy_(conv_fused_cpu(input, weight, bias, residual, stride, padding, dilation,
+                              std::move(groups), activation, sampling, workspace_limit));
+}
+
 }  // namespace
 }  // namespace cudnn_autotune
 
@@ -89,4 +99,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, CPU, m) {
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cpu);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cpu);
   m.impl("conv_fused", cudnn_autotune::conv_fused_cpu);
+  m.impl("conv_fused_into_", cudnn_autotune::conv_fused_into_cpu);
 }

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,9 @@ struct Part {
   // The tensor in this layout: the caller's own, a copy of it, or the new result. The result is not
   // made by at::empty, which fills it under deterministic algorithms: every engine writes all of
   // it.
-  at::Tensor in(at::MemoryFormat format, const at::Tensor& like) const {
+  //   is_slice: whether the caller's own may be a slice of channels
+  at::Tensor in(at::MemoryFormat format, const at::Tensor& like, bool is_slice) const {
+    if (given != nullptr && is_slice) return *given;
     if (given != nullptr) return given->contiguous(format);
     return at::Tensor(at::detail::empty_cuda(size, like.options().memory_format(format)));
   }
@@ -49,6 +52,8 @@ struct Call {
   const at::Tensor* bias = nullptr;
   const at::Tensor* residual = nullptr;
   Activation activation;
+  // As those of ConvProblem.
+  int32_t x_pixel_stride = 0, y_pixel_stride = 0;
 
   const at::Tensor& first_operand() const { return *(op == ConvOp::fprop ? x : y).given; }
   // Whether no tensor has to be copied for a problem with an epilogue, which asks for kMostAligned.
@@ -87,7 +92,9 @@ ChoiceKey key_of(const Call& call, const ConvGeometry& geometry, const CallPolic
   if (call.bias != nullptr) problem.addends |= ConvProblem::kBias;
   if (call.residual != nullptr) problem.addends |= ConvProblem::kResidual;
   problem.set_activation(call.activation);
-  if (!problem.has_epilogue()) {
+  problem.x_pixel_stride = call.x_pixel_stride;
+  problem.y_pixel_stride = call.y_pixel_stride;
+  if (!problem.has_epilogue() && !problem.has_slices()) {
     problem.x_alignment = call.x.alignment_in(call.format);
     problem.w_alignment = call.w.alignment_in(call.format);
     problem.y_alignment = call.y.alignment_in(call.format);
@@ -108,14 +115,15 @@ at::Tensor compute(const Call& call, const ConvGeometry& geometry, const CallPol
   const auto allocated = [&]() -> const Operands& {
     if (!operands.x.defined()) {
       const at::Tensor& like = call.first_operand();
-      operands.x = call.x.in(call.format, like);
-      operands.w = call.w.in(call.format, like);
-      operands.y = call.y.in(call.format, like);
+      const bool has_slices = key.problem.has_slices();
+      operands.x = call.x.in(call.format, like, has_slices);
+      operands.w = call.w.in(call.format, like, /*is_slice=*/false);
+      operands.y = call.y.in(call.format, like, has_slices);
       if (call.bias != nullptr) operands.bias = call.bias->contiguous();
       if (call.residual != nullptr) operands.residual = call.residual->contiguous(call.format);
       // cuDNN 9.19 runs fused engines on addresses that they are not made for ("misaligned
       // address" on an H200), whatever alignment the graph says.
-      if (key.problem.has_epilogue()) operands.align();
+      if (key.problem.has_epilogue() || has_slices) operands.align();
     }
     return operands;
   };
@@ -138,15 +146,39 @@ bool takes_height(const at::Tensor& input, const at::Tensor& weight, at::IntArra
 // The size of a 1-d tensor as images of height 1.
 std::vector<int64_t> with_height_1(at::IntArrayRef size) { return {size[0], size[1], 1, size[2]}; }
 
+// Lets a forward read and write slices of channels where its tensors are such and are aligned.
+//   output: what it is to write; null where that is new
+void take_slices(Call& call, const at::Tensor& input, const at::Tensor* output, int64_t kernels) {
+  const auto strides_of = [](const at::Tensor& tensor) {
+    const int64_t pixels = pixel_stride(tensor);
+    const bool fits = pixels * tensor.element_size() % kMostAligned == 0 &&
+                      alignment(tensor) == kMostAligned &&
+                      pixels <= std::numeric_limits<int32_t>::max();
+    return fits ? static_cast<int32_t>(pixels) : 0;
+  };
+  if (call.format == at::MemoryFormat::Contiguous) return;
+  const int32_t x = strides_of(input);
+  const int32_t y = output != nullptr ? strides_of(*output) : static_cast<int32_t>(kernels);
+  if (x == 0 || y == 0) return;
+  if (output != nullptr) call.y.given = output;
+  if (x == input.size(1) && y == kernels) return;
+  call.x_pixel_stride = x;
+  call.y_pixel_stride = y;
+}
+
 // The kernels. Each reads the call's mode and limits once. Where ATen computes a call, the
 // result is brought into the layout that the fake kernels promise, which it mostly has already.
 
 // activation(x * w + bias + residual).
+//   takes_slices: whether the input may be a slice of channels that is not copied
+//   output: a tensor for the result, which may be such a slice; null where it is new. The result is
+//     this tensor, or it is another one, where an engine cannot write it.
 at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
                    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& residual,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                    int64_t groups, const Activation& activation, std::string_view sampling,
-                   int64_t workspace_limit) {
+                   int64_t workspace_limit, bool takes_slices,
+                   const at::Tensor* output = nullptr) {
   const bool has_bias = bias && bias->defined();
   const bool has_residual = residual && residual->defined();
   if (takes_height(input, weight, stride, padding, dilation)) {
@@ -154,7 +186,8 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
     const bool adds = has_residual && residual->dim() == 3;
     return forward(as_images(input), weight.unsqueeze(2), bias,
                    adds ? std::optional(residual->unsqueeze(2)) : residual, images.stride,
-                   images.padding, images.dilation, groups, activation, sampling, workspace_limit)
+                   images.padding, images.dilation, groups, activation, sampling, workspace_limit,
+                   /*takes_slices=*/false)
         .squeeze(2);
   }
   const CallPolicy policy = resolve(sampling, workspace_limit);
@@ -188,6 +221,7 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
             has_bias ? &*bias : nullptr,
             has_residual ? &*residual : nullptr,
             activation};
+  if (takes_slices) take_slices(call, input, output, weight.size(0));
   // Engines that add a bias want aligned addresses (compute()). To copy the tensors in each call
   // would mostly take longer than a kernel that adds the bias.
   const bool has_only_bias = has_bias && !has_residual && activation.kind == ActivationKind::none;
@@ -204,7 +238,7 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
   return forward(input, weight, bias, std::nullopt, stride, padding, dilation, groups, Activation(),
-                 sampling, workspace_limit);
+                 sampling, workspace_limit, /*takes_slices=*/false);
 }
 
 at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
@@ -214,7 +248,19 @@ at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
                            std::string_view activation, std::string_view sampling,
                            int64_t workspace_limit) {
   return forward(input, weight, bias, residual, stride, padding, dilation, groups,
-                 activation_of_call(activation), sampling, workspace_limit);
+                 activation_of_call(activation), sampling, workspace_limit, /*takes_slices=*/true);
+}
+
+void conv_fused_into_cuda(const at::Tensor& output, const at::Tensor& input,
+                          const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                          const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
+                          at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                          std::string_view activation, std::string_view sampling,
+                          int64_t workspace_limit) {
+  const auto y = forward(input, weight, bias, residual, stride, padding, dilation, groups,
+                         activation_of_call(activation), sampling, workspace_limit,
+                         /*takes_slices=*/true, &output);
+  if (!y.is_same(output)) output.copy_(y);
 }
 
 // The gradient that is the undefined one of `x` and `w`. `other` is the forward's operand.
@@ -320,4 +366,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cuda);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cuda);
   m.impl("conv_fused", cudnn_autotune::conv_fused_cuda);
+  m.impl("conv_fused_into_", cudnn_autotune::conv_fused_into_cuda);
 }

@@ -42,6 +42,26 @@ inline at::MemoryFormat conv_memory_format(const at::Tensor& a, const at::Tensor
   return any ? channels_last : at::MemoryFormat::Contiguous;
 }
 
+// Elements from a pixel to the next one of images or volumes that are dense in channels_last, or are
+// a slice of the channels of some that are; 0 of any other tensor.
+inline int64_t pixel_stride(const at::Tensor& tensor) {
+  const auto size = tensor.sizes();
+  const auto stride = tensor.strides();
+  const int64_t dims = tensor.dim();
+  if (dims < 4 || dims > 5 || tensor.numel() == 0 || (size[1] > 1 && stride[1] != 1)) return 0;
+  int64_t found = 0;   // known once a dimension has more than one element
+  int64_t pixels = 1;  // from an element of the dimension to the next
+  for (int64_t d = dims - 1; d >= 0; --d) {
+    if (d == 1) continue;
+    if (size[d] > 1) {
+      if (found == 0) found = stride[d] / pixels;
+      if (found < size[1] || stride[d] != found * pixels) return 0;
+    }
+    pixels *= size[d];
+  }
+  return found == 0 ? size[1] : found;
+}
+
 // Whether a tensor of a 1-d convolution looks like channels_last to PyTorch, which views it as
 // images of height 1.
 inline bool is_channels_last_image(const at::Tensor& tensor) {

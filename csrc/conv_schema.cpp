@@ -2,8 +2,8 @@
 
 #include "conv_ops.h"
 
-// The operators stand below autograd. They take and return plain tensors and change none of their
-// arguments. Their fake kernels are in cudnn_autotune/nn/fake.py.
+// The operators stand below autograd. They take and return plain tensors, and only the last one
+// changes an argument. Their fake kernels are in cudnn_autotune/nn/fake.py.
 TORCH_LIBRARY(cudnn_autotune, m) {
   m.def(
       "conv_fprop(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
@@ -29,6 +29,12 @@ TORCH_LIBRARY(cudnn_autotune, m) {
       "conv_fused(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
       "SymInt[] padding, SymInt[] dilation, SymInt groups, str activation=\"\", "
       "str sampling=\"\", int workspace_limit=-1) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  // It writes the result of conv_fused into a tensor, which may be a slice of channels.
+  m.def(
+      "conv_fused_into_(Tensor(a!) output, Tensor input, Tensor weight, Tensor? bias, "
+      "Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
+      "str activation=\"\", str sampling=\"\", int workspace_limit=-1) -> ()",
       {at::Tag::pt2_compliant_tag});
 }
 

@@ -57,10 +57,13 @@ at::Tensor AtenPlan::launch(const Operands& operands, void* /*workspace*/) {
   }
   const c10::SymInt groups = problem.groups;
   switch (problem.op) {
-    case ConvOp::fprop:
-      return aten_fused(x, w, optional(bias), optional(residual), stride, padding, dilation, groups,
-                        problem.activation())
-          .contiguous(conv_memory_format(x, w));
+    case ConvOp::fprop: {
+      const auto result = aten_fused(x, w, optional(bias), optional(residual), stride, padding,
+                                     dilation, groups, problem.activation());
+      if (!problem.has_slices()) return result.contiguous(conv_memory_format(x, w));
+      y.copy_(result);
+      return {};
+    }
     case ConvOp::dgrad:
       return aten_dgrad(y, w, x.sym_sizes(), stride, padding, dilation, groups)
           .contiguous(conv_memory_format(y, w));
@@ -81,7 +84,7 @@ bool is_matmul(const ConvProblem& problem) {
   // A deterministic problem is left out, because cuBLAS is deterministic only under conditions of
   // its own.
   return (problem.groups == 1 || problem.w[1] >= kLeastOfGroup) &&
-         (!problem.has_epilogue() || problem.has_only_bias()) &&
+         (!problem.has_epilogue() || problem.has_only_bias()) && !problem.has_slices() &&
          (problem.layout == Layout::channels_last || problem.x[0] == 1) && !problem.deterministic &&
          (problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16);
 }

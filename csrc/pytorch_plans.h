@@ -13,18 +13,19 @@ namespace cudnn_autotune {
 constexpr const char* kAten = "aten";
 constexpr const char* kMatmul = "matmul";
 
-// PyTorch's own path, which allocates its result.
+// PyTorch's own path, which allocates its result. Where the problem has slices, it is copied into
+// that of the output.
 class AtenPlan final : public Plan {
  public:
   explicit AtenPlan(const ConvProblem& problem) : Plan(problem, kAten) {}
 
-  bool allocates_result() const override { return true; }
+  bool allocates_result() const override { return !problem().has_slices(); }
   at::Tensor launch(const Operands& operands, void* workspace) override;
 };
 
 // Whether a problem can be computed as a matrix product over all pixels, for each group: its kernel
 // is 1x1, without stride, padding or an epilogue other than a bias, its layout is channels last or
-// it has one image, and its dtype is a half type (in float32 cuBLAS obeys another TF32 switch than
+// it has one image, no tensor is a slice, and its dtype is a half type (in float32 cuBLAS obeys another TF32 switch than
 // cuDNN).
 bool is_matmul(const ConvProblem& problem);
 

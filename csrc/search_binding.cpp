@@ -38,7 +38,8 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
                          bool allow_tf32, bool allow_reduced_precision,
                          const std::string& depthwise_kernel,
                          const std::tuple<int, int, int>& alignment, bool bias, bool residual,
-                         const std::string& activation) {
+                         const std::string& activation,
+                         const std::optional<std::pair<int32_t, int32_t>>& pixel_strides) {
   const size_t n = stride.size();
   if (n < 1 || n > kMaxSpatialDims || input_shape.size() != n + 2 || weight_shape.size() != n + 2 ||
       padding.size() != 2 * n || dilation.size() != n) {
@@ -75,8 +76,19 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   if (problem.has_epilogue() && problem.op != ConvOp::fprop) {
     throw std::invalid_argument("ConvProblem: only fprop has a bias, a residual or an activation");
   }
-  if (problem.has_epilogue() && alignment != std::make_tuple(32, 32, 32)) {
-    throw std::invalid_argument("ConvProblem: a fused problem has an alignment of 32");
+  if (pixel_strides) {
+    std::tie(problem.x_pixel_stride, problem.y_pixel_stride) = *pixel_strides;
+    if (problem.op != ConvOp::fprop || problem.layout != Layout::channels_last ||
+        problem.x_pixel_stride < problem.x[1] || problem.y_pixel_stride < problem.w[0]) {
+      throw std::invalid_argument(
+          "ConvProblem: only fprop in channels_last has pixel_strides, of as many elements as "
+          "channels or more");
+    }
+  }
+  if ((problem.has_epilogue() || problem.has_slices()) &&
+      alignment != std::make_tuple(32, 32, 32)) {
+    throw std::invalid_argument(
+        "ConvProblem: a fused problem, or one with pixel_strides, has an alignment of 32");
   }
   return problem;
 }
@@ -89,7 +101,7 @@ void bind_problem(py::module_& m) {
            py::arg("groups"), py::arg("dtype"), py::arg("memory_format"), py::arg("deterministic"),
            py::arg("allow_tf32"), py::arg("allow_reduced_precision"), py::arg("depthwise_kernel"),
            py::arg("alignment"), py::arg("bias") = false, py::arg("residual") = false,
-           py::arg("activation") = "")
+           py::arg("activation") = "", py::arg("pixel_strides") = py::none())
       .def_property_readonly("op", [](const ConvProblem& p) { return name(p.op); })
       .def_property_readonly("input_shape", &ConvProblem::input_shape)
       .def_property_readonly("weight_shape", &ConvProblem::weight_shape)
@@ -127,6 +139,13 @@ void bind_problem(py::module_& m) {
       .def_property_readonly("residual", &ConvProblem::has_residual)
       .def_property_readonly("activation",
                              [](const ConvProblem& p) { return p.activation().name(); })
+      .def_property_readonly("pixel_strides",
+                             [](const ConvProblem& p) {
+                               return p.has_slices()
+                                          ? std::make_optional(std::make_pair(p.x_pixel_stride,
+                                                                              p.y_pixel_stride))
+                                          : std::nullopt;
+                             })
       .def_property_readonly("text", &ConvProblem::text);
   m.def("depthwise_kernel", [] { return name(depthwise_kernel()); });
   m.def("problem_key", [](const ConvProblem& p) {

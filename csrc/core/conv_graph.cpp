@@ -45,7 +45,9 @@ Dims spatial(const ConvProblem& problem, const Values& values, int64_t unit) {
   return problem.spatial_dims == 1 ? with_unit_height(std::move(dims), 0, unit) : dims;
 }
 
-Dims dense_strides(const Dims& dims, Layout layout) {
+// The strides of a tensor that is dense, or would be if it had `pixel_stride` channels.
+Dims strides_of(Dims dims, Layout layout, int64_t pixel_stride) {
+  if (pixel_stride != 0) dims[1] = pixel_stride;
   Dims order;  // the dimensions, from the smallest stride to the largest
   for (size_t d = dims.size() - 1; d >= 2; --d) order.push_back(static_cast<int64_t>(d));
   order.insert(layout == Layout::channels_last ? order.begin() : order.end(), 1);
@@ -60,13 +62,13 @@ Dims dense_strides(const Dims& dims, Layout layout) {
 }
 
 fe::graph::Tensor_attributes tensor(const ConvProblem& problem, const char* name, int64_t uid,
-                                    Dims shape, int64_t alignment) {
+                                    Dims shape, int64_t alignment, int64_t pixel_stride = 0) {
   const Dims dims = tensor_dims(problem, std::move(shape));
   return fe::graph::Tensor_attributes()
       .set_name(name)
       .set_uid(uid)
       .set_dim(dims)
-      .set_stride(dense_strides(dims, problem.layout))
+      .set_stride(strides_of(dims, problem.layout, pixel_stride))
       .set_alignment(alignment)
       .set_data_type(data_type(problem.dtype));
 }
@@ -103,11 +105,13 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
 
   using fe::graph::Tensor_attributes;
   const Tensor_attributes x =
-      cudnn_autotune::tensor(problem, "x", kUidX, problem.input_shape(), problem.x_alignment);
+      cudnn_autotune::tensor(problem, "x", kUidX, problem.input_shape(), problem.x_alignment,
+                             problem.x_pixel_stride);
   const Tensor_attributes w =
       cudnn_autotune::tensor(problem, "w", kUidW, problem.weight_shape(), problem.w_alignment);
   const Tensor_attributes y =
-      cudnn_autotune::tensor(problem, "y", kUidY, problem.output_shape(), problem.y_alignment);
+      cudnn_autotune::tensor(problem, "y", kUidY, problem.output_shape(), problem.y_alignment,
+                             problem.y_pixel_stride);
   // The frontend makes the output tensor itself. This gives it the attributes of ours.
   const auto set_output = [](const std::shared_ptr<Tensor_attributes>& output,
                              const Tensor_attributes& like) {

@@ -54,6 +54,9 @@ std::string ConvProblem::text() const {
   if (alignment != std::array<uint8_t, 3>{32, 32, 32}) {
     t += " alignment=" + join(alignment, 3, ',');
   }
+  if (has_slices()) {
+    t += " pixel_strides=" + join(std::array<int32_t, 2>{x_pixel_stride, y_pixel_stride}, 2, ',');
+  }
   if (has_bias()) t += " bias";
   if (has_residual()) t += " residual";
   if (has_activation()) t += " " + activation().name();

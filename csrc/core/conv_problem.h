@@ -37,7 +37,7 @@ inline const char* name(DepthwiseKernel kernel) {
 //   x: (N, C, spatial...)   w: (K, C / groups, kernel...)   output: (N, K, spatial...)
 // A forward convolution may have an epilogue: activation(x * w + bias + residual), where `bias` has
 // the shape (1, K, 1...) and `residual` that of the output.
-// The tensors are dense in `layout`. Equality and hash read the bytes of the struct, so it has no
+// The tensors are dense in `layout`, but for slices of channels. Equality and hash read the bytes of the struct, so it has no
 // padding, and unused trailing dimensions are zero.
 struct ConvProblem {
   std::array<int64_t, 2 + kMaxSpatialDims> x{};
@@ -46,6 +46,10 @@ struct ConvProblem {
   std::array<int32_t, kMaxSpatialDims> post_padding{};
   std::array<int32_t, kMaxSpatialDims> stride{};
   std::array<int32_t, kMaxSpatialDims> dilation{};
+  // Elements from a pixel to the next one where the input and the output of a forward in
+  // channels_last are slices of the channels of larger tensors; both zero where neither is.
+  int32_t x_pixel_stride = 0;
+  int32_t y_pixel_stride = 0;
   int32_t groups = 1;
   uint8_t spatial_dims = 2;
   ConvOp op = ConvOp::fprop;
@@ -57,7 +61,8 @@ struct ConvProblem {
   uint8_t allow_lower_precision = 1;
   // The kernel of PyTorch's own path; automatic if !follows_depthwise_kernel().
   DepthwiseKernel depthwise_kernel = DepthwiseKernel::automatic;
-  // Bytes, powers of two up to 32. A problem with an epilogue has 32 for all of its tensors.
+  // Bytes, powers of two up to 32. A problem with an epilogue or with slices has 32 for all of its
+  // tensors.
   uint8_t x_alignment = 32;
   uint8_t w_alignment = 32;
   uint8_t y_alignment = 32;
@@ -79,6 +84,7 @@ struct ConvProblem {
   bool has_residual() const { return (addends & kResidual) != 0; }
   bool has_activation() const { return activation_kind != ActivationKind::none; }
   bool has_epilogue() const { return addends != 0 || has_activation(); }
+  bool has_slices() const { return x_pixel_stride != 0; }
   bool has_only_bias() const { return addends == kBias && !has_activation(); }
   Activation activation() const;
   void set_activation(const Activation& activation);

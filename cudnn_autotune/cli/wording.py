@@ -63,6 +63,8 @@ def conditions(problem: ConvProblem) -> str:
         parts.append(f"PyTorch's depthwise kernel: {problem.depthwise_kernel}")
     if problem.alignment != (32, 32, 32):
         parts.append(f"alignment {_listed(problem.alignment)}")
+    if problem.pixel_strides is not None:
+        parts.append(f"slices, pixels {_listed(problem.pixel_strides)} apart")
     return ", ".join(parts)
 
 

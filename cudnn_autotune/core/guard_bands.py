@@ -22,12 +22,23 @@ class GuardedMemory:
         whole = torch.full((room,), _PATTERN, dtype=torch.uint8, device=device)
         first = _BAND_BYTES + (ahead - whole.data_ptr() - _BAND_BYTES) % _ALIGNMENT
         self.memory = whole[first : first + size]
-        self._bands = (whole[:first], whole[first + size :])
+        self._bands: tuple[Tensor, ...] = (whole[:first], whole[first + size :])
 
     @classmethod
     def like(cls, tensor: Tensor) -> GuardedMemory:
-        """Memory for a tensor that is dense in some order, as well aligned as this one is."""
-        return cls(tensor.nbytes, tensor.device, tensor.data_ptr() % _ALIGNMENT)
+        """Memory for a tensor that is dense in some order, or a slice of the channels of one that
+        is in channels_last, as well aligned as this one is. The other channels are guard bands."""
+        size, item = reach_of(tensor), tensor.element_size()
+        memory = cls(size * item, tensor.device, tensor.data_ptr() % _ALIGNMENT)
+        if size > tensor.numel():
+            channels = tensor.size(1)
+            pixels = tensor.numel() // channels
+            step = (size - channels) // (pixels - 1)
+            between = memory.memory[channels * item :].as_strided(
+                (pixels - 1, (step - channels) * item), (step * item, 1)
+            )
+            memory._bands = (*memory._bands, between)
+        return memory
 
     def as_tensor(self, like: Tensor) -> Tensor:
         """The memory as a tensor with the shape, the strides and the dtype of another one."""
@@ -36,6 +47,11 @@ class GuardedMemory:
     def is_touched(self) -> Tensor:
         """Returns whether the bands of this memory are touched (:func:`are_touched`)."""
         return are_touched(self)
+
+
+def reach_of(tensor: Tensor) -> int:
+    """Returns how many elements of memory there are from a tensor's first to its last one."""
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def with_room(size: int, device: torch.device) -> Tensor:
@@ -48,4 +64,5 @@ def with_room(size: int, device: torch.device) -> Tensor:
 def are_touched(*memories: GuardedMemory) -> Tensor:
     """Whether a band of one of them was written to: a tensor of one bool, on the device, for which
     the host does not wait."""
-    return (torch.cat([band for memory in memories for band in memory._bands]) != _PATTERN).any()
+    bands = [band.flatten() for memory in memories for band in memory._bands]
+    return (torch.cat(bands) != _PATTERN).any()

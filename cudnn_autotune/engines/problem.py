@@ -29,6 +29,8 @@ DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 """The memory format by the number of spatial dimensions."""
 _INT32_MAX = 2**31 - 1
+MOST_ALIGNED = 32
+"""Bytes; a larger alignment counts as this one."""
 
 Ints = int | Iterable[int]
 Operands = tuple[Tensor, ...]
@@ -41,7 +43,8 @@ class ConvProblem:
     """A convolution in one direction, with everything that decides which engine is fastest.
 
     Shapes are those of the forward convolution, also for ``dgrad`` (the gradient of the input)
-    and ``wgrad`` (the gradient of the weight). Tensors are dense in ``memory_format``.
+    and ``wgrad`` (the gradient of the weight). Tensors are dense in ``memory_format``, but for
+    slices (``pixel_strides``).
 
     Args:
         op: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``.
@@ -69,6 +72,10 @@ class ConvProblem:
             as ``torch.backends.cudnn.depthwise_kernel`` of torch 2.14 and later names it. Where
             that setting changes nothing it is ``"auto"``: in a convolution that is not depthwise,
             and in channels_last.
+        pixel_strides: elements from a pixel of the input to its next one, and the same of the
+            output, where they are slices of the channels of larger tensors: multiples of 32 bytes,
+            of a forward convolution in channels_last, with all tensors aligned to 32 bytes. None
+            where both are dense.
 
     Raises:
         ValueError, TypeError: an argument is not allowed; the text names it, what is allowed and
@@ -92,6 +99,7 @@ class ConvProblem:
     residual: bool
     activation: str
     depthwise_kernel: DepthwiseKernel
+    pixel_strides: tuple[int, int] | None
 
     def __init__(
         self,
@@ -112,6 +120,7 @@ class ConvProblem:
         residual: bool = False,
         activation: str = "",
         depthwise_kernel: DepthwiseKernel = "auto",
+        pixel_strides: tuple[int, int] | None = None,
     ) -> None:
         if op not in OPERATIONS:
             raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}")
@@ -191,6 +200,7 @@ class ConvProblem:
             "residual": bool(residual),
             "activation": activation,
             "depthwise_kernel": depthwise_kernel if follows_setting else "auto",
+            "pixel_strides": None if pixel_strides == (x[1], w[0]) else pixel_strides,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -199,7 +209,30 @@ class ConvProblem:
                 f"weight_shape: a kernel of {w[2:]} with dilation {dilations} does not fit into "
                 f"an input of {x[2:]} with padding {paddings}"
             )
+        if self.pixel_strides is not None:
+            self._check_slices(self.pixel_strides)
         self._check_counts()
+
+    def _check_slices(self, pixel_strides: tuple[int, int]) -> None:
+        """Checks where the input and the output are slices of channels."""
+        least = (self.input_shape[1], self.weight_shape[0])
+        step = MOST_ALIGNED // self.dtype.itemsize
+        is_right = isinstance(pixel_strides, tuple) and len(pixel_strides) == 2
+        if not is_right or not all(
+            _is_int(size) and channels <= size <= _INT32_MAX and size % step == 0
+            for size, channels in zip(pixel_strides, least, strict=True)
+        ):
+            raise ValueError(
+                f"pixel_strides must be two multiples of {step} from {least[0]} and {least[1]} on, "
+                f"the channels of input and output, got {shown(pixel_strides)}"
+            )
+        is_last = self.memory_format != torch.contiguous_format
+        if self.op != "fprop" or not is_last or self.alignment != (MOST_ALIGNED,) * 3:
+            raise ValueError(
+                "pixel_strides are of op 'fprop' in channels_last with an alignment of "
+                f"{MOST_ALIGNED} only, got op {self.op!r}, {self.memory_format} and "
+                f"{self.alignment}"
+            )
 
     def _check_counts(self) -> None:
         """Checks what cuDNN counts in 32 bits; 9.19 divides by zero where a product overflows."""
@@ -250,6 +283,17 @@ class ConvProblem:
         return self.dtype == torch.float32 and self.allow_tf32
 
     @property
+    def strides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The strides of input, weight and output."""
+        x, y = self.pixel_strides or (self.input_shape[1], self.weight_shape[0])
+        is_last = self.memory_format != torch.contiguous_format
+        return (
+            _strides(self.input_shape, x, is_last),
+            _strides(self.weight_shape, self.weight_shape[1], is_last),
+            _strides(self.output_shape, y, is_last),
+        )
+
+    @property
     def flops(self) -> float:
         """Floating-point operations of one call, where a multiplication and an addition are two:
         ``2 N K P Q (C / groups) R S``, the same for all three operations."""
@@ -287,6 +331,17 @@ def check_problem(problem: object) -> None:
     """Raises TypeError where ``problem`` is not a :class:`ConvProblem`."""
     if not isinstance(problem, ConvProblem):
         raise TypeError(f"problem must be a ConvProblem, got {shown(problem)}")
+
+
+def _strides(shape: tuple[int, ...], pixel_stride: int, is_last: bool) -> tuple[int, ...]:
+    """Returns the strides of a tensor: dense, or in channels_last with pixels so far apart."""
+    sizes = (shape[0], pixel_stride, *shape[2:]) if is_last else shape
+    order = [0, *range(2, len(shape)), 1] if is_last else [*range(len(shape))]
+    strides, place = [0] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim] = place
+        place *= sizes[dim]
+    return tuple(strides)
 
 
 def _is_int(value: object) -> bool:

@@ -21,7 +21,7 @@ from cudnn_autotune.engines.problem import (
 _MEMORY_FORMATS = ("contiguous", "channels_last")
 _LISTS = ("input_shape", "weight_shape", "stride", "padding", "dilation", "alignment")
 _FLAGS = ("deterministic", "allow_tf32", "allow_reduced_precision")
-_DEPTHWISE = "depthwise_kernel"
+_DEPTHWISE, _SLICES = "depthwise_kernel", "pixel_strides"
 _EPILOGUE = ("bias", "residual", "activation")
 _FULL_ALIGNMENT = (32, 32, 32)
 
@@ -52,7 +52,10 @@ def _rare_to_json(problem: ConvProblem) -> dict[str, Any]:
     names = _EPILOGUE if problem.is_fused else ()
     if problem.depthwise_kernel != "auto":
         names = (_DEPTHWISE, *names)
-    return {name: getattr(problem, name) for name in names}
+    rare = {name: getattr(problem, name) for name in names}
+    if problem.pixel_strides is not None:
+        rare[_SLICES] = list(problem.pixel_strides)
+    return rare
 
 
 def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
@@ -60,7 +63,7 @@ def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
     node = Node(tree, place)
     given = set(tree) if isinstance(tree, dict) else set()
     is_fused = not given.isdisjoint(_EPILOGUE)
-    rare = (*given.intersection([_DEPTHWISE]), *(_EPILOGUE if is_fused else ()))
+    rare = (*given.intersection([_DEPTHWISE, _SLICES]), *(_EPILOGUE if is_fused else ()))
     fields = node.fields("op", *_LISTS, "groups", "dtype", "memory_format", *_FLAGS, *rare)
     values: dict[str, Any] = {
         name: tuple(item.integer() for item in fields[name].items()) for name in _LISTS
@@ -68,6 +71,8 @@ def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
     values.update({name: fields[name].boolean() for name in _FLAGS})
     if _DEPTHWISE in fields:
         values[_DEPTHWISE] = fields[_DEPTHWISE].one_of(DEPTHWISE_KERNELS)
+    if _SLICES in fields:
+        values[_SLICES] = tuple(item.integer() for item in fields[_SLICES].items())
     if is_fused:
         values["bias"] = fields["bias"].boolean()
         values["residual"] = fields["residual"].boolean()
@@ -114,6 +119,8 @@ def problem_text(problem: ConvProblem) -> str:
         words.append(f"{_DEPTHWISE}={problem.depthwise_kernel}")
     if problem.alignment != _FULL_ALIGNMENT:
         words.append(f"alignment={_joined(problem.alignment)}")
+    if problem.pixel_strides is not None:
+        words.append(f"{_SLICES}={_joined(problem.pixel_strides)}")
     if problem.bias:
         words.append("bias")
     if problem.residual:
@@ -129,6 +136,7 @@ _TEXT = re.compile(
     rf"(\S+) x={_SHAPE} w={_SHAPE} padding={_INTS}(?::{_INTS})? stride={_INTS} dilation={_INTS} "
     rf"groups=(\d{{1,19}}) (\S+) (\S+)( no_tf32)?( no_reduced_precision)?"
     rf"(?: {_DEPTHWISE}=(cudnn|native))?(?: alignment={_INTS})?"
+    rf"(?: {_SLICES}={_INTS})?"
     rf"( bias)?( residual)?(?: ([\w().]+))?",
     re.ASCII,
 )
@@ -140,7 +148,8 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
     if match is None:
         raise ValueError(f"{shown(text)} is no problem's text")
     op, x, w, before, after, stride, dilation, groups, dtype, layout, *rest = match.groups()
-    *flags, depthwise_kernel, alignment, bias, residual, activation = rest
+    *flags, depthwise_kernel, alignment, slices, bias, residual, activation = rest
+    pixel_strides: Any = _ints(slices) if slices else None
     kernel: Any = depthwise_kernel or "auto"
     shape = _ints(x, "x")
     if op not in OPERATIONS or dtype not in DTYPES_BY_NAME or layout not in _MEMORY_FORMATS:
@@ -165,6 +174,7 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
             bias=bool(bias),
             residual=bool(residual),
             activation=activation or "",
+            pixel_strides=pixel_strides,
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{shown(text)} is no problem's text") from error

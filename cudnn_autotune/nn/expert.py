@@ -22,9 +22,9 @@ from cudnn_autotune.engines.configs import (
     engine_text,
     parse_engine_text,
 )
-from cudnn_autotune.engines.problem import ConvProblem, check_problem
+from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem, check_problem
 from cudnn_autotune.timers.gpu_timer import GpuTimer
-from cudnn_autotune.timers.measuring import MOST_ALIGNED, added_shapes
+from cudnn_autotune.timers.measuring import added_shapes
 from cudnn_autotune.timers.timer import Cache
 from cudnn_autotune.timers.turns import Turns
 
@@ -83,15 +83,23 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
         is_bias = len(shape) == 1
         layout = torch.contiguous_format if is_bias else problem.memory_format
         read.append(tensor.contiguous(memory_format=layout))
-    output = torch.full(shapes[written], math.nan, dtype=problem.dtype, device=a.device).contiguous(
-        memory_format=problem.memory_format
-    )
+    strides = dict(zip("xwy", problem.strides, strict=True))
+    if problem.pixel_strides is not None:
+        source, read[0] = read[0], _empty(shapes[first], strides[first], problem, a.device)
+        read[0].copy_(source)
+    output = _empty(shapes[written], strides[written], problem, a.device).fill_(math.nan)
     plan = build_plan(problem, engine_text, a.device)
     named_tensors = {first: read[0], second: read[1], written: output}
     tensors = (*(named_tensors[name] for name in "xwy"), *read[2:])
     if problem.is_fused:  # its engines fail on other addresses than those that they were made for
         tensors = tuple(t if t.data_ptr() % MOST_ALIGNED == 0 else t.clone() for t in tensors)
     return require_cuda_build().execute(plan, *tensors)
+
+
+def _empty(
+    shape: tuple[int, ...], strides: tuple[int, ...], problem: ConvProblem, device: torch.device
+) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=problem.dtype, device=device)
 
 
 def measure(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +89,18 @@ def _(
         )
     # Elementwise operators of ATen's keep the layout of what they are given.
     return convolved
+
+
+@torch.library.register_fake("cudnn_autotune::conv_fused_into_")
+def _(output: Tensor, *arguments: Any) -> None:
+    convolved = torch.ops.cudnn_autotune.conv_fused(*arguments)
+    torch._check(
+        (output.shape, output.dtype) == (convolved.shape, convolved.dtype),
+        lambda: (
+            f"output must be of size {list(convolved.shape)} and {convolved.dtype}, got "
+            f"{list(output.shape)} and {output.dtype}"
+        ),
+    )
 
 
 @torch.library.register_fake("cudnn_autotune::conv_transpose")

@@ -259,6 +259,15 @@ def _register(conv: Any) -> None:
         )
         return (input, weight, bias, residual, *others), {}
 
+    def lay_out_into(node: Any, output: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
+        """Puts the operands of one that writes into a tensor into the layout of that."""
+        order = _stride_order(4, torch.channels_last)
+        laid_out = list(operands)
+        for i in (0, 1, 3):  # input, weight and residual
+            if operands[i] is not None:
+                laid_out[i] = in_order(node.args[i + 1], operands[i], order)
+        return (output, *laid_out), {}
+
     def lay_out_weights(node: Any, weights: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
         """Lets weights be folded into the layout that their convolutions run in."""
         *rest, dtype, channels_last = others
@@ -285,6 +294,7 @@ def _register(conv: Any) -> None:
 
     ours = torch.ops.cudnn_autotune
     lowering.make_fallback(ours.conv_fused.default, lay_out_fused, warn=False)
+    lowering.make_fallback(ours.conv_fused_into_.default, lay_out_into, warn=False)
     lowering.make_fallback(fold_weights, lay_out_weights, warn=False)
     for norm in (ours.batch_norm_act, ours.batch_norm_act_backward):
         lowering.make_fallback(norm.default, lay_out_norm, warn=False)

@@ -8,16 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cudnn_autotune.core.guard_bands import GuardedMemory
-from cudnn_autotune.engines.problem import ConvProblem, Operands
+from cudnn_autotune.core.guard_bands import GuardedMemory, reach_of
+from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem, Operands
 
 # The share of free memory that the copies for a cold cache may use.
 _MEMORY_SHARE = 0.25
 # After traffic of this many times its size the L2 cache holds no earlier data.
 _L2_MULTIPLE = 5
-
-MOST_ALIGNED = 32
-"""The largest alignment, in bytes, that engines distinguish."""
 
 WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
 """The index of the operand (0: input, 1: weight, 2: output) that an operation writes."""
@@ -55,9 +52,12 @@ def operands(
         )
     found = []
     for place, (shape, alignment) in enumerate(zip(shapes, alignments, strict=True)):
-        # A bias has no memory format.
-        layout = problem.memory_format if len(shape) > 1 else torch.contiguous_format
-        like = torch.empty(shape, dtype=problem.dtype, device="meta", memory_format=layout)
+        if place < len(problem.strides):
+            strides = problem.strides[place]
+            like = torch.empty_strided(shape, strides, dtype=problem.dtype, device="meta")
+        else:  # a bias has no memory format
+            layout = problem.memory_format if len(shape) > 1 else torch.contiguous_format
+            like = torch.empty(shape, dtype=problem.dtype, device="meta", memory_format=layout)
         is_written = place == WRITTEN[problem.op]
         new = _surrounded if is_written else _aligned
         found.append(new(like, device, alignment).normal_(generator=generator))
@@ -112,13 +112,14 @@ def _aligned(like: Tensor, device: torch.device | int | str, alignment: int) -> 
     """Returns new memory for a tensor of another one's form, which is aligned to ``alignment``
     bytes, or to 32 or more if that is ``MOST_ALIGNED``."""
     ahead = alignment % MOST_ALIGNED // like.element_size()
-    room = torch.empty(ahead + like.numel(), dtype=like.dtype, device=device)
+    room = torch.empty(ahead + reach_of(like), dtype=like.dtype, device=device)
     return room.as_strided(like.shape, like.stride(), ahead)
 
 
 def _surrounded(like: Tensor, device: torch.device | int | str, alignment: int) -> Tensor:
     """Does as :func:`_aligned`, with a MiB of unused memory on both sides."""
-    memory = GuardedMemory(like.nbytes, torch.device(device), alignment % MOST_ALIGNED)
+    size = reach_of(like) * like.element_size()
+    memory = GuardedMemory(size, torch.device(device), alignment % MOST_ALIGNED)
     return memory.as_tensor(like)
 
 
@@ -138,10 +139,13 @@ def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
     ops = torch.ops.cudnn_autotune
     tail = (problem.stride, problem.padding, problem.dilation, problem.groups, sampling, -1)
     output: Tensor
-    if problem.is_fused:
+    if problem.is_fused or problem.pixel_strides is not None:
         bias, residual = added_operands(problem, added)
-        geometry, policy = tail[:4], tail[4:]
-        output = ops.conv_fused(x, w, bias, residual, *geometry, problem.activation, *policy)
+        arguments = (x, w, bias, residual, *tail[:4], problem.activation, *tail[4:])
+        if problem.pixel_strides is not None:
+            ops.conv_fused_into_(y, *arguments)
+            return y
+        output = ops.conv_fused(*arguments)
     elif problem.op == "fprop":
         output = ops.conv_fprop(x, w, None, *tail)
     elif problem.op == "dgrad":
@@ -184,8 +188,15 @@ def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) ->
     sets = [first]
     try:
         while len(sets) < min(wanted, most or wanted):
-            # clone() keeps the strides of dense tensors.
-            sets.append(tuple(t if i == written else t.clone() for i, t in enumerate(first)))
+            sets.append(tuple(t if i == written else _copy(t) for i, t in enumerate(first)))
     except torch.OutOfMemoryError:
         del sets[(len(sets) - 1) // 2 + 1 :]  # leaves some memory for the caller
     return sets
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Returns a copy with the same strides, which clone() keeps of dense tensors only."""
+    strides = tensor.stride()
+    return torch.empty_strided(
+        tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)

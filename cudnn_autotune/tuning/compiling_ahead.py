@@ -23,12 +23,11 @@ from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem
 from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.sampling.strategy import Shortlister
 from cudnn_autotune.store import Policy
 from cudnn_autotune.timers.gpu_timer import Built
-from cudnn_autotune.timers.measuring import MOST_ALIGNED
 from cudnn_autotune.tuning import remembering, settings
 
 _log = logging.getLogger(__name__)

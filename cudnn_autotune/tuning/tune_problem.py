@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from cudnn_autotune.engines.problem import ConvProblem, Operands
+from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem, Operands
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import (
-    MOST_ALIGNED,
     WRITTEN,
     operands,
     run_operator,

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from cudnn_autotune.core.display import html_table
 from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, Comparison, Run, compare
+from cudnn_autotune.nn.backend.concatenations import ConcatenationReport
 from cudnn_autotune.nn.backend.groups import JUDGES, GroupReport, gain
 from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.backend.programs import (
@@ -50,6 +51,8 @@ class Compilation:
     """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
     groups: list[GroupReport] = field(default_factory=list)
     """Convolutions of an inference graph, in its order."""
+    concatenations: list[ConcatenationReport] = field(default_factory=list)
+    """Concatenations of an inference graph that convolutions could write in place, in its order."""
     norms: list[NormReport] = field(default_factory=list)
     """Batch norms in training mode of a training graph, in its order."""
     is_frozen: bool = False
@@ -76,6 +79,9 @@ class Compilation:
         parts = [self.mode]
         if self.groups:
             parts.append(f"{len(self.fused)} of {len(self.groups)} convolutions fused")
+        if self.concatenations:
+            in_place = sum(one.is_in_place for one in self.concatenations)
+            parts.append(f"{in_place} of {len(self.concatenations)} concatenations in place")
         if self.norms:
             served = sum(norm.is_served for norm in self.norms)
             parts.append(f"{served} of {len(self.norms)} batch norms served")
@@ -84,13 +90,15 @@ class Compilation:
         return f"Compilation({'; '.join([*parts, *filter(None, [self.note])])})"
 
     def __str__(self) -> str:
-        return "\n".join([repr(self), *map(str, self.groups), *map(str, self.norms)])
+        parts = (*self.groups, *self.concatenations, *self.norms)
+        return "\n".join([repr(self), *map(str, parts)])
 
     def _repr_html_(self) -> str:
         times = [(f"{name}, ms a call", f"{ms:.4g}") for name, ms in self.times_ms.items()]
-        parts = [("convolution", group) for group in self.groups]
-        norms = [("batch norm", norm) for norm in self.norms]
-        return html_table(repr(self), [*times, *parts, *norms])
+        parts: list[tuple[str, object]] = [("convolution", group) for group in self.groups]
+        parts += [("concatenations", one) for one in self.concatenations]
+        parts += [("batch norm", norm) for norm in self.norms]
+        return html_table(repr(self), [*times, *parts])
 
 
 class ComparedGraph(ABC):
@@ -192,6 +200,7 @@ class CompiledGraph(ComparedGraph):
         self._record.chosen, self._record.is_frozen = name, program.weights is not None
         if program.groups:
             self._record.groups = list(program.groups)
+            self._record.concatenations = list(program.concatenations)
         self._use_in_captures(name, program)
 
     def _use_in_captures(self, name: str, program: Program) -> None:

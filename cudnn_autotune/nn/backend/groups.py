@@ -12,7 +12,7 @@ decompositions, and the traced operators are looked for in the graph.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -486,17 +486,17 @@ class Verdict(NamedTuple):
     several_ms: float | None = None
 
 
-Judge = Callable[[Group], Verdict]
-"""Says whether to fuse a group."""
+Judge = Callable[[Any], Verdict]
+"""Says whether to fuse a group, or to write a family of concatenations in place."""
 
 
-def always(group: Group) -> Verdict:
+def always(_: object) -> Verdict:
     return Verdict(True, "it was asked for")
 
 
 def never(reason: str) -> Judge:
     """Returns a judge that fuses nothing, for a reason."""
-    return lambda group: Verdict(False, reason)
+    return lambda _: Verdict(False, reason)
 
 
 class Measured:
@@ -507,7 +507,7 @@ class Measured:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[ConvProblem, bool, str, int], Verdict] = {}
+        self._known: dict[Hashable, Verdict] = {}
 
     def __call__(self, group: Group) -> Verdict:
         device = group.device
@@ -518,10 +518,16 @@ class Measured:
         except ValueError as error:
             return Verdict(False, str(error))
         key = (problem, group.is_stored, *group.policy)
+        return self.remembered(key, device, lambda: self._measure(group, problem, device))
+
+    def remembered(
+        self, key: Hashable, device: torch.device, measure: Callable[[], Verdict]
+    ) -> Verdict:
+        """Returns what is known of a key, or else what is measured on a GPU."""
         if key not in self._known:
             # While a graph is being compiled, calls on tensors may be recorded.
             with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
-                self._known[key] = self._measure(group, problem, device)
+                self._known[key] = measure()
         return self._known[key]
 
     def problems(self, group: Group) -> list[ConvProblem]:
@@ -561,14 +567,14 @@ class Measured:
             # Autocast would make other problems of these.
             with torch.autocast("cuda", enabled=False), torch.random.fork_rng([device]):
                 sets = cold_sets(problem, operands(problem, device))
-                times = _times_ms([one_operator, several], sets)
+                times = times_ms([one_operator, several], sets)
         except torch.OutOfMemoryError:
             return Verdict(False, "there was not enough memory to measure it")
         text = f"{1e3 * times[0]:.1f} us fused, {1e3 * times[1]:.1f} us in several kernels"
         return Verdict(times[0] < times[1], text, *times)
 
 
-def _times_ms(
+def times_ms(
     programs: Sequence[Callable[[Operands], None]], sets: Sequence[Operands]
 ) -> list[float]:
     """Returns the median time of a call of each program, in milliseconds. They take turns, in CUDA

@@ -25,6 +25,7 @@ from cudnn_autotune.core.versions import version
 from cudnn_autotune.engines.weights import operators as weight_operators
 from cudnn_autotune.engines.weights.operators import strides_of
 from cudnn_autotune.nn.backend.comparison import LOCAL, Run, all_nodes, communicates, namespaces_of
+from cudnn_autotune.nn.backend.concatenations import ConcatenationReport, write_in_place
 from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.groups import (
     JUDGES,
@@ -128,6 +129,7 @@ class Program:
     weights: FrozenWeights | None = None
     """Weights that are constants of the program; None if there are none."""
     groups: Sequence[GroupReport] = ()
+    concatenations: Sequence[ConcatenationReport] = ()
     writes: bool = False
     """Whether it writes into its inputs."""
     memory_format: str | None = None
@@ -218,6 +220,7 @@ def _compile_fused(
         run,
         FrozenWeights(positions, inputs) if positions else None,
         compiler.groups,
+        compiler.concatenations,
         any(compiler.written),
         compiler.memory_format,
         compiler.communicates,
@@ -247,6 +250,7 @@ class _FusingCompiler:
         self._weights = weights
         self._inputs = inputs
         self.groups: list[GroupReport] = []
+        self.concatenations: list[ConcatenationReport] = []
         self.written: tuple[bool, ...] = ()
         """Whether it writes into each input of the graph, weights that are constants first."""
         self.memory_format: str | None = None
@@ -272,11 +276,13 @@ class _FusingCompiler:
         groups = find_groups(graph.graph, select_decomp_table(), channels_last=channels_last)
         self.groups = fuse_judged(graph, groups, judge)
         settle(graph.graph, foldings)
+        self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
         graph.graph.lint()
         graph.recompile()
         with ExitStack() as stack:
             stack.enter_context(tagged())
-            if any(group.is_fused for group in self.groups):
+            is_changed = any(one.is_in_place for one in self.concatenations)
+            if is_changed or any(group.is_fused for group in self.groups):
                 # Inductor would decide again on the layout, by what is left of ATen's convolutions.
                 decision = config.patch(
                     layout_optimization=channels_last, force_layout_optimization=channels_last

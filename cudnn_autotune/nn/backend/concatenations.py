@@ -1,0 +1,441 @@
+"""Finds concatenations whose parts convolutions can write in place, and measures whether that is
+faster.
+
+A concatenation copies its parts, and a dense block copies them again for each of its convolutions.
+Here the largest one becomes a tensor of its own. Convolutions write their slices of its channels
+and read slices of it (``conv_fused_into_``), the other concatenations of the block are slices too,
+and what no convolution writes is copied once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem
+from cudnn_autotune.nn.backend.groups import Judge, Measured, Verdict, reads_in_place, times_ms
+from cudnn_autotune.nn.conv_layout import conv_memory_format
+from cudnn_autotune.nn.inductor import _mark_input
+from cudnn_autotune.tuning import compiling_ahead
+
+_aten = torch.ops.aten
+_cat = _aten.cat.default
+_convolution = _aten.convolution.default
+_fused = torch.ops.cudnn_autotune.conv_fused.default
+_fused_into = torch.ops.cudnn_autotune.conv_fused_into_.default
+
+
+@dataclass(frozen=True)
+class ConcatenationReport:
+    """Concatenations of a graph that have parts in common, and whether convolutions write them."""
+
+    parts: int
+    """Number of parts of the largest one."""
+    output_shape: tuple[int, ...]
+    """Shape of the largest one."""
+    is_in_place: bool
+    reason: str
+    in_place_ms: float | None = None
+    """Milliseconds of its convolutions and copies in place; None if that was not measured."""
+    several_ms: float | None = None
+    """Milliseconds of its convolutions and of kernels that concatenate."""
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.output_shape))
+        what = "written in place" if self.is_in_place else "copied"
+        return f"concatenation of {self.parts} -> {shape}: {what}, {self.reason}"
+
+
+class _Convolution(NamedTuple):
+    """A call of this package's convolution in a graph."""
+
+    node: Node
+    operands: tuple[Any, Any, Any, Any]
+    """Nodes of the input, the weight, and the bias and the residual, which may be None."""
+    options: tuple[Any, ...]
+    """Arguments of ``conv_fused`` behind the residual."""
+
+    @classmethod
+    def of(cls, node: Node) -> _Convolution | None:
+        """Reads a call; returns None for other nodes, and for transposed convolutions."""
+        arguments: Any = node.args
+        if node.target is _fused:
+            return cls(node, arguments[:4], arguments[4:])
+        if node.target is not _convolution:
+            return None
+        marked, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
+        if transposed or marked.target is not _mark_input:
+            return None
+        input, *policy = marked.args
+        options = (stride, padding, dilation, groups, "", *policy)
+        return cls(node, (input, weight, bias, None), options)
+
+    @classmethod
+    def reading(cls, user: Node) -> _Convolution | None:
+        """Returns the convolution whose input a value is through this user, if that is all that the
+        user is for."""
+        if user.target is _mark_input:
+            found = [cls.of(convolution) for convolution in user.users]
+            return found[0] if len(found) == 1 else None
+        return cls.of(user)
+
+    @property
+    def input(self) -> Node:
+        node: Node = self.operands[0]
+        return node
+
+    def is_channels_last(self) -> bool:
+        input, weight = (node.meta["val"] for node in self.operands[:2])
+        return conv_memory_format(input, weight) == torch.channels_last
+
+
+@dataclass(frozen=True)
+class Family:
+    """Concatenations of a graph that are slices of one of them."""
+
+    parts: tuple[Node, ...]
+    """Parts of the largest one."""
+    concatenations: tuple[Node, ...]
+    """The concatenations, the largest one first."""
+    slices: dict[Node, tuple[int, int]]
+    """First channel and number of channels of each part and each concatenation."""
+    written: frozenset[Node]
+    """Parts that convolutions write in place."""
+    convolutions: tuple[_Convolution, ...]
+    """Convolutions that write a part or read a slice, in the graph's order."""
+
+    @property
+    def value(self) -> Tensor:
+        """The fake tensor of the largest one."""
+        value: Tensor = self.concatenations[0].meta["val"]
+        return value
+
+    @property
+    def copied(self) -> list[Node]:
+        return [part for part in self.parts if part not in self.written]
+
+    def concatenations_of(self, part: Node) -> list[Node]:
+        """Returns the concatenations that have a part."""
+        place, _ = self.slices[part]
+        slices = ((cat, *self.slices[cat]) for cat in self.concatenations)
+        return [cat for cat, first, count in slices if first <= place < first + count]
+
+    def is_slice(self, node: Node) -> bool:
+        """Returns whether a value will be a slice of the family's tensor."""
+        return node in self.written or node in self.concatenations
+
+
+def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
+    """Finds concatenations of channels of which convolutions can write parts, or several of which
+    have parts in common.
+
+    Args:
+        graph: nodes call operators of ATen and of this package, write nothing, and have their fake
+            tensors in ``meta["val"]``. Groups are fused already.
+        channels_last: whether 2-d convolutions will run in channels_last, also if the strides in
+            the graph are others.
+    """
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    nodes = graph.find_nodes(op="call_function", target=_cat)
+    parts_of = {cat: tuple(cat.args[0]) for cat in nodes if _is_of_images(cat)}
+    found: list[Family] = []
+    taken: set[Node] = set()
+    for whole in sorted(parts_of, key=lambda cat: len(parts_of[cat]), reverse=True):
+        parts = parts_of[whole]
+        if len({*parts}) < len(parts) or not taken.isdisjoint((whole, *parts)):
+            continue
+        slices = _slices_of(parts)
+        cats = [whole, *(cat for cat in parts_of if cat is not whole and cat not in taken)]
+        for cat in cats:
+            if (place := _place_of(parts_of[cat], parts)) is not None:
+                slices[cat] = (slices[parts[place]][0], cat.meta["val"].shape[1])
+        family = _family(parts, slices, channels_last, order)
+        if family is not None:
+            found.append(family)
+            taken.update(slices)
+    return sorted(found, key=lambda family: order[family.concatenations[0]])
+
+
+def _is_of_images(cat: Node) -> bool:
+    """Returns whether a node concatenates channels of images whose sizes are known, in a dtype that
+    is served."""
+    parts: Any = cat.args[0]
+    value, dim = cat.meta["val"], cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
+    return (
+        value.dim() == 4
+        and dim in (1, -3)
+        and value.dtype in DTYPES
+        and value.dtype != torch.float64
+        and value.numel() > 0
+        and all(isinstance(size, int) for size in value.shape)
+        and all(
+            (part.meta["val"].dim(), part.meta["val"].dtype) == (4, value.dtype) for part in parts
+        )
+    )
+
+
+def _slices_of(parts: Sequence[Node]) -> dict[Node, tuple[int, int]]:
+    slices, first = {}, 0
+    for part in parts:
+        slices[part] = (first, part.meta["val"].shape[1])
+        first += slices[part][1]
+    return slices
+
+
+def _place_of(some: Sequence[Node], parts: Sequence[Node]) -> int | None:
+    """Returns where the parts of a concatenation begin among those of another one, if they follow
+    each other there."""
+    place = parts.index(some[0]) if some[0] in parts else len(parts)
+    return place if tuple(parts[place : place + len(some)]) == tuple(some) else None
+
+
+def _family(
+    parts: tuple[Node, ...],
+    slices: dict[Node, tuple[int, int]],
+    channels_last: bool,
+    order: dict[Node, int],
+) -> Family | None:
+    """Returns concatenations as a family; None if somebody needs one of them as a dense tensor, or
+    nothing would be saved."""
+    cats = tuple(node for node in slices if node not in parts)
+    channels = cats[0].meta["val"].shape[1]
+    size = cats[0].meta["val"].element_size()
+
+    def fits(node: Node, one: _Convolution) -> bool:
+        """Returns whether a convolution can have a slice as its input or its output."""
+        is_aligned = all(n * size % MOST_ALIGNED == 0 for n in (slices[node][0], channels))
+        return is_aligned and (channels_last or one.is_channels_last())
+
+    def readers(node: Node) -> list[_Convolution] | None:
+        """Returns the convolutions that read a node; None if some user cannot read slices."""
+        found = []
+        for user in node.users:
+            one = _Convolution.reading(user)
+            if one is not None and node not in one.operands[1:] and fits(node, one):
+                found.append(one)
+            elif one is not None or not (user in cats or reads_in_place(user)):
+                return None
+        return found
+
+    convolutions: dict[Node, _Convolution] = {}
+    for cat in cats:
+        if (reading := readers(cat)) is None:
+            return None
+        convolutions.update((one.node, one) for one in reading)
+    if not convolutions:  # what reads it computes it, or copies it anyway
+        return None
+    written = set()
+    for part in parts:
+        one, reading = _Convolution.of(part), readers(part)
+        if one is not None and reading is not None and fits(part, one):
+            written.add(part)
+            convolutions.update((each.node, each) for each in (one, *reading))
+    if not written and len(cats) == 1:
+        return None
+    in_order = sorted(convolutions.values(), key=lambda one: order[one.node])
+    return Family(parts, cats, slices, frozenset(written), tuple(in_order))
+
+
+def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[ConcatenationReport]:
+    """Lets convolutions write into the concatenations of a graph that a judge is for.
+
+    Args:
+        graph, channels_last: as of :func:`find_families`.
+        judge: decides for each family.
+
+    Returns:
+        What became of each family, in the graph's order.
+    """
+    reports = []
+    families = find_families(graph, channels_last=channels_last)
+    verdicts = [
+        _judged(judge, family) if isinstance(judge, Measured) else judge(family)
+        for family in families
+    ]
+    pairs = [*zip(families, verdicts, strict=True)]
+    replace_families(graph, [family for family, verdict in pairs if verdict.fuse])
+    for family, verdict in pairs:
+        shape = tuple(family.value.shape)
+        reports.append(ConcatenationReport(len(family.parts), shape, *verdict))
+    return reports
+
+
+def replace_families(graph: Graph, families: Sequence[Family]) -> None:
+    """Makes one tensor of each family of concatenations, whose slices are written in place.
+
+    Args:
+        families: some of those found in the graph, in its order. They do not hold afterwards.
+    """
+    replaced: dict[Node, Node] = {}
+    for family in families:
+        _replace(graph, family, replaced)
+
+
+def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
+    """Makes one tensor of a family.
+
+    Args:
+        replaced: nodes by those that stood for the same value when families were found, and calls
+            that write in place by those of the convolutions that they replace.
+    """
+
+    def now(node: Node) -> Node:
+        return replaced.get(node, node)
+
+    order = {node: index for index, node in enumerate(graph.nodes)}
+
+    def first_of(nodes: Iterable[Node]) -> Node:
+        return min(map(now, nodes), key=order.__getitem__)
+
+    value = family.value
+    sizes, mode = list(value.shape), value.fake_mode  # type: ignore[attr-defined]
+    _, channels, height, width = sizes
+    strides = [channels * height * width, 1, channels * width, channels]
+    options: Any = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    with graph.inserting_before(first_of((*family.concatenations, *family.written))):
+        whole = graph.call_function(_aten.empty_strided.default, (sizes, strides), options)
+    with mode:
+        whole.meta["val"] = torch.empty_strided(sizes, strides, **options)
+
+    def sliced(node: Node) -> Node:
+        first, count = family.slices[node]
+        found = graph.call_function(_aten.slice.Tensor, (whole, 1, first, first + count))
+        with mode:
+            found.meta["val"] = whole.meta["val"].narrow(1, first, count)
+        return found
+
+    for part in family.copied:
+        with graph.inserting_before(first_of(family.concatenations_of(part))):
+            copy = graph.call_function(_aten.copy_.default, (sliced(part), now(part)))
+        copy.meta["val"] = copy.args[0].meta["val"]  # type: ignore[union-attr]
+    for node in (one.node for one in family.convolutions):
+        one = _Convolution.of(now(node))
+        if one is None:  # it writes a part of another family
+            continue
+        arguments = (*one.operands, *one.options)
+        with graph.inserting_before(one.node):
+            if node in family.written:
+                call = graph.call_function(_fused_into, (sliced(node), *arguments))
+                call.meta["val"] = None
+                result = sliced(node)
+            else:
+                call = result = graph.call_function(_fused, arguments)
+                result.meta = dict(one.node.meta)
+        one.node.replace_all_uses_with(result)
+        graph.erase_node(one.node)
+        replaced[node] = call
+        marked = one.node.args[0]
+        if isinstance(marked, Node) and marked.target is _mark_input and not marked.users:
+            graph.erase_node(marked)
+    for cat in family.concatenations:
+        with graph.inserting_before(cat):
+            replaced[cat] = sliced(cat)
+        cat.replace_all_uses_with(replaced[cat])
+        graph.erase_node(cat)
+
+
+# Whether a family is written in place
+
+
+def _judged(judge: Measured, family: Family) -> Verdict:
+    """Measures a family, if its like has not been measured yet."""
+    device = family.value.device
+    if device.type != "cuda":
+        return Verdict(False, f"it is on the device {device}")
+    try:
+        problems = [_problem(family, one) for one in family.convolutions]
+    except ValueError as error:
+        return Verdict(False, str(error))
+    sizes = [family.slices[node] for node in (*family.parts, *family.concatenations)]
+    key = repr((problems, sizes, [one.options for one in family.convolutions]))
+    return judge.remembered(key, device, lambda: _measure(family, problems))
+
+
+def _problem(family: Family, one: _Convolution) -> ConvProblem:
+    """Returns a convolution of a family as the problem that it is in place."""
+    x, w = (node.meta["val"] for node in one.operands[:2])
+    _, _, bias, residual = one.operands
+    stride, padding, dilation, groups, activation = one.options[:5]
+    channels = family.value.shape[1]
+    return ConvProblem(
+        *("fprop", x.shape, w.shape, stride, padding, dilation, groups, x.dtype),
+        torch.channels_last,
+        bias=bias is not None,
+        residual=residual is not None,
+        activation=activation,
+        pixel_strides=(
+            channels if family.is_slice(one.input) else x.shape[1],
+            channels if one.node in family.written else w.shape[0],
+        ),
+    )
+
+
+def _measure(family: Family, problems: Sequence[ConvProblem]) -> Verdict:
+    device = family.value.device
+    needed = []
+    for one, problem in zip(family.convolutions, problems, strict=True):
+        sampling, limit = one.options[-2:]
+        needed.append((problem, device, sampling, None if limit < 0 else limit))
+    try:
+        # Autocast would make other problems of these.
+        with (
+            torch.autocast("cuda", enabled=False),
+            torch.random.fork_rng([device]),
+            compiling_ahead.compiling(needed),
+        ):
+            forms = _Forms(family)
+            times = times_ms([forms.in_place, forms.several], [()])
+    except torch.OutOfMemoryError:
+        return Verdict(False, "there was not enough memory to measure it")
+    text = f"{1e3 * times[0]:.1f} us in place, {1e3 * times[1]:.1f} us with copies"
+    return Verdict(times[0] < times[1], text, *times)
+
+
+class _Forms:
+    """The convolutions of a family, with its copies, on random tensors."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._whole = _random(family.concatenations[0])
+        operands = (node for one in family.convolutions for node in one.operands)
+        nodes = {*family.parts, *(node for node in operands if node is not None)}
+        self._dense = {node: _random(node) for node in nodes}
+
+    def _slice(self, node: Node) -> Tensor:
+        return self._whole.narrow(1, *self._family.slices[node])
+
+    def in_place(self, _: object) -> None:
+        family = self._family
+        for part in family.copied:
+            self._slice(part).copy_(self._dense[part])
+        for one in family.convolutions:
+            first, *others = one.operands
+            input = self._slice(first) if family.is_slice(first) else self._dense[first]
+            arguments = (input, *map(self._dense.get, others), *one.options)
+            if one.node in family.written:
+                _fused_into(self._slice(one.node), *arguments)
+            else:
+                _fused(*arguments)
+
+    def several(self, _: object) -> None:
+        for cat in self._family.concatenations:
+            parts: Any = cat.args[0]
+            torch.cat([self._dense[part] for part in parts], 1)
+        for one in self._family.convolutions:
+            _fused(*map(self._dense.get, one.operands), *one.options)
+
+
+def _random(node: Node) -> Tensor:
+    value = node.meta["val"]
+    found = torch.randn(value.shape, dtype=value.dtype, device=value.device)
+    if value.dim() < 4:
+        return found
+    # As of a weight, so that results do not overflow.
+    found *= math.prod(value.shape[1:]) ** -0.5
+    return found.contiguous(memory_format=torch.channels_last)
