@@ -84,8 +84,8 @@ void conv_fused_into_cpu(const at::Tensor& output, const at::Tensor& input,
                          const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                          const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                         c10::SymInt groups, std::string_view activation,
-                         std::string_view sampling, int64_t workspace_limit) {
+                         c10::SymInt groups, std::string_view activation, std::string_view sampling,
+                         int64_t workspace_limit) {
   output.copy_(conv_fused_cpu(input, weight, bias, residual, stride, padding, dilation,
                               std::move(groups), activation, sampling, workspace_limit));
 }

@@ -177,8 +177,7 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
                    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& residual,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                    int64_t groups, const Activation& activation, std::string_view sampling,
-                   int64_t workspace_limit, bool takes_slices,
-                   const at::Tensor* output = nullptr) {
+                   int64_t workspace_limit, bool takes_slices, const at::Tensor* output = nullptr) {
   const bool has_bias = bias && bias->defined();
   const bool has_residual = residual && residual->defined();
   if (takes_height(input, weight, stride, padding, dilation)) {

@@ -42,8 +42,8 @@ inline at::MemoryFormat conv_memory_format(const at::Tensor& a, const at::Tensor
   return any ? channels_last : at::MemoryFormat::Contiguous;
 }
 
-// Elements from a pixel to the next one of images or volumes that are dense in channels_last, or are
-// a slice of the channels of some that are; 0 of any other tensor.
+// Elements from a pixel to the next one of images or volumes that are dense in channels_last, or
+// are a slice of the channels of some that are; 0 of any other tensor.
 inline int64_t pixel_stride(const at::Tensor& tensor) {
   const auto size = tensor.sizes();
   const auto stride = tensor.strides();

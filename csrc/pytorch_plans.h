@@ -25,8 +25,8 @@ class AtenPlan final : public Plan {
 
 // Whether a problem can be computed as a matrix product over all pixels, for each group: its kernel
 // is 1x1, without stride, padding or an epilogue other than a bias, its layout is channels last or
-// it has one image, no tensor is a slice, and its dtype is a half type (in float32 cuBLAS obeys another TF32 switch than
-// cuDNN).
+// it has one image, no tensor is a slice, and its dtype is a half type (in float32 cuBLAS obeys
+// another TF32 switch than cuDNN).
 bool is_matmul(const ConvProblem& problem);
 
 class MatmulPlan final : public Plan {

@@ -141,10 +141,9 @@ void bind_problem(py::module_& m) {
                              [](const ConvProblem& p) { return p.activation().name(); })
       .def_property_readonly("pixel_strides",
                              [](const ConvProblem& p) {
-                               return p.has_slices()
-                                          ? std::make_optional(std::make_pair(p.x_pixel_stride,
-                                                                              p.y_pixel_stride))
-                                          : std::nullopt;
+                               return p.has_slices() ? std::make_optional(std::make_pair(
+                                                           p.x_pixel_stride, p.y_pixel_stride))
+                                                     : std::nullopt;
                              })
       .def_property_readonly("text", &ConvProblem::text);
   m.def("depthwise_kernel", [] { return name(depthwise_kernel()); });

@@ -24,6 +24,7 @@ BASE: dict[str, Any] = {
     "residual": False,
     "activation": "",
     "depthwise_kernel": "auto",
+    "pixel_strides": None,
 }
 
 CHANGES: list[dict[str, Any]] = [
@@ -54,6 +55,8 @@ CHANGES: list[dict[str, Any]] = [
     {"dtype": torch.bfloat16},
     {"dtype": torch.float64},
     {"memory_format": torch.channels_last},
+    {"memory_format": torch.channels_last, "pixel_strides": (16, 8)},
+    {"memory_format": torch.channels_last, "pixel_strides": (8, 16)},
     {"deterministic": True},
     {"allow_tf32": False},
     {"allow_reduced_precision": False, "dtype": torch.float16},

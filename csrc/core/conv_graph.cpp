@@ -104,14 +104,12 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
   if (device) set_device_properties(device);
 
   using fe::graph::Tensor_attributes;
-  const Tensor_attributes x =
-      cudnn_autotune::tensor(problem, "x", kUidX, problem.input_shape(), problem.x_alignment,
-                             problem.x_pixel_stride);
+  const Tensor_attributes x = cudnn_autotune::tensor(problem, "x", kUidX, problem.input_shape(),
+                                                     problem.x_alignment, problem.x_pixel_stride);
   const Tensor_attributes w =
       cudnn_autotune::tensor(problem, "w", kUidW, problem.weight_shape(), problem.w_alignment);
-  const Tensor_attributes y =
-      cudnn_autotune::tensor(problem, "y", kUidY, problem.output_shape(), problem.y_alignment,
-                             problem.y_pixel_stride);
+  const Tensor_attributes y = cudnn_autotune::tensor(problem, "y", kUidY, problem.output_shape(),
+                                                     problem.y_alignment, problem.y_pixel_stride);
   // The frontend makes the output tensor itself. This gives it the attributes of ours.
   const auto set_output = [](const std::shared_ptr<Tensor_attributes>& output,
                              const Tensor_attributes& like) {

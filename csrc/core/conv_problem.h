@@ -37,8 +37,8 @@ inline const char* name(DepthwiseKernel kernel) {
 //   x: (N, C, spatial...)   w: (K, C / groups, kernel...)   output: (N, K, spatial...)
 // A forward convolution may have an epilogue: activation(x * w + bias + residual), where `bias` has
 // the shape (1, K, 1...) and `residual` that of the output.
-// The tensors are dense in `layout`, but for slices of channels. Equality and hash read the bytes of the struct, so it has no
-// padding, and unused trailing dimensions are zero.
+// The tensors are dense in `layout`, but for slices of channels. Equality and hash read the bytes
+// of the struct, so it has no padding, and unused trailing dimensions are zero.
 struct ConvProblem {
   std::array<int64_t, 2 + kMaxSpatialDims> x{};
   std::array<int64_t, 2 + kMaxSpatialDims> w{};

@@ -273,3 +273,32 @@ def test_the_result_of_a_gradient_is_guarded_too(op: str) -> None:
     for is_outside in (False, True):
         found = refusal(problem, operands(problem, "cpu"))(one.text, one)
         assert bool(found) is is_outside, found
+
+
+# Slices of channels
+
+SLICES = ca.ConvProblem(
+    *("fprop", (2, 8, 5, 6), (16, 8, 3, 3)),
+    padding=1,
+    memory_format=torch.channels_last,
+    pixel_strides=(24, 40),
+)
+
+
+@pytest.mark.parametrize("neighbour", [False, True])
+def test_the_channels_between_slices_are_guarded(neighbour: bool) -> None:
+    def run(x: Tensor, w: Tensor, y: Tensor, *_: Any) -> None:
+        y.copy_(torch.nn.functional.conv2d(x, w, None, 1, 1))
+        if neighbour:
+            y.as_strided(y.shape, y.stride(), y.storage_offset() + 1)[1, 15, 2, 3] = 7
+
+    tensors = operands(SLICES, "cpu")
+    assert [tensor.stride() for tensor in tensors[:3]] == [*SLICES.strides]
+    assert SLICES.strides[2] == (5 * 6 * 40, 1, 6 * 40, 40)
+    verdict = begin(SLICES, "mine@1:x", plan_of("mine@1:x", SLICES, run), tensors)
+    if neighbour:
+        assert verdict.fault() == "writes outside of its result or its workspace"
+    else:
+        error = verdict.error()
+        assert error is not None
+        assert error < 1e-5

@@ -1,0 +1,224 @@
+"""Convolutions write into the concatenations that are made of their outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from references import TOLERANCES, assert_close
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cudnn_autotune as ca
+
+OPTIONS = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
+LAST = torch.channels_last
+
+
+class Dense(nn.Module):
+    """A dense block: each convolution reads the outputs of all before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(16 + 8 * i, 16 if i == 3 else 8, 3, padding=1) for i in range(4)
+        )
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x]
+        for conv in self.convs:
+            parts.append(F.leaky_relu(conv(self.joined(parts)), 0.2))
+        return parts[-1] + x
+
+
+class NewestFirst(Dense):
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts[::-1], 1)
+
+
+class Twice(nn.Module):
+    """Two blocks: what the first one ends in is a part of the second one's concatenations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Dense(), Dense())
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.blocks(x)
+        return result
+
+
+class Skips(nn.Module):
+    """A U-Net: one part is written long before the other one, which no convolution writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.mid = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = F.relu(self.down(x))
+        y = F.relu(self.mid(F.max_pool2d(skip, 2)))
+        return torch.tanh(self.last(torch.cat([skip, self.up(y)], 1)))
+
+
+class Branches(nn.Module):
+    """Branches without an epilogue, one of which is read elsewhere too, nested concatenations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (
+            nn.Conv2d(16, 8, k, padding=k // 2, bias=False) for k in (1, 3, 5)
+        )
+        self.d, self.e = nn.Conv2d(16, 8, 1, bias=False), nn.Conv2d(24, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.a(x), self.b(x)
+        inner = torch.cat([a, b], 1)
+        outer = torch.cat([F.relu(self.d(inner)), inner], 1)
+        return self.e(outer) + torch.cat([self.c(x), a], 1)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "dense": (Dense, 1),
+    "newest first": (NewestFirst, 1),
+    "twice": (Twice, 2),
+    "skips": (Skips, 1),
+    "branches": (Branches, 1),
+}
+
+
+def data(*shape: int) -> Tensor:
+    return torch.randn(shape or (2, 16, 10, 12)).contiguous(memory_format=LAST)
+
+
+def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Tensor, str]:
+    """The output of the compiled model, and the generated code."""
+    compiled = torch.compile(model, backend="cudnn_autotune", options={**OPTIONS, **options})
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled, x)
+    return output, codes[0]
+
+
+def check(model: nn.Module, x: Tensor) -> str:
+    """Compares values and strides with those of the model itself; returns the generated code."""
+    model = model.eval().to(memory_format=LAST)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    output, code = run(model, x)
+    assert_close(output, expected, TOLERANCES[torch.float32])
+    assert output.stride() == model(x).stride()
+    return code
+
+
+def reports() -> list[Any]:
+    return ca.compilations()[-1].concatenations
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_and_strides(name: str) -> None:
+    make, count = MODELS[name]
+    code = check(make(), data())
+    assert [report.is_in_place for report in reports()] == [True] * count
+    assert "conv_fused_into_" in code
+
+
+def test_a_dense_block_copies_its_input_only() -> None:
+    code = check(Dense(), data())
+    assert code.count("conv_fused_into_.default(") == 3
+    assert "cat" not in code.partition("def call")[2]
+    (report,) = reports()
+    assert str(report) == ("concatenation of 4 -> 2x40x10x12: written in place, it was asked for")
+    assert "1 of 1 concatenations in place" in repr(ca.compilations()[-1])
+
+
+def test_later_calls_see_nothing_of_earlier_ones() -> None:
+    model = Twice().eval().to(memory_format=LAST)
+    compiled = torch.compile(model, backend="cudnn_autotune", options=OPTIONS)
+    with torch.no_grad():
+        inputs = [data() for _ in range(3)]
+        outputs = [compiled(x) for x in inputs]
+        for x, output in zip(inputs, outputs, strict=True):
+            assert_close(output, copy.deepcopy(model).double()(x.double()), 1e-4)
+
+
+class Others(nn.Module):
+    """Concatenations that are not written in place, for one reason each."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+        self.conv, self.narrow = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
+        self.wide, self.odd = nn.Conv2d(32, 16, 1), nn.Conv2d(19, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        joined = torch.cat([y, x], 1)
+        half = self.narrow(x)
+        results: dict[str, Callable[[], Tensor]] = {
+            "it is returned": lambda: joined,
+            "no convolution reads it": lambda: F.relu(joined) * 2,
+            "it is viewed": lambda: self.conv(joined.flatten(2)[:, 8:24].view(x.shape)),
+            "one part twice": lambda: self.wide(torch.cat([y, half, half], 1)),
+            "rows": lambda: self.conv(torch.cat([y, x], 2)),
+            "not aligned": lambda: self.odd(torch.cat([y, x[:, :3]], 1)),
+        }
+        return results[self.reason]()
+
+
+OTHERS = [
+    *("it is returned", "no convolution reads it", "it is viewed", "one part twice", "rows"),
+    "not aligned",
+]
+
+
+@pytest.mark.parametrize("reason", OTHERS)
+def test_others_stay(reason: str) -> None:
+    assert "conv_fused_into_" not in check(Others(reason), data())
+    assert reports() == []
+
+
+def test_contiguous_and_dynamic_graphs_stay() -> None:
+    model, x = Dense().eval(), data().contiguous()
+    _, code = run(model, x, layout_optimization=False)
+    assert "conv_fused_into_" not in code
+    compiled = torch.compile(
+        model.to(memory_format=LAST), backend="cudnn_autotune", options=OPTIONS, dynamic=True
+    )
+    with torch.no_grad():
+        for width in (12, 14):
+            x = data(2, 16, 10, width)
+            assert_close(compiled(x), copy.deepcopy(model).double()(x.double()), 1e-4)
+
+
+def test_without_a_gpu_nothing_is_written_in_place_unasked() -> None:
+    _, code = run(Dense().eval().to(memory_format=LAST), data(), fuse="measure")
+    assert "conv_fused_into_" not in code
+    assert reports() == []
+
+
+def test_the_operator_writes_its_slice_only() -> None:
+    whole = torch.full((2, 40, 6, 7), 5.0).contiguous(memory_format=LAST)
+    x, w, b = data(2, 16, 6, 7), torch.randn(8, 16, 3, 3), torch.randn(8)
+    arguments = (x, w, b, None, [1, 1], [1, 1], [1, 1], 1, "relu")
+    torch.ops.cudnn_autotune.conv_fused_into_(whole[:, 16:24], *arguments)
+    assert torch.equal(whole[:, 16:24], F.relu(F.conv2d(x, w, b, padding=1)))
+    assert (whole[:, :16] == 5).all()
+    assert (whole[:, 24:] == 5).all()
+    torch.library.opcheck(
+        torch.ops.cudnn_autotune.conv_fused_into_,
+        (whole[:, 16:24], *arguments),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    fakes = FakeTensorMode()
+    fake = [fakes.from_tensor(tensor) for tensor in (whole[:, :9], x, w, b)]
+    with fakes, pytest.raises(RuntimeError, match="output must be of size"):
+        torch.ops.cudnn_autotune.conv_fused_into_(*fake, *arguments[3:])
