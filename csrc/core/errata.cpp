@@ -83,7 +83,11 @@ bool is_copied_astray(const ConvProblem& problem) {
          problem.bytes_of(problem.output_shape()) % kCopyBytes != 0;
 }
 
-constexpr std::array<Erratum, 20> kErrata{{
+// The engine takes slices of channels for dense tensors (relative error 0.06 and more, or not
+// finite, on an H200).
+bool has_slices(const ConvProblem& problem) { return problem.has_slices(); }
+
+constexpr std::array<Erratum, 21> kErrata{{
     {919, 0, ConvOp::fprop, has_tanh},
     {919, 1, ConvOp::wgrad, is_asymmetric},
     {919, 18, ConvOp::wgrad, is_asymmetric},
@@ -94,6 +98,7 @@ constexpr std::array<Erratum, 20> kErrata{{
     {919, 16, ConvOp::wgrad, is_asymmetric_in_one_dimension},
     {919, 17, ConvOp::wgrad, is_exact},
     {919, 52, ConvOp::fprop, is_one_place_with_epilogue},
+    {919, 8, ConvOp::fprop, has_slices},
     {919, 57, ConvOp::fprop, is_hardly_aligned},
     {919, 61, ConvOp::wgrad, is_hardly_aligned},
     {919, 62, ConvOp::dgrad, is_hardly_aligned},

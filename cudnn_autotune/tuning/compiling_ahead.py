@@ -89,7 +89,7 @@ def start_backward(
     this thread computes; for none where what it computes is a gradient itself."""
     of_input, of_weight = _C.expected_gradients()
     x, w, _ = computed.alignment
-    plain = replace(computed, bias=False, residual=False, activation="")
+    plain = replace(computed, bias=False, residual=False, activation="", pixel_strides=None)
     # A gradient lies in new memory.
     gradients = [
         (of_weight, replace(plain, op="wgrad", alignment=(x, MOST_ALIGNED, MOST_ALIGNED))),

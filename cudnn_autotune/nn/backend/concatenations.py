@@ -228,7 +228,7 @@ def _family(
         if (reading := readers(cat)) is None:
             return None
         convolutions.update((one.node, one) for one in reading)
-    if not convolutions:  # what reads it computes it, or copies it anyway
+    if not convolutions:  # Inductor computes the concatenations in the kernels that read them.
         return None
     written = set()
     for part in parts:
@@ -436,6 +436,6 @@ def _random(node: Node) -> Tensor:
     found = torch.randn(value.shape, dtype=value.dtype, device=value.device)
     if value.dim() < 4:
         return found
-    # As of a weight, so that results do not overflow.
+    # Products of such a weight do not overflow.
     found *= math.prod(value.shape[1:]) ** -0.5
     return found.contiguous(memory_format=torch.channels_last)
