@@ -272,9 +272,26 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
     Args:
         families: some of those found in the graph, in its order. They do not hold afterwards.
     """
+    from torch._inductor.inductor_prims import force_stride_order  # slow to import
+
+    output = graph.output_node()
+    strides = {
+        node: node.meta["val"].stride()
+        for node in output.all_input_nodes
+        if node.op == "call_function" and isinstance(node.meta["val"], Tensor)
+    }
     replaced: dict[Node, Node] = {}
     for family in families:
         _replace(graph, family, replaced)
+    if not families:
+        return
+    # Inductor gives outputs the strides of the graph's tensors, which follow those of the slices.
+    for node, expected in strides.items():
+        value = replaced.get(node, node)
+        with graph.inserting_before(output):
+            result = graph.call_function(force_stride_order, (value, expected))
+        result.meta = dict(node.meta)
+        output.replace_input_with(value, result)
 
 
 def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:

@@ -186,6 +186,19 @@ def test_others_stay(reason: str) -> None:
     assert reports() == []
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_contiguous_model_has_pytorchs_strides(name: str) -> None:
+    """Inductor lays its convolutions out in channels_last, and these read and write slices."""
+    make, count = MODELS[name]
+    model, x = make().eval(), data().contiguous()
+    output, code = run(model, x)
+    assert "conv_fused_into_" in code
+    assert len(reports()) == count
+    with torch.no_grad():
+        assert_close(output, copy.deepcopy(model).double()(x.double()), TOLERANCES[torch.float32])
+    assert output.is_contiguous()
+
+
 def test_contiguous_and_dynamic_graphs_stay() -> None:
     model, x = Dense().eval(), data().contiguous()
     _, code = run(model, x, layout_optimization=False)
