@@ -191,7 +191,8 @@ def compare(
         autocast: the dtype of ``torch.autocast``; None: it is off.
         ways: which of ``"eager"`` (with ``torch.backends.cudnn.benchmark`` off; it is on in
             PyTorch's other ways), ``"benchmark"``, ``"channels_last"``, ``"compile"``,
-            ``"max-autotune"``, ``"convert"`` and ``"backend"``; None: all.
+            ``"max-autotune"``, ``"convert"``, ``"backend"`` and ``"backend-graphs"`` (in CUDA
+            graphs, as max-autotune is); None: all.
         time_limit_s: the most seconds that the first call of a way, or one of its turns, may take.
 
     Returns:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,15 @@ def _converted(model: nn.Module, inputs: Inputs) -> nn.Module:
     return convert(model, memory_format="auto", example_input=inputs)
 
 
-def _by_backend(model: nn.Module, inputs: Inputs) -> Any:
+def _by_backend(model: nn.Module, inputs: Inputs, mode: str = "default") -> Any:
     # The layout of a training graph stays what the weights have (see docs/fusing.md).
     model = _converted(model, inputs) if torch.is_grad_enabled() else model
-    return torch.compile(model, backend="cudnn_autotune")
+    return torch.compile(model, backend="cudnn_autotune", mode=mode)
 
 
 _OURS = "it needs a CUDA GPU; without one the package runs PyTorch's convolutions"
 _COMPILE = 'model = torch.compile(model, backend="cudnn_autotune")'
+_IN_GRAPHS = 'model = torch.compile(model, backend="cudnn_autotune", mode="reduce-overhead")'
 WAYS = {
     "eager": Way((), benchmark=False),
     "benchmark": Way((_BENCHMARK,), only_on_gpu="cuDNN is not used here"),
@@ -90,13 +92,19 @@ WAYS = {
     ),
     "convert": Way(_CONVERT, _converted, is_ours=True, only_on_gpu=_OURS),
     "backend": Way((_COMPILE,), _by_backend, is_ours=True, only_on_gpu=_OURS),
+    "backend-graphs": Way(
+        (_IN_GRAPHS,),
+        partial(_by_backend, mode="reduce-overhead"),
+        is_ours=True,
+        only_on_gpu=_OURS,
+    ),
 }
 
 
 def code_of(name: str, train: bool, on_gpu: bool) -> tuple[str, ...]:
     """Returns the lines of code of a way in inference or training, without those that set cuDNN
     where there is none."""
-    before = _CONVERT if name == "backend" and train else ()
+    before = _CONVERT if train and name in ("backend", "backend-graphs") else ()
     return tuple(line for line in before + WAYS[name].code if on_gpu or line != _BENCHMARK)
 
 
