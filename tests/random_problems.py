@@ -30,11 +30,6 @@ def _narrow_groups(rng: random.Random) -> tuple[int, int, int, int]:
     return groups * width, groups * rng.choice((2, 4, 8)), groups, rng.choice((1, 3, 3))
 
 
-def _wide_groups(rng: random.Random) -> tuple[int, int, int, int]:
-    groups = rng.randint(2, 3)
-    return groups * rng.choice((64, 80)), groups * rng.choice((64, 96)), groups, rng.choice((1, 3))
-
-
 def _few_channels(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.randint(1, 8), rng.choice((3, 8, 16, 24, 32, 64, 96, 130)), 1, rng.choice((3, 4, 7))
 
@@ -51,7 +46,6 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "depthwise": _depthwise,
     "grouped": _grouped,
     "narrow_groups": _narrow_groups,
-    "wide_groups": _wide_groups,
     "few_channels": _few_channels,
     "dense": _dense,
     "pointwise": _pointwise,
@@ -59,7 +53,7 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
 """Kind -> a function that draws (input channels, output channels, groups, width of the kernel)."""
 
 TAKES = {
-    "adjoint": ("depthwise", "grouped", "narrow_groups", "wide_groups"),
+    "adjoint": ("depthwise", "grouped", "narrow_groups"),
     "depthwise": ("depthwise",),
     "depthwise_mma": ("depthwise",),
     "depthwise_planes": ("depthwise",),
@@ -67,11 +61,10 @@ TAKES = {
     "depthwise_wgrad_mma": ("depthwise",),
     "few_channels": ("few_channels", "dense"),
     "few_channels_wgrad": ("few_channels", "dense"),
-    "grouped": ("grouped", "narrow_groups", "wide_groups"),
+    "grouped": ("grouped", "narrow_groups"),
     "grouped_wgrad": ("grouped", "narrow_groups"),
     "channels_last": ("depthwise", "grouped", "narrow_groups", "few_channels", "dense"),
     "pad_channels": ("depthwise", "few_channels", "dense", "pointwise"),
-    "each_group": ("wide_groups",),
     "sliced_pointwise": ("pointwise",),
     "space_to_depth": ("few_channels", "dense"),
 }

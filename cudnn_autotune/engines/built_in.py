@@ -14,7 +14,6 @@ from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
-from cudnn_autotune.engines.rewrites.each_group import EachGroup
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
 from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
@@ -34,5 +33,4 @@ BUILT_IN: tuple[Implementation, ...] = (
     SlicedPointwise(),
     SpaceToDepth(),
     Adjoint(),
-    EachGroup(),
 )

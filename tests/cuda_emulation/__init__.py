@@ -174,23 +174,17 @@ def launch_kernel(
         raise EmulationError(error.decode())
 
 
-def _view(
-    buffers: Buffers,
-    address: Address,
-    shape: Sequence[int],
-    problem: ConvProblem,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    """The tensor at an address, in the problem's dtype, with strides; None: dense in its layout."""
+def _view(buffers: Buffers, address: Address, shape: Sequence[int], problem: ConvProblem) -> Tensor:
+    """The dense tensor at an address, in the problem's dtype and layout."""
     buffer = buffers[address.buffer]
     whole = torch.empty(0, dtype=torch.uint8).set_(buffer.untyped_storage())
     begin = buffer.storage_offset() * buffer.element_size() + address.offset
-    strides = strides or (
+    strides = (
         torch.empty(tuple(shape), device="meta")
         .contiguous(memory_format=problem.memory_format)
         .stride()
     )
-    count = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    count = torch.Size(shape).numel()
     size = problem.dtype.itemsize
     assert begin % size == 0
     assert begin + count * size <= whole.numel(), "an engine's tensor lies outside of its buffer"
@@ -204,11 +198,9 @@ def _launch_engine(launch: EngineLaunch, buffers: Buffers) -> None:
     for address, alignment in zip(addresses, problem.alignment, strict=True):
         place = buffers[address.buffer].data_ptr() + address.offset
         assert place % alignment == 0, "an engine's tensor is less aligned than its problem says"
-    shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
-    x, w, y = (
-        _view(buffers, address, shape, problem, strides)
-        for address, shape, strides in zip(addresses, shapes, problem.strides, strict=True)
-    )
+    x = _view(buffers, launch.x, problem.input_shape, problem)
+    w = _view(buffers, launch.w, problem.weight_shape, problem)
+    y = _view(buffers, launch.y, problem.output_shape, problem)
     a, b, result = {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (y, x, w)}[problem.op]
     found = reference(problem, a, b)
     bias = residual = None
