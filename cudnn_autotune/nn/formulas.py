@@ -5,6 +5,10 @@ a place are neighbours in memory, a group lies in small pieces, and the kernel r
 one, or a copy of the tensor. Here each channel has its own mean and variance, and those of a group
 follow from them: the tensor is read twice and written once, in the order in which it lies.
 
+Results share no memory with an input, and have the strides that PyTorch gives on a GPU, because a
+reshape behind them, and what is written into that, depend on strides. It costs nothing where a
+compiler chooses the layout: Inductor takes the memory format of a copy as no more than a wish.
+
 The nearest neighbours of an upsampled place are looked up by Inductor in a table. It does not see
 in which order that reads, and writes volumes in the order of contiguous ones, in float32. Here they
 are a view.
@@ -68,7 +72,7 @@ def _by_channels(
         shift = shift + bias
     of_channels = (images, channels, *[1] * (input.dim() - 2))
     scale, shift = (_in_memory(one).view(of_channels) for one in (scale, shift))
-    return (wide * scale + shift).to(input.dtype)
+    return (wide * scale + shift).to(input.dtype).contiguous()
 
 
 def _in_memory(x: Tensor) -> Tensor:
@@ -122,16 +126,18 @@ def interpolate(
     is_nearest = mode in ("nearest", "nearest-exact") and size is None
     factors = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor]
     is_known = all(isinstance(factor, int | float) for factor in factors)  # when it is compiled
-    is_plain = align_corners is None and not antialias and input.dim() > 2 and input.numel() > 0
+    is_plain = align_corners is None and not antialias and input.dim() in (3, 4, 5)
     if is_nearest and is_plain and is_known and _EXACT.issuperset(factors):
-        if len(factors) == 1:
-            factors = [factors[0]] * (input.dim() - 2)
-        if len(factors) == input.dim() - 2:
+        if not isinstance(scale_factor, Sequence):
+            factors = [scale_factor] * (input.dim() - 2)
+        grows = any(factor > 1 for factor in factors)
+        if grows and len(factors) == input.dim() - 2 and input.numel() > 0:
+            memory_format = torch._prims_common.suggest_memory_format(input)
             for dim, factor in enumerate(map(int, factors), 2):
                 if factor > 1:
                     repeated = (*input.shape[: dim + 1], factor, *input.shape[dim + 1 :])
                     input = input.unsqueeze(dim + 1).expand(repeated).flatten(dim, dim + 1)
-            return input
+            return input.contiguous(memory_format=memory_format)
     return F.interpolate(
         *(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     )

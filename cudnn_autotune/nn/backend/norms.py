@@ -198,7 +198,12 @@ def _value(node: Node) -> Any:
 
 def _storages(node: Node) -> set[int]:
     """Returns the memory that the tensors among the values of a node lie in."""
-    leaves = tree_leaves(_value(node))
+    return storages_of(_value(node))
+
+
+def storages_of(value: Any) -> set[int]:
+    """Returns the memory that the tensors in a value lie in."""
+    leaves = tree_leaves(value)
     return {leaf.untyped_storage()._cdata for leaf in leaves if type(leaf) in _PLAIN}
 
 
@@ -320,10 +325,10 @@ def _saved(norm: Norm) -> set[int]:
 
 def _written(node: Node) -> set[int]:
     """Returns the memory that a call may write into, that of running statistics aside."""
-    return {storage for operand in _written_operands(node) for storage in _storages(operand)}
+    return {storage for operand in written_operands(node) for storage in _storages(operand)}
 
 
-def _written_operands(node: Node) -> Sequence[Node]:
+def written_operands(node: Node) -> Sequence[Node]:
     """Returns the operands that a call may write into; all of them if it is not known which."""
     target, operands = node.target, node.all_input_nodes
     if not node.op.startswith("call") or target in _PARAMETERS:

@@ -12,14 +12,16 @@ import logging
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.engines.weights import operators as weight_operators
@@ -36,7 +38,7 @@ from cudnn_autotune.nn.backend.groups import (
     fuse_judged,
     never,
 )
-from cudnn_autotune.nn.backend.norms import written_among
+from cudnn_autotune.nn.backend.norms import storages_of, written_among, written_operands
 from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1, laid_out
 from cudnn_autotune.nn.formulas import FORMULAS
 from cudnn_autotune.nn.models.routing import CONVOLUTIONS, COUNTERPARTS
@@ -53,6 +55,8 @@ _BY_STRIDES = {
     *("resize_", "resize_as_", "set_"),
     *("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"),
 }
+# What a graph enters by one call, and leaves by another one.
+_MODES = (torch.autocast, torch.inference_mode)
 
 _log = logging.getLogger(__name__)
 _version = operator.attrgetter("_version")
@@ -516,12 +520,14 @@ def in_layout(
 
     Raises:
         ValueError: an output of the graph shares memory with an input or another output, or its
-            strides are not known ahead; a call in it writes into what would be copied, or may read
-            memory by strides.
+            strides are not known ahead; a call in it writes into what would be copied, or into
+            memory that other tensors share in one layout only, or may read memory by strides.
+        Exception: whatever a call raises that another layout does not suit.
     """
     if _reads_by_strides(graph):
         raise ValueError("one of its operators may read memory by strides")
-    graph = copied(graph)
+    given, graph = graph, copied(graph)
+    laid_out_as = dict(zip(given.graph.nodes, graph.graph.nodes, strict=True))
     placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
     output = graph.graph.output_node()
     inputs, outputs = _tensors(placeholders), _tensors(output.all_input_nodes)
@@ -558,7 +564,53 @@ def in_layout(
         restored.meta = dict(node.meta)
         output.replace_input_with(node, restored)
     graph.recompile()
+    _check_memory(given, graph, laid_out_as)
     return graph
+
+
+def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node, Node]) -> None:
+    """Raises ValueError if layouts decide which values of a graph of Dynamo share memory that is
+    written into or returned, as where a reshape is a view in one of them and a copy in the other.
+
+    Args:
+        given: the graph.
+        graph: a copy of it that is laid out.
+        laid_out: the node of the copy for each of the graph.
+    """
+    found = _memory(graph)
+    taken = {one for node in graph.graph.find_nodes(op="placeholder") for one in found[node]}
+    for node in graph.graph.output_node().all_input_nodes:
+        if not taken.isdisjoint(found[node]):
+            raise ValueError("an output shares memory in this layout")
+        taken |= found[node]
+    before, after = {}, {}
+    for node, copy in laid_out.items():
+        if node.op != "output":
+            before[node], after[node] = storages_of(node.meta.get("example_value")), found[copy]
+    for operand in {one for node in given.graph.nodes for one in written_operands(node)}:
+        sharing = (
+            {node for node, memory in each.items() if not memory.isdisjoint(each[operand])}
+            for each in (before, after)
+        )
+        if next(sharing) != next(sharing):
+            raise ValueError("it writes into memory that is shared in one layout only")
+
+
+def _memory(graph: GraphModule) -> dict[Node, set[int]]:
+    """Returns the memory that the values of a graph lie in when it runs with the fake inputs that
+    Dynamo had."""
+    inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+    modes = (value.fake_mode for value in inputs if isinstance(value, FakeTensor))
+    interpreter = torch.fx.Interpreter(graph, garbage_collect_values=False)
+    with next(modes, nullcontext()), torch.no_grad(), disable_autocast_cache():
+        try:
+            interpreter.run(*inputs)
+        finally:
+            values = interpreter.env
+            for node, value in reversed(values.items()):
+                if isinstance(value, _MODES) and values.keys().isdisjoint(node.users):
+                    value.__exit__(None, None, None)
+    return {node: storages_of(value) for node, value in values.items()}
 
 
 def _reads_by_strides(graph: GraphModule) -> bool:

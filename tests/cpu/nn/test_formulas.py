@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from references import relative_error
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cudnn_autotune.nn import formulas
 
@@ -86,6 +88,28 @@ def test_what_is_odd_is_left_to_pytorch() -> None:
         formulas.instance_norm(x[..., :1, :1])
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f, x: f.group_norm(x, 2),
+        lambda f, x: f.instance_norm(x),
+        lambda f, x: f.interpolate(x, scale_factor=1),
+        lambda f, x: f.interpolate(x, scale_factor=2.0),
+        lambda f, x: f.interpolate(x[..., :1, :1], scale_factor=2),
+        lambda f, x: f.interpolate(x[..., :1, :1], scale_factor=(1, 4), mode="nearest-exact"),
+    ],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_memory(layout: torch.memory_format, call: Callable[[Any, Tensor], Tensor]) -> None:
+    """Strides are those of PyTorch on a GPU, and nothing is a view of an input."""
+    x = torch.randn(2, 8, 40, 40).to(memory_format=layout)
+    found = call(formulas, x)
+    with FakeTensorMode():
+        expected = call(F, torch.empty_strided(x.shape, x.stride(), device="cuda"))
+    assert found.stride() == expected.stride()
+    assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
 def test_nan_and_infinity_stay_in_their_group() -> None:
     x = operands((2, 8, 40, 40), torch.float32, 0.0)[0]
     x[0, 0, 3, 4], x[1, 7, 0, 0] = float("nan"), float("inf")
@@ -127,7 +151,11 @@ class TestInterpolate:
         assert torch.equal(formulas.interpolate(x, **given), F.interpolate(x, **given))
 
     @pytest.mark.parametrize(
-        "given", [{}, {"scale_factor": (2, 2, 2)}, {"scale_factor": 2, "size": 4}]
+        "given",
+        [
+            *({}, {"scale_factor": 2, "size": 4}),
+            *({"scale_factor": factors} for factors in ((), (2,), (2, 2, 2))),
+        ],
     )
     def test_errors(self, given: dict[str, Any]) -> None:
         x = torch.randn(2, 3, 6, 5)

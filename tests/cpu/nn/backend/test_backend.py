@@ -720,7 +720,20 @@ class TestLayout:
     def by_an_operator(model: Any, x: Tensor) -> Tensor:
         return in_memory(model.conv(x)) + 1
 
-    CALLS = (into_state, into_weight, into_computed_weight, by_strides, by_an_operator)
+    def into_reshaped(model: Any, x: Tensor) -> Tensor:
+        y = model.conv(x)
+        y.flatten(1).add_(1)  # a view where y is contiguous
+        return y
+
+    def into_reshaped_copy(model: Any, x: Tensor) -> Tensor:
+        y = model.conv(x)
+        y.transpose(1, 2).reshape(-1).zero_()  # a view where y is in channels_last
+        return y + 1
+
+    CALLS = (
+        *(into_state, into_weight, into_computed_weight, by_strides, by_an_operator),
+        *(into_reshaped, into_reshaped_copy),
+    )
 
     @pytest.mark.basic(2)
     @pytest.mark.parametrize(
@@ -751,6 +764,35 @@ class TestLayout:
                 assert_close(output, expected.double(), TOLERANCES[torch.bfloat16])
         assert torch.equal(*inputs)
         torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+
+    def test_outputs_share_memory_only_where_pytorchs_do(self) -> None:
+        class Twice(nn.Sequential):
+            def forward(self, x: Tensor) -> Any:
+                y = super().forward(x).transpose(1, 2)
+                return y.reshape(2, -1), y.flatten(1)
+
+        block = Twice(nn.Conv1d(16, 16, 3), nn.ReLU()).eval().to(torch.bfloat16)
+        with torch.no_grad():
+            first, second = compiled(block)(torch.randn(2, 16, 9).to(torch.bfloat16))
+        assert first.data_ptr() != second.data_ptr()
+
+    def test_a_graph_that_is_not_laid_out_leaves_autocast_behind(self) -> None:
+        """Neither what follows in the graph nor the caller computes in a half type."""
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv1d(16, 16, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                with torch.autocast("cpu", torch.bfloat16):
+                    y = self.conv(x).view(len(x), -1)
+                return y.float() @ y.float().T
+
+        with torch.no_grad():
+            output = compiled(Model().eval())(torch.randn(2, 16, 9))
+        assert output.dtype == torch.float32
+        assert not torch.is_autocast_enabled("cpu")
 
     @pytest.mark.parametrize("dims", [2, 3])
     def test_norms_and_upsampling_between_convolutions(
