@@ -11,7 +11,7 @@ from deep_network import IMAGES, deep_network, distance, with_folded_norms
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.backend.comparison import compare
+from cudnn_autotune.nn.backend.comparison import compare, convolutions_ms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
@@ -25,6 +25,17 @@ def deep() -> nn.Sequential:
 @pytest.fixture
 def images() -> Tensor:
     return IMAGES.cuda().half().to(memory_format=torch.channels_last)
+
+
+def test_the_time_of_convolutions() -> None:
+    x = torch.randn(8, 64, 4096, device="cuda", dtype=torch.float16)
+    conv = nn.Conv1d(64, 64, 7, padding=3).cuda().half()
+    state = torch.cuda.get_rng_state()
+    one_ms = convolutions_ms(conv, [x])
+    assert 0 < one_ms < 50
+    assert convolutions_ms(nn.Sequential(conv, nn.Dropout(), nn.GELU(), conv), [x]) > one_ms / 2
+    assert convolutions_ms(torch.relu, [x]) == 0
+    assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
 def test_folded_batch_norms_are_accepted(deep: nn.Sequential, images: Tensor) -> None:

@@ -137,6 +137,19 @@ class Dense(nn.Module):
         return result
 
 
+def test_a_dense_block_in_inductors_cuda_graphs() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Dense(), Dense()).eval().cuda().half()
+    compiled = torch.compile(model, backend="cudnn_autotune", mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(1, 64, 48, 40, device="cuda", dtype=torch.float16)
+            expected = model(x)
+            output = compiled(x)
+            assert relative_error(output, expected.cpu()) <= 2 * tolerance(torch.float16, True)
+            assert output.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST], ids=str)
 @pytest.mark.parametrize("fuse", ["always", "measure"])
 def test_a_dense_block_of_the_backend(fuse: str, layout: torch.memory_format) -> None:

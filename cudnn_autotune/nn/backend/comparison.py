@@ -334,6 +334,46 @@ def _batch_ms(
     return 1e3 * (time.perf_counter() - start)
 
 
+class _TimedConvolutions(TorchDispatchMode):
+    """Records the GPU's time in ATen's convolutions, in events before and behind each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.ops.aten.convolution.default:
+            return func(*args, **(kwargs or {}))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        result = func(*args, **(kwargs or {}))
+        end.record()
+        self.events.append((start, end))
+        return result
+
+
+def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
+    """Returns the milliseconds that the current GPU spends in the convolutions of a call that no
+    compiler has made; 0 where the host is too slow to tell."""
+    timed = _TimedConvolutions()
+    with torch.random.fork_rng([torch.cuda.current_device()]), torch.no_grad(), own_steps(), timed:
+        run(*inputs)  # chooses PyTorch's algorithms
+        torch.cuda.synchronize()
+        begin_s = time.perf_counter()
+        run(*inputs)
+        host_s = time.perf_counter() - begin_s
+        if host_s > _MOST_AHEAD_S:
+            return 0.0
+        timed.events.clear()
+        # The GPU waits until the host is ahead of it, so that it does not wait between kernels.
+        torch.cuda._sleep(int(2 * host_s * _CYCLES_PER_S))
+        run(*inputs)
+        torch.cuda.synchronize()
+    return sum(start.elapsed_time(end) for start, end in timed.events)
+
+
 def begin_step() -> None:
     """Lets Inductor's CUDA graphs, if there are any, overwrite the outputs of the last call."""
     if CUDA_GRAPH_TREES in sys.modules:

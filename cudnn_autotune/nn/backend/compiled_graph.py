@@ -15,7 +15,13 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from cudnn_autotune.core.display import html_table
-from cudnn_autotune.nn.backend.comparison import CUDA_GRAPH_TREES, Comparison, Run, compare
+from cudnn_autotune.nn.backend.comparison import (
+    CUDA_GRAPH_TREES,
+    Comparison,
+    Run,
+    compare,
+    convolutions_ms,
+)
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport
 from cudnn_autotune.nn.backend.groups import JUDGES, GroupReport, gain
 from cudnn_autotune.nn.backend.norms import NormReport
@@ -41,6 +47,9 @@ _MOST_DEFERRALS = 10
 # Plain Inductor cannot win, and is not compiled, if the groups of a graph take so much longer
 # unfused. It differs in nothing else, but that it folds no weights, which takes less.
 _CLEAR_GAIN = 0.25
+# Nor can it if it leaves the layout as it is, and PyTorch's convolutions alone take longer in that
+# than such a multiple of the time of this package's whole program.
+_CLEAR_TIME = 1.25
 
 
 @dataclass
@@ -59,9 +68,9 @@ class Compilation:
     """Whether weights are constants of the program, with batch norms folded into convolutions."""
     times_ms: dict[str, float] = field(default_factory=dict)
     """Median milliseconds of a call by program, if they were compared: ``"inductor"``, or
-    ``"pytorch"``, the graph without a compiler, where the groups alone tell that plain Inductor is
-    slower; ``"cudnn_autotune"``; with ``freezing`` ``"inductor, frozen"``, and with
-    ``memory_format="auto"`` ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune,
+    ``"pytorch"``, the graph without a compiler, where the groups or the convolutions alone tell
+    that plain Inductor is slower; ``"cudnn_autotune"``; with ``freezing`` ``"inductor, frozen"``,
+    and with ``memory_format="auto"`` ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune,
     channels_last"``, whichever the program ``"cudnn_autotune"`` is not."""
     gpu_times_ms: dict[str, float] = field(default_factory=dict)
     """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
@@ -167,6 +176,7 @@ class CompiledGraph(ComparedGraph):
         self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
         self._refreezings = 0
         self._plain: Program | None = None
+        self._is_clear = False
         # It judges equal groups once, also when weights have changed.
         self._judge = JUDGES[options.fuse]()
         if (ours := self._if_possible(OURS, inputs)) is None:
@@ -183,8 +193,9 @@ class CompiledGraph(ComparedGraph):
             why = "communicates between ranks" if ours.communicates else "writes into its inputs"
             self._give_up(f"the graph {why}")
             return
-        is_clear = gain(ours.groups) >= _CLEAR_GAIN and not self._has_symbols
-        if is_clear and options.memory_format is None and ours.weights is None:
+        self._is_clear = gain(ours.groups) >= _CLEAR_GAIN
+        may_be_clear = (self._is_clear or ours.is_laid_out) and not self._has_symbols
+        if may_be_clear and options.memory_format is None and ours.weights is None:
             # Only the outputs are compared.
             self._contenders = {EAGER: Program(copied(self._graph)), OURS: ours}
             return
@@ -262,10 +273,12 @@ class CompiledGraph(ComparedGraph):
         programs = {name: program.run for name, program in contenders.items()}
         comparison = self._compared(programs, inputs, weights)
         if EAGER in contenders and (
-            comparison is None or EAGER in (comparison.fastest, comparison.fastest_in_captures)
+            comparison is None
+            or EAGER in (comparison.fastest, comparison.fastest_in_captures)
+            or not (self._is_clear or self._is_slow(contenders[EAGER], comparison, inputs))
         ):
             # A compiler's outputs differ from PyTorch's, as where they draw random numbers, or
-            # PyTorch needs more memory.
+            # PyTorch needs more memory, or plain Inductor may be the fastest.
             self._choose({PLAIN: self._plain_program(inputs), OURS: contenders[OURS]}, inputs)
             return
         if comparison is None:
@@ -283,6 +296,20 @@ class CompiledGraph(ComparedGraph):
         if captured != record.chosen:
             times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.gpu_times_ms.items())
             _log.info("chose %s for captures in CUDA graphs (on the GPU %s)", captured, times)
+
+    def _is_slow(self, eager: Program, comparison: Comparison, inputs: Sequence[Any]) -> bool:
+        """Returns whether plain Inductor, whose convolutions are those of PyTorch, is slower than
+        this package's program by these alone."""
+        if not comparison.gpu_times_ms:
+            return False
+        try:
+            with self._on_device():
+                least_ms = convolutions_ms(eager.run, inputs)
+        except torch.OutOfMemoryError:
+            return False
+        return least_ms > _CLEAR_TIME * max(
+            comparison.gpu_times_ms[OURS], comparison.times_ms[OURS]
+        )
 
     def _follow_weights(self, inputs: Sequence[Any]) -> None:
         """Compiles the program again where its weights have changed, or leaves them variable."""

@@ -13,7 +13,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
 from typing import Any
 
@@ -55,7 +55,7 @@ _BY_STRIDES = {
     *("resize_", "resize_as_", "set_"),
     *("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"),
 }
-# What a graph enters by one call, and leaves by another one.
+# Modes that a graph enters by one call and leaves by another one.
 _MODES = (torch.autocast, torch.inference_mode)
 
 _log = logging.getLogger(__name__)
@@ -141,6 +141,9 @@ class Program:
     they have no choice, or it is not known."""
     communicates: bool = False
     """Whether it communicates with other processes."""
+    is_laid_out: bool = False
+    """Whether it is in channels_last because of :func:`favours_channels_last`, where plain Inductor
+    leaves the layout as it is."""
 
 
 def compile_plain(
@@ -190,7 +193,8 @@ def compile_fused(
     """
     if memory_format is None and favours_channels_last(graph):
         try:
-            return _compile_fused(graph, inputs, options, judge, "channels_last")
+            program = _compile_fused(graph, inputs, options, judge, "channels_last")
+            return replace(program, is_laid_out=True)
         except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
             raise
         except Exception as failure:

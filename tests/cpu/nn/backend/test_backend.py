@@ -30,6 +30,7 @@ from torch._inductor.utils import run_and_get_code
 import cudnn_autotune as ca
 from cudnn_autotune.nn import formulas
 from cudnn_autotune.nn.backend import compiled_graph, entry, groups, programs
+from cudnn_autotune.nn.backend.comparison import Comparison
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
 
@@ -630,6 +631,26 @@ class TestLayout:
         layouts = re.findall(asserted, codes[-1])
         assert len(layouts) == 5
         assert all(strides.split(", ")[1:] == ["1", channels] for channels, strides in layouts)
+
+    @pytest.mark.parametrize(
+        ("least_ms", "others"), [(1.3, "pytorch"), (1.2, "inductor")], ids=["slower", "unknown"]
+    )
+    def test_plain_inductor_is_not_compiled_where_its_convolutions_alone_are_slower(
+        self, least_ms: float, others: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        times = {"pytorch": 2.0, "inductor": 1.5, "cudnn_autotune": 1.0}
+
+        def compared(programs: Any, *_: Any) -> Comparison:
+            found = {name: times[name] for name in programs}
+            return Comparison(found, found, {})
+
+        monkeypatch.setattr(compiled_graph, "compare", compared)
+        monkeypatch.setattr(compiled_graph, "convolutions_ms", lambda *_: least_ms)
+        block = nn.Sequential(nn.Conv1d(16, 32, 3), nn.ReLU()).eval().to(torch.bfloat16)
+        with torch.no_grad():
+            compiled(block, compare=True)(torch.randn(2, 16, 7, dtype=torch.bfloat16))
+        assert list(last().times_ms) == [others, "cudnn_autotune"]
+        assert last().chosen == "cudnn_autotune"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("dims", [1, 3])
