@@ -140,6 +140,7 @@ class Dense(nn.Module):
 def test_a_dense_block_in_inductors_cuda_graphs() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Dense(), Dense()).eval().cuda().half()
+    torch._dynamo.reset()  # of sizes that change Dynamo makes symbols
     compiled = torch.compile(model, backend="cudnn_autotune", mode="reduce-overhead")
     with torch.no_grad():
         for _ in range(5):
@@ -162,6 +163,7 @@ def test_a_dense_block_of_the_backend(fuse: str, layout: torch.memory_format) ->
     with torch.no_grad():
         limit = 1.5 * relative_error(model(x), expected.cpu())  # each block rounds
     options = {"fuse": fuse, "compare": False}
+    torch._dynamo.reset()
     compiled = torch.compile(model, backend="cudnn_autotune", options=options)
     with torch.no_grad():
         for _ in range(2):
