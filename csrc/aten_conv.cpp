@@ -244,6 +244,14 @@ at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tenso
   return sum;
 }
 
+void copy_result(const at::Tensor& output, const at::Tensor& result) {
+  TORCH_CHECK_VALUE(
+      output.sizes() == result.sizes() && output.scalar_type() == result.scalar_type(),
+      "output must be of size ", result.sizes(), " and ", result.scalar_type(), ", got ",
+      output.sizes(), " and ", output.scalar_type());
+  output.copy_(result);
+}
+
 void add_bias(const at::Tensor& y, const at::Tensor& bias) {
   c10::DimVector over_channels(y.dim(), 1);
   over_channels[1] = bias.size(0);

@@ -52,6 +52,9 @@ at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
 at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
                          const Activation& activation);
 
+// Copies a result into a tensor. Throws c10::ValueError if that has another shape or dtype.
+void copy_result(const at::Tensor& output, const at::Tensor& result);
+
 // Adds the bias, of shape (K), to `y`, of shape (N, K, spatial...).
 void add_bias(const at::Tensor& y, const at::Tensor& bias);
 

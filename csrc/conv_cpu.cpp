@@ -86,8 +86,8 @@ void conv_fused_into_cpu(const at::Tensor& output, const at::Tensor& input,
                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                          c10::SymInt groups, std::string_view activation, std::string_view sampling,
                          int64_t workspace_limit) {
-  output.copy_(conv_fused_cpu(input, weight, bias, residual, stride, padding, dilation,
-                              std::move(groups), activation, sampling, workspace_limit));
+  copy_result(output, conv_fused_cpu(input, weight, bias, residual, stride, padding, dilation,
+                                     std::move(groups), activation, sampling, workspace_limit));
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ bool takes_height(const at::Tensor& input, const at::Tensor& weight, at::IntArra
 std::vector<int64_t> with_height_1(at::IntArrayRef size) { return {size[0], size[1], 1, size[2]}; }
 
 // Lets a forward read and write slices of channels where its tensors are such and are aligned.
-//   output: what it is to write; null where that is new
+//   output: what it is to write, of the result's size, dtype and device; null where that is new
 void take_slices(Call& call, const at::Tensor& input, const at::Tensor* output, int64_t kernels) {
   const auto strides_of = [](const at::Tensor& tensor) {
     const int64_t pixels = pixel_stride(tensor);
@@ -220,7 +220,10 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
             has_bias ? &*bias : nullptr,
             has_residual ? &*residual : nullptr,
             activation};
-  if (takes_slices) take_slices(call, input, output, weight.size(0));
+  const bool is_result = output == nullptr || (output->sizes() == at::IntArrayRef(output_size) &&
+                                               output->scalar_type() == input.scalar_type() &&
+                                               output->device() == input.device());
+  if (takes_slices && is_result) take_slices(call, input, output, weight.size(0));
   // Engines that add a bias want aligned addresses (compute()). To copy the tensors in each call
   // would mostly take longer than a kernel that adds the bias.
   const bool has_only_bias = has_bias && !has_residual && activation.kind == ActivationKind::none;
@@ -259,7 +262,7 @@ void conv_fused_into_cuda(const at::Tensor& output, const at::Tensor& input,
   const auto y = forward(input, weight, bias, residual, stride, padding, dilation, groups,
                          activation_of_call(activation), sampling, workspace_limit,
                          /*takes_slices=*/true, &output);
-  if (!y.is_same(output)) output.copy_(y);
+  if (!y.is_same(output)) copy_result(output, y);
 }
 
 // The gradient that is the undefined one of `x` and `w`. `other` is the forward's operand.

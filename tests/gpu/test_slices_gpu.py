@@ -119,6 +119,18 @@ def test_slices_that_are_not_aligned_are_copied(start: int) -> None:
     assert (whole[:, start + 32 :] == 5).all()
 
 
+@pytest.mark.parametrize("channels", [16, 48])
+def test_an_output_of_another_size_is_refused(channels: int) -> None:
+    whole = torch.zeros(2, 64, 8, 8, device="cuda", dtype=torch.float16)
+    whole = whole.contiguous(memory_format=LAST)
+    x, w = whole[:, :32], torch.ones(32, 32, 1, 1, device="cuda", dtype=torch.float16)
+    with pytest.raises(ValueError, match="output must be of size"):
+        torch.ops.cudnn_autotune.conv_fused_into_(
+            whole[:, 16 : 16 + channels], x + 1, w, None, None, [1, 1], [0, 0], [1, 1], 1
+        )
+    assert (whole == 0).all()
+
+
 class Dense(nn.Module):
     """A dense block, as in ESRGAN."""
 

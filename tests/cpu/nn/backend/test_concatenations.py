@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -231,6 +232,9 @@ def test_the_operator_writes_its_slice_only() -> None:
         (whole[:, 16:24], *arguments),
         test_utils=("test_schema", "test_faketensor"),
     )
+    message = re.escape("output must be of size [2, 8, 6, 7] and Float, got [2, 9, 6, 7]")
+    with pytest.raises(ValueError, match=message):
+        torch.ops.cudnn_autotune.conv_fused_into_(whole[:, :9], *arguments)
     fakes = FakeTensorMode()
     fake = [fakes.from_tensor(tensor) for tensor in (whole[:, :9], x, w, b)]
     with fakes, pytest.raises(RuntimeError, match="output must be of size"):
