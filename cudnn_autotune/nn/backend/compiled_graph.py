@@ -23,17 +23,15 @@ from cudnn_autotune.nn.backend.comparison import (
     convolutions_ms,
 )
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport
+from cudnn_autotune.nn.backend.graph_copies import OTHER_LAYOUT, copied, weights_of
 from cudnn_autotune.nn.backend.groups import JUDGES, GroupReport, gain
 from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.backend.programs import (
-    OTHER_LAYOUT,
     Options,
     Program,
     compile_frozen,
     compile_fused,
     compile_plain,
-    copied,
-    weights_of,
 )
 
 OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"

@@ -1,34 +1,38 @@
 """Compiles programs of a graph of Dynamo by Inductor: plain, with constant weights, with fused
-groups; and makes the copies of the graph that these are compiled from.
+groups.
 
 Inductor folds batch norms into convolutions only if their parameters are constants of the graph. A
-graph that was compiled so ignores what is written into the model's weights afterwards. Dynamo hands
-the weights to the graph at each call, so the program looks whether they still are what was folded.
+graph that was compiled so ignores what is written into the model's weights afterwards.
 """
 
 from __future__ import annotations
 
 import logging
-import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+from torch import Tensor
+from torch.fx import GraphModule, Node
 
 from cudnn_autotune.core.versions import version
-from cudnn_autotune.engines.weights import operators as weight_operators
-from cudnn_autotune.engines.weights.operators import strides_of
-from cudnn_autotune.nn.backend.comparison import LOCAL, Run, all_nodes, communicates, namespaces_of
+from cudnn_autotune.nn.backend.comparison import Run, communicates
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport, write_in_place
 from cudnn_autotune.nn.backend.folding import fold, settle
+from cudnn_autotune.nn.backend.graph_copies import (
+    FrozenWeights,
+    copied,
+    favours_channels_last,
+    in_layout,
+    use_formulas,
+    weights_of,
+    with_constants,
+    with_our_convolutions,
+)
 from cudnn_autotune.nn.backend.groups import (
     JUDGES,
     GroupReport,
@@ -38,28 +42,10 @@ from cudnn_autotune.nn.backend.groups import (
     fuse_judged,
     never,
 )
-from cudnn_autotune.nn.backend.norms import storages_of, written_among, written_operands
-from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1, laid_out
-from cudnn_autotune.nn.formulas import FORMULAS
-from cudnn_autotune.nn.models.routing import CONVOLUTIONS, COUNTERPARTS
+from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.tuning.settings import check_policy
 
-OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
-_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-# A convolution of fewer channels a group has engines for contiguous tensors that transpose nothing.
-_FEW_CHANNELS = 16
-_GROUPS = 6  # the position of ``groups`` among the arguments of every convolution
-# Calls that read memory by the strides which a tensor has in PyTorch.
-_BY_STRIDES = {
-    *("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"),
-    *("resize_", "resize_as_", "set_"),
-    *("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"),
-}
-# Modes that a graph enters by one call and leaves by another one.
-_MODES = (torch.autocast, torch.inference_mode)
-
 _log = logging.getLogger(__name__)
-_version = operator.attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -370,329 +356,3 @@ def _drop_constants(modules: Sequence[ModuleType]) -> None:
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor):
                 delattr(module, name)
-
-
-# Copies of a graph
-
-
-def copied(graph: GraphModule) -> GraphModule:
-    """Returns a copy of a graph with the same tensors; a compiler may change the copy."""
-    nodes = torch.fx.Graph()
-    renamed: dict[Node, Node] = {}
-    output = nodes.graph_copy(graph.graph, renamed)
-    nodes.output(output)
-    nodes.output_node().meta = dict(graph.graph.output_node().meta)
-    copy = GraphModule(graph, nodes)
-    copy.meta = dict(graph.meta)
-    for old, new in renamed.items():
-        if hasattr(old, "_dynamo_source"):
-            new._dynamo_source = old._dynamo_source
-    for name in ("_param_name_to_source", "_source_to_user_stacks", "_backend_id"):
-        if hasattr(graph, name):
-            setattr(copy, name, getattr(graph, name))
-    return copy
-
-
-def with_our_convolutions(
-    graph: GraphModule, sampling: str | None, workspace_limit: int | None
-) -> GraphModule:
-    """Returns a copy of a graph in which PyTorch's convolutions are this package's."""
-    graph = copied(graph)
-    policy = {"sampling": sampling, "workspace_limit": workspace_limit}
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in COUNTERPARTS:
-            node.target = COUNTERPARTS[node.target]
-            node.kwargs = {**node.kwargs, **policy}
-    graph.recompile()
-    return graph
-
-
-def use_formulas(graph: GraphModule) -> None:
-    """Lets norms and upsampling in a graph of Dynamo be computed as suits channels_last."""
-    for target, formula in FORMULAS.items():
-        for node in graph.graph.find_nodes(op="call_function", target=target):
-            node.target = formula
-    graph.recompile()
-
-
-class FrozenWeights:
-    """The weights among the inputs of a graph, as they were when they became constants.
-
-    Args:
-        positions: those of the weights among the inputs.
-        inputs: all inputs.
-    """
-
-    def __init__(self, positions: Sequence[int], inputs: Sequence[Any]) -> None:
-        self._pick = [inputs[i] for i in positions]
-        self._positions = list(positions)
-        self._versions = list(map(_version, self._pick))
-        self._addresses = list(map(Tensor.data_ptr, self._pick))
-
-    def are_those_of(self, inputs: Sequence[Any]) -> bool:
-        """Returns whether the same weights are given, and nothing was written into them since.
-
-        A write that PyTorch itself does not count is not seen: one through ``.data``, or by a CUDA
-        kernel that PyTorch does not know of.
-        """
-        given = [inputs[i] for i in self._positions]
-        return (
-            all(map(operator.is_, given, self._pick))
-            and list(map(_version, given)) == self._versions
-            and list(map(Tensor.data_ptr, given)) == self._addresses
-        )
-
-
-def weights_of(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """Returns the positions, among the inputs of a graph, of parameters and buffers of modules that
-    can be watched. An input that Dynamo made symbolic sizes for is none."""
-    positions = []
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
-        source = getattr(node, "_dynamo_source", None)
-        if source is None or not source.guard_source.is_unspecialized_nn_module():
-            continue
-        if type(value) in (Tensor, nn.Parameter) and not value.is_inference():
-            positions.append(i)
-    return positions
-
-
-def with_constants(
-    graph: GraphModule, inputs: Sequence[Any], positions: Sequence[int]
-) -> GraphModule:
-    """Returns a copy of a graph with the inputs at ``positions`` as attributes, which are the given
-    tensors."""
-    frozen = copied(graph)
-    placeholders: list[Node] = frozen.graph.find_nodes(op="placeholder")
-    for i in positions:
-        node, name = placeholders[i], f"_frozen_{i}"
-        value = inputs[i]
-        if isinstance(value, nn.Parameter):
-            frozen.register_parameter(name, value)
-        else:
-            frozen.register_buffer(name, value)
-        with frozen.graph.inserting_before(node):
-            constant = frozen.graph.get_attr(name)
-        constant.meta = dict(node.meta)
-        node.replace_all_uses_with(constant)
-        frozen.graph.erase_node(node)
-    # Dynamo's notes on where parameters come from do not fit any more.
-    frozen.meta.pop("dynamo_compile_id", None)
-    frozen.recompile()
-    return frozen
-
-
-def favours_channels_last(graph: GraphModule) -> bool:
-    """Returns whether a graph of Dynamo whose layout Inductor leaves as it is, since it has no 2-d
-    convolutions or has grouped ones, is likely to be faster in channels_last.
-
-    Engines for half types compute in it, and those that take contiguous tensors transpose them
-    before and after, but for depthwise convolutions and few channels.
-    """
-    work = {True: 0.0, False: 0.0}
-    has_2d = has_groups = False
-    for node in graph.graph.nodes:
-        if node.op != "call_function" or node.target not in CONVOLUTIONS:
-            continue
-        weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
-        value, output = (getattr(one, "meta", {}).get("example_value") for one in (weight, node))
-        if not isinstance(value, Tensor) or not isinstance(output, Tensor):
-            return False
-        sizes = (*value.shape, *output.shape)
-        if not all(isinstance(size, int) for size in sizes):
-            return False
-        groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
-        has_2d |= value.dim() == 4
-        has_groups |= value.dim() == 4 and groups > 1 and value.shape[1] > 1
-        is_half = output.dtype in (torch.float16, torch.bfloat16)
-        channels = output.shape[1] if output.dim() == value.dim() else 0
-        suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
-        work[suits] += output.numel() * value.numel() / max(1, channels)
-    return (has_groups or not has_2d) and work[True] > work[False]
-
-
-def in_layout(
-    graph: GraphModule, memory_format: str, *, with_constants: bool = False
-) -> GraphModule:
-    """Returns a copy of a graph whose weights of convolutions, and inputs of as many dimensions if
-    these are 4 or 5, are copied into a layout first. Its outputs have the strides that those of the
-    given graph have.
-
-    Args:
-        memory_format: ``"contiguous"`` or ``"channels_last"``.
-        with_constants: whether weights become constants, so that Inductor copies each just once.
-
-    Raises:
-        ValueError: an output of the graph shares memory with an input or another output, or its
-            strides are not known ahead; a call in it writes into what would be copied, or into
-            memory that other tensors share in one layout only, or may read memory by strides.
-        Exception: whatever a call raises that another layout does not suit.
-    """
-    if _reads_by_strides(graph):
-        raise ValueError("one of its operators may read memory by strides")
-    given, graph = graph, copied(graph)
-    laid_out_as = dict(zip(given.graph.nodes, graph.graph.nodes, strict=True))
-    placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
-    output = graph.graph.output_node()
-    inputs, outputs = _tensors(placeholders), _tensors(output.all_input_nodes)
-    if any(isinstance(step, torch.SymInt) for x in outputs.values() for step in x.stride()):
-        raise ValueError("sizes are dynamic")
-    memory, others = (
-        [value.untyped_storage()._cdata for value in values.values()]
-        for values in (outputs, inputs)
-    )
-    if len(set(memory)) < len(memory) or not set(memory).isdisjoint(others):
-        raise ValueError("an output shares memory with an input or another output")
-    weights = _weights_of_convolutions(graph.graph)
-    dims = {weight.meta["example_value"].dim() for weight in weights}
-    copied_inputs = [
-        node
-        for node, value in inputs.items()
-        if node not in weights and value.dim() in dims and value.dim() != 3
-    ]
-    if written_among(graph.graph, (*weights, *copied_inputs)):
-        raise ValueError("it writes into an input or a weight")
-    for node in copied_inputs:
-        readers = list(node.users)
-        with graph.graph.inserting_after(node):
-            copy = graph.graph.call_function(_laid_out, (node, memory_format))
-        copy.meta = dict(node.meta)
-        for reader in readers:
-            reader.replace_input_with(node, copy)
-    _lay_out_weights(
-        graph.graph, _each_laid_out if with_constants else _laid_out_together, memory_format
-    )
-    for node, value in outputs.items():
-        with graph.graph.inserting_before(output):
-            restored = graph.graph.call_function(_in_strides, (node, value.stride()))
-        restored.meta = dict(node.meta)
-        output.replace_input_with(node, restored)
-    graph.recompile()
-    _check_memory(given, graph, laid_out_as)
-    return graph
-
-
-def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node, Node]) -> None:
-    """Raises ValueError if layouts decide which values of a graph of Dynamo share memory that is
-    written into or returned, as where a reshape is a view in one of them and a copy in the other.
-
-    Args:
-        given: the graph.
-        graph: a copy of it that is laid out.
-        laid_out: the node of the copy for each of the graph.
-    """
-    found = _memory(graph)
-    taken = {one for node in graph.graph.find_nodes(op="placeholder") for one in found[node]}
-    for node in graph.graph.output_node().all_input_nodes:
-        if not taken.isdisjoint(found[node]):
-            raise ValueError("an output shares memory in this layout")
-        taken |= found[node]
-    before, after = {}, {}
-    for node, copy in laid_out.items():
-        if node.op != "output":
-            before[node], after[node] = storages_of(node.meta.get("example_value")), found[copy]
-    for operand in {one for node in given.graph.nodes for one in written_operands(node)}:
-        sharing = (
-            {node for node, memory in each.items() if not memory.isdisjoint(each[operand])}
-            for each in (before, after)
-        )
-        if next(sharing) != next(sharing):
-            raise ValueError("it writes into memory that is shared in one layout only")
-
-
-def _memory(graph: GraphModule) -> dict[Node, set[int]]:
-    """Returns the memory that the values of a graph lie in when it runs with the fake inputs that
-    Dynamo had."""
-    inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
-    modes = (value.fake_mode for value in inputs if isinstance(value, FakeTensor))
-    interpreter = torch.fx.Interpreter(graph, garbage_collect_values=False)
-    with next(modes, nullcontext()), torch.no_grad(), disable_autocast_cache():
-        try:
-            interpreter.run(*inputs)
-        finally:
-            values = interpreter.env
-            for node, value in reversed(values.items()):
-                if isinstance(value, _MODES) and values.keys().isdisjoint(node.users):
-                    value.__exit__(None, None, None)
-    return {node: storages_of(value) for node, value in values.items()}
-
-
-def _reads_by_strides(graph: GraphModule) -> bool:
-    """Returns whether a call in a graph of Dynamo may read memory by the strides that its operands
-    have in PyTorch, as an operator of somebody else's may."""
-    targets = [node.target for node in all_nodes(graph) if node.op.startswith("call")]
-    names = {str(getattr(target, "__name__", target)).partition(".")[0] for target in targets}
-    return bool(names & _BY_STRIDES or namespaces_of(graph) - LOCAL)
-
-
-def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
-    """Returns the weights of convolutions in a graph of Dynamo, each with its convolutions."""
-    found: dict[Node, list[Node]] = {}
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in CONVOLUTIONS:
-            weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
-            if isinstance(weight, Node) and "example_value" in weight.meta:
-                found.setdefault(weight, []).append(node)
-    return found
-
-
-def _lay_out_weights(
-    graph: Graph, lay_out: Callable[[Sequence[Tensor], str], list[Tensor]], memory_format: str
-) -> None:
-    """Puts weights of convolutions into a layout, which the convolutions compute in. The inputs of
-    the graph among them are laid out by one call for each dtype."""
-    readers = _weights_of_convolutions(graph)
-    by_dtype: dict[torch.dtype, list[Node]] = {}
-    for weight in readers:
-        if weight.op == "placeholder":
-            by_dtype.setdefault(weight.meta["example_value"].dtype, []).append(weight)
-    behind = graph.find_nodes(op="placeholder")[-1].next
-    sources = [(weights, behind) for weights in by_dtype.values()]
-    sources += [([weight], weight.next) for weight in readers if weight.op != "placeholder"]
-    for weights, before in sources:
-        with graph.inserting_before(before):
-            together = graph.call_function(lay_out, (weights, memory_format))
-            for i, weight in enumerate(weights):
-                copy = graph.call_function(operator.getitem, (together, i))
-                copy.meta = dict(weight.meta)
-                for reader in readers[weight]:
-                    reader.replace_input_with(weight, copy)
-
-
-def _tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
-    """Returns the nodes that stand for tensors, each with its fake one."""
-    values = {node: node.meta["example_value"] for node in nodes}
-    return {node: value for node, value in values.items() if isinstance(value, Tensor)}
-
-
-# Inductor traces what these do with the tensors that it has for their inputs.
-
-
-def _laid_out(x: Tensor, memory_format: str) -> Tensor:
-    return laid_out(x, _FORMATS[memory_format])
-
-
-def _each_laid_out(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
-    """Weights of convolutions in a layout, 1-d ones as images of height 1, each for itself."""
-    return [_laid_out(weight, memory_format) for weight in weights]
-
-
-def _laid_out_together(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
-    """Weights of convolutions in a layout, 1-d ones as images of height 1. One operator copies
-    those whose elements move."""
-    is_last = memory_format == "channels_last"
-    found: dict[int, Tensor] = {}
-    for i, weight in enumerate(weights):
-        if weight.is_contiguous() and 1 in (weight.shape[1], weight[0, 0].numel()):
-            found[i] = weight.as_strided(weight.shape, strides_of(weight.shape, is_last))
-    others = [i for i in range(len(weights)) if i not in found]
-    if others:
-        copies = weight_operators.laid_out([weights[i] for i in others], is_last)
-        found.update(zip(others, copies, strict=True))
-    return [found[i] for i in range(len(weights))]
-
-
-def _in_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    if x.stride() == strides:
-        return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

@@ -23,6 +23,7 @@ from cudnn_autotune.nn.backend.compiled_graph import (
     Compilation,
     is_capturing,
 )
+from cudnn_autotune.nn.backend.graph_copies import weights_of, with_our_convolutions
 from cudnn_autotune.nn.backend.groups import Decompositions, is_same_shape, reads_in_place
 from cudnn_autotune.nn.backend.norms import (
     find_norms,
@@ -30,13 +31,7 @@ from cudnn_autotune.nn.backend.norms import (
     serve_norms,
     written_inputs,
 )
-from cudnn_autotune.nn.backend.programs import (
-    Options,
-    compile_plain,
-    tagged,
-    weights_of,
-    with_our_convolutions,
-)
+from cudnn_autotune.nn.backend.programs import Options, compile_plain, tagged
 
 WITHOUT_NORMS = f"{OURS}, PyTorch's norms"
 

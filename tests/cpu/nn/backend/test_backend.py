@@ -29,7 +29,7 @@ from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn import formulas
-from cudnn_autotune.nn.backend import compiled_graph, entry, groups, programs
+from cudnn_autotune.nn.backend import compiled_graph, entry, graph_copies, groups, programs
 from cudnn_autotune.nn.backend.comparison import Comparison
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
@@ -690,7 +690,7 @@ class TestLayout:
         self, module: Callable[[], Any], favoured: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found: list[bool] = []
-        favours = programs.favours_channels_last
+        favours = graph_copies.favours_channels_last
 
         def asked(graph: Any) -> bool:
             found.append(favours(graph))
@@ -830,13 +830,13 @@ class TestLayout:
         used = []
         for name in ("group_norm", "instance_norm", "interpolate"):
             target = getattr(torch.nn.functional, name)
-            formula = programs.FORMULAS[target]
+            formula = graph_copies.FORMULAS[target]
 
             def traced(*args: Any, formula: Any = formula, **kwargs: Any) -> Any:
                 used.append(formula)
                 return formula(*args, **kwargs)
 
-            monkeypatch.setitem(programs.FORMULAS, target, traced)
+            monkeypatch.setitem(graph_copies.FORMULAS, target, traced)
         with torch.no_grad():
             output = compiled(block)(input)
             expected = block.double()(input.double())

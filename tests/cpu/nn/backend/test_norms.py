@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import cudnn_autotune as ca
+from cudnn_autotune.nn.backend.graph_copies import copied
 from cudnn_autotune.nn.backend.norms import NormReport, find_norms, serve_norms
-from cudnn_autotune.nn.backend.programs import copied
 
 OPERATOR = torch.ops.cudnn_autotune.batch_norm_act.default
 
