@@ -153,7 +153,8 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
         slices = _slices_of(parts)
         cats = [whole, *(cat for cat in parts_of if cat is not whole and cat not in taken)]
         for cat in cats:
-            if (place := _place_of(parts_of[cat], parts)) is not None:
+            # One that is a part has a slice, and its own parts may have others besides.
+            if cat not in parts and (place := _place_of(parts_of[cat], parts)) is not None:
                 slices[cat] = (slices[parts[place]][0], cat.meta["val"].shape[1])
         family = _family(parts, slices, channels_last, order)
         if family is not None:

@@ -88,12 +88,26 @@ class Branches(nn.Module):
         return self.e(outer) + torch.cat([self.c(x), a], 1)
 
 
+class Nested(nn.Module):
+    """A concatenation has another one for a part, and the parts of that besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(16, 8, 1)
+        self.c = nn.Conv2d(32, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = F.relu(self.a(x)), F.relu(self.b(x))
+        return F.relu(self.c(torch.cat([torch.cat([a, b], 1), a, b], 1)))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "dense": (Dense, 1),
     "newest first": (NewestFirst, 1),
     "twice": (Twice, 2),
     "skips": (Skips, 1),
     "branches": (Branches, 1),
+    "nested": (Nested, 1),
 }
 
 
