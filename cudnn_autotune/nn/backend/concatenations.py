@@ -345,10 +345,10 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
             else:
                 call = result = graph.call_function(_fused, arguments)
                 result.meta = dict(one.node.meta)
+        marked = one.node.args[0]
         one.node.replace_all_uses_with(result)
         graph.erase_node(one.node)
         replaced[node] = call
-        marked = one.node.args[0]
         if isinstance(marked, Node) and marked.target is _mark_input and not marked.users:
             graph.erase_node(marked)
     for cat in family.concatenations:
