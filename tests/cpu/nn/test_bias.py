@@ -111,15 +111,17 @@ def test_a_config_is_built_from_its_text(is_unfused: bool) -> None:
 # The matrix product
 
 
-@pytest.mark.parametrize("channels", [(64, 96), (24, 1), (1, 40)])
-def test_the_matrix_product_adds_the_bias(channels: tuple[int, int]) -> None:
-    c, k = channels
-    shapes = {"input_shape": (3, c, 7, 5), "weight_shape": (k, c, 1, 1)}
-    problem = ca.ConvProblem("fprop", **{**POINTWISE, **shapes, "dtype": torch.bfloat16}, bias=True)
+@pytest.mark.parametrize("channels", [(64, 96, 1), (24, 1, 1), (1, 40, 1), (32, 12, 4)])
+def test_the_matrix_product_adds_the_bias(channels: tuple[int, int, int]) -> None:
+    c, k, groups = channels
+    of_groups = {"input_shape": (3, c, 7, 5), "weight_shape": (k, c // groups, 1, 1)}
+    fields = {**POINTWISE, **of_groups, "groups": groups, "dtype": torch.bfloat16}
+    problem = ca.ConvProblem("fprop", **fields, bias=True)
     x, w, y, bias = operands(problem, "cpu")
     y.fill_(float("nan"))
     _C.execute(_C.build_plan(problem.native(), "matmul", 0), x, w, y, bias)
-    assert_close(y, F.conv2d(x.double(), w.double(), bias.double()), 1e-2)
+    expected = F.conv2d(x.double(), w.double(), bias.double(), groups=groups)
+    assert_close(y, expected, 1e-2)
 
 
 # The race
