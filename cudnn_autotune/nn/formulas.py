@@ -123,6 +123,8 @@ def interpolate(
         input: (N, C, *spatial).
         size, scale_factor, mode, align_corners, recompute_scale_factor, antialias: as in PyTorch.
     """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import
+
     is_nearest = mode in ("nearest", "nearest-exact") and size is None
     factors = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor]
     is_known = all(isinstance(factor, int | float) for factor in factors)  # when it is compiled
@@ -131,7 +133,8 @@ def interpolate(
         if not isinstance(scale_factor, Sequence):
             factors = [scale_factor] * (input.dim() - 2)
         grows = any(factor > 1 for factor in factors)
-        if grows and len(factors) == input.dim() - 2 and input.numel() > 0:
+        # A size that depends on data may be 0.
+        if grows and len(factors) == input.dim() - 2 and guard_or_false(input.numel() > 0):
             memory_format = torch._prims_common.suggest_memory_format(input)
             for dim, factor in enumerate(map(int, factors), 2):
                 if factor > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cudnn_autotune.engines.weights import operators as weight_operators
 from cudnn_autotune.engines.weights.operators import strides_of
@@ -193,11 +194,16 @@ def in_layout(
     Raises:
         ValueError: an output of the graph shares memory with an input or another output, or its
             strides are not known ahead; a call in it writes into what would be copied, or into
-            memory that other tensors share in one layout only, or may read memory by strides.
+            memory that other tensors share in one layout only, or may read memory by strides; a
+            tensor wraps others.
         Exception: whatever a call raises that another layout does not suit.
     """
     if _reads_by_strides(graph):
         raise ValueError("one of its operators may read memory by strides")
+    if any(
+        is_traceable_wrapper_subclass(node.meta.get("example_value")) for node in graph.graph.nodes
+    ):
+        raise ValueError("a tensor is of a class that wraps others")
     given, graph = graph, copied(graph)
     laid_out_as = dict(zip(given.graph.nodes, graph.graph.nodes, strict=True))
     placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
@@ -274,7 +280,13 @@ def _memory(graph: GraphModule) -> dict[Node, set[int]]:
     inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
     modes = (value.fake_mode for value in inputs if isinstance(value, FakeTensor))
     interpreter = torch.fx.Interpreter(graph, garbage_collect_values=False)
-    with next(modes, nullcontext()), torch.no_grad(), disable_autocast_cache():
+    with ExitStack() as stack:
+        if (mode := next(modes, None)) is not None:
+            stack.enter_context(mode)
+            if mode.shape_env is not None:  # sizes that depend on data have symbols already
+                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(disable_autocast_cache())
         try:
             interpreter.run(*inputs)
         finally:

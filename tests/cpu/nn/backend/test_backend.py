@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch._inductor.cudagraph_trees import MarkStepBox
 from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.two_tensor import TwoTensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn import formulas
@@ -796,6 +797,39 @@ class TestLayout:
         with torch.no_grad():
             first, second = compiled(block)(torch.randn(2, 16, 9).to(torch.bfloat16))
         assert first.data_ptr() != second.data_ptr()
+
+    def test_outputs_are_of_the_class_of_pytorchs(self) -> None:
+        """One of a class that wraps tensors is not copied into strides."""
+        conv = nn.Conv1d(16, 16, 3, bias=False).to(torch.bfloat16)
+        block = nn.Sequential(conv, nn.ReLU()).eval()
+        parts = [torch.randn(2, 16, 9).to(torch.bfloat16) for _ in range(2)]
+        with torch.no_grad():
+            output = compiled(block)(TwoTensor(*parts))
+            expected = [block(part) for part in parts]
+        assert isinstance(output, TwoTensor)
+        assert_close(output.a, expected[0].double(), TOLERANCES[torch.bfloat16])
+        assert_close(output.b, expected[1].double(), TOLERANCES[torch.bfloat16])
+
+    @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    def test_sizes_that_depend_on_data(self) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv1d(16, 16, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                chosen = self.conv(x).relu()[x[:, 0, 0].nonzero()[:, 0]]
+                return F.interpolate(chosen, scale_factor=2)
+
+        block = Model().eval().to(torch.bfloat16)
+        x = torch.randn(3, 16, 9).to(torch.bfloat16)
+        x[1] = 0
+        with torch.no_grad():
+            output = compiled(block)(x)
+            expected = block.double()(x.double())
+        assert output.shape == (2, 16, 14)
+        assert_close(output, expected, TOLERANCES[torch.bfloat16])
+        assert last().chosen == "cudnn_autotune", last().note
 
     def test_a_graph_that_is_not_laid_out_leaves_autocast_behind(self) -> None:
         """Neither what follows in the graph nor the caller computes in a half type."""
