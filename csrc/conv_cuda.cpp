@@ -52,7 +52,7 @@ struct Call {
   const at::Tensor* bias = nullptr;
   const at::Tensor* residual = nullptr;
   Activation activation;
-  // As those of ConvProblem.
+  // Elements from a pixel to the next one, as ConvProblem has them; zero without slices.
   int32_t x_pixel_stride = 0, y_pixel_stride = 0;
 
   const at::Tensor& first_operand() const { return *(op == ConvOp::fprop ? x : y).given; }

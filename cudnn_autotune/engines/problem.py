@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -288,9 +288,9 @@ class ConvProblem:
         x, y = self.pixel_strides or (self.input_shape[1], self.weight_shape[0])
         is_last = self.memory_format != torch.contiguous_format
         return (
-            _strides(self.input_shape, x, is_last),
-            _strides(self.weight_shape, self.weight_shape[1], is_last),
-            _strides(self.output_shape, y, is_last),
+            strides_of(self.input_shape, is_last, x),
+            strides_of(self.weight_shape, is_last),
+            strides_of(self.output_shape, is_last, y),
         )
 
     @property
@@ -333,10 +333,20 @@ def check_problem(problem: object) -> None:
         raise TypeError(f"problem must be a ConvProblem, got {shown(problem)}")
 
 
-def _strides(shape: tuple[int, ...], pixel_stride: int, is_last: bool) -> tuple[int, ...]:
-    """Returns the strides of a tensor: dense, or in channels_last with pixels so far apart."""
-    sizes = (shape[0], pixel_stride, *shape[2:]) if is_last else shape
-    order = [0, *range(2, len(shape)), 1] if is_last else [*range(len(shape))]
+def strides_of(
+    shape: Sequence[int], channels_last: bool, pixel_stride: int | None = None
+) -> tuple[int, ...]:
+    """Returns the strides of a dense tensor (N, C, *spatial) or weight (K, C, *kernel), contiguous,
+    or with the channels fastest, as a 1-d one lies as an image of height 1.
+
+    Args:
+        pixel_stride: elements from a pixel to the next one of a slice of channels in channels_last;
+            None: the tensor is dense.
+    """
+    sizes, order = list(shape), [*range(len(shape))]
+    if channels_last:
+        order.append(order.pop(1))
+        sizes[1] = pixel_stride or sizes[1]
     strides, place = [0] * len(shape), 1
     for dim in reversed(order):
         strides[dim] = place

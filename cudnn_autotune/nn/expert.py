@@ -99,6 +99,7 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
 def _empty(
     shape: tuple[int, ...], strides: tuple[int, ...], problem: ConvProblem, device: torch.device
 ) -> Tensor:
+    """Returns new memory for a tensor of a problem, in its dtype."""
     return torch.empty_strided(shape, strides, dtype=problem.dtype, device=device)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cudnn_autotune.engines.problem import strides_of
+
 SCALE, VARIANCE, MEAN, BIAS, SHIFT = (1 << i for i in range(5))
 """The vectors that a weight may have, in the order in which they are given, by their bits."""
 _VECTORS = (SCALE, VARIANCE, MEAN, BIAS, SHIFT)
@@ -39,20 +41,6 @@ def laid_out(weights: Sequence[Tensor], channels_last: bool) -> list[Tensor]:
 def has_bias(given: int) -> bool:
     """Returns whether a weight with these vectors has a folded bias."""
     return bool(given & (MEAN | BIAS | SHIFT))
-
-
-def strides_of(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """Returns the strides of a weight (K, C, *kernel), contiguous, or with the channels fastest, as
-    a 1-d one lies as an image of height 1."""
-    place = 1
-    strides = [0] * len(shape)
-    dims = [*range(len(shape))]
-    if channels_last:
-        dims.append(dims.pop(1))
-    for dim in reversed(dims):
-        strides[dim] = place
-        place *= shape[dim]
-    return tuple(strides)
 
 
 def _empty(weight: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:

@@ -273,7 +273,7 @@ class CompiledGraph(ComparedGraph):
         if EAGER in contenders and (
             comparison is None
             or EAGER in (comparison.fastest, comparison.fastest_in_captures)
-            or not (self._is_clear or self._is_slow(contenders[EAGER], comparison, inputs))
+            or not (self._is_clear or self._plain_is_slower(contenders[EAGER], comparison, inputs))
         ):
             # A compiler's outputs differ from PyTorch's, as where they draw random numbers, or
             # PyTorch needs more memory, or plain Inductor may be the fastest.
@@ -295,7 +295,9 @@ class CompiledGraph(ComparedGraph):
             times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.gpu_times_ms.items())
             _log.info("chose %s for captures in CUDA graphs (on the GPU %s)", captured, times)
 
-    def _is_slow(self, eager: Program, comparison: Comparison, inputs: Sequence[Any]) -> bool:
+    def _plain_is_slower(
+        self, eager: Program, comparison: Comparison, inputs: Sequence[Any]
+    ) -> bool:
         """Returns whether plain Inductor, whose convolutions are those of PyTorch, is slower than
         this package's program by these alone."""
         if not comparison.gpu_times_ms:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem
+from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem, strides_of
 from cudnn_autotune.nn.backend.groups import Judge, Measured, Verdict, reads_in_place, times_ms
 from cudnn_autotune.nn.conv_layout import conv_memory_format
 from cudnn_autotune.nn.inductor import _mark_input
@@ -182,6 +182,7 @@ def _is_of_images(cat: Node) -> bool:
 
 
 def _slices_of(parts: Sequence[Node]) -> dict[Node, tuple[int, int]]:
+    """Returns the first channel and the number of channels of each part of a concatenation."""
     slices, first = {}, 0
     for part in parts:
         slices[part] = (first, part.meta["val"].shape[1])
@@ -253,7 +254,6 @@ def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[C
     Returns:
         What became of each family, in the graph's order.
     """
-    reports = []
     families = find_families(graph, channels_last=channels_last)
     verdicts = [
         _judged(judge, family) if isinstance(judge, Measured) else judge(family)
@@ -261,10 +261,10 @@ def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[C
     ]
     pairs = [*zip(families, verdicts, strict=True)]
     replace_families(graph, [family for family, verdict in pairs if verdict.fuse])
-    for family, verdict in pairs:
-        shape = tuple(family.value.shape)
-        reports.append(ConcatenationReport(len(family.parts), shape, *verdict))
-    return reports
+    return [
+        ConcatenationReport(len(family.parts), tuple(family.value.shape), *verdict)
+        for family, verdict in pairs
+    ]
 
 
 def replace_families(graph: Graph, families: Sequence[Family]) -> None:
@@ -273,6 +273,8 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
     Args:
         families: some of those found in the graph, in its order. They do not hold afterwards.
     """
+    if not families:
+        return
     from torch._inductor.inductor_prims import force_stride_order  # slow to import
 
     output = graph.output_node()
@@ -284,8 +286,6 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
     replaced: dict[Node, Node] = {}
     for family in families:
         _replace(graph, family, replaced)
-    if not families:
-        return
     # Inductor gives outputs the strides of the graph's tensors, which follow those of the slices.
     for node, expected in strides.items():
         value = replaced.get(node, node)
@@ -313,8 +313,7 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
 
     value = family.value
     sizes, mode = list(value.shape), value.fake_mode  # type: ignore[attr-defined]
-    _, channels, height, width = sizes
-    strides = [channels * height * width, 1, channels * width, channels]
+    strides = list(strides_of(sizes, channels_last=True))
     options: Any = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
     with graph.inserting_before(first_of((*family.concatenations, *family.written))):
         whole = graph.call_function(_aten.empty_strided.default, (sizes, strides), options)

@@ -20,7 +20,7 @@ from sympy import Add, Dummy, Expr, Float, Integer, Mul, Pow, Rational, expand
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cudnn_autotune.engines.problem import DTYPES
+from cudnn_autotune.engines.problem import DTYPES, strides_of
 from cudnn_autotune.engines.weights.operators import (
     BIAS,
     MEAN,
@@ -28,7 +28,6 @@ from cudnn_autotune.engines.weights.operators import (
     SHIFT,
     VARIANCE,
     fold_weights,
-    strides_of,
 )
 from cudnn_autotune.nn.inductor import _mark_input
 

@@ -19,8 +19,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from cudnn_autotune.engines.problem import strides_of
 from cudnn_autotune.engines.weights import operators as weight_operators
-from cudnn_autotune.engines.weights.operators import strides_of
 from cudnn_autotune.nn.backend.comparison import LOCAL, all_nodes, namespaces_of
 from cudnn_autotune.nn.backend.norms import storages_of, written_among, written_operands
 from cudnn_autotune.nn.conv_layout import laid_out

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.kernels import sources
+from cudnn_autotune.engines.problem import strides_of
 from cudnn_autotune.engines.recipe import Kernel
 from cudnn_autotune.engines.weights import operators
 from cudnn_autotune.engines.weights.operators import (
@@ -21,7 +22,6 @@ from cudnn_autotune.engines.weights.operators import (
     SHIFT,
     fold_weights,
     laid_out,
-    strides_of,
 )
 
 LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
