@@ -42,6 +42,12 @@ def _pointwise(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.choice((512, 1024, 1030)), rng.choice((8, 64, 147)), 1, 1
 
 
+def _signals(rng: random.Random) -> tuple[int, int, int, int]:
+    groups, width = rng.choice((1, 1, 2, 4)), rng.choice((16, 24, 32, 40, 48, 80))
+    wide = groups * rng.choice((width, width, 8, 32, 56))
+    return groups * width, wide, groups, rng.choice((2, 3, 7, 11, 16, 31))
+
+
 KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "depthwise": _depthwise,
     "grouped": _grouped,
@@ -49,11 +55,13 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "few_channels": _few_channels,
     "dense": _dense,
     "pointwise": _pointwise,
+    "signals": _signals,
 }
-"""Kind -> a function that draws (input channels, output channels, groups, width of the kernel)."""
+"""Kind -> a function that draws (input channels, output channels, groups, width of the kernel).
+Those of signals are of one row, as 1-d ones lie in channels_last."""
 
 TAKES = {
-    "adjoint": ("depthwise", "grouped", "narrow_groups"),
+    "adjoint": ("depthwise", "grouped", "narrow_groups", "signals"),
     "depthwise": ("depthwise",),
     "depthwise_mma": ("depthwise",),
     "depthwise_planes": ("depthwise",),
@@ -61,9 +69,17 @@ TAKES = {
     "depthwise_wgrad_mma": ("depthwise",),
     "few_channels": ("few_channels", "dense"),
     "few_channels_wgrad": ("few_channels", "dense"),
-    "grouped": ("grouped", "narrow_groups"),
-    "grouped_wgrad": ("grouped", "narrow_groups"),
-    "channels_last": ("depthwise", "grouped", "narrow_groups", "few_channels", "dense"),
+    "grouped": ("grouped", "narrow_groups", "signals"),
+    "grouped_wgrad": ("grouped", "narrow_groups", "signals"),
+    "implicit_gemm_1d": ("grouped", "narrow_groups", "signals"),
+    "channels_last": (
+        "depthwise",
+        "grouped",
+        "narrow_groups",
+        "few_channels",
+        "dense",
+        "signals",
+    ),
     "pad_channels": ("depthwise", "few_channels", "dense", "pointwise"),
     "sliced_pointwise": ("pointwise",),
     "space_to_depth": ("few_channels", "dense"),
@@ -84,10 +100,16 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
         kernel = [width if rng.random() < 0.8 else rng.randint(1, width + 2) for _ in range(dims)]
         if dims == 1 and rng.random() < 0.5:
             kernel = [rng.choice((15, 31, 40))]
+        if kind == "signals":
+            dims, kernel = 2, [1, width]
         sizes = [rng.randint(1, {1: 300, 2: 60, 3: 14}[dims]) for _ in range(dims)]
+        if kind == "signals":
+            sizes = [rng.randint(1, 2), rng.randint(1, 700)]
         stride = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < 0.9 else width
         dilation = rng.choice((2, 3)) if rng.random() < 0.1 else 1
         before = [rng.randint(0, k // 2 * dilation + 1) for k in kernel]
+        if kind == "signals":
+            before[0] = 0
         after = [
             rng.randint(0, k) if rng.random() < 0.2 else p
             for k, p in zip(kernel, before, strict=True)
@@ -107,7 +129,7 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
                 op,
                 (rng.randint(1, 5), channels, *sizes),
                 (kernels, channels // groups, *kernel),
-                stride,
+                (1, stride) if kind == "signals" else stride,
                 (*before, *after),
                 tuple(dilation if k > 1 else 1 for k in kernel),
                 groups,

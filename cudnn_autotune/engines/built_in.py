@@ -12,6 +12,7 @@ from cudnn_autotune.engines.kernels.few_channels import FewChannels
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
+from cudnn_autotune.engines.kernels.implicit_gemm_1d import ImplicitGemm1d
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
@@ -28,6 +29,7 @@ BUILT_IN: tuple[Implementation, ...] = (
     FewChannelsWgrad(),
     Grouped(),
     GroupedWgrad(),
+    ImplicitGemm1d(),
     ChannelsLast(),
     PadChannels(),
     SlicedPointwise(),

@@ -168,6 +168,61 @@ void mma_tf32(float (&d)[4], const unsigned* a, const unsigned* b) {
       &mine);
 }
 
+struct WarpgroupArguments {
+  float* d;
+  int n;
+  float (*to_float)(unsigned short);
+  uint64_t a, b;
+  bool transposed_a, transposed_b;
+};
+
+// The number at an index of a matrix along m or n, and along the sum.
+static float number_at(const WarpgroupArguments& of, uint64_t descriptor, bool transposed,
+                       int across, int along) {
+  const auto field = [&](int first) { return static_cast<size_t>(descriptor >> first & 0x3fff); };
+  const int inside = transposed ? across % 8 : along % 8, row = transposed ? along % 8 : across % 8;
+  const size_t rows = field(0) + row + along / 8 * field(16) + across / 8 * field(32);
+  if (16 * rows + 16 > shared_size) {
+    fail("a row of a matrix is not in shared memory");
+    return 0.0f;
+  }
+  unsigned short bits;
+  std::memcpy(&bits, shared_start + 16 * rows + 2 * inside, 2);
+  return of.to_float(bits);
+}
+
+void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint64_t b,
+           bool transposed_a, bool transposed_b) {
+  WarpgroupArguments mine{d, n, to_float, a, b, transposed_a, transposed_b};
+  collective(
+      [](void* const* lanes) {
+        const auto& first = *static_cast<WarpgroupArguments*>(lanes[0]);
+        const auto index = current->index;
+        const int warp = (index.z * block_size.y + index.y) * block_size.x + index.x;
+        const int first_row = warp / kLanes % 4 * 16;
+        std::vector<float> left(16 * 16), right(16 * first.n);
+        for (int k = 0; k < 16; ++k) {
+          for (int m = 0; m < 16; ++m) {
+            left[k * 16 + m] = number_at(first, first.a, first.transposed_a, first_row + m, k);
+          }
+          for (int column = 0; column < first.n; ++column) {
+            right[k * first.n + column] = number_at(first, first.b, first.transposed_b, column, k);
+          }
+        }
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const auto& to = *static_cast<WarpgroupArguments*>(lanes[lane]);
+          if (to.a != first.a || to.b != first.b) return fail("lanes multiply other matrices");
+          for (int r = 0; r < first.n / 2; ++r) {
+            const int row = lane / 4 + r / 2 % 2 * 8, column = r / 4 * 8 + lane % 4 * 2 + r % 2;
+            for (int k = 0; k < 16; ++k) {
+              to.d[r] += left[k * 16 + row] * right[k * first.n + column];
+            }
+          }
+        }
+      },
+      &mine);
+}
+
 struct LoadArguments {
   unsigned* registers;
   const void* row;

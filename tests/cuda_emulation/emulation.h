@@ -116,6 +116,11 @@ void collective(Collective what, void* arguments);
 template <int k, typename T>
 void mma(float (&d)[4], const unsigned* a, const unsigned* b);
 void mma_tf32(float (&d)[4], const unsigned* a, const unsigned* b);
+// The rows of 16 x n of a product of a warpgroup that this warp holds. Of the matrices in shared
+// memory, descriptors tell the places of the rows of 16 bytes, as the PTX manual has it in "Matrix
+// Descriptor" and "Canonical Layouts".
+void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint64_t b,
+           bool transposed_a, bool transposed_b);
 // Matrices of 8 x 8 half words, 1, 2 or 4.
 template <int matrices, bool transposed>
 void load(unsigned (&registers)[matrices], const void* row);
@@ -151,6 +156,12 @@ inline float from_bfloat16(unsigned short bits) {
   float value;
   std::memcpy(&value, &wide, 4);
   return value;
+}
+
+template <typename T, int n>
+void wgmma(float (&d)[n / 2], uint64_t a, uint64_t b, bool transposed_a, bool transposed_b) {
+  wgmma(d, n, std::is_same<T, half>::value ? from_half : from_bfloat16, a, b, transposed_a,
+        transposed_b);
 }
 
 template <typename T>

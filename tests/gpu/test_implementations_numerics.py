@@ -42,6 +42,7 @@ LAYERS = {
     "few_channels": (3, 64, 1, 7),
     "dense": (6, 64, 1, 3),
     "pointwise": (512, 64, 1, 1),
+    "signals": (64, 64, 1, 7),
 }
 """Kind -> input channels, output channels, groups and width of the kernel of a layer whose tensors
 are made huge."""
@@ -89,13 +90,14 @@ def huge(implementation: Implementation) -> Iterator[tuple[ca.ConvProblem, str]]
         ):
             channels, kernels, groups, width = LAYERS[kind]
             width = max(width, least_width)
+            height = 1 if kind == "signals" else width
             largest = max(channels * 64**2, kernels * (64 // stride) ** 2)
             problem = ca.ConvProblem(
                 op,
                 (elements // largest, channels, 64, 64),
-                (kernels, channels // groups, width, width),
+                (kernels, channels // groups, height, width),
                 stride,
-                width // 2,
+                (height // 2, width // 2),
                 groups=groups,
                 dtype=dtype,
                 memory_format=layout,

@@ -1,0 +1,295 @@
+// A 1-d convolution of stride 1 on the tensor cores of compute capability 9.0, channels_last: the
+// forward (DGRAD 0), or the gradient of the input (DGRAD 1) with any stride. "in" is what is read
+// (x, or dy), "out" what is written (y, or dx).
+//
+// A block computes M_TILES * WARPGROUPS * 64 positions of the output, of one image, for N_TILE
+// channels of one group. Its input, with all that the taps reach, is copied to shared memory once,
+// in planes of 8 channels, where a position is a row of 16 bytes. With tap(i) the position that tap
+// i begins at, the output is
+//   out[p][o] = sum over i and c of in[p + tap(i)][c] * filter[i][c][o]
+// so each tap is a matrix product of the same rows, begun at another one. Filters pass through a
+// ring of STAGES stages, some taps at a time; HELD_STAGES of them if there are fewer.
+//
+// A product sums over 16 channels, two planes. If a group has an odd number of planes, the last one
+// of two neighbouring taps goes into one product, and what is left of an odd number of taps is
+// multiplied by a plane of zeros.
+//
+// A gradient with a stride: outputs of one residue modulo the stride (a phase) see every stride'th
+// tap, with a stride of 1. Each block computes one phase.
+//
+// What bounds it. A product of 64 x 16 by 16 x N takes N / 2 clocks, and 16 + N / 4 for its
+// operands to come from shared memory.
+
+constexpr int kThreads = 128 * WARPGROUPS;
+constexpr int kTile = 64 * M_TILES * WARPGROUPS;
+constexpr int kInWidth = 8 * PLANES, kOutWidth = SLICES * N_TILE;  // channels of a group
+constexpr int kFilterWidth = DGRAD ? kOutWidth : kInWidth;
+constexpr int kOutPlanes = N_TILE / 8;
+// The filters of a stage are matrices, one for each tap, whose columns are channels of the output,
+// and whose sum is over those of the input. In fprop a row has 8 channels of the input, in dgrad 8
+// of the output. Planes take an odd number of rows, so that they begin in different banks.
+constexpr int kFilterPitch = (DGRAD ? kInWidth : N_TILE) + 1;
+constexpr int kTapRows = (DGRAD ? kOutPlanes : PLANES) * kFilterPitch;
+constexpr int kStageBytes = 16 * STAGE_TAPS * kTapRows;
+constexpr int kAlongSum = DGRAD ? 8 : kFilterPitch, kAcross = DGRAD ? kFilterPitch : 8;
+constexpr int kScratchPitch = 2 * N_TILE + 16;
+constexpr int kBuffers = KEEPS_FILTERS ? 2 : 1;
+constexpr int kFilterBytes = HELD_STAGES * kStageBytes;
+static_assert(16 * PLANES * PITCH <= BUFFER_BYTES, "a buffer holds the input of a tile");
+static_assert(kThreads / 32 * 16 * kScratchPitch <= BUFFER_BYTES, "a buffer holds an output");
+static_assert(kBuffers * BUFFER_BYTES + kFilterBytes + 64 * 16 <= SHARED_BYTES,
+              "the layout of shared memory");
+
+struct Sizes {
+  int in_length, in_channels, out_length, out_channels;
+  int kernel, padding, dilation;
+};
+
+// The taps that the outputs of a phase see. Tap i reads position unit + first + i * step, and is
+// tap `first_filter + i * filter_step` of the filter.
+struct Taps {
+  int count, first, step, first_filter, filter_step;
+
+  __device__ __forceinline__ static Taps of(const Sizes& s, int phase) {
+    if (!DGRAD) return {s.kernel, -s.padding, s.dilation, 0, 1};
+    const int from = phase + s.padding;
+    int residue = from % STRIDE;
+    if (residue < 0) residue += STRIDE;
+    const int count = residue < s.kernel ? (s.kernel - residue + STRIDE - 1) / STRIDE : 0;
+    return {count, (from - residue) / STRIDE - (count - 1) * s.dilation, s.dilation,
+            residue + (count - 1) * STRIDE, -STRIDE};
+  }
+};
+
+// Copies 16 bytes that other blocks of this multiprocessor copy as well: through its L1 cache. Of
+// the L2 cache they would all ask for the same few lines.
+__device__ __forceinline__ void copy_shared_by_blocks(void* target, const void* source,
+                                                      bool valid) {
+#ifdef __CUDACC_RTC__
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
+               "l"(source), "r"(valid ? 16 : 0)
+               : "memory");
+#else
+  copy_async<16>(target, source, valid);
+#endif
+}
+
+// Copies what the taps of a block's outputs read; zeros from beyond the input. Neighbouring threads
+// copy the planes of a position.
+__device__ __forceinline__ void copy_input(unsigned char* planes, const ELEMENT* in, const Sizes& s,
+                                           int begin, int count) {
+  constexpr int kTogether = kThreads / PLANES;  // positions
+  const int plane = threadIdx.x % PLANES, first = threadIdx.x / PLANES;
+  if (first >= kTogether) return;
+  const ELEMENT* from = in + static_cast<long long>(begin + first) * s.in_channels + 8 * plane;
+  unsigned char* to = planes + (plane * PITCH + first) * 16;
+  const long long step = static_cast<long long>(kTogether) * s.in_channels;
+#pragma unroll 4
+  for (int i = first; i < count; i += kTogether) {
+    const bool exists = static_cast<unsigned>(begin + i) < static_cast<unsigned>(s.in_length);
+    copy_async<16>(to, exists ? from : in, exists);
+    from += step;
+    to += 16 * kTogether;
+  }
+}
+
+// Copies STAGE_TAPS taps of the filters of a block's channels; zeros behind the last one.
+// Neighbouring threads copy what follows each other in a filter.
+__device__ __forceinline__ void copy_filters(unsigned char* stage, const ELEMENT* w, const Sizes& s,
+                                             const Taps& taps, int begin) {
+  constexpr int kInner = DGRAD ? kOutPlanes : PLANES, kOuter = kFilterPitch - 1;
+  constexpr int kRow = STAGE_TAPS * kInner;
+  constexpr int kAbreast = kRow < kThreads ? kRow : kThreads, kTogether = kThreads / kAbreast;
+  const int first = threadIdx.x / kAbreast;
+  if (first >= kTogether) return;
+  const long long filter = static_cast<long long>(s.kernel) * kFilterWidth;
+#pragma unroll
+  for (int i = 0; i < kRow; i += kAbreast) {
+    const int place = i + threadIdx.x % kAbreast;
+    if (kRow % kAbreast != 0 && place >= kRow) break;
+    const int tap = place / kInner, inner = place % kInner;
+    const bool exists = begin + tap < taps.count;
+    const int filter_tap = exists ? taps.first_filter + (begin + tap) * taps.filter_step : 0;
+    const ELEMENT* from = w + first * filter + filter_tap * kFilterWidth + 8 * inner;
+    unsigned char* to = stage + (place * kFilterPitch + first) * 16;
+#pragma unroll 4
+    for (int outer = first; outer < kOuter; outer += kTogether) {
+      copy_shared_by_blocks(to, from, exists);
+      from += kTogether * filter;
+      to += 16 * kTogether;
+    }
+  }
+}
+
+// Adds the bias and the residual to the sums of 16 positions, which a warp holds, and stores them.
+__device__ __forceinline__ void store(const float (&sums)[N_TILE / 2], unsigned char* scratch,
+                                      ELEMENT* out, const ELEMENT* bias, const ELEMENT* residual,
+                                      const Sizes& s, int first, int step) {
+  using Pair = Two<ELEMENT>;
+  const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+  const auto place_of = [&](int r) {
+    return static_cast<long long>(first + r * step) * s.out_channels;
+  };
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    const bool exists = first + r * step < s.out_length;
+#pragma unroll
+    for (int j = 0; j < kOutPlanes; ++j) {
+      float low = sums[4 * j + 2 * h], high = sums[4 * j + 2 * h + 1];
+      if (HAS_BIAS) {
+        const float2 more = reinterpret_cast<const Pair*>(bias + 8 * j + column)->values();
+        low += more.x;
+        high += more.y;
+      }
+      if (HAS_RESIDUAL && exists) {
+        const float2 more =
+            reinterpret_cast<const Pair*>(residual + place_of(r) + 8 * j + column)->values();
+        low += more.x;
+        high += more.y;
+      }
+      *reinterpret_cast<Pair*>(scratch + r * kScratchPitch + (8 * j + column) * 2) =
+          Pair::of(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
+    }
+  }
+  __syncwarp();
+  for (int i = lane; i < 16 * kOutPlanes; i += 32) {
+    const int r = i / kOutPlanes, plane = i % kOutPlanes;
+    if (first + r * step < s.out_length) {
+      *reinterpret_cast<uint4*>(out + place_of(r) + 8 * plane) =
+          *reinterpret_cast<const uint4*>(scratch + r * kScratchPitch + 16 * plane);
+    }
+  }
+  __syncwarp();
+}
+
+// The matrices of the filters of some taps times those of the input of a warpgroup, whose first row
+// is at `rows`.
+__device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILE / 2], unsigned rows,
+                                         unsigned filters, unsigned zeros, const Taps& taps,
+                                         int first_tap) {
+  begin_products();
+#pragma unroll 1
+  for (int tap = 0; tap < STAGE_TAPS; ++tap) {
+    // Behind the last tap, filters and what they are multiplied by are zeros.
+    const int place = first_tap + tap;
+    const bool exists = place < taps.count;
+    const unsigned from = exists ? rows + 16 * place * taps.step : zeros;
+    const Matrix left = Matrix::at(from, exists ? PITCH : 0, exists ? 8 : 0);
+    const Matrix right = Matrix::at(filters + 16 * tap * kTapRows, kAlongSum, kAcross);
+#pragma unroll
+    for (int pair = 0; pair < PLANES / 2; ++pair) {
+#pragma unroll
+      for (int m = 0; m < M_TILES; ++m) {
+        MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], left + (exists ? 2 * pair * PITCH + 64 * m : 0),
+                                    right + 2 * pair * kAlongSum);
+      }
+    }
+  }
+  if (PLANES % 2 == 1) {
+#pragma unroll 1
+    for (int tap = 0; tap < STAGE_TAPS; tap += 2) {
+      const int place = first_tap + tap;
+      const bool exists = place < taps.count, both = place + 1 < taps.count;
+      const unsigned from = exists ? rows + 16 * (place * taps.step + (PLANES - 1) * PITCH) : zeros;
+      const Matrix right =
+          Matrix::at(filters + 16 * (tap * kTapRows + (PLANES - 1) * kAlongSum), kTapRows, kAcross);
+#pragma unroll
+      for (int m = 0; m < M_TILES; ++m) {
+        const unsigned a = exists ? from + 16 * 64 * m : zeros;
+        const int to_next = both ? taps.step : (zeros - a) / 16;
+        MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], Matrix::at(a, to_next, exists ? 8 : 0), right);
+      }
+    }
+  }
+  commit_products();
+}
+
+// gridDim.y is groups * SLICES, gridDim.z the phases. `tiles` are those of an image, all_tiles
+// those of all images; without KEEPS_FILTERS, gridDim.x is as many. PITCH is the odd number of rows
+// that a plane of the input takes.
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    implicit_gemm_1d(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
+                     const ELEMENT* residual, int in_length, int in_channels, int out_length,
+                     int out_channels, int kernel, int padding, int dilation, int tiles,
+                     int all_tiles) {
+  DYNAMIC_SHARED(shared);
+  const int group = blockIdx.y / SLICES, slice = blockIdx.y % SLICES;
+  const int phase = blockIdx.z, first_channel = group * kOutWidth + slice * N_TILE;
+  const Sizes s{in_length, in_channels, out_length, out_channels, kernel, padding, dilation};
+  const Taps taps = Taps::of(s, phase);
+  in += group * kInWidth;
+  w += DGRAD ? static_cast<long long>(group) * kInWidth * kernel * kOutWidth + slice * N_TILE
+             : static_cast<long long>(first_channel) * kernel * kInWidth;
+  out += first_channel;
+  if (HAS_BIAS) bias += first_channel;
+  if (HAS_RESIDUAL) residual += first_channel;
+
+  const int stages = (taps.count + STAGE_TAPS - 1) / STAGE_TAPS;
+  unsigned char* const filters = shared + kBuffers * BUFFER_BYTES;
+  unsigned char* const zeros = filters + kFilterBytes;
+  if (threadIdx.x < 64) reinterpret_cast<uint4*>(zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  const auto copy_stage = [&](int i) {
+    if (i < stages) {
+      copy_filters(filters + i % STAGES * kStageBytes, w, s, taps, i * STAGE_TAPS);
+    }
+    commit_copies();
+  };
+  const auto copy_tile = [&](int tile, int buffer) {
+    copy_input(shared + buffer * BUFFER_BYTES,
+               in + static_cast<long long>(tile / tiles) * in_length * in_channels, s,
+               tile % tiles * kTile + taps.first, kTile + (taps.count - 1) * taps.step);
+  };
+  // The same in all lanes, as the compiler sees by this.
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  const int first_row = warpgroup * (64 * M_TILES);
+
+  int buffer = 0;
+  copy_tile(blockIdx.x, buffer);
+  for (int tile = blockIdx.x; tile < all_tiles; tile += gridDim.x) {
+    float sums[M_TILES][N_TILE / 2];
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+      for (int i = 0; i < N_TILE / 2; ++i) sums[m][i] = 0.0f;
+    }
+    unsigned char* const here = shared + buffer * BUFFER_BYTES;
+    const unsigned rows = shared_address(here) + 16 * first_row;
+    const unsigned ring = shared_address(filters), zero_rows = shared_address(zeros);
+    if (KEEPS_FILTERS) {
+      if (tile == blockIdx.x) copy_stage(0);
+      copies_arrived<0>();
+      publish_writes();
+      // All have this tile, and have stored the one before.
+      __syncthreads();
+      if (stages > 0) multiply(sums, rows, ring, zero_rows, taps, 0);
+      buffer ^= 1;
+      if (tile + gridDim.x < all_tiles) copy_tile(tile + gridDim.x, buffer);
+      commit_copies();
+    } else {
+#pragma unroll
+      for (int i = 0; i < STAGES - 2; ++i) copy_stage(i);
+      for (int i = 0; i < stages; ++i) {
+        copies_arrived<STAGES - 3>();
+        publish_writes();
+        // All have the stage i, and are done with i - 2.
+        __syncthreads();
+        copy_stage(i + STAGES - 2);
+        multiply(sums, rows, ring + i % STAGES * kStageBytes, zero_rows, taps, i * STAGE_TAPS);
+        products_done<1>();
+      }
+      copies_arrived<0>();
+    }
+    products_done<0>();
+    __syncthreads();
+
+    unsigned char* const scratch = here + threadIdx.x / 32 * (16 * kScratchPitch);
+    const long long first = static_cast<long long>(tile / tiles) * out_length * out_channels;
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m) {
+      const int unit = tile % tiles * kTile + first_row + 64 * m + threadIdx.x % 128 / 32 * 16;
+      store(sums[m], scratch, out + first, bias, residual + (HAS_RESIDUAL ? first : 0), s,
+            unit * STRIDE + phase, STRIDE);
+    }
+  }
+}

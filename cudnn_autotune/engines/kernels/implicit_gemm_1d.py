@@ -1,0 +1,316 @@
+"""1-d convolutions on the tensor cores of compute capability 9.0: fprop and dgrad."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels import sources, wgmma
+from cudnn_autotune.engines.kernels.family import (
+    INT32_MAX,
+    NULL,
+    KernelFamily,
+    epilogue_macros,
+    occupancy,
+    operands,
+)
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+
+_ROW_BYTES = 16
+"""Bytes of 8 channels."""
+_POSITIONS = 64
+"""Positions of a product of matrices."""
+_STAGES = 4
+_STAGE_BYTES = 12 << 10
+"""Bytes of filters that a stage has at least, unless there are fewer."""
+_ZERO_BYTES = _POSITIONS * _ROW_BYTES
+_MOST_SUMS = 128
+_OTHER_REGISTERS = 48
+"""Registers of a thread for sums, and beside them."""
+_MOST_RESIDENT = 8
+_WIDEST_TILE = 128
+"""Channels of a tile at most."""
+_MOST_BLOCKS = 65535
+"""Blocks of a grid in its second and in its third dimension, at most."""
+_MOST_OFFERS = 3
+_WIDEST = 128
+"""Channels above which cuDNN's engines do well if there are no groups and no stride."""
+_BYTES_A_CLOCK = 16
+"""Bytes of inputs and outputs that a multiprocessor copies in a clock, about, while all do."""
+_ROW_CLOCKS = 0.6
+"""Clocks of a multiprocessor to copy a row of the filters, which its L1 cache mostly has."""
+_PRODUCT_FACTOR = 1.3
+"""Clocks of a product by those that its bound allows, as measured on an H200."""
+_LATENCY = 2500
+"""Clocks of a block before its first product and behind its last one, about."""
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A problem in the words of the kernel: "in" is x or dy, which is read, "out" is written."""
+
+    is_dgrad: bool
+    images: int
+    """Images, or rows of images."""
+    groups: int
+    in_length: int
+    in_width: int
+    """Channels of a group, here and in ``out_width``."""
+    out_length: int
+    out_width: int
+    kernel: int
+    padding: int
+    dilation: int
+    phases: int
+    """Residues of output positions modulo the stride, for dgrad; 1 for fprop."""
+
+    @property
+    def taps(self) -> int:
+        """Taps that an output depends on, at most."""
+        return _ceil_div(self.kernel, self.phases)
+
+    @property
+    def units(self) -> int:
+        """Positions of the output in a phase, at most."""
+        return _ceil_div(self.out_length, self.phases)
+
+    @property
+    def planes(self) -> int:
+        return self.in_width // 8
+
+
+def _layer_of(problem: ConvProblem) -> _Layer | None:
+    """Returns the problem in the kernel's words, or None if it does not compute it.
+
+    In channels_last a 1-d problem is one of images of height 1, but any height will do.
+    """
+    c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
+    if not (
+        problem.op != "wgrad"
+        and problem.memory_format == torch.channels_last
+        and problem.weight_shape[2] == 1
+        and problem.stride[0] == 1
+        and problem.padding[0] == problem.padding[2] == 0
+        and problem.dtype in (torch.float16, torch.bfloat16)
+        and c % 8 == k % 8 == 0
+        and min(problem.alignment) >= _ROW_BYTES
+    ):
+        return None
+    stride, dilation, kernel = problem.stride[1], problem.dilation[1], problem.weight_shape[3]
+    padding = problem.padding[1]
+    is_dgrad = problem.op == "dgrad"
+    reach = padding + kernel * dilation
+    if max(problem.input_shape[3], problem.output_shape[3]) + reach > INT32_MAX // 2:
+        return None
+    if stride > 1 and (not is_dgrad or dilation > 1):
+        return None
+    if problem.groups == 1 and stride == 1 and (kernel == 1 or max(c, k) > _WIDEST):
+        return None  # cuDNN's engines are near the limit
+    x, y = problem.input_shape, problem.output_shape
+    if is_dgrad:
+        x, y, c, k = y, x, k, c
+    return _Layer(
+        *(is_dgrad, x[0] * x[2], problem.groups, x[3], c, y[3], k),
+        *(kernel, padding, dilation, stride),
+    )
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """The outputs of a block."""
+
+    layer: _Layer
+    warpgroups: int
+    m_tiles: int
+    n_tile: int
+    keeps_filters: bool
+    """Whether a block goes over several tiles, and has all filters in shared memory."""
+
+    @property
+    def settings(self) -> str:
+        return (
+            f"WARPGROUPS={self.warpgroups},M_TILES={self.m_tiles},N_TILE={self.n_tile},"
+            f"KEEPS_FILTERS={int(self.keeps_filters)}"
+        )
+
+    @property
+    def positions(self) -> int:
+        return _POSITIONS * self.m_tiles * self.warpgroups
+
+    @property
+    def tiles(self) -> int:
+        return _ceil_div(self.layer.units, self.positions)
+
+    @property
+    def slices(self) -> int:
+        return self.layer.out_width // self.n_tile
+
+    @property
+    def abreast(self) -> int:
+        """Blocks that compute other channels or phases of the same tile."""
+        return self.layer.groups * self.slices * self.layer.phases
+
+    def grid(self, gpu: Gpu) -> tuple[int, int, int]:
+        layer = self.layer
+        blocks = layer.images * self.tiles
+        if self.keeps_filters:
+            most = max(1, self.resident(gpu) * gpu.multiprocessors // self.abreast)
+            blocks = _ceil_div(blocks, _ceil_div(blocks, most))
+        return (blocks, layer.groups * self.slices, layer.phases)
+
+    @property
+    def pitch(self) -> int:
+        """Rows of a plane of the input, an odd number."""
+        return (self.positions + (self.layer.taps - 1) * self.layer.dilation) | 1
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the input of a tile; its output takes the same place."""
+        scratch = 4 * self.warpgroups * 16 * (2 * self.n_tile + 16)
+        return max(self.layer.planes * self.pitch * _ROW_BYTES, scratch)
+
+    @property
+    def tap_bytes(self) -> int:
+        """Bytes of a tap of the filters in shared memory."""
+        layer, n = self.layer, self.n_tile
+        rows = n // 8 * (layer.in_width + 1) if layer.is_dgrad else layer.planes * (n + 1)
+        return rows * _ROW_BYTES
+
+    @property
+    def stage_taps(self) -> int:
+        """Taps of a stage: an even number if the last planes of two share a product."""
+        taps = self.layer.taps
+        if not self.keeps_filters:
+            least = min(_ceil_div(_STAGE_BYTES, self.tap_bytes), taps)
+            taps = _ceil_div(taps, taps // least)
+        return taps + taps % 2 if self.layer.planes % 2 else taps
+
+    @property
+    def held_stages(self) -> int:
+        """Stages in shared memory at a time."""
+        return min(_STAGES, _ceil_div(self.layer.taps, self.stage_taps))
+
+    @property
+    def shared_bytes(self) -> int:
+        filters = self.held_stages * self.stage_taps * self.tap_bytes
+        return (1 + self.keeps_filters) * self.buffer_bytes + filters + _ZERO_BYTES
+
+    def resident(self, gpu: Gpu) -> int:
+        """Returns the blocks that a multiprocessor holds at a time."""
+        registers = self.m_tiles * self.n_tile // 2 + _OTHER_REGISTERS
+        held = occupancy(gpu, 128 * self.warpgroups, registers, self.shared_bytes)
+        return min(held, _MOST_RESIDENT)
+
+    def clocks(self, gpu: Gpu) -> float:
+        """Estimates the clocks of the busiest multiprocessor."""
+        layer, n = self.layer, self.n_tile
+        products = self.warpgroups * self.m_tiles * layer.taps * layer.planes / 2
+        multiplying = products * max(n / 2, 16 + n / 4) * _PRODUCT_FACTOR
+        rows = layer.planes * self.pitch
+        filters = layer.taps * layer.planes * n
+        stored = self.positions * n * 2
+        copying = (rows * _ROW_BYTES + stored) / _BYTES_A_CLOCK
+        resident, tiles = self.resident(gpu), layer.images * self.tiles
+        if self.keeps_filters:
+            of_one = _ceil_div(tiles, self.grid(gpu)[0])
+            held = min(resident, _ceil_div(self.grid(gpu)[0] * self.abreast, gpu.multiprocessors))
+            busy = max(multiplying, copying, (multiplying + copying + _LATENCY / 2) / held)
+            return _LATENCY + filters * _ROW_CLOCKS + of_one * held * busy
+        of_one = _ceil_div(tiles * self.abreast, gpu.multiprocessors)
+        held = min(resident, of_one)
+        loading = copying + filters * _ROW_CLOCKS
+        busy = max(multiplying, loading) + min(multiplying, loading) / 4
+        alone = _LATENCY + copying + multiplying
+        return of_one * max(busy, alone / held)
+
+
+def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
+    widths = [n for n in range(8, _WIDEST_TILE + 8, 8) if layer.out_width % n == 0]
+    for n_tile, (warpgroups, m_tiles), keeps_filters in itertools.product(
+        widths[-2:], ((1, 1), (2, 1), (2, 2), (2, 4)), (False, True)
+    ):
+        tiling = _Tiling(layer, warpgroups, m_tiles, n_tile, keeps_filters)
+        if (
+            m_tiles * n_tile // 2 <= _MOST_SUMS
+            and tiling.shared_bytes <= gpu.shared_bytes
+            and tiling.resident(gpu) > 0
+            and layer.images * tiling.tiles <= INT32_MAX
+            and max(layer.groups * tiling.slices, layer.phases) <= _MOST_BLOCKS
+        ):
+            yield tiling
+
+
+@functools.lru_cache(maxsize=256)
+def _best(layer: _Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
+    """Returns the tilings that are estimated to be fastest."""
+    found = sorted(_tilings(layer, gpu), key=lambda tiling: tiling.clocks(gpu))
+    return tuple(found[:_MOST_OFFERS])
+
+
+class ImplicitGemm1d(KernelFamily[_Tiling]):
+    """Forward and input gradient of 1-d convolutions by implicit_gemm_1d.cu.
+
+    It computes layers of float16 and bfloat16 in channels_last whose groups have a multiple of 8
+    channels in and out: fprop of stride 1 with every epilogue, and dgrad, of any stride without a
+    dilation. A NaN or an infinity in an input reaches the outputs that depend on it, and no others.
+    """
+
+    name = "implicit_gemm_1d"
+    version = sources.version_of(__name__)
+    min_capability = (wgmma.CAPABILITY_MAJOR, 0)
+
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
+        if gpu.compute_capability[0] != wgmma.CAPABILITY_MAJOR:
+            return ()
+        layer = _layer_of(problem)
+        return () if layer is None else _best(layer, gpu)
+
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+        layer, n = tiling.layer, tiling.n_tile
+        defines: dict[str, str | int] = {
+            "ELEMENT": sources.ELEMENTS[problem.dtype],
+            "DGRAD": int(layer.is_dgrad),
+            "WARPGROUPS": tiling.warpgroups,
+            "M_TILES": tiling.m_tiles,
+            "N_TILE": n,
+            "SLICES": tiling.slices,
+            "STRIDE": layer.phases,
+            "PLANES": layer.planes,
+            "PITCH": tiling.pitch,
+            "STAGE_TAPS": tiling.stage_taps,
+            "MULTIPLY": f"multiply_{n}",
+            "STAGES": _STAGES,
+            "HELD_STAGES": tiling.held_stages,
+            "KEEPS_FILTERS": int(tiling.keeps_filters),
+            "BUFFER_BYTES": tiling.buffer_bytes,
+            "SHARED_BYTES": tiling.shared_bytes,
+            "MIN_BLOCKS": tiling.resident(gpu),
+            **dict(epilogue_macros(problem)),
+        }
+        source = sources.source() + wgmma.source(n) + sources.text("implicit_gemm_1d.cu")
+        launch = KernelLaunch(
+            Kernel(source, "implicit_gemm_1d", tuple(defines.items()), wgmma.ARCH_SUFFIX),
+            grid=tiling.grid(gpu),
+            block=(128 * tiling.warpgroups, 1, 1),
+            arguments=(
+                *operands(problem),
+                Address("bias") if problem.bias else NULL,
+                Address("residual") if problem.residual else NULL,
+                *(layer.in_length, layer.groups * layer.in_width),
+                *(layer.out_length, layer.groups * layer.out_width),
+                *(layer.kernel, layer.padding, layer.dilation),
+                *(tiling.tiles, layer.images * tiling.tiles),
+            ),
+            shared_bytes=tiling.shared_bytes,
+        )
+        return Recipe((launch,))
