@@ -42,6 +42,10 @@ def _pointwise(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.choice((512, 1024, 1030)), rng.choice((8, 64, 147)), 1, 1
 
 
+def _patches(rng: random.Random) -> tuple[int, int, int, int]:
+    return rng.choice((1, 3, 3, 8, 16)), rng.choice((8, 24, 64, 147)), 1, rng.choice((2, 4, 14, 16))
+
+
 KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "depthwise": _depthwise,
     "grouped": _grouped,
@@ -49,6 +53,7 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "few_channels": _few_channels,
     "dense": _dense,
     "pointwise": _pointwise,
+    "patches": _patches,
 }
 """Kind -> a function that draws (input channels, output channels, groups, width of the kernel)."""
 
@@ -59,14 +64,15 @@ TAKES = {
     "depthwise_planes": ("depthwise",),
     "depthwise_wgrad": ("depthwise",),
     "depthwise_wgrad_mma": ("depthwise",),
-    "few_channels": ("few_channels", "dense"),
-    "few_channels_wgrad": ("few_channels", "dense"),
+    "few_channels": ("few_channels", "dense", "patches"),
+    "few_channels_wgrad": ("few_channels", "dense", "patches"),
     "grouped": ("grouped", "narrow_groups"),
     "grouped_wgrad": ("grouped", "narrow_groups"),
-    "channels_last": ("depthwise", "grouped", "narrow_groups", "few_channels", "dense"),
-    "pad_channels": ("depthwise", "few_channels", "dense", "pointwise"),
+    "channels_last": ("depthwise", "grouped", "narrow_groups", "few_channels", "dense", "patches"),
+    "pad_channels": ("depthwise", "few_channels", "dense", "pointwise", "patches"),
+    "patches": ("patches",),
     "sliced_pointwise": ("pointwise",),
-    "space_to_depth": ("few_channels", "dense"),
+    "space_to_depth": ("few_channels", "dense", "patches"),
 }
 """Implementation -> the kinds among whose problems are some that it computes, on GPUs of compute
 capability 8.0 and later."""
@@ -85,7 +91,7 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
         if dims == 1 and rng.random() < 0.5:
             kernel = [rng.choice((15, 31, 40))]
         sizes = [rng.randint(1, {1: 300, 2: 60, 3: 14}[dims]) for _ in range(dims)]
-        stride = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < 0.9 else width
+        stride: int | list[int] = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < 0.9 else width
         dilation = rng.choice((2, 3)) if rng.random() < 0.1 else 1
         before = [rng.randint(0, k // 2 * dilation + 1) for k in kernel]
         after = [
@@ -102,6 +108,10 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
             }
         is_aligned = any(epilogue.values()) or rng.random() < 0.8
         alignment = (32, 32, 32) if is_aligned else tuple(rng.choice((4, 8, 16)) for _ in range(3))
+        if kind == "patches":
+            many = rng.randint(1, 3)
+            sizes = [k * many + rng.choice((0, 0, k // 2)) * (many > 1) for k in kernel]
+            stride, before, after, dilation = kernel, [0] * dims, [0] * dims, 1
         try:
             problem = ConvProblem(
                 op,

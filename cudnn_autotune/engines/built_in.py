@@ -15,6 +15,7 @@ from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
+from cudnn_autotune.engines.rewrites.patches import Patches
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
 from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
 
@@ -30,6 +31,7 @@ BUILT_IN: tuple[Implementation, ...] = (
     GroupedWgrad(),
     ChannelsLast(),
     PadChannels(),
+    Patches(),
     SlicedPointwise(),
     SpaceToDepth(),
     Adjoint(),

@@ -42,6 +42,7 @@ LAYERS = {
     "few_channels": (3, 64, 1, 7),
     "dense": (6, 64, 1, 3),
     "pointwise": (512, 64, 1, 1),
+    "patches": (3, 64, 1, 16),
 }
 """Kind -> input channels, output channels, groups and width of the kernel of a layer whose tensors
 are made huge."""
@@ -80,7 +81,7 @@ def huge(implementation: Implementation) -> Iterator[tuple[ca.ConvProblem, str]]
     """Yields a problem of each operation that an implementation computes, and the text of an offer
     for it, in float32 if there is one. One tensor at least is huge."""
     for op in ("fprop", "dgrad", "wgrad"):
-        for least_width, (dtype, elements), kind, stride, layout in product(
+        for least_width, (dtype, elements), kind, step, layout in product(
             (1, WIDE),
             HUGE.items(),
             TAKES[implementation.name],
@@ -89,13 +90,14 @@ def huge(implementation: Implementation) -> Iterator[tuple[ca.ConvProblem, str]]
         ):
             channels, kernels, groups, width = LAYERS[kind]
             width = max(width, least_width)
+            stride, padding = (width, 0) if kind == "patches" else (step, width // 2)
             largest = max(channels * 64**2, kernels * (64 // stride) ** 2)
             problem = ca.ConvProblem(
                 op,
                 (elements // largest, channels, 64, 64),
                 (kernels, channels // groups, width, width),
                 stride,
-                width // 2,
+                padding,
                 groups=groups,
                 dtype=dtype,
                 memory_format=layout,
