@@ -36,6 +36,8 @@ def kind_of(problem: Any) -> str:
     if groups > 1 and problem.weight_shape[1] == 1:
         if max(problem.stride) > 1:
             return "depthwise, strided"
+        if max(kernel) >= 130:
+            return "depthwise, long filters"
         return "depthwise, 7 and wider" if max(kernel) >= 7 else "depthwise, narrower"
     if groups > 1:
         return "grouped, long filters" if math.prod(kernel) >= 16 else "grouped"

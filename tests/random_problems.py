@@ -46,6 +46,11 @@ def _patches(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.choice((1, 3, 3, 8, 16)), rng.choice((8, 24, 64, 147)), 1, rng.choice((2, 4, 14, 16))
 
 
+def _long_filters(rng: random.Random) -> tuple[int, int, int, int]:
+    channels = rng.choice((32, 40, 64))
+    return channels, channels, channels, rng.randint(300, 1100)
+
+
 KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "depthwise": _depthwise,
     "grouped": _grouped,
@@ -54,6 +59,7 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "dense": _dense,
     "pointwise": _pointwise,
     "patches": _patches,
+    "long_filters": _long_filters,
 }
 """Kind -> a function that draws (input channels, output channels, groups, width of the kernel)."""
 
@@ -63,8 +69,9 @@ TAKES = {
     "depthwise_mma": ("depthwise",),
     "depthwise_planes": ("depthwise",),
     "depthwise_wgrad": ("depthwise",),
-    "depthwise_wgrad_mma": ("depthwise",),
+    "depthwise_wgrad_mma": ("depthwise", "long_filters"),
     "few_channels": ("few_channels", "dense", "patches"),
+    "fft": ("long_filters",),
     "few_channels_wgrad": ("few_channels", "dense", "patches"),
     "grouped": ("grouped", "narrow_groups"),
     "grouped_wgrad": ("grouped", "narrow_groups"),
@@ -112,6 +119,9 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
             many = rng.randint(1, 3)
             sizes = [k * many + rng.choice((0, 0, k // 2)) * (many > 1) for k in kernel]
             stride, before, after, dilation = kernel, [0] * dims, [0] * dims, 1
+        if kind == "long_filters":
+            dims, kernel, sizes, stride = 1, [width], [rng.randint(width // 2, 3000)], 1
+            before, after = [rng.randint(0, width)], [rng.choice((0, width // 2, width - 1))]
         try:
             problem = ConvProblem(
                 op,
@@ -133,5 +143,6 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
         except ValueError:  # the kernel does not fit into the image, or the like
             continue
         products = torch.Size(problem.output_shape).numel() * torch.Size(kernel).numel()
-        if products * (channels // groups) <= _MOST_PRODUCTS:
+        most = (16 if kind == "long_filters" else 1) * _MOST_PRODUCTS
+        if products * (channels // groups) <= most:
             return problem

@@ -14,6 +14,7 @@ from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
+from cudnn_autotune.engines.rewrites.fft import Fft
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.patches import Patches
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
@@ -35,4 +36,5 @@ BUILT_IN: tuple[Implementation, ...] = (
     SlicedPointwise(),
     SpaceToDepth(),
     Adjoint(),
+    Fft(),
 )

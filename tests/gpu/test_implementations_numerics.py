@@ -25,6 +25,7 @@ from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation, Offer
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
+from cudnn_autotune.engines.rewrites.fft import Fft
 from cudnn_autotune.engines.rewrites.rewrite import Rewrite
 
 pytestmark = pytest.mark.gpu
@@ -32,8 +33,11 @@ pytestmark = pytest.mark.gpu
 PAIRS = [
     pytest.param(one, kind, id=f"{one.name}-{kind}") for one in BUILT_IN for kind in TAKES[one.name]
 ]
-# Rewrites leave it to engines of cuDNN, some of which multiply what lies beside an image by zero.
-OF_KERNELS = [pair for pair in PAIRS if not isinstance(pair.values[0], (Rewrite, Adjoint))]
+# Rewrites leave it to engines of cuDNN, some of which multiply what lies beside an image by zero. A
+# transform spreads it to the whole row.
+OF_KERNELS = [pair for pair in PAIRS if not isinstance(pair.values[0], (Rewrite, Adjoint, Fft))]
+# Beside a huge tensor there is no room for spectra, which PyTorch computes.
+HUGE_ONES = [one for one in BUILT_IN if not isinstance(one, Fft)]
 VALUES = (math.nan, math.inf, -math.inf)
 LAYERS = {
     "depthwise": (64, 64, 64, 7),
@@ -206,7 +210,7 @@ def test_huge_tensors_are_read_and_written_to_their_end() -> None:
         pytest.skip(f"needs {FREE >> 30} GiB of free GPU memory")
     wrong: list[str] = []
     computed: set[str] = set()
-    for implementation in BUILT_IN:
+    for implementation in HUGE_ONES:
         for problem, text in huge(implementation):
             shapes = shapes_of(problem)
             tensors = {
@@ -231,4 +235,4 @@ def test_huge_tensors_are_read_and_written_to_their_end() -> None:
             del tensors, few, found
             torch.cuda.empty_cache()
     assert not wrong, "\n".join(wrong)
-    assert computed == {implementation.name for implementation in BUILT_IN}
+    assert computed == {implementation.name for implementation in HUGE_ONES}
