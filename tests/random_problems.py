@@ -143,6 +143,6 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
         except ValueError:  # the kernel does not fit into the image, or the like
             continue
         products = torch.Size(problem.output_shape).numel() * torch.Size(kernel).numel()
-        most = (16 if kind == "long_filters" else 1) * _MOST_PRODUCTS
+        most = (4 if kind == "long_filters" else 1) * _MOST_PRODUCTS
         if products * (channels // groups) <= most:
             return problem
