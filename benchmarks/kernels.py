@@ -36,9 +36,13 @@ def kind_of(problem: Any) -> str:
     if groups > 1 and problem.weight_shape[1] == 1:
         if max(problem.stride) > 1:
             return "depthwise, strided"
+        if max(kernel) >= 130:
+            return "depthwise, long filters"
         return "depthwise, 7 and wider" if max(kernel) >= 7 else "depthwise, narrower"
     if groups > 1:
         return "grouped, long filters" if math.prod(kernel) >= 16 else "grouped"
+    if problem.stride == kernel and max(kernel) > 1:
+        return "patches"
     if problem.input_shape[1] <= 8:
         return "first layer"
     return "1x1, strided" if max(kernel) == 1 else "odd channels"

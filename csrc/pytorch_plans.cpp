@@ -30,14 +30,30 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::make_optional(tensor) : std::nullopt;
 }
 
-// Views a tensor of shape (N, C, spatial...) as a matrix of places and channels for each group, of
-// shape (groups, N * pixels, C / groups).
-at::Tensor as_matrices(const at::Tensor& tensor, int64_t groups, Layout layout) {
-  const int64_t channels = tensor.size(1), rows = tensor.numel() / channels,
-                own = channels / groups;
-  return layout == Layout::channels_last
-             ? tensor.as_strided({groups, rows, own}, {own, channels, 1})
-             : tensor.as_strided({groups, rows, own}, {own * rows, 1, rows});
+// Whether the kernel is as large as the input. Then tensors of either layout are matrices with a
+// row for each image or filter.
+bool covers_input(const ConvProblem& problem) {
+  for (int d = 0; d < problem.spatial_dims; ++d) {
+    if (problem.w[2 + d] != problem.x[2 + d]) return false;
+  }
+  return problem.groups == 1;
+}
+
+// Whether the kernel is 1x1 and meets every pixel, whose channels are rows of matrices.
+bool is_pointwise(const ConvProblem& problem) {
+  for (int d = 0; d < problem.spatial_dims; ++d) {
+    if (problem.w[2 + d] != 1 || problem.stride[d] != 1) return false;
+  }
+  return (problem.groups == 1 || problem.w[1] >= kLeastOfGroup) &&
+         (problem.layout == Layout::channels_last || problem.x[0] == 1);
+}
+
+// Views a dense tensor as a matrix for each group, of shape (groups, rows, columns). `by_rows` says
+// whether rows of all groups lie one after the other in memory, or columns do.
+at::Tensor as_matrices(const at::Tensor& tensor, int64_t groups, int64_t rows, bool by_rows) {
+  const int64_t columns = tensor.numel() / rows, own = columns / groups;
+  return by_rows ? tensor.as_strided({groups, rows, own}, {own, columns, 1})
+                 : tensor.as_strided({groups, rows, own}, {own * rows, 1, rows});
 }
 
 }  // namespace
@@ -76,17 +92,13 @@ at::Tensor AtenPlan::launch(const Operands& operands, void* /*workspace*/) {
 
 bool is_matmul(const ConvProblem& problem) {
   for (int d = 0; d < problem.spatial_dims; ++d) {
-    if (problem.w[2 + d] != 1 || problem.stride[d] != 1 || problem.pre_padding[d] != 0 ||
-        problem.post_padding[d] != 0) {
-      return false;
-    }
+    if (problem.pre_padding[d] != 0 || problem.post_padding[d] != 0) return false;
   }
   // A deterministic problem is left out, because cuBLAS is deterministic only under conditions of
   // its own.
-  return (problem.groups == 1 || problem.w[1] >= kLeastOfGroup) &&
+  return (covers_input(problem) || is_pointwise(problem)) &&
          (!problem.has_epilogue() || problem.has_only_bias()) && !problem.has_slices() &&
-         (problem.layout == Layout::channels_last || problem.x[0] == 1) && !problem.deterministic &&
-         (problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16);
+         !problem.deterministic && problem.is_half();
 }
 
 MatmulPlan::MatmulPlan(const ConvProblem& problem) : Plan(problem, kMatmul) {
@@ -97,9 +109,12 @@ at::Tensor MatmulPlan::launch(const Operands& operands, void* /*workspace*/) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const ConvProblem& problem = this->problem();
   const int64_t groups = problem.groups, filters = operands.w.size(0) / groups;
-  at::Tensor inputs = as_matrices(operands.x, groups, problem.layout);
-  at::Tensor outputs = as_matrices(operands.y, groups, problem.layout);
-  const int64_t channels = operands.w.size(1);
+  const bool is_covered = covers_input(problem);
+  const bool by_rows = is_covered || problem.layout == Layout::channels_last;
+  const int64_t rows = is_covered ? operands.x.size(0) : operands.x.numel() / operands.x.size(1);
+  at::Tensor inputs = as_matrices(operands.x, groups, rows, by_rows);
+  at::Tensor outputs = as_matrices(operands.y, groups, rows, by_rows);
+  const int64_t channels = operands.w.numel() / operands.w.size(0);
   at::Tensor weights =
       operands.w.as_strided({groups, filters, channels}, {filters * channels, channels, 1});
   const bool is_one = groups == 1;  // cuBLAS adds a bias in the epilogue of one product

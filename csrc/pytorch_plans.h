@@ -23,10 +23,10 @@ class AtenPlan final : public Plan {
   at::Tensor launch(const Operands& operands, void* workspace) override;
 };
 
-// Whether a problem can be computed as a matrix product over all pixels, for each group: its kernel
-// is 1x1, without stride, padding or an epilogue other than a bias, its layout is channels last or
-// it has one image, no tensor is a slice, and its dtype is a half type (in float32 cuBLAS obeys
-// another TF32 switch than cuDNN).
+// Whether a problem can be computed as a matrix product of tensors as they lie. Its kernel is as
+// large as the input, without groups; or it is 1x1, without stride, and its layout is channels last
+// or it has one image. It has no padding, no epilogue other than a bias, and no slices, and its
+// dtype is a half type (in float32 cuBLAS obeys another TF32 switch than cuDNN).
 bool is_matmul(const ConvProblem& problem);
 
 class MatmulPlan final : public Plan {

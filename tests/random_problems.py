@@ -48,6 +48,15 @@ def _signals(rng: random.Random) -> tuple[int, int, int, int]:
     return groups * width, wide, groups, rng.choice((2, 3, 7, 11, 16, 31))
 
 
+def _patches(rng: random.Random) -> tuple[int, int, int, int]:
+    return rng.choice((1, 3, 3, 8, 16)), rng.choice((8, 24, 64, 147)), 1, rng.choice((2, 4, 14, 16))
+
+
+def _long_filters(rng: random.Random) -> tuple[int, int, int, int]:
+    channels = rng.choice((32, 40, 64))
+    return channels, channels, channels, rng.randint(300, 1100)
+
+
 KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "depthwise": _depthwise,
     "grouped": _grouped,
@@ -56,6 +65,8 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "dense": _dense,
     "pointwise": _pointwise,
     "signals": _signals,
+    "patches": _patches,
+    "long_filters": _long_filters,
 }
 """Kind -> a function that draws (input channels, output channels, groups, width of the kernel).
 Those of signals are of one row, as 1-d ones lie in channels_last."""
@@ -66,9 +77,10 @@ TAKES = {
     "depthwise_mma": ("depthwise",),
     "depthwise_planes": ("depthwise",),
     "depthwise_wgrad": ("depthwise",),
-    "depthwise_wgrad_mma": ("depthwise",),
-    "few_channels": ("few_channels", "dense"),
-    "few_channels_wgrad": ("few_channels", "dense"),
+    "depthwise_wgrad_mma": ("depthwise", "long_filters"),
+    "few_channels": ("few_channels", "dense", "patches"),
+    "fft": ("long_filters",),
+    "few_channels_wgrad": ("few_channels", "dense", "patches"),
     "grouped": ("grouped", "narrow_groups", "signals"),
     "grouped_wgrad": ("grouped", "narrow_groups", "signals"),
     "implicit_gemm_1d": ("grouped", "narrow_groups", "signals"),
@@ -78,11 +90,13 @@ TAKES = {
         "narrow_groups",
         "few_channels",
         "dense",
+        "patches",
         "signals",
     ),
-    "pad_channels": ("depthwise", "few_channels", "dense", "pointwise"),
+    "pad_channels": ("depthwise", "few_channels", "dense", "pointwise", "patches"),
+    "patches": ("patches",),
     "sliced_pointwise": ("pointwise",),
-    "space_to_depth": ("few_channels", "dense"),
+    "space_to_depth": ("few_channels", "dense", "patches"),
 }
 """Implementation -> the kinds among whose problems are some that it computes, on GPUs of compute
 capability 8.0 and later."""
@@ -100,16 +114,10 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
         kernel = [width if rng.random() < 0.8 else rng.randint(1, width + 2) for _ in range(dims)]
         if dims == 1 and rng.random() < 0.5:
             kernel = [rng.choice((15, 31, 40))]
-        if kind == "signals":
-            dims, kernel = 2, [1, width]
         sizes = [rng.randint(1, {1: 300, 2: 60, 3: 14}[dims]) for _ in range(dims)]
-        if kind == "signals":
-            sizes = [rng.randint(1, 2), rng.randint(1, 700)]
-        stride = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < 0.9 else width
+        stride: int | list[int] = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < 0.9 else width
         dilation = rng.choice((2, 3)) if rng.random() < 0.1 else 1
         before = [rng.randint(0, k // 2 * dilation + 1) for k in kernel]
-        if kind == "signals":
-            before[0] = 0
         after = [
             rng.randint(0, k) if rng.random() < 0.2 else p
             for k, p in zip(kernel, before, strict=True)
@@ -124,12 +132,23 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
             }
         is_aligned = any(epilogue.values()) or rng.random() < 0.8
         alignment = (32, 32, 32) if is_aligned else tuple(rng.choice((4, 8, 16)) for _ in range(3))
+        if kind == "patches":
+            many = rng.randint(1, 3)
+            sizes = [k * many + rng.choice((0, 0, k // 2)) * (many > 1) for k in kernel]
+            stride, before, after, dilation = kernel, [0] * dims, [0] * dims, 1
+        if kind == "signals":
+            dims, kernel, sizes = 2, [1, width], [rng.randint(1, 2), rng.randint(1, 700)]
+            stride = [1, rng.choice((1, 1, 2, 8))]
+            before, after = [0, before[-1]], [0, after[-1]]
+        if kind == "long_filters":
+            dims, kernel, sizes, stride = 1, [width], [rng.randint(width // 2, 3000)], 1
+            before, after = [rng.randint(0, width)], [rng.choice((0, width // 2, width - 1))]
         try:
             problem = ConvProblem(
                 op,
                 (rng.randint(1, 5), channels, *sizes),
                 (kernels, channels // groups, *kernel),
-                (1, stride) if kind == "signals" else stride,
+                stride,
                 (*before, *after),
                 tuple(dilation if k > 1 else 1 for k in kernel),
                 groups,
@@ -145,5 +164,6 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
         except ValueError:  # the kernel does not fit into the image, or the like
             continue
         products = torch.Size(problem.output_shape).numel() * torch.Size(kernel).numel()
-        if products * (channels // groups) <= _MOST_PRODUCTS:
+        most = (4 if kind == "long_filters" else 1) * _MOST_PRODUCTS
+        if products * (channels // groups) <= most:
             return problem

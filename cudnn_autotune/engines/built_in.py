@@ -15,7 +15,9 @@ from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.kernels.implicit_gemm_1d import ImplicitGemm1d
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
+from cudnn_autotune.engines.rewrites.fft import Fft
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
+from cudnn_autotune.engines.rewrites.patches import Patches
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
 from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
 
@@ -32,7 +34,9 @@ BUILT_IN: tuple[Implementation, ...] = (
     ImplicitGemm1d(),
     ChannelsLast(),
     PadChannels(),
+    Patches(),
     SlicedPointwise(),
     SpaceToDepth(),
     Adjoint(),
+    Fft(),
 )

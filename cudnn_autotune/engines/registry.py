@@ -81,6 +81,12 @@ def get(named: CandidateId) -> Implementation:
     return found
 
 
+def calls_python(text: str) -> bool:
+    """Returns whether a candidate is of an implementation that may call functions of Python's in
+    each launch. What these prepare when they first run may break the capture of a CUDA graph."""
+    return getattr(find(identify(text).name), "calls_python", False)
+
+
 def is_absent(text: str) -> bool:
     """Returns whether a candidate is of an implementation that this process does not have in any
     version, such as one of another application."""

@@ -19,7 +19,8 @@ from cudnn_autotune.engines.roofline import bytes_moved
 from cudnn_autotune.engines.user_implementation import is_users
 
 MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
-"""A 1x1 convolution as one matrix product over all pixels, by cuBLAS."""
+"""A convolution as one matrix product, by cuBLAS: a 1x1 one over all pixels, or one whose kernel is
+as large as the input."""
 
 # cuDNN compiles these engines at run time and lists only one of their kernels, where another is
 # often faster. Each engine has a portfolio of KERNEL_CFG values that comes near the best of all of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines import registry
@@ -44,6 +44,8 @@ class UserImplementation:
     workspace: Callable[[ConvProblem, str], int] | None = None
     numerical_notes: Sequence[str] = ()
     behavior_notes: Sequence[str] = BEHAVIOR_NOTES
+    calls_python: ClassVar[bool] = True
+    """The answer of ``registry.calls_python``."""
 
     def __post_init__(self) -> None:
         check_name(self.name)

@@ -19,8 +19,8 @@ from cudnn_autotune.core.json_node import MOST
 from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem, Operands
+from cudnn_autotune.engines.registry import calls_python
 from cudnn_autotune.engines.selection import Measurement
-from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.store import Policy, checked_outputs
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import Lacking, is_passing
@@ -171,9 +171,9 @@ def during_capture(
 
     Returns:
         The plan of a pin, or of a known choice whose output a process of this user has found right
-        (``store.checked_outputs``) and that :func:`built` admits, unless it is of a user's
-        implementation: that may be run in another process first, and what it compiles when it first
-        runs may break the capture. None: the heuristics serve.
+        (``store.checked_outputs``) and that :func:`built` admits, unless it may call Python: what
+        that prepares when it first runs may break the capture, and a user's implementation may be
+        run in another process first. None: the heuristics serve.
     """
     problem = ConvProblem.from_native(native)
     policy = Policy.of_call(sampling, workspace_limit, benchmark_limit)
@@ -181,7 +181,7 @@ def during_capture(
     if known is None:
         return None
     is_pinned = known.origin == "pinned"
-    if not is_pinned and (_kept_error(known) is None or is_users(known.text)):
+    if not is_pinned and (_kept_error(known) is None or calls_python(known.text)):
         return None
     try:
         plan = built(known, _search_on(native, device))
@@ -247,8 +247,7 @@ def may_serve(
         return here.numerical_notes
     if identify(text).is_implementation:
         offer = offers.described(text, problem, offers.gpu_of(device))
-        # A plan says itself how much workspace it needs.
-        if not offers.is_allowed(offer, problem, None):
+        if not offers.is_allowed(offer, problem, workspace_limit):
             raise UnfitError(NOT_ALLOWED, _needs(offer.workspace_bytes, offer.numerical_notes))
         return offer.numerical_notes
     return ()

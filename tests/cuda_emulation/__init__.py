@@ -29,6 +29,7 @@ from cudnn_autotune.engines.recipe import (
     Int64,
     Kernel,
     KernelLaunch,
+    PythonLaunch,
     Recipe,
 )
 
@@ -219,6 +220,9 @@ def run_recipe(recipe: Recipe, buffers: Buffers, *, is_reversed: bool = False) -
     for launch in recipe.launches:
         if isinstance(launch, KernelLaunch):
             launch_kernel(launch, buffers, is_reversed=is_reversed)
+        elif isinstance(launch, PythonLaunch):
+            names = ("x", "w", "y", "bias", "residual", "workspace")
+            launch.function(*(buffers[name] for name in names if name in buffers))
         else:
             assert isinstance(launch, EngineLaunch)
             _launch_engine(launch, buffers)

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from references import assert_close
+from references import assert_close, random_operands, reference
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -68,6 +68,26 @@ def test_cold_capture_neither_tunes_nor_fails(mode: str) -> None:
     if mode != "heuristic":
         assert len(choices_of(mode)) == 1
     check_replays(graph, input, weight, output)
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_spectra_of_long_filters_are_captured(op: str) -> None:
+    """cuFFT has planned the transforms before."""
+    problem = ca.ConvProblem(
+        op, (2, 64, 4096), (64, 1, 1025), padding=512, groups=64, dtype=torch.float16
+    )
+    (text,) = (c.text for c in ca.expert.candidates(problem) if c.id.name == "fft")
+    a, b = random_operands(problem, "cuda")
+    ca.expert.execute(problem, text, a, b)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = ca.expert.execute(problem, text, a, b)
+    for factor in (2, -1):
+        a.mul_(factor)
+        output.fill_(float("nan"))
+        graph.replay()
+        assert_close(output, reference(problem, a, b), 2e-3)
 
 
 def test_a_graph_outlives_the_plan_that_it_captured(mode: str) -> None:

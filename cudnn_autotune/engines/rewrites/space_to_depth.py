@@ -8,6 +8,7 @@ from dataclasses import replace
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Buffer
+from cudnn_autotune.engines.rewrites import patches
 from cudnn_autotune.engines.rewrites.packing import Packing, pair
 from cudnn_autotune.engines.rewrites.rewrite import (
     Form,
@@ -36,7 +37,7 @@ class SpaceToDepth(Rewrite):
     that the definition of w' gives.
 
     7 x 7 with stride 2 and 3 channels becomes 4 x 4 with 12 channels, and a kernel as large as its
-    stride, such as that of a transformer's patches, a matrix product. Only height and width are
+    stride a matrix product; ``patches`` computes large ones of these. Only height and width are
     folded; a depth keeps its stride.
 
     Where k is not a multiple of s, the taps that w' adds multiply pixels behind the kernel by zero.
@@ -51,6 +52,8 @@ class SpaceToDepth(Rewrite):
         """Returns a form for few channels in ``channels_last`` and TF32, a stride that is not
         larger than the kernel, and few taps that are added. Others did not gain on an H200, nor do
         16-bit types, for which the package has kernels."""
+        if patches.is_computed(problem):
+            return None
         is_dense = problem.groups == 1 and all(d == 1 for d in problem.dilation[-2:])
         if not may_use_tf32(problem, gpu) or not is_dense or not is_channels_last(problem):
             return None

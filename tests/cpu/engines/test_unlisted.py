@@ -112,6 +112,12 @@ def operands_of(problem: ca.ConvProblem) -> tuple[tuple[Tensor, Tensor, Tensor],
         ((1, 64, 9, 7), (12, 16, 1, 1), 4, False),
         ((1, 24, 9, 7), (40, 24, 1, 1), 1, False),
         ((1, 32, 50), (16, 16, 1), 2, False),
+        ((5, 32, 1, 1), (16, 32, 1, 1), 1, False),
+        ((6, 8, 3, 5), (24, 8, 3, 5), 1, False),
+        ((6, 8, 3, 5), (24, 8, 3, 5), 1, True),
+        ((6, 3, 2, 4, 3), (24, 3, 2, 4, 3), 1, False),
+        ((6, 3, 2, 4, 3), (24, 3, 2, 4, 3), 1, True),
+        ((6, 8, 15), (24, 8, 15), 1, False),
     ],
 )
 def test_matrix_products_on_the_cpu(

@@ -19,6 +19,7 @@ from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.rewrites.fft import Fft
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Policy
 from cudnn_autotune.timers.measuring import operands
@@ -169,6 +170,45 @@ def test_a_capture_runs_no_function_that_never_ran_unless_it_is_pinned() -> None
     finally:
         ca.unpin()
     assert found.text == "mine@1:right"
+
+
+@pytest.mark.parametrize("calls_python", [True, False])
+def test_a_capture_runs_spectra_only_if_they_are_pinned(
+    calls_python: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuFFT plans a transform when it first runs, which a capture does not allow."""
+    one = Fft()
+    monkeypatch.setattr(Fft, "calls_python", calls_python)
+    monkeypatch.setattr(serving, "_kept_error", lambda known: 1e-4)
+    text = f"fft@{one.version}"
+    problem = ca.ConvProblem(
+        "fprop", (1, 64, 2048), (64, 1, 1024), padding=(1023, 0), groups=64, dtype=torch.float16
+    )
+    selection = Selection((Measurement(named(text), 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
+    ca.get_store().add([Decision(problem, Policy("race", None), selection, 1e-4)])
+    with registered(one):
+        found = serving.during_capture(problem.native(), "race", -1, 0, 0)
+        assert (found is None) == calls_python
+        ca.pin(problem, text)
+        try:
+            pinned = serving.during_capture(problem.native(), "race", -1, 0, 0)
+        finally:
+            ca.unpin()
+    assert pinned is not None
+    assert pinned.text == text
+
+
+def test_a_tighter_limit_refuses_spectra_that_are_remembered() -> None:
+    one = Fft()
+    problem = ca.ConvProblem(
+        "fprop", (1, 64, 2048), (64, 1, 1024), padding=(1023, 0), groups=64, dtype=torch.float16
+    )
+    (offer,) = one.offers(problem, gpu_of("h200"))
+    text, room = f"fft@{one.version}", offer.workspace_bytes
+    with registered(one):
+        assert serving.may_serve(text, problem, 0, room, None) == ("FFT",)
+        with pytest.raises(serving.UnfitError):
+            serving.may_serve(text, problem, 0, room - 1, None)
 
 
 def test_the_log_says_once_why_one_does_not_build(caplog: pytest.LogCaptureFixture) -> None:

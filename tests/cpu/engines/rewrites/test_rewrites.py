@@ -29,6 +29,7 @@ from cudnn_autotune.engines.rewrites import rewrite as rewrites
 from cudnn_autotune.engines.rewrites.division import divisor
 from cudnn_autotune.engines.rewrites.packing import Copy, Packing, pack, unpack
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
+from cudnn_autotune.engines.rewrites.patches import Patches
 from cudnn_autotune.engines.rewrites.rewrite import MOST_OFFERS, Rewrite
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
 from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
@@ -38,8 +39,8 @@ pytestmark = [
     pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT),
 ]
 
-REWRITES = (PadChannels(), SpaceToDepth(), SlicedPointwise())
-PAD, DEPTH, SLICED = REWRITES
+REWRITES = (PadChannels(), SpaceToDepth(), SlicedPointwise(), Patches())
+PAD, DEPTH, SLICED, PATCHES = REWRITES
 H200 = gpu_of("h200")
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 HALF, BFLOAT16, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -114,6 +115,92 @@ def test_a_stride_becomes_channels(op: str, name: str) -> None:
     check_first(DEPTH, last(op, *DEPTH_SHAPES[name], dtype=FLOAT))
 
 
+PATCH_SHAPES = {
+    "2-d": ((2, 3, 32, 49), (16, 3, 16, 16)),
+    "odd patches": ((2, 3, 28, 43), (8, 3, 14, 14)),
+    "tall patches": ((1, 5, 41, 6), (8, 5, 37, 3)),
+    "one channel": ((2, 1, 70, 24), (8, 1, 23, 24)),
+    "one patch of a larger image": ((3, 3, 20, 15), (8, 3, 14, 14)),
+    "tubelets": ((2, 3, 5, 8, 9), (8, 3, 2, 4, 4)),
+    "flat tubelets": ((1, 2, 3, 6, 7), (8, 2, 1, 3, 2)),
+    "tubelets of one channel": ((2, 1, 4, 6, 4), (8, 1, 2, 3, 2)),
+}
+WINDOWS = {
+    "1-d": ((6, 40, 5), (16, 40, 5)),
+    "2-d": ((9, 16, 3, 2), (16, 16, 3, 2)),
+    "2-d, padded": ((5, 3, 7, 3), (8, 3, 7, 3)),
+    "3-d": ((7, 4, 2, 3, 2), (8, 4, 2, 3, 2)),
+    "3-d, padded": ((7, 3, 2, 3, 3), (8, 3, 2, 3, 3)),
+    "one image": ((1, 8, 4, 4), (24, 8, 4, 4)),
+}
+LAYOUTS = {"channels_last": last, "contiguous": plain}
+
+
+@pytest.mark.basic(12)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", ["fprop", "wgrad"])
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT16, FLOAT])
+@pytest.mark.parametrize("name", PATCH_SHAPES)
+def test_patches_are_gathered(name: str, dtype: torch.dtype, op: str, layout: str) -> None:
+    x, w = PATCH_SHAPES[name]
+    check_first(PATCHES, LAYOUTS[layout](op, x, w, w[2:], dtype=dtype))
+
+
+def test_patches_of_one_dimension_are_gathered() -> None:
+    for op in ("fprop", "wgrad"):
+        check_first(PATCHES, plain(op, (2, 3, 550), (8, 3, 171), 171))
+
+
+@pytest.mark.basic(12)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("dtype", [HALF, FLOAT])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_kernel_as_large_as_the_input_is_a_matrix(
+    name: str, dtype: torch.dtype, op: str, layout: str
+) -> None:
+    x, w = WINDOWS[name]
+    if len(x) == 3 and layout == "channels_last":
+        return  # one dimension is contiguous
+    check_first(PATCHES, LAYOUTS[layout](op, x, w, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_kernel_as_large_as_the_input_is_used_where_it_lies(op: str, layout: str) -> None:
+    """As in the patch embedding of Qwen2-VL."""
+    shapes = ((1024, 3, 2, 14, 14), (1280, 3, 2, 14, 14))
+    problem = LAYOUTS[layout](op, *shapes, (2, 14, 14), dtype=BFLOAT16)
+    for offer in PATCHES.offers(problem, H200):
+        (launch,) = PATCHES.recipe(problem, offer.settings, H200).launches
+        assert isinstance(launch, EngineLaunch)
+        assert launch.problem.input_shape == (1, 1176, 1, 1024)
+        assert [a.buffer for a in (launch.x, launch.w, launch.y)] == ["x", "w", "y"]
+
+
+EMBEDDINGS = {
+    "Qwen2-VL": ((16384, 3, 2, 14, 14), (1280, 3, 2, 14, 14)),
+    "ViT-B/16": ((64, 3, 224, 224), (768, 3, 16, 16)),
+    "CLIP ViT-L/14": ((64, 3, 224, 224), (1024, 3, 14, 14)),
+    "VideoMAE": ((8, 3, 16, 224, 224), (768, 3, 2, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", ["fprop", "wgrad"])
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embeddings_of_patches_are_offered_tensor_cores(
+    name: str, op: str, layout: str, gpu: str
+) -> None:
+    x, w = EMBEDDINGS[name]
+    for dtype in (HALF, BFLOAT16, FLOAT):
+        problem = LAYOUTS[layout](op, x, w, w[2:], dtype=dtype)
+        offers = PATCHES.offers(problem, gpu_of(gpu))
+        assert 1 <= len(offers) <= MOST_OFFERS
+        assert all("TENSOR_CORE" in offer.numerical_notes for offer in offers)
+
+
 @pytest.mark.basic(5)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
@@ -139,10 +226,16 @@ def test_the_engine_has_the_epilogue(activation: str, residual: bool) -> None:
     check_first(PAD, last("fprop", (2, 18, 9, 8), (16, 18, 3, 3), 2, 1, **fused))
     check_first(DEPTH, last("fprop", (2, 3, 9, 8), (16, 3, 4, 4), 2, 1, dtype=FLOAT, **fused))
     check_first(SLICED, last("fprop", (1, 1024, 4, 5), (8, 1024, 1, 1), 2, **fused))
+    for layout in (last, plain):
+        check_first(PATCHES, layout("fprop", (9, 8, 3, 2), (16, 8, 3, 2), 1, **fused))
+    check_first(PATCHES, last("fprop", (2, 3, 28, 43), (8, 3, 14, 14), 14, **fused))
+    contiguous = plain("fprop", (2, 3, 28, 43), (8, 3, 14, 14), 14, **fused)
     few = last("fprop", (1, 24, 4, 5), (3, 24, 3, 3), 1, 1, **fused)
     if residual:
         assert not PAD.offers(few, H200), "the residual would have to be padded"
+        assert not PATCHES.offers(contiguous, H200), "the residual would have to be transposed"
     else:
+        check_first(PATCHES, contiguous)
         check_first(PAD, few)
 
 
@@ -153,6 +246,9 @@ def test_the_order_of_threads_does_not_matter() -> None:
     for op in ("fprop", "wgrad"):
         problem = last(op, (2, 3, 61, 47), (8, 3, 4, 4), 2, 1, dtype=FLOAT)
         check_first(DEPTH, problem, is_reversed=True)
+        for layout in (last, plain):
+            patches = layout(op, (2, 3, 210, 126), (8, 3, 14, 14), 14)
+            check_first(PATCHES, patches, is_reversed=True)
     for op in ("fprop", "dgrad"):
         problem = last(op, (2, 1024, 9, 7), (8, 1024, 1, 1), 2)
         check_first(SLICED, problem, is_reversed=True)
@@ -203,6 +299,8 @@ def test_a_direction_takes_one_launch_before_the_engine_and_one_behind_it() -> N
         (PAD, last("fprop", (2, 18, 6, 7), (10, 18, 3, 3), bias=True)),
         (SLICED, last("dgrad", (2, 512, 6, 7), (8, 512, 1, 1), 2)),
         (DEPTH, last("wgrad", (2, 3, 9, 9), (8, 3, 4, 4), 2, dtype=FLOAT)),
+        (PATCHES, plain("wgrad", (2, 3, 28, 43), (8, 3, 14, 14), 14)),
+        (PATCHES, last("fprop", (2, 3, 4, 8, 8), (8, 3, 2, 4, 4), (2, 4, 4))),
     ],
 )
 def test_nvrtc_compiles_the_kernels(
@@ -289,11 +387,14 @@ def are_finite(results: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("op", OPERATIONS)
-def test_padding_and_slicing_spread_nothing(op: str, value: float) -> None:
+def test_padding_slicing_and_gathering_spread_nothing(op: str, value: float) -> None:
     name, at = ("y", (0, 1, 2, 2)) if op != "fprop" else ("x", (0, 1, 4, 4))
     problems = [(PAD, last(op, (1, 18, 9, 9), (5, 18, 3, 3), 1, 1))]
     if op != "wgrad":
         problems.append((SLICED, last(op, (1, 1024, 9, 9), (5, 1024, 1, 1), 2)))
+    if op != "dgrad":
+        patches = [layout(op, (2, 3, 45, 43), (8, 3, 14, 14), 14) for layout in (last, plain)]
+        problems += [(PATCHES, problem) for problem in patches]
     for rewrite, problem in problems:
         actual, by_definition = are_finite(result_of(rewrite, problem, name, at, value))
         assert not by_definition.all()
@@ -374,6 +475,17 @@ def in_tf32(op: str, x: tuple[int, ...], w: tuple[int, ...], *args: object, **mo
         (DEPTH, in_tf32("fprop", (2, 3, 8, 8), (9, 3, 4, 4), 2)),
         (DEPTH, in_tf32("fprop", (2, 3, 8, 8), (8, 3, 4, 4), 2, (2, 1, 2, 4))),
         (DEPTH, plain("fprop", (2, 3, 8, 8), (8, 3, 4, 4), 4, dtype=FLOAT)),
+        (DEPTH, in_tf32("fprop", (2, 3, 28, 28), (8, 3, 14, 14), 14)),
+        (PATCHES, last("fprop", (2, 3, 24, 24), (8, 3, 12, 12), 12)),
+        (PATCHES, in_tf32("fprop", (2, 3, 24, 24), (8, 3, 12, 12), 12)),
+        (PATCHES, last("dgrad", (2, 3, 28, 28), (8, 3, 14, 14), 14)),
+        (PATCHES, last("fprop", (2, 3, 28, 28), (8, 3, 14, 14), 13)),
+        (PATCHES, last("fprop", (2, 3, 28, 28), (8, 3, 14, 14), 14, 1)),
+        (PATCHES, last("fprop", (2, 16, 28, 28), (8, 16, 14, 14), 14)),
+        (PATCHES, last("fprop", (2, 6, 28, 28), (8, 3, 14, 14), 14, groups=2)),
+        (PATCHES, last("fprop", (2, 3, 27, 27), (8, 3, 14, 14), 14, 0, 2)),
+        (PATCHES, in_tf32("fprop", (2, 3, 28, 28), (8, 3, 14, 14), 14, allow_tf32=False)),
+        (PATCHES, last("fprop", (2, 64, 1, 1), (8, 64, 1, 1))),
         (SLICED, last("fprop", (2, 1024, 8, 8), (8, 1024, 1, 1))),
         (SLICED, last("fprop", (2, 512, 8, 8), (8, 512, 1, 1), 2)),
         (SLICED, last("wgrad", (2, 1024, 8, 8), (8, 1024, 1, 1), 2)),
