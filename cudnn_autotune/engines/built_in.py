@@ -13,6 +13,7 @@ from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.kernels.implicit_gemm_1d import ImplicitGemm1d
+from cudnn_autotune.engines.kernels.implicit_gemm_1d_wgrad import ImplicitGemm1dWgrad
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
 from cudnn_autotune.engines.rewrites.fft import Fft
@@ -32,6 +33,7 @@ BUILT_IN: tuple[Implementation, ...] = (
     Grouped(),
     GroupedWgrad(),
     ImplicitGemm1d(),
+    ImplicitGemm1dWgrad(),
     ChannelsLast(),
     PadChannels(),
     Patches(),

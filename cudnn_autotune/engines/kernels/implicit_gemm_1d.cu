@@ -74,25 +74,6 @@ __device__ __forceinline__ void copy_shared_by_blocks(void* target, const void* 
 #endif
 }
 
-// Copies what the taps of a block's outputs read; zeros from beyond the input. Neighbouring threads
-// copy the planes of a position.
-__device__ __forceinline__ void copy_input(unsigned char* planes, const ELEMENT* in, const Sizes& s,
-                                           int begin, int count) {
-  constexpr int kTogether = kThreads / PLANES;  // positions
-  const int plane = threadIdx.x % PLANES, first = threadIdx.x / PLANES;
-  if (first >= kTogether) return;
-  const ELEMENT* from = in + static_cast<long long>(begin + first) * s.in_channels + 8 * plane;
-  unsigned char* to = planes + (plane * PITCH + first) * 16;
-  const long long step = static_cast<long long>(kTogether) * s.in_channels;
-#pragma unroll 4
-  for (int i = first; i < count; i += kTogether) {
-    const bool exists = static_cast<unsigned>(begin + i) < static_cast<unsigned>(s.in_length);
-    copy_async<16>(to, exists ? from : in, exists);
-    from += step;
-    to += 16 * kTogether;
-  }
-}
-
 // Copies STAGE_TAPS taps of the filters of a block's channels; zeros behind the last one.
 // Neighbouring threads copy what follows each other in a filter.
 __device__ __forceinline__ void copy_filters(unsigned char* stage, const ELEMENT* w, const Sizes& s,
@@ -236,9 +217,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     commit_copies();
   };
   const auto copy_tile = [&](int tile, int buffer) {
-    copy_input(shared + buffer * BUFFER_BYTES,
-               in + static_cast<long long>(tile / tiles) * in_length * in_channels, s,
-               tile % tiles * kTile + taps.first, kTile + (taps.count - 1) * taps.step);
+    copy_planes<PLANES, PITCH, kThreads>(
+        shared + buffer * BUFFER_BYTES,
+        in + static_cast<long long>(tile / tiles) * in_length * in_channels, in_channels, in_length,
+        tile % tiles * kTile + taps.first, kTile + (taps.count - 1) * taps.step);
   };
   // The same in all lanes, as the compiler sees by this.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);

@@ -56,8 +56,8 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """A problem in the words of the kernel: "in" is x or dy, which is read, "out" is written."""
+class Layer:
+    """A problem in the words of the kernels: "in" is x, and "out" y; for dgrad they are y and x."""
 
     is_dgrad: bool
     images: int
@@ -89,15 +89,14 @@ class _Layer:
         return self.in_width // 8
 
 
-def _layer_of(problem: ConvProblem) -> _Layer | None:
-    """Returns the problem in the kernel's words, or None if it does not compute it.
+def layer_of(problem: ConvProblem) -> Layer | None:
+    """Returns the problem in the kernels' words, or None if they do not compute it.
 
     In channels_last a 1-d problem is one of images of height 1, but any height will do.
     """
     c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
     if not (
-        problem.op != "wgrad"
-        and problem.memory_format == torch.channels_last
+        problem.memory_format == torch.channels_last
         and problem.weight_shape[2] == 1
         and problem.stride[0] == 1
         and problem.padding[0] == problem.padding[2] == 0
@@ -119,7 +118,7 @@ def _layer_of(problem: ConvProblem) -> _Layer | None:
     x, y = problem.input_shape, problem.output_shape
     if is_dgrad:
         x, y, c, k = y, x, k, c
-    return _Layer(
+    return Layer(
         *(is_dgrad, x[0] * x[2], problem.groups, x[3], c, y[3], k),
         *(kernel, padding, dilation, stride),
     )
@@ -129,7 +128,7 @@ def _layer_of(problem: ConvProblem) -> _Layer | None:
 class _Tiling:
     """The outputs of a block."""
 
-    layer: _Layer
+    layer: Layer
     warpgroups: int
     m_tiles: int
     n_tile: int
@@ -234,7 +233,7 @@ class _Tiling:
         return of_one * max(busy, alone / held)
 
 
-def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
+def _tilings(layer: Layer, gpu: Gpu) -> Iterator[_Tiling]:
     widths = [n for n in range(8, _WIDEST_TILE + 8, 8) if layer.out_width % n == 0]
     for n_tile, (warpgroups, m_tiles), keeps_filters in itertools.product(
         widths[-2:], ((1, 1), (2, 1), (2, 2), (2, 4)), (False, True)
@@ -251,7 +250,7 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
 
 
 @functools.lru_cache(maxsize=256)
-def _best(layer: _Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
+def _best(layer: Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
     """Returns the tilings that are estimated to be fastest."""
     found = sorted(_tilings(layer, gpu), key=lambda tiling: tiling.clocks(gpu))
     return tuple(found[:_MOST_OFFERS])
@@ -272,7 +271,7 @@ class ImplicitGemm1d(KernelFamily[_Tiling]):
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if gpu.compute_capability[0] != wgmma.CAPABILITY_MAJOR:
             return ()
-        layer = _layer_of(problem)
+        layer = None if problem.op == "wgrad" else layer_of(problem)
         return () if layer is None else _best(layer, gpu)
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
@@ -297,7 +296,13 @@ class ImplicitGemm1d(KernelFamily[_Tiling]):
             "MIN_BLOCKS": tiling.resident(gpu),
             **dict(epilogue_macros(problem)),
         }
-        source = sources.source() + wgmma.source(n) + sources.text("implicit_gemm_1d.cu")
+        source = "".join(
+            (
+                sources.source(),
+                wgmma.source(n),
+                *map(sources.text, ("implicit_gemm_1d_planes.cuh", "implicit_gemm_1d.cu")),
+            )
+        )
         launch = KernelLaunch(
             Kernel(source, "implicit_gemm_1d", tuple(defines.items()), wgmma.ARCH_SUFFIX),
             grid=tiling.grid(gpu),

@@ -14,12 +14,13 @@ from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.implicit_gemm_1d import ImplicitGemm1d
+from cudnn_autotune.engines.kernels.implicit_gemm_1d_wgrad import ImplicitGemm1dWgrad
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import KernelLaunch
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
-KERNEL = ImplicitGemm1d()
+KERNEL, WGRAD = ImplicitGemm1d(), ImplicitGemm1dWgrad()
 ONE_MULTIPROCESSOR = replace(H200, multiprocessors=1)
 
 
@@ -52,24 +53,24 @@ def problem(
 
 
 LAYERS = {
-    "positional, 48 a group": ("fprop dgrad", (2, 150), 2, 48, 32, 1, 16),
-    "HiFi-GAN, 32 channels": ("fprop dgrad", (2, 300), 1, 32, 11, 1, 25, 5),
+    "positional, 48 a group": ("fprop dgrad wgrad", (2, 150), 2, 48, 32, 1, 16),
+    "HiFi-GAN, 32 channels": ("fprop dgrad wgrad", (2, 300), 1, 32, 11, 1, 25, 5),
     "HiFi-GAN, upsampling": ("dgrad", (2, 160), 1, (32, 64), 16, 8, 4),
-    "an odd number of planes": ("fprop dgrad", (1, 90), 2, 24, 7, 1, 3),
-    "one plane, an even number of taps": ("fprop dgrad", (2, 70), 2, 8, 4, 1, 2),
-    "one plane in, an odd number of taps": ("fprop dgrad", (1, 80), 1, (8, 40), 5, 1, 2, 3),
-    "one plane out": ("fprop dgrad", (1, 80), 1, (40, 8), 3, 1, 1),
-    "128 channels": ("fprop", (1, 70), 1, 128, 3, 1, 1),
-    "no padding": ("fprop dgrad", (3, 41), 2, 16, 9),
-    "padding as large as the kernel": ("fprop dgrad", (1, 20), 2, 16, 3, 1, 3),
-    "other padding after than before": ("fprop dgrad", (1, 37), 2, 16, 6, 1, (1, 4)),
-    "a signal shorter than the kernel": ("fprop dgrad", (2, 5), 2, 16, 21, 1, 10),
-    "one position": ("fprop dgrad", (3, 1), 2, 16, 3, 1, 1),
+    "an odd number of planes": ("fprop dgrad wgrad", (1, 90), 2, 24, 7, 1, 3),
+    "one plane, an even number of taps": ("fprop dgrad wgrad", (2, 70), 2, 8, 4, 1, 2),
+    "one plane in, an odd number of taps": ("fprop dgrad wgrad", (1, 80), 1, (8, 40), 5, 1, 2, 3),
+    "one plane out": ("fprop dgrad wgrad", (1, 80), 1, (40, 8), 3, 1, 1),
+    "128 channels": ("fprop wgrad", (1, 70), 1, 128, 3, 1, 1),
+    "no padding": ("fprop dgrad wgrad", (3, 41), 2, 16, 9),
+    "padding as large as the kernel": ("fprop dgrad wgrad", (1, 20), 2, 16, 3, 1, 3),
+    "other padding after than before": ("fprop dgrad wgrad", (1, 37), 2, 16, 6, 1, (1, 4)),
+    "a signal shorter than the kernel": ("fprop dgrad wgrad", (2, 5), 2, 16, 21, 1, 10),
+    "one position": ("fprop dgrad wgrad", (3, 1), 2, 16, 3, 1, 1),
     "a stride larger than the kernel": ("dgrad", (1, 61), 2, 8, 3, 5),
     "a stride that divides no length": ("dgrad", (2, 47), 1, (24, 16), 7, 3, 2),
     "positions that no output reads": ("dgrad", (1, 50), 1, 16, 3, 4),
-    "rows of images": ("fprop dgrad", (2, 40), 1, 16, 3, 1, 1, 1, 3),
-    "one tap of a group": ("fprop dgrad", (2, 66), 2, 24, 1),
+    "rows of images": ("fprop dgrad wgrad", (2, 40), 1, 16, 3, 1, 1, 1, 3),
+    "one tap of a group": ("fprop dgrad wgrad", (2, 66), 2, 24, 1),
 }
 """The operations, (images, length), groups, channels a group, the kernel and what follows."""
 CASES = [
@@ -79,8 +80,12 @@ CASES = [
 ]
 
 
+def family_of(what: ConvProblem) -> ImplicitGemm1d | ImplicitGemm1dWgrad:
+    return WGRAD if what.op == "wgrad" else KERNEL
+
+
 def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
-    return [offer.settings for offer in KERNEL.offers(what, gpu)]
+    return [offer.settings for offer in family_of(what).offers(what, gpu)]
 
 
 @pytest.mark.basic(8)
@@ -93,7 +98,7 @@ def test_layers(op: str, layer: Any) -> None:
     found = settings_of(what)
     assert 1 <= len(found) == len(set(found)) <= 3
     for settings, is_reversed in zip(found, (False, True, False), strict=False):
-        check(KERNEL, what, settings, is_reversed=is_reversed)
+        check(family_of(what), what, settings, is_reversed=is_reversed)
 
 
 @pytest.mark.basic(4)
@@ -141,13 +146,27 @@ def test_nan_and_infinity_reach_no_other_outputs(op: str, width: int, kernel: in
     check_not_finite(KERNEL, what, settings_of(what)[0], tensors)
 
 
+@pytest.mark.basic(2)
+@emulated
+@covering(width=[16, 64], kernel=[3, 9])
+def test_sums_of_weights_with_nan_and_infinity(width: int, kernel: int) -> None:
+    """Positions behind the last output meet zeros in products."""
+    what = problem("wgrad", (2, 90), 2, width, kernel)
+    tensors = random_tensors(what)
+    tensors["x"][0, 3, 0, 89] = torch.inf
+    tensors["x"][1, width, 0, 40] = torch.nan
+    tensors["y"][0, 1, 0, 11] = -torch.inf
+    for settings in settings_of(what):
+        check_not_finite(WGRAD, what, settings, tensors)
+
+
 @pytest.mark.slow
 @emulated
 def test_random_shapes() -> None:
     draw = random.Random(0)
     seed = 0
-    while seed < 30:
-        op, groups = draw.choice(("fprop", "dgrad")), draw.choice((1, 2, 3))
+    while seed < 45:
+        op, groups = draw.choice(("fprop", "dgrad", "wgrad")), draw.choice((1, 2, 3))
         stride = draw.choice((1, 2, 3, 8)) if op == "dgrad" else 1
         kernel = draw.choice((2, 3, 5, 8, 16, 19, 40))
         dilation = draw.choice((1, 1, 2, 7)) if stride == 1 else 1
@@ -159,14 +178,22 @@ def test_random_shapes() -> None:
         )
         gpu = draw.choice((H200, ONE_MULTIPROCESSOR))
         if found := settings_of(what, gpu):
-            check(KERNEL, what, draw.choice(found), gpu=gpu, is_reversed=seed % 2 == 1, seed=seed)
+            check(
+                family_of(what),
+                what,
+                draw.choice(found),
+                gpu=gpu,
+                is_reversed=seed % 2 == 1,
+                seed=seed,
+            )
             seed += 1
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"op": "wgrad"},
+        {"op": "wgrad", "stride": 2},
+        {"op": "wgrad", "width": 20},
         {"dtype": torch.float32},
         {"memory_format": torch.contiguous_format},
         {"stride": 2},
@@ -198,6 +225,7 @@ def test_other_gpus_lack_the_instruction(name: str) -> None:
 
 def test_kernels_compile() -> None:
     """NVRTC takes the instruction for no GPU but those of sm_90a."""
-    what = problem("fprop", (2, 200), 2, 48, 33, padding=16)
-    for settings in settings_of(what):
-        assert_compiles(KERNEL.recipe(what, settings, H200), (9, 0))
+    for op in ("fprop", "dgrad", "wgrad"):
+        what = problem(op, (2, 200), 2, 48, 33, padding=16)
+        for settings in settings_of(what):
+            assert_compiles(family_of(what).recipe(what, settings, H200), (9, 0))

@@ -1,0 +1,22 @@
+// Copies `count` positions of a signal, from `begin` on, to planes of 8 channels in shared memory,
+// where a position is a row of 16 bytes and a plane begins every `pitch` rows, an odd number, so
+// that planes begin in different banks. Positions beyond the signal are zeros. Neighbouring threads
+// copy the planes of a position; `channels` are elements from one to the next.
+template <int planes, int pitch, int threads>
+__device__ __forceinline__ void copy_planes(unsigned char* to, const ELEMENT* signal, int channels,
+                                            int length, int begin, int count) {
+  static_assert(pitch % 2 == 1, "planes begin in different banks");
+  constexpr int kTogether = threads / planes;  // positions
+  const int plane = threadIdx.x % planes, first = threadIdx.x / planes;
+  if (first >= kTogether) return;
+  const ELEMENT* from = signal + static_cast<long long>(begin + first) * channels + 8 * plane;
+  to += (plane * pitch + first) * 16;
+  const long long step = static_cast<long long>(kTogether) * channels;
+#pragma unroll 4
+  for (int i = first; i < count; i += kTogether) {
+    const bool exists = static_cast<unsigned>(begin + i) < static_cast<unsigned>(length);
+    copy_async<16>(to, exists ? from : signal, exists);
+    from += step;
+    to += 16 * kTogether;
+  }
+}
