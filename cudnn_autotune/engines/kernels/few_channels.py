@@ -15,7 +15,7 @@ from cudnn_autotune.engines.kernels.sources import source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCES = ("few_channels_rows.cuh", "few_channels.cu")
+_SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels.cu")
 _MOST_ROWS, _MOST_COLUMNS = 16, 128
 """Limits of a tile, in output pixels."""
 _BYTES_OF_A_CLOCK = 16
@@ -61,9 +61,12 @@ class _Geometry(Rows):
         return 1 + self.pixel_step % 2
 
     @property
+    def leads(self) -> int:
+        return 1 if self.phases == 2 else self.left % 2
+
+    @property
     def row_pairs(self) -> int:
-        lead = 1 if self.phases == 2 else self.left % 2
-        return (self.row + lead + 1) // 2
+        return (self.row + self.leads + 1) // 2
 
     @property
     def registers(self) -> int:
@@ -141,6 +144,7 @@ class FewChannels(KernelFamily[_Tiling]):
         warps_m, warps_n = _warps(problem, tiling)
         defines = {
             **geometry.defines,
+            "LEADS": geometry.leads,
             "TILE_P": tiling.rows,
             "TILE_Q": tiling.columns,
             "PITCH": geometry.tile_pitch(tiling.columns),
