@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.family import KernelFamily, epilogue_macros
@@ -17,7 +18,7 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels.cu")
 _MOST_ROWS, _MOST_COLUMNS = 16, 128
-"""Limits of a tile, in output pixels."""
+"""Limits of a tile, in output pixels. In an output of height 1 it has up to 8 times the columns."""
 _BYTES_OF_A_CLOCK = 16
 """Bytes per clock that a multiprocessor moves from and to memory, estimated."""
 _CLOCKS_OF_A_TILE = 300
@@ -134,6 +135,8 @@ class FewChannels(KernelFamily[_Tiling]):
         best = [s for s in found if s.n_tiles > 1 or found[0].n_tiles == 1][: _MOST_OFFERS - 1]
         if best and best[0].rows > 1:
             best.append(replace(best[0], rows=-(-best[0].rows // 2)))
+        elif best and best[0].columns > _MOST_COLUMNS:
+            best.append(replace(best[0], columns=_columns(geometry, best[0].columns // 2)))
         return tuple(s for s in best if s.blocks > 0)
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
@@ -177,21 +180,27 @@ class FewChannels(KernelFamily[_Tiling]):
 def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Tiling:
     """Chooses the tile, and fewer blocks a multiprocessor if their shared memory does not fit."""
     geometry = _Geometry(problem)
-    p, q = problem.output_shape[2:]
-    granule = 16 * geometry.phases
-    columns = -(-q // (-(-q // _MOST_COLUMNS) * granule)) * granule
+    p = problem.output_shape[2]
+    most = [_MOST_COLUMNS << i for i in range(4)] if p == 1 else [_MOST_COLUMNS]
+    widths = dict.fromkeys(_columns(geometry, columns) for columns in most)
     while blocks > 0:
         of_a_block = gpu.sm_shared_bytes // blocks - gpu.reserved_shared_bytes
         fitting = [
             settings
-            for rows in range(1, min(p, _MOST_ROWS) + 1)
+            for columns, rows in product(widths, range(1, min(p, _MOST_ROWS) + 1))
             if geometry.shared_bytes(settings := _Tiling(rows, columns, n_tiles, m_tiles, blocks))
             <= of_a_block
         ]
         if fitting:
             return min(fitting, key=lambda s: _clocks(problem, s, gpu))
         blocks -= 1
-    return _Tiling(1, columns, n_tiles, m_tiles, 0)
+    return _Tiling(1, min(widths), n_tiles, m_tiles, 0)
+
+
+def _columns(geometry: _Geometry, most: int) -> int:
+    """Divides the output's columns evenly among tiles of ``most`` or some more."""
+    q, granule = geometry.problem.output_shape[3], 16 * geometry.phases
+    return -(-q // (-(-q // most) * granule)) * granule
 
 
 def _clocks(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
