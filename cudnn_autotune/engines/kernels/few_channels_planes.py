@@ -1,4 +1,5 @@
-"""Forward convolutions of contiguous images and signals with few channels, on tensor cores."""
+"""Forward convolutions of contiguous images and signals with few channels, of the input or of the
+output, on tensor cores."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ _OTHER_REGISTERS = 40
 _BYTES_OF_A_CLOCK = 13
 """Bytes per clock that a multiprocessor moves from and to memory, estimated."""
 _INSTRUCTIONS_OF_A_CLOCK = 2.5
+_INSTRUCTIONS_OF_A_TILE = 250 * _WARPS
+"""Instructions of a block besides those for pixels, estimated."""
 _CLOCKS_OF_A_TILE = 1000
 """Clocks from one tile of a block to its next one if nothing else binds, estimated."""
 _MOST_OFFERS = 4
@@ -91,8 +94,8 @@ class _Geometry(Rows):
 
 
 class FewChannelsPlanes(KernelFamily[_Tiling]):
-    """Implicit GEMM for first layers: float16 and bfloat16, contiguous, 1-d and 2-d, 1 to 8
-    channels in and 8 or more out, no dilation, no groups."""
+    """Implicit GEMM for first and last layers: float16 and bfloat16, contiguous, 1-d and 2-d, 1 to
+    8 channels in and 8 or more out, or the other way round, no dilation, no groups."""
 
     name = "few_channels_planes"
     version = version_of(__name__)
@@ -189,16 +192,20 @@ def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[_Tiling]:
 def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
     """Estimates the clocks for which a multiprocessor is busy."""
     _, _, tiles, blocks_y = _grid(geometry, tiling)
-    pixels = tiling.rows * tiling.columns
-    # For sixteen channels and eight pixels, each of their products, and the four sums of a thread.
-    q = geometry.problem.output_shape[3]
-    products = geometry.registers * (tiling.m_tiles + 3 + 2 * geometry.is_odd)
+    pixels, q = tiling.rows * tiling.columns, geometry.problem.output_shape[3]
+    # Of a warp for eight pixels: products and what they read, the sums that it stages, and more.
+    products = geometry.registers * (tiling.m_tiles / 2 + 2 + 1.5 * geometry.is_odd)
     staging = tiling.m_tiles * (12 if q % 2 else 8)
-    computing = pixels // 8 * tiling.warps_c * (products + staging + 10)
-    stage_rows = tiling.rows * tiling.channels
-    storing = stage_rows * (tiling.columns + 8) // 8 // 32 * 16 + (stage_rows * 8 if q % 8 else 0)
-    instructions = computing + storing
-    moved = 2 * pixels * tiling.channels + geometry.tile_bytes(tiling.rows, tiling.columns) // 2
+    computing = pixels // 8 * tiling.warps_c * (products + staging + 25 / tiling.n_tiles)
+    # Of a warp for a row, or for two.
+    lanes = 16 if tiling.columns < 256 else 32
+    of_rows = 12 * -(-tiling.columns // (8 * lanes)) + (28 if q % 8 else 10)
+    storing = tiling.rows * tiling.channels * lanes / 32 * of_rows
+    instructions = computing + storing + _INSTRUCTIONS_OF_A_TILE
+    # Blocks of other channels read the same image, from the L2 cache.
+    channels = min(tiling.channels, geometry.problem.output_shape[1])
+    image = geometry.tile_bytes(tiling.rows, tiling.columns) / blocks_y
+    moved = 2 * pixels * channels + image
     times = (instructions / _INSTRUCTIONS_OF_A_CLOCK, moved / _BYTES_OF_A_CLOCK)
     # More blocks compute while others store.
     busy = max(times) + min(times) / (1 + tiling.blocks)

@@ -30,16 +30,19 @@ def is_computed(
     if problem.spatial_dims != 2:
         return False
     padded_width = problem.input_shape[3] + problem.padding[1] + problem.padding[3]
-    filters = problem.weight_shape[0]
-    is_planar = memory_format == torch.contiguous_format
+    channels, filters = problem.input_shape[1], problem.weight_shape[0]
+    if memory_format == torch.contiguous_format:
+        # Also from many channels to few ones.
+        are_few = (channels <= _MOST_CHANNELS) == (filters >= _MOST_CHANNELS)
+    else:
+        are_few = channels <= _MOST_CHANNELS and filters % 8 == 0
     return (
-        problem.input_shape[1] * padded_width < _MOST_ELEMENTS
+        are_few
+        and channels * padded_width < _MOST_ELEMENTS
         and problem.memory_format == memory_format
         and (problem.dtype in (torch.float16, torch.bfloat16) or (in_tf32 and problem.may_use_tf32))
         and problem.groups == 1
         and problem.dilation == (1, 1)
-        and problem.input_shape[1] <= _MOST_CHANNELS
-        and (filters >= 8 if is_planar else filters % 8 == 0)
         and filters <= _MOST_OUTPUT_CHANNELS
         and problem.alignment[2] >= 16
     )

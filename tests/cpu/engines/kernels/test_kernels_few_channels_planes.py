@@ -35,6 +35,8 @@ FIRST_LAYERS = {
     "SEANet": problem((1, 1, 1000), (32, 1, 7), 1, 3),
     "stereo": problem((2, 2, 601), (20, 2, 7), 2, 3),
     "spectrum": problem((1, 1, 6001), (34, 1, 400), 160, 200),
+    "HiFi-GAN's last": problem((2, 32, 331), (1, 32, 7), 1, 3, bias=True, activation="tanh"),
+    "last of images": problem((1, 12, 9, 40), (3, 12, 3, 3), 1, 1),
 }
 
 
@@ -135,6 +137,7 @@ def test_only_what_it_computes_is_offered() -> None:
         problem(*shapes, alignment=(32, 32, 8)),
         problem((2, 9, 160), (16, 9, 3)),
         problem((2, 3, 160), (7, 3, 3)),
+        problem((2, 64, 20, 20), (3, 64, 3, 3)),
         problem((2, 6, 160), (16, 3, 3), groups=2),
         problem((2, 3, 17), (16, 3, 3)),
         problem((2, 1, 9000), (16, 1, 600), 8),
@@ -151,6 +154,7 @@ LARGE = {
     "SEANet": problem((8, 1, 240_000), (32, 1, 7), 1, 3, dtype=torch.bfloat16),
     "spectrum": problem((32, 1, 160_000), (402, 1, 400), 160, 200),
     "resnet": problem((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+    "HiFi-GAN's last": problem((8, 32, 65_536), (1, 32, 7), 1, 3, bias=True, activation="tanh"),
     "nearly 2^31 outputs": problem((8, 1, 524_200), (512, 1, 3), 1, 1),
 }
 
