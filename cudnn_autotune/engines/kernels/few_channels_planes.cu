@@ -1,5 +1,6 @@
 // A forward convolution of contiguous images with few channels, on tensor cores: a matrix of output
-// channels times window elements, times one of window elements times output pixels.
+// channels times window elements, times one of window elements times output pixels. Or the gradient
+// of an input, for stride 1, as a forward convolution of the output's gradient.
 //
 // The block copies the rows that a tile of TILE_P x TILE_Q pixels needs, from every plane of the
 // image, to shared memory; while it computes one tile, the next one is copied. A window is
@@ -42,14 +43,26 @@ __device__ __forceinline__ unsigned pair_at(const ELEMENT* word, int odd) {
   return IS_ODD ? __funnelshift_r(words[0], words[1], 16 * odd) : words[0];
 }
 
-// A pair of a channel's weights.
-__device__ __forceinline__ unsigned weights_at(const ELEMENT* __restrict__ w, int pair,
-                                               bool valid) {
+// A weight of an output channel: that of a row of a window and an element of the row. The gradient
+// of an input is a convolution with filters that are turned round (IS_TURNED).
+__device__ __forceinline__ unsigned weight_at(const ELEMENT* __restrict__ w, int channel, int row,
+                                              int element, int channels) {
+#if IS_TURNED
+  const int plane = row / KERNEL_H, behind = plane * KERNEL_H + KERNEL_H - 1 - row;
+  const int filter = plane * channels + channel;
+  return w[(filter * KERNEL_H + behind) * KERNEL_W + KERNEL_W - 1 - element].bits;
+#else
+  return w[(channel * PLANES * KERNEL_H + row) * KERNEL_W + element].bits;
+#endif
+}
+// A pair of them, zeros where there are none.
+__device__ __forceinline__ unsigned weights_at(const ELEMENT* __restrict__ w, int channel, int pair,
+                                               int channels) {
   const int row = pair / ROW_PAIRS, element = pair % ROW_PAIRS * 2;
-  if (!valid || pair >= PAIRS) return 0u;
-  w += row * KERNEL_W + element;
-  const ELEMENT high = element + 1 < KERNEL_W ? w[1] : ELEMENT{0};
-  return w[0].bits | static_cast<unsigned>(high.bits) << 16;
+  if (channel >= channels || pair >= PAIRS) return 0u;
+  const unsigned low = weight_at(w, channel, row, element, channels);
+  if (element + 1 >= KERNEL_W) return low;
+  return low | weight_at(w, channel, row, element + 1, channels) << 16;
 }
 
 // Stores the rows of outputs that are staged.
@@ -114,12 +127,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int channel = first_channel + stage_channel + 16 * m + 8 * h;
-      const bool exists = channel < channels;
-      const ELEMENT* const own = w + static_cast<long long>(channel) * PLANES * KERNEL_H * KERNEL_W;
 #pragma unroll
-      for (int i = 0; i < REGISTERS; ++i) left[i][m][h] = weights_at(own, 4 * i + t, exists);
+      for (int i = 0; i < REGISTERS; ++i)
+        left[i][m][h] = weights_at(w, channel, 4 * i + t, channels);
 #if HAS_BIAS
-      if (exists) biases[m][h] = to_float(bias[channel]);
+      if (channel < channels) biases[m][h] = to_float(bias[channel]);
 #endif
     }
   }

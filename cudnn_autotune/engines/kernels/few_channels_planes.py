@@ -4,13 +4,18 @@ output, on tensor cores."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.kernels.family import KernelFamily, epilogue_macros, occupancy
+from cudnn_autotune.engines.kernels.family import (
+    KernelFamily,
+    epilogue_macros,
+    occupancy,
+    operands,
+)
 from cudnn_autotune.engines.kernels.few_channels_rows import Rows, is_computed
 from cudnn_autotune.engines.kernels.sources import source, version_of
 from cudnn_autotune.engines.problem import ConvProblem, as_images
@@ -95,18 +100,19 @@ class _Geometry(Rows):
 
 class FewChannelsPlanes(KernelFamily[_Tiling]):
     """Implicit GEMM for first and last layers: float16 and bfloat16, contiguous, 1-d and 2-d, 1 to
-    8 channels in and 8 or more out, or the other way round, no dilation, no groups."""
+    8 channels in and 8 or more out, or the other way round, no dilation, no groups. It computes
+    gradients of the input of such layers with stride 1, too."""
 
     name = "few_channels_planes"
     version = version_of(__name__)
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
-        if problem.op != "fprop" or problem.spatial_dims > 2:
+        view = _view(problem)
+        if view is None or view.output_shape[3] < _LEAST_COLUMNS:
             return ()
-        geometry = _Geometry(_view(problem))
-        is_wide = geometry.problem.output_shape[3] >= _LEAST_COLUMNS
-        if not is_wide or not is_computed(geometry.problem, memory_format=torch.contiguous_format):
+        if not is_computed(view, memory_format=torch.contiguous_format):
             return ()
+        geometry = _Geometry(view)
         found = sorted(
             _tilings(geometry, gpu), key=lambda t: (_clocks(geometry, t, gpu), -t.n_tiles)
         )
@@ -117,8 +123,10 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
         return tuple(distinct.values())[:_MOST_OFFERS]
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
-        geometry = _Geometry(_view(problem))
-        _, k, p, q = geometry.problem.output_shape
+        view = _view(problem)
+        assert view is not None
+        geometry = _Geometry(view)
+        _, k, p, q = view.output_shape
         tiles_p, tiles_q, tiles, blocks_y = _grid(geometry, tiling)
         defines = {
             **geometry.defines,
@@ -134,20 +142,21 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
             "SHARED_BYTES": geometry.shared_bytes(tiling),
             "HAS_WHOLE_ROWS": int(q % 8 == 0),
             "HAS_ODD_ROWS": q % 2,
+            "IS_TURNED": int(problem.op == "dgrad"),
             **dict(epilogue_macros(problem)),
         }
         resident = gpu.multiprocessors * tiling.blocks
+        x, w, y = operands(problem)
         launch = KernelLaunch(
             Kernel(source(*_SOURCES), "few_channels_planes", tuple(defines.items())),
             grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
             block=(32 * _WARPS, 1, 1),
             arguments=(
-                Address("x"),
-                Address("w"),
+                *(x, w),
                 Address("bias" if problem.bias else "x"),
                 Address("residual" if problem.residual else "x"),
-                Address("y"),
-                *(*geometry.problem.input_shape[2:], k, p, q, *geometry.problem.padding[:2]),
+                y,
+                *(*view.input_shape[2:], k, p, q, *view.padding[:2]),
                 *(tiles_p, tiles_q, tiles),
             ),
             shared_bytes=geometry.shared_bytes(tiling),
@@ -155,8 +164,25 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
         return Recipe((launch,))
 
 
-def _view(problem: ConvProblem) -> ConvProblem:
-    return as_images(problem) if problem.spatial_dims == 1 else problem
+def _view(problem: ConvProblem) -> ConvProblem | None:
+    """Returns the problem as a forward convolution of images; None if it is none."""
+    if problem.spatial_dims > 2 or problem.op == "wgrad":
+        return None
+    images = as_images(problem) if problem.spatial_dims == 1 else problem
+    if images.op == "fprop":
+        return images
+    (k, c, *kernel), (x, w, y) = images.weight_shape, images.alignment
+    padding = tuple(kernel[i % 2] - 1 - p for i, p in enumerate(images.padding))
+    if images.groups > 1 or max(images.stride) > 1 or max(images.dilation) > 1 or min(padding) < 0:
+        return None
+    return replace(
+        images,
+        op="fprop",
+        input_shape=images.output_shape,
+        weight_shape=(c, k, *kernel),
+        padding=padding,
+        alignment=(y, w, x),
+    )
 
 
 def _grid(geometry: _Geometry, tiling: _Tiling) -> tuple[int, int, int, int]:

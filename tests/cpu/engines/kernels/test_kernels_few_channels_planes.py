@@ -64,6 +64,24 @@ def test_rows_of_the_output_begin_anywhere(length: int) -> None:
         check(KERNELS, of, first_offer(of), is_reversed=bool(length % 2))
 
 
+DGRAD = {
+    "HiFi-GAN's last": ((2, 32, 331), (1, 32, 7), 1, 3),
+    "SEANet": ((1, 1, 1000), (32, 1, 7), 1, (2, 5)),
+    "even": ((2, 3, 130), (24, 3, 4), 1, (0, 3)),
+    "u-net": ((1, 3, 9, 72), (16, 3, 3, 3), 1, (1, 0)),
+    "last of images": ((1, 12, 9, 40), (3, 12, 2, 3), 1, (1, 2, 0, 1)),
+}
+
+
+@pytest.mark.basic(2)
+@pytest.mark.parametrize("name", DGRAD)
+def test_the_gradient_of_the_input_at_stride_1(name: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        of = replace(problem(*DGRAD[name], dtype=dtype), op="dgrad")
+        for i, offer in enumerate(KERNELS.offers(of, H200)):
+            check(KERNELS, of, offer.settings, is_reversed=bool(i % 2))
+
+
 @pytest.mark.parametrize("shapes", HEIGHT_1.values(), ids=HEIGHT_1)
 def test_a_contiguous_image_of_height_1(shapes: tuple[Any, ...]) -> None:
     of = problem(*shapes)
@@ -143,6 +161,8 @@ def test_only_what_it_computes_is_offered() -> None:
         problem((2, 1, 9000), (16, 1, 600), 8),
         problem((1, 2, 64), (8, 2, 1), 2**24, 2**29),
         ConvProblem("wgrad", *shapes, dtype=torch.float16),
+        ConvProblem("dgrad", *shapes, 2, dtype=torch.float16),
+        ConvProblem("dgrad", *shapes, 1, 3, dtype=torch.float16),
     ]
     for other in others:
         assert not KERNELS.offers(other, H200), other.text
