@@ -45,6 +45,8 @@ def kind_of(problem: Any) -> str:
         return "patches"
     if problem.input_shape[1] <= 8:
         return "first layer"
+    if problem.weight_shape[0] <= 8:
+        return "last layer"
     return "1x1, strided" if max(kernel) == 1 else "odd channels"
 
 

@@ -27,6 +27,16 @@ ODD_SHAPES: tuple[tuple[Any, ...], ...] = (
     ((1, 3, 4, 300), (8, 3, 3, 3), 1, 1),  # several tiles in a row
 )
 """Arguments of :func:`first_layer`, in any direction."""
+HEIGHT_1: dict[str, tuple[Any, ...]] = {
+    "wav2vec2": ((2, 1, 1, 2013), (64, 1, 1, 10), (1, 5)),
+    "Conv-TasNet": ((1, 1, 1, 4000), (48, 1, 1, 16), (1, 8)),
+    "SEANet": ((1, 1, 1, 1000), (32, 1, 1, 7), 1, (0, 3)),
+    "HiFi-GAN's discriminator": ((2, 1, 1, 301), (16, 1, 1, 15), 1, (0, 7)),
+    "stereo": ((1, 2, 1, 1201), (24, 2, 1, 7), (3, 2), (0, 3)),
+    "log-mel": ((1, 1, 1, 6001), (16, 1, 1, 400), (1, 160), (0, 200)),
+    "one tile": ((1, 8, 1, 30), (8, 8, 1, 3), 1, (0, 1, 0, 0)),
+}
+"""Signals as images of height 1, as :data:`ODD_SHAPES`."""
 
 
 def first_layer(

@@ -79,12 +79,13 @@ TAKES = {
     "depthwise_wgrad": ("depthwise",),
     "depthwise_wgrad_mma": ("depthwise", "long_filters"),
     "few_channels": ("few_channels", "dense", "patches"),
+    "few_channels_planes": ("few_channels", "dense", "pointwise", "signals"),
     "fft": ("long_filters",),
     "few_channels_wgrad": ("few_channels", "dense", "patches"),
     "grouped": ("grouped", "narrow_groups", "signals"),
     "grouped_wgrad": ("grouped", "narrow_groups", "signals"),
-    "implicit_gemm_1d": ("grouped", "narrow_groups", "signals"),
-    "implicit_gemm_1d_wgrad": ("grouped", "narrow_groups", "signals"),
+    "implicit_gemm_1d": ("grouped", "narrow_groups", "few_channels", "signals"),
+    "implicit_gemm_1d_wgrad": ("grouped", "narrow_groups", "few_channels", "signals"),
     "channels_last": (
         "depthwise",
         "grouped",
@@ -116,6 +117,8 @@ def random_problem(rng: random.Random, kind: str) -> ConvProblem:
         if dims == 1 and rng.random() < 0.5:
             kernel = [rng.choice((15, 31, 40))]
         sizes = [rng.randint(1, {1: 300, 2: 60, 3: 14}[dims]) for _ in range(dims)]
+        if kind == "few_channels" and dims == 2 and rng.random() < 0.3:
+            kernel[0], sizes = 1, [1, rng.randint(1, 300)]
         stride: int | list[int] = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < 0.9 else width
         dilation = rng.choice((2, 3)) if rng.random() < 0.1 else 1
         before = [rng.randint(0, k // 2 * dilation + 1) for k in kernel]

@@ -9,6 +9,7 @@ from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
 from cudnn_autotune.engines.kernels.depthwise_wgrad import DepthwiseWgrad
 from cudnn_autotune.engines.kernels.depthwise_wgrad_mma import DepthwiseWgradMma
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
+from cudnn_autotune.engines.kernels.few_channels_planes import FewChannelsPlanes
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
@@ -29,6 +30,7 @@ BUILT_IN: tuple[Implementation, ...] = (
     DepthwiseWgrad(),
     DepthwiseWgradMma(),
     FewChannels(),
+    FewChannelsPlanes(),
     FewChannelsWgrad(),
     Grouped(),
     GroupedWgrad(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -325,6 +325,24 @@ def _native_of(problem: ConvProblem) -> _C.ConvProblem:
     is_plain = problem.memory_format == torch.contiguous_format
     values["memory_format"] = "contiguous" if is_plain else "channels_last"
     return require_cuda_build().ConvProblem(**values)
+
+
+def as_images(problem: ConvProblem) -> ConvProblem:
+    """Returns a contiguous 1-d problem as the contiguous 2-d one of images of height 1, whose
+    tensors have the same elements at the same places."""
+    before, after = problem.padding
+    return replace(
+        problem,
+        input_shape=_with_height_1(problem.input_shape),
+        weight_shape=_with_height_1(problem.weight_shape),
+        stride=(1, *problem.stride),
+        padding=(0, before, 0, after),
+        dilation=(1, *problem.dilation),
+    )
+
+
+def _with_height_1(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:2], 1, *shape[2:])
 
 
 def check_problem(problem: object) -> None:

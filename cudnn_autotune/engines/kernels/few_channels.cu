@@ -2,12 +2,9 @@
 // output pixels times window elements, times one of window elements times output channels.
 //
 // The block copies the rows of the image that a tile of TILE_P x TILE_Q pixels needs to shared
-// memory. A window is KERNEL_H rows of ROW elements that lie together. A register of the
-// left fragment is a pair of neighbouring elements, one access of 4 bytes. A row begins at an odd
-// element if LEFT is odd: its pairs then begin one element earlier (`lead`). The pairs of all
-// rows are numbered one after the other, so only the last register may have some to spare: 77
-// pairs are 80 for 7x7x3. What belongs to no window is removed from a pair by a mask. So no product
-// is computed that the convolution does not have, and infinities stay where they belong.
+// memory. A window is KERNEL_H rows of ROW elements that lie together. A register of the left
+// fragment is a pair of neighbouring elements (few_channels_pairs.cuh). A row begins at an odd
+// element if LEFT is odd: its pairs then begin one element earlier (`lead`).
 //
 // If neighbouring pixels are an odd number of elements apart, a warp computes every other pixel
 // (PHASES is 2), and the weights are prepared for both leads.
@@ -23,20 +20,15 @@
 // is copied.
 
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
-constexpr int PHASES = PIXEL_STEP % 2 == 0 ? 1 : 2;  // pixels between those of a warp
-constexpr int PIXELS_APART = PHASES * PIXEL_STEP;    // elements between those
-constexpr int LEADS = PHASES == 2 ? 1 : LEFT % 2;    // the largest lead
-constexpr int ROW_PAIRS = (ROW + LEADS + 1) / 2;     // in a row of a window
-constexpr int PAIRS = KERNEL_H * ROW_PAIRS;          // in a window
-constexpr int REGISTERS = (PAIRS + 3) / 4;           // a lane has every fourth pair
-constexpr int TILE_H = (TILE_P - 1) * STRIDE_H + KERNEL_H;
-constexpr int TILE_BYTES = TILE_H * PITCH * 2;
+constexpr int PHASES = PIXEL_STEP % 2 == 0 ? 1 : 2;            // pixels between those of a warp
+constexpr int PIXELS_APART = PHASES * PIXEL_STEP;              // elements between those
 constexpr int WEIGHT_PITCH = (4 * REGISTERS + 3) / 8 * 8 + 4;  // words: rows 4 banks apart
 constexpr int BLOCK_CHANNELS = WARPS_N * N_TILES * 8;
 constexpr int GROUPS_Q = TILE_Q / (16 * PHASES);  // groups of 16 pixels
 constexpr int GROUPS = TILE_P * GROUPS_Q;         // groups per phase
 constexpr int WARPS_OF_PHASE = WARPS_M / PHASES;
 
+static_assert(LEADS == (PHASES == 2 ? 1 : LEFT % 2) && PLANES == 1, "");
 static_assert(PITCH % 8 == 0 && TILE_Q % (16 * PHASES) == 0 && WARPS_M % PHASES == 0, "");
 static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + 2 * ROW_PAIRS, "a row of the tile fits");
 static_assert(SHARED_BYTES ==
@@ -73,38 +65,6 @@ __device__ __forceinline__ void prepare_weights(ELEMENT* target, const ELEMENT* 
     target[row * 2 * WEIGHT_PITCH + place] =
         valid ? w[(channel * KERNEL_H + kernel_row) * ROW + element] : ELEMENT{0};
   }
-}
-
-// The place of a pair, in elements from the begin of the window's pairs.
-__device__ __forceinline__ constexpr int pair_offset(int pair) {
-  const int known = pair < PAIRS ? pair : PAIRS - 1;
-  return known / ROW_PAIRS * PITCH + known % ROW_PAIRS * 2;
-}
-// The place of pair 4 i + t of this lane. A sum of constants and of what only depends on t.
-__device__ __forceinline__ int lane_offset(int i, int t) {
-  int offset = pair_offset(4 * i) + 2 * t;
-#pragma unroll
-  for (int j = 1; j < 4; ++j) {
-    const int jump = pair_offset(4 * i + j) - pair_offset(4 * i + j - 1) - 2;
-    if (jump != 0) offset += t >= j ? jump : 0;
-  }
-  return offset;
-}
-// The bits of a pair that belong to the window.
-__device__ __forceinline__ unsigned pair_mask(int pair, int lead) {
-  if (pair >= PAIRS) return 0u;
-  const int element = pair % ROW_PAIRS * 2 - lead;
-  return (element >= 0 && element < ROW ? 0x0000ffffu : 0u) |
-         (element + 1 < ROW ? 0xffff0000u : 0u);
-}
-__device__ __forceinline__ unsigned lane_mask(int i, int t, int lead) {
-  unsigned mask = ~0u;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const unsigned wanted = pair_mask(4 * i + j, lead);
-    if (wanted != ~0u) mask = t == j ? wanted : mask;
-  }
-  return mask;
 }
 
 // Adds the residual, applies the activation, and stores 2 * N_TILES channels of a pixel. `high` is

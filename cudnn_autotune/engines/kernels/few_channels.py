@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.family import KernelFamily, epilogue_macros
@@ -15,9 +16,9 @@ from cudnn_autotune.engines.kernels.sources import source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCES = ("few_channels_rows.cuh", "few_channels.cu")
+_SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels.cu")
 _MOST_ROWS, _MOST_COLUMNS = 16, 128
-"""Limits of a tile, in output pixels."""
+"""Limits of a tile, in output pixels. In an output of height 1 it has up to 8 times the columns."""
 _BYTES_OF_A_CLOCK = 16
 """Bytes per clock that a multiprocessor moves from and to memory, estimated."""
 _CLOCKS_OF_A_TILE = 300
@@ -61,9 +62,12 @@ class _Geometry(Rows):
         return 1 + self.pixel_step % 2
 
     @property
+    def leads(self) -> int:
+        return 1 if self.phases == 2 else self.left % 2
+
+    @property
     def row_pairs(self) -> int:
-        lead = 1 if self.phases == 2 else self.left % 2
-        return (self.row + lead + 1) // 2
+        return (self.row + self.leads + 1) // 2
 
     @property
     def registers(self) -> int:
@@ -131,6 +135,8 @@ class FewChannels(KernelFamily[_Tiling]):
         best = [s for s in found if s.n_tiles > 1 or found[0].n_tiles == 1][: _MOST_OFFERS - 1]
         if best and best[0].rows > 1:
             best.append(replace(best[0], rows=-(-best[0].rows // 2)))
+        elif best and best[0].columns > _MOST_COLUMNS:
+            best.append(replace(best[0], columns=_columns(geometry, best[0].columns // 2)))
         return tuple(s for s in best if s.blocks > 0)
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
@@ -141,6 +147,7 @@ class FewChannels(KernelFamily[_Tiling]):
         warps_m, warps_n = _warps(problem, tiling)
         defines = {
             **geometry.defines,
+            "LEADS": geometry.leads,
             "TILE_P": tiling.rows,
             "TILE_Q": tiling.columns,
             "PITCH": geometry.tile_pitch(tiling.columns),
@@ -173,21 +180,27 @@ class FewChannels(KernelFamily[_Tiling]):
 def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Tiling:
     """Chooses the tile, and fewer blocks a multiprocessor if their shared memory does not fit."""
     geometry = _Geometry(problem)
-    p, q = problem.output_shape[2:]
-    granule = 16 * geometry.phases
-    columns = -(-q // (-(-q // _MOST_COLUMNS) * granule)) * granule
+    p = problem.output_shape[2]
+    most = [_MOST_COLUMNS << i for i in range(4)] if p == 1 else [_MOST_COLUMNS]
+    widths = dict.fromkeys(_columns(geometry, columns) for columns in most)
     while blocks > 0:
         of_a_block = gpu.sm_shared_bytes // blocks - gpu.reserved_shared_bytes
         fitting = [
             settings
-            for rows in range(1, min(p, _MOST_ROWS) + 1)
+            for columns, rows in product(widths, range(1, min(p, _MOST_ROWS) + 1))
             if geometry.shared_bytes(settings := _Tiling(rows, columns, n_tiles, m_tiles, blocks))
             <= of_a_block
         ]
         if fitting:
             return min(fitting, key=lambda s: _clocks(problem, s, gpu))
         blocks -= 1
-    return _Tiling(1, columns, n_tiles, m_tiles, 0)
+    return _Tiling(1, min(widths), n_tiles, m_tiles, 0)
+
+
+def _columns(geometry: _Geometry, most: int) -> int:
+    """Divides the output's columns evenly among tiles of ``most`` or some more."""
+    q, granule = geometry.problem.output_shape[3], 16 * geometry.phases
+    return -(-q // (-(-q // most) * granule)) * granule
 
 
 def _clocks(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:

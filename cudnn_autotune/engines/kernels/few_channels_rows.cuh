@@ -1,5 +1,6 @@
-// Rows of a channels_last image in shared memory. All taps and channels of a row of a window lie
-// together there, as they do in the image: channels are not padded.
+// Rows of an image in shared memory. All taps and channels of a row of a window lie together there,
+// as they do in the image: channels are not padded. A channels_last image is one plane of pixels of
+// CHANNELS elements, a contiguous one PLANES of single elements.
 
 constexpr int ROW = KERNEL_W * CHANNELS;         // elements of a row of a window
 constexpr int PIXEL_STEP = STRIDE_W * CHANNELS;  // elements between output pixels
@@ -20,9 +21,9 @@ __device__ __forceinline__ Tile tile_at(int index, const Shape& shape) {
   return {image, (row - image * shape.tiles_p) * TILE_P, (index - row * shape.tiles_q) * TILE_Q};
 }
 
-// Begins to copy the rows that a tile's windows need, zeros outside of the image: PITCH elements of
-// each, of which the first window has those from LEFT on. COPY elements at a multiple of COPY are
-// either inside of a row or outside.
+// Begins to copy the rows that a tile's windows need, `rows` of each plane, zeros outside of the
+// image: PITCH elements of each, of which the first window has those from LEFT on. COPY elements at
+// a multiple of COPY are either inside of a row or outside.
 template <int rows, int threads>
 __device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __restrict__ x,
                                            const Tile& tile, const Shape& shape) {
@@ -30,13 +31,14 @@ __device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __res
   const int row_elements = shape.width * CHANNELS;
   const int first = CHANNELS * (STRIDE_W * tile.q - shape.pad_w) - LEFT;  // a multiple of 8
   const int top = STRIDE_H * tile.p - shape.pad_h;
-  x += static_cast<long long>(tile.image) * shape.height * row_elements;
-  for (int i = threadIdx.x; i < rows * copies; i += threads) {
+  x += static_cast<long long>(tile.image) * PLANES * shape.height * row_elements;
+  for (int i = threadIdx.x; i < PLANES * rows * copies; i += threads) {
     const int row = i / copies;
     const int element = first + (i - row * copies) * COPY;
-    const int h = top + row;
+    const int plane = PLANES == 1 ? 0 : row / rows;
+    const int h = top + row - plane * rows;
     const bool valid = h >= 0 && h < shape.height && element >= 0 && element < row_elements;
-    const int at = valid ? h * row_elements + element : 0;
+    const int at = valid ? (plane * shape.height + h) * row_elements + element : 0;
     if constexpr (sizeof(ELEMENT) * COPY < 4) {
       target[i] = valid ? x[at] : ELEMENT{0};
     } else {

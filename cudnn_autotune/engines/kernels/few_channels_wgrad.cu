@@ -1,10 +1,11 @@
 // The gradient of the weight for a channels_last image with few channels, on tensor cores: output
 // channels times pixels, times pixels times window elements. A block adds over its tiles of two
 // rows of TILE_Q pixels, and writes its sums to the workspace; sum_parts adds those of all blocks.
+// If the output has one row (IS_SIGNAL), the two are neighbouring segments of it.
 //
 // An mma takes neighbouring pixels in pairs. Here a pair is one of pixels below each other: the
 // block makes words of the image's rows, word e of row h holding elements e of the rows h and h +
-// STRIDE_H. Then element n of the window of pixel q is word PIXEL_STEP * q + n of its row, at
+// SECOND_ROW. Then element n of the window of pixel q is word PIXEL_STEP * q + n of its row, at
 // whatever step, and one access is a register of the right fragment. The left ones, of the
 // output's gradient, are loaded transposed. An mma has 8 pairs.
 //
@@ -16,17 +17,31 @@
 // the same, for steps up to 8 words; where an eight of elements belongs to two rows, words may
 // meet.
 
-constexpr int IMAGE_ROWS = KERNEL_H + STRIDE_H;
+constexpr int SECOND_ROW =
+    IS_SIGNAL ? 1 : STRIDE_H;  // rows of the image from a pixel to its pair's
+constexpr int IMAGE_ROWS = KERNEL_H + SECOND_ROW;
 constexpr int IMAGE_BYTES = IMAGE_ROWS * PITCH * 2;
 constexpr int GRADIENT_PITCH = 2 * BLOCK_CHANNELS + 16;  // bytes
 constexpr int GRADIENT_BYTES = 2 * TILE_Q * GRADIENT_PITCH;
 constexpr int COPIED_BYTES = GRADIENT_BYTES + IMAGE_BYTES;
 
-static_assert(TILE_P == 2, "");
+static_assert(TILE_P == (IS_SIGNAL ? 1 : 2) && (KERNEL_H == 1 || !IS_SIGNAL), "");
 static_assert(SHARED_BYTES >= 2 * COPIED_BYTES + KERNEL_H * PITCH * 4, "copies and pairs");
 
-// Begins to copy the gradients of a tile's pixels, (p, q) and (p + 1, q) one after the other; zeros
-// outside of the output and behind the last channel.
+// The place of a tile.
+__device__ __forceinline__ Tile begin_of(int index, const Shape& shape) {
+  Tile tile = tile_at(index, shape);
+  if (IS_SIGNAL) tile.q *= 2;
+  return tile;
+}
+// The place of a tile's second row.
+__device__ __forceinline__ Tile second_of(const Tile& tile) {
+  return IS_SIGNAL ? Tile{tile.image, tile.p, tile.q + TILE_Q}
+                   : Tile{tile.image, tile.p + 1, tile.q};
+}
+
+// Begins to copy the gradients of a tile's pixels, those of both rows in turns; zeros outside of
+// the output and behind the last channel.
 __device__ __forceinline__ void begin_gradients(unsigned char* target,
                                                 const ELEMENT* __restrict__ y, const Tile& tile,
                                                 const Shape& shape, int first_channel) {
@@ -36,7 +51,8 @@ __device__ __forceinline__ void begin_gradients(unsigned char* target,
   for (int i = threadIdx.x; i < 2 * TILE_Q * copies; i += THREADS) {
     const int pixel = i / copies, channel = i % copies * 8;
     const int row = pixel / TILE_Q, column = pixel % TILE_Q;
-    const int p = tile.p + row, q = tile.q + column;
+    const Tile begin = row == 0 ? tile : second_of(tile);
+    const int p = begin.p, q = begin.q + column;
     const bool valid = p < shape.p && q < shape.q && first_channel + channel < shape.channels;
     copy_async<16>(target + (2 * column + row) * GRADIENT_PITCH + 2 * channel,
                    y + (valid ? (p * shape.q + q) * shape.channels + channel : 0), valid);
@@ -51,7 +67,7 @@ __device__ __forceinline__ void pair_rows(unsigned* target, const unsigned char*
   const unsigned mask = has_second ? 0xffff0000u : 0u;
 #pragma unroll 2
   for (int i = threadIdx.x; i < KERNEL_H * fours; i += THREADS) {
-    const uint2 first = from[i], second = from[i + STRIDE_H * fours];
+    const uint2 first = from[i], second = from[i + SECOND_ROW * fours];
     uint4 words;
     words.x = (first.x & 0xffffu) | ((second.x << 16) & mask);
     words.y = (first.x >> 16) | (second.x & mask);
@@ -81,10 +97,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
   const auto begin_tile = [&](int index, int buffer) {
     unsigned char* target = shared + buffer * COPIED_BYTES;
-    const Tile tile = tile_at(index, shape);
+    const Tile tile = begin_of(index, shape);
     begin_gradients(target, y, tile, shape, first_channel);
-    begin_copy<IMAGE_ROWS, THREADS>(reinterpret_cast<ELEMENT*>(target + GRADIENT_BYTES), x, tile,
-                                    shape);
+    auto* const image = reinterpret_cast<ELEMENT*>(target + GRADIENT_BYTES);
+    begin_copy<IS_SIGNAL ? 1 : IMAGE_ROWS, THREADS>(image, x, tile, shape);
+    if (IS_SIGNAL) begin_copy<1, THREADS>(image + PITCH, x, second_of(tile), shape);
     commit_copies();
   };
   begin_tile(blockIdx.x, 0);
@@ -94,10 +111,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();  // all have them, and are done with the other buffer and the pairs
     if (index + gridDim.x < tiles) begin_tile(index + gridDim.x, buffer ^ 1);
     const unsigned char* gradients = shared + buffer * COPIED_BYTES;
-    const Tile tile = tile_at(index, shape);
-    pair_rows(pairs, gradients + GRADIENT_BYTES, tile.p + 1 < p);
+    const Tile tile = begin_of(index, shape), second = second_of(tile);
+    pair_rows(pairs, gradients + GRADIENT_BYTES, second.p < p && second.q < q);
     __syncthreads();
-    const int columns = min(TILE_Q, q - tile.q);
+    const int columns = min(TILE_Q, q - tile.q), second_columns = q - second.q;
 #pragma unroll 1
     for (int column = 8 * share.warp_k; column < columns; column += 8 * WARPS_K) {
       unsigned left[M_TILES][4];
@@ -111,8 +128,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const unsigned* const word = words[j] + PIXEL_STEP * column;
         unsigned right[2] = {word[0], word[4 * PIXEL_STEP]};
 #if IS_RAGGED
-        if (column + share.t >= columns) right[0] = 0u;
-        if (column + share.t + 4 >= columns) right[1] = 0u;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const int pixel = column + share.t + 4 * k;
+          if (pixel >= columns) right[k] = 0u;
+          if (IS_SIGNAL && pixel >= second_columns) right[k] &= 0xffffu;
+        }
 #endif
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) mma_16x8x16<ELEMENT>(sums[m][j], left[m], right);

@@ -62,7 +62,7 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
         elements = math.prod(problem.weight_shape[1:])
         if elements > _MOST_ELEMENTS:
             return ()
-        q = problem.output_shape[3]
+        q = -(-problem.output_shape[3] // _segments(problem))
         columns = -(-q // (-(-q // _MOST_COLUMNS) * 8)) * 8
         found = []
         for m_tiles in range(1, 5):
@@ -94,7 +94,7 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
         _, k, p, q = problem.output_shape
         tiles_p, tiles_q, tiles = _tiles(problem, tiling)
         blocks_x, blocks_y = _grid(problem, tiling, gpu)
-        defines = {
+        defines: dict[str, str | int] = {
             **rows.defines,
             "TILE_P": _tile_rows(problem),
             "TILE_Q": tiling.columns,
@@ -107,6 +107,11 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
             "SHARED_BYTES": _shared_bytes(problem, tiling),
             "IS_RAGGED": int(q % 8 != 0),
         }
+        if not problem.may_use_tf32:
+            segments = _segments(problem)
+            defines["IS_SIGNAL"] = segments - 1
+            if segments > 1:
+                defines["IS_RAGGED"] = int(q % (segments * tiling.columns) != 0)
         add = KernelLaunch(
             Kernel(
                 source(*_ROWS, _OF_TF32 if problem.may_use_tf32 else _OF_HALVES),
@@ -134,14 +139,21 @@ def _n_tiles(problem: ConvProblem, warps_n: int) -> int:
 
 
 def _tile_rows(problem: ConvProblem) -> int:
-    """Rows of output pixels in a tile. Of half types an mma takes pixels below each other."""
-    return 1 if problem.may_use_tf32 else 2
+    """Rows of the output in a tile. Of half types an mma takes pixels below each other."""
+    return 1 if problem.may_use_tf32 or _segments(problem) > 1 else 2
+
+
+def _segments(problem: ConvProblem) -> int:
+    """Segments of a row of the output in a tile: two where there is no second row to pair."""
+    is_signal = problem.output_shape[2] == problem.weight_shape[2] == 1 and problem.padding[0] == 0
+    return 2 if is_signal and not problem.may_use_tf32 else 1
 
 
 def _tiles(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int]:
     """Tiles along the output's rows and columns, and all tiles."""
     n, _, p, q = problem.output_shape
-    tiles_p, tiles_q = -(-p // _tile_rows(problem)), -(-q // settings.columns)
+    tiles_p = -(-p // _tile_rows(problem))
+    tiles_q = -(-q // (_segments(problem) * settings.columns))
     return tiles_p, tiles_q, n * tiles_p * tiles_q
 
 
@@ -170,7 +182,8 @@ def _shared_bytes(problem: ConvProblem, settings: _Tiling) -> int:
         gradients = settings.columns * (16 * settings.m_tiles + 8) * 4
         return max(2 * (gradients + kernel_h * pitch * 4), sums)
     gradients = 2 * settings.columns * (32 * settings.m_tiles + 16)
-    image = (kernel_h + problem.stride[0]) * pitch * 2
+    second_row = 1 if _segments(problem) > 1 else problem.stride[0]
+    image = (kernel_h + second_row) * pitch * 2
     return max(2 * (gradients + image) + kernel_h * pitch * 4, sums)
 
 

@@ -16,7 +16,7 @@ from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.kernels.sources import version_of
-from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
+from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem, as_images
 from cudnn_autotune.engines.recipe import (
     RESULTS,
     Address,
@@ -80,7 +80,6 @@ def _offered(problem: ConvProblem, gpu: Gpu) -> list[tuple[Offer, Implementation
     """Returns offers with the implementations that they run."""
     if (
         problem.memory_format != torch.contiguous_format
-        or problem.spatial_dims not in CHANNELS_LAST
         or min(problem.alignment) < LEAST_ALIGNED
         or _CONTIGUOUS.offers(problem, gpu)
     ):
@@ -116,13 +115,15 @@ def _transposed(problem: ConvProblem) -> Iterator[Buffer]:
 
 
 def _inner(problem: ConvProblem) -> ConvProblem:
-    """Returns the problem in channels_last, whose transposed tensors lie in the workspace."""
+    """Returns the problem in channels_last, a 1-d one as that of images of height 1. Its transposed
+    tensors lie in the workspace."""
     transposed = set(_transposed(problem))
     x, w, y = (
         _IN_WORKSPACE if name in transposed else alignment
         for name, alignment in zip(("x", "w", "y"), problem.alignment, strict=True)
     )
-    return replace(problem, memory_format=CHANNELS_LAST[problem.spatial_dims], alignment=(x, w, y))
+    images = as_images(problem) if problem.spatial_dims == 1 else problem
+    return replace(images, memory_format=CHANNELS_LAST[images.spatial_dims], alignment=(x, w, y))
 
 
 def _room(problem: ConvProblem, name: Buffer) -> int:

@@ -29,7 +29,13 @@ from cudnn_autotune.engines.activations import (
     Activation,
     is_parameter,
 )
-from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem, Operands
+from cudnn_autotune.engines.problem import (
+    CHANNELS_LAST,
+    DTYPES,
+    ConvProblem,
+    Operands,
+    as_images,
+)
 from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.nn.inductor import _mark_input
 from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
@@ -190,11 +196,7 @@ class Group:
         spatial_dims = x.dim() - 2
         if self.channels_last and spatial_dims == 2 and x.dtype != torch.float64:
             memory_format = CHANNELS_LAST[spatial_dims]
-        if is_image_of_height_1(x, w, pads=False):
-            x, w = x.unsqueeze(2), w.unsqueeze(2)
-            stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
-            memory_format = torch.channels_last
-        return ConvProblem(
+        problem = ConvProblem(
             "fprop",
             _hints(x.shape),
             _hints(w.shape),
@@ -208,6 +210,9 @@ class Group:
             residual=self.residual is not None,
             activation=self.activation,
         )
+        if not is_image_of_height_1(x, w, pads=False):
+            return problem
+        return replace(as_images(problem), memory_format=torch.channels_last)
 
 
 def _hint(size: int | torch.SymInt) -> int:

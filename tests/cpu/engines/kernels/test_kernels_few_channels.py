@@ -11,7 +11,14 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from first_layers import L4, ODD_SHAPES, assert_blocks_fit, first_layer, random_first_layer
+from first_layers import (
+    HEIGHT_1,
+    L4,
+    ODD_SHAPES,
+    assert_blocks_fit,
+    first_layer,
+    random_first_layer,
+)
 from fused_cases import NAMES
 
 from cudnn_autotune.engines.implementations import Gpu
@@ -93,6 +100,28 @@ def test_what_a_convolution_is_fused_with(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("of", [problem(*s) for s in ODD_SHAPES], ids=lambda of: of.text)
 def test_odd_shapes(of: ConvProblem) -> None:
     check(KERNELS, of, first_offer(of), is_reversed=True)
+
+
+@pytest.mark.basic(2)
+@pytest.mark.parametrize("name", HEIGHT_1)
+def test_images_of_height_1(name: str) -> None:
+    of = problem(*HEIGHT_1[name], bias=True)
+    for offer in KERNELS.offers(of, H200):
+        check(KERNELS, of, offer.settings)
+
+
+def test_a_long_signal_has_wide_tiles_and_whole_vectors() -> None:
+    """A tile of 128 pixels and 32 channels would leave half of the warps without pixels."""
+    of = problem((8, 1, 1, 240_000), (32, 1, 1, 7), 1, (0, 3))
+    for offer in KERNELS.offers(of, H200):
+        (launch,) = KERNELS.recipe(of, offer.settings, H200).launches
+        d = {name: int(v) for name, v in launch.kernel.defines if str(v).isdecimal()}
+        groups_of_a_phase = d["TILE_P"] * d["TILE_Q"] // 32
+        assert groups_of_a_phase >= d["M_TILES"] * d["WARPS_M"] // 2
+        assert launch.grid[0] >= H200.multiprocessors
+    wide = problem((8, 1, 1, 160_000), (512, 1, 1, 10), (1, 5))
+    (launch,) = KERNELS.recipe(wide, first_offer(wide), H200).launches
+    assert dict(launch.kernel.defines)["N_TILES"] % 4 == 0  # stores of 16 bytes
 
 
 @pytest.mark.basic(2)

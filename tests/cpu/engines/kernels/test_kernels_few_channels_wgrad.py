@@ -13,7 +13,14 @@ import pytest
 import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
 from cuda_emulation.checks import H200, between_bands, check, check_not_finite, random_tensors
-from first_layers import L4, ODD_SHAPES, assert_blocks_fit, first_layer, random_first_layer
+from first_layers import (
+    HEIGHT_1,
+    L4,
+    ODD_SHAPES,
+    assert_blocks_fit,
+    first_layer,
+    random_first_layer,
+)
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
@@ -103,6 +110,15 @@ def test_odd_shapes(of: ConvProblem) -> None:
 
 
 @pytest.mark.basic(2)
+@pytest.mark.parametrize("name", HEIGHT_1)
+def test_images_of_height_1(name: str) -> None:
+    for dtype, gpu in ((torch.bfloat16, H200), (torch.float16, ONE), (torch.float32, H200)):
+        of = problem(*HEIGHT_1[name], dtype=dtype)
+        for offer in KERNELS.offers(of, gpu)[:2]:
+            check(KERNELS, of, offer.settings, gpu=gpu, is_reversed=gpu == ONE)
+
+
+@pytest.mark.basic(2)
 @pytest.mark.parametrize("alignment", [2, 4, 8, 16])
 def test_images_that_are_less_aligned(alignment: int) -> None:
     of = problem((1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(alignment, 2, 16))
@@ -124,11 +140,13 @@ def test_random_shapes() -> None:
 
 
 @pytest.mark.basic(3)
-@pytest.mark.parametrize("name", ["resnet", "efficientnet", "inception", "inception in TF32"])
+@pytest.mark.parametrize(
+    "name", ["resnet", "efficientnet", "inception", "inception in TF32", "wav2vec2", "stereo"]
+)
 @pytest.mark.parametrize("operand", ["x", "y"])
 def test_infinities_and_nans_go_where_they_belong(name: str, operand: str) -> None:
     """Pixels of a tile that lie outside of the output have windows in the image."""
-    of = FIRST_LAYERS[name]
+    of = problem(*HEIGHT_1[name]) if name in HEIGHT_1 else FIRST_LAYERS[name]
     tensors = random_tensors(of)
     values = tensors[operand]
     height, width = values.shape[2:]

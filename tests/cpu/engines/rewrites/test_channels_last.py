@@ -136,6 +136,7 @@ PROBLEMS = {
         plain("fprop", (2, 32, 7, 9), (48, 8, 3, 3), 1, 1, 1, 4),
         plain("fprop", (3, 64, 6, 5), (64, 16, 3, 3), 2, 1, 1, 4, dtype=BFLOAT16, bias=True),
         plain("fprop", (2, 48, 5, 6), (48, 24, 1, 1), groups=2, residual=True, activation="relu"),
+        plain("fprop", (2, 32, 47), (32, 8, 3), 2, 1, 1, 4, bias=True),
         plain("dgrad", (2, 32, 9, 7), (32, 4, 3, 3), 2, 1, 1, 8),
         plain("dgrad", (1, 48, 6, 6), (48, 24, 3, 3), 1, 1, 1, 2, dtype=BFLOAT16),
     ],
@@ -150,16 +151,21 @@ PROBLEMS = {
         plain("fprop", (1, 3, 9, 11), (24, 3, 3, 3), 1, 1, dtype=BFLOAT16, bias=True),
         plain("fprop", (2, 4, 8, 8), (8, 4, 3, 3), 2, 1, residual=True, activation="silu"),
         plain("fprop", (2, 1, 9, 12), (16, 1, 3, 3), 1, 1),
+        plain("fprop", (2, 1, 203), (64, 1, 10), 5, bias=True),
+        plain("fprop", (2, 2, 101), (24, 2, 7), 2, (3, 1), dtype=BFLOAT16),
     ],
     "few_channels_wgrad": [
         plain("wgrad", (2, 3, 15, 17), (16, 3, 7, 7), 2, 3),
         plain("wgrad", (2, 1, 9, 12), (16, 1, 3, 3), 1, 1, dtype=BFLOAT16),
+        plain("wgrad", (2, 1, 203), (64, 1, 10), 5),
+        plain("wgrad", (2, 2, 101), (24, 2, 7), 2, (3, 1), dtype=FLOAT),
     ],
     "depthwise_wgrad": [
         plain("wgrad", (2, 24, 9, 10), (24, 1, 7, 7), 1, 3, 1, 24, dtype=FLOAT),
         plain("wgrad", (2, 16, 9, 11), (16, 1, 5, 5), 2, 2, 1, 16),
         plain("wgrad", (1, 10, 4, 6, 5), (10, 1, 3, 3, 3), 1, 1, 1, 10, dtype=BFLOAT16),
         plain("wgrad", (1, 9, 5, 7), (9, 1, 3, 3), (2, 1), 1, 1, 9, dtype=FLOAT),
+        plain("wgrad", (2, 24, 40), (24, 1, 3), groups=24, dtype=FLOAT),
     ],
 }
 
@@ -209,6 +215,9 @@ def test_one_launch_before_the_kernel_and_one_behind_it() -> None:
     assert launches(PROBLEMS["few_channels"][0]) == [before, kernel, behind]
     assert launches(PROBLEMS["few_channels"][2]) == [("transpose", 3), kernel, behind]
     assert launches(PROBLEMS["grouped_wgrad"][0])[0] == before
+    signal = plain("wgrad", (2, 1, 203), (64, 1, 10), 5)
+    functions = [("transpose", 1), ("few_channels_wgrad", 0), ("sum_parts", 0)]
+    assert launches(signal) == functions, "one channel lies alike in both layouts"
 
 
 # What is offered
@@ -217,11 +226,10 @@ def test_one_launch_before_the_kernel_and_one_behind_it() -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        # In channels_last already, or without such a layout.
+        # In channels_last already.
         plain(
             *("fprop", (2, 32, 8, 8), (32, 8, 3, 3)), groups=4, memory_format=torch.channels_last
         ),
-        plain("wgrad", (2, 24, 40), (24, 1, 3), groups=24, dtype=FLOAT),
         # depthwise_planes and the kernels on tensor cores compute contiguous tensors.
         plain("fprop", (2, 24, 9, 10), (24, 1, 3, 3), 2, 1, 1, 24),
         plain("dgrad", (2, 24, 9, 10), (24, 1, 3, 3), 2, 1, 1, 24, dtype=FLOAT),
