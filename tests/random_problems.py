@@ -85,7 +85,7 @@ TAKES = {
     "grouped": ("grouped", "narrow_groups", "signals"),
     "grouped_wgrad": ("grouped", "narrow_groups", "signals"),
     "implicit_gemm_1d": ("grouped", "narrow_groups", "few_channels", "signals"),
-    "implicit_gemm_1d_wgrad": ("grouped", "narrow_groups", "few_channels", "signals"),
+    "implicit_gemm_1d_wgrad": ("grouped", "narrow_groups", "signals"),
     "channels_last": (
         "depthwise",
         "grouped",
