@@ -115,17 +115,20 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
     Such are those of groups in ``channels_last``, for layers without dilation that have as many
     channels out as in. On an H200 they took at most 0.87 of the time of these engines, on the 45
     layers and directions on which one of these was the fastest of cuDNN's
-    (docs/results/h200.md#kernels).
+    (docs/results/h200.md#kernels). So is ``implicit_gemm_1d`` in fprop, which took at most 0.93 of
+    the best of all engines on eight layers (docs/results/h200.md#kernels_1d).
     """
-    if (
-        problem is None
-        or problem.groups == 1
-        or problem.memory_format == torch.contiguous_format
-        or problem.weight_shape[0] != problem.input_shape[1]
-        or max(problem.dilation) > 1
-    ):
+    own = [c for c in candidates if c.id.is_implementation and not is_users(c.text)]
+    if problem is None or problem.memory_format == torch.contiguous_format:
         return False
-    return any(c.id.is_implementation and not is_users(c.text) for c in candidates)
+    if problem.op == "fprop" and any(c.id.name == "implicit_gemm_1d" for c in own):
+        return True
+    is_known = (
+        problem.groups > 1
+        and problem.weight_shape[0] == problem.input_shape[1]
+        and max(problem.dilation) == 1
+    )
+    return is_known and bool(own)
 
 
 def _cudnn_version() -> int:

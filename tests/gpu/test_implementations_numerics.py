@@ -50,7 +50,7 @@ LAYERS = {
     "patches": (3, 64, 1, 16),
 }
 """Kind -> input channels, output channels, groups and width of the kernel of a layer whose tensors
-are made huge."""
+are made huge; of what computes long filters, other layers are."""
 WIDE = 5
 """Width of the kernel for implementations that compute none of the layers."""
 HUGE = {torch.float32: 2**30 * 21 // 20, torch.float16: 2**31 * 49 // 50}
@@ -93,6 +93,8 @@ def huge(implementation: Implementation) -> Iterator[tuple[ca.ConvProblem, str]]
             (1, 2),
             (torch.channels_last, torch.contiguous_format),
         ):
+            if kind not in LAYERS:
+                continue
             channels, kernels, groups, width = LAYERS[kind]
             width = max(width, least_width)
             height = 1 if kind == "signals" else width

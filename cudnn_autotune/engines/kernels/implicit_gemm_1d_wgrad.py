@@ -147,8 +147,8 @@ def _best(layer: Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
 class ImplicitGemm1dWgrad(KernelFamily[_Tiling]):
     """The weight's gradient of 1-d convolutions by implicit_gemm_1d_wgrad.cu and sum_parts.cu.
 
-    It computes layers of stride 1 of the kinds that ``implicit_gemm_1d`` computes. A gradient is
-    NaN or infinite only if a product that it consists of is.
+    It computes layers of stride 1 with groups, of the kinds that ``implicit_gemm_1d`` computes. A
+    gradient is NaN or infinite only if a product that it consists of is.
     """
 
     name = "implicit_gemm_1d_wgrad"
@@ -158,7 +158,7 @@ class ImplicitGemm1dWgrad(KernelFamily[_Tiling]):
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if gpu.compute_capability[0] != wgmma.CAPABILITY_MAJOR or problem.op != "wgrad":
             return ()
-        layer = layer_of(problem)
+        layer = layer_of(problem) if problem.groups > 1 else None  # else cuDNN's engines are faster
         return () if layer is None else _best(layer, gpu)
 
     def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:

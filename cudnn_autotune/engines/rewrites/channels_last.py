@@ -15,6 +15,8 @@ from cudnn_autotune.engines.kernels.few_channels import FewChannels
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
+from cudnn_autotune.engines.kernels.implicit_gemm_1d import ImplicitGemm1d
+from cudnn_autotune.engines.kernels.implicit_gemm_1d_wgrad import ImplicitGemm1dWgrad
 from cudnn_autotune.engines.kernels.sources import version_of
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem, as_images
 from cudnn_autotune.engines.recipe import (
@@ -41,6 +43,8 @@ _INNER: tuple[Implementation, ...] = (
     FewChannelsWgrad(),
     Grouped(),
     GroupedWgrad(),
+    ImplicitGemm1d(),
+    ImplicitGemm1dWgrad(),
 )
 """Kernels whose time in channels_last on an H200, 2 x 3 us for two launches, and the bytes of the
 tensors read and written once more at 3 TB/s are together less than the best contiguous time.

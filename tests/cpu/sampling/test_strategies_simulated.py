@@ -376,7 +376,11 @@ def test_auto_compiles_only_pytorchs_engine_where_the_package_has_a_faster_kerne
         of_problem("fprop", input, (96, 96, 3, 3)),
     ):
         assert texts(other) == of_all
-    everything.remove(OWN)
+    signal = (8, 32, 1, 8192), (32, 32, 1, 11)
+    everything[-1] = one_row = replace(OWN, text="implicit_gemm_1d@1:M_TILES=1")
+    assert texts(of_problem("fprop", *signal)) == ["first", "second", ATEN.text, one_row.text]
+    assert texts(of_problem("dgrad", *signal)) == [c.text for c in everything]
+    everything.remove(one_row)
     assert texts(DEPTHWISE) == [c.text for c in everything]
 
 

@@ -54,13 +54,13 @@ def problem(
 
 LAYERS = {
     "positional, 48 a group": ("fprop dgrad wgrad", (2, 150), 2, 48, 32, 1, 16),
-    "HiFi-GAN, 32 channels": ("fprop dgrad wgrad", (2, 300), 1, 32, 11, 1, 25, 5),
+    "HiFi-GAN, 32 channels": ("fprop dgrad", (2, 300), 1, 32, 11, 1, 25, 5),
     "HiFi-GAN, upsampling": ("dgrad", (2, 160), 1, (32, 64), 16, 8, 4),
     "an odd number of planes": ("fprop dgrad wgrad", (1, 90), 2, 24, 7, 1, 3),
     "one plane, an even number of taps": ("fprop dgrad wgrad", (2, 70), 2, 8, 4, 1, 2),
-    "one plane in, an odd number of taps": ("fprop dgrad wgrad", (1, 80), 1, (8, 40), 5, 1, 2, 3),
-    "one plane out": ("fprop dgrad wgrad", (1, 80), 1, (40, 8), 3, 1, 1),
-    "128 channels": ("fprop wgrad", (1, 70), 1, 128, 3, 1, 1),
+    "one plane in, an odd number of taps": ("fprop dgrad", (1, 80), 1, (8, 40), 5, 1, 2, 3),
+    "one plane out": ("fprop dgrad", (1, 80), 1, (40, 8), 3, 1, 1),
+    "128 channels": ("fprop", (1, 70), 1, 128, 3, 1, 1),
     "no padding": ("fprop dgrad wgrad", (3, 41), 2, 16, 9),
     "padding as large as the kernel": ("fprop dgrad wgrad", (1, 20), 2, 16, 3, 1, 3),
     "other padding after than before": ("fprop dgrad wgrad", (1, 37), 2, 16, 6, 1, (1, 4)),
@@ -69,7 +69,9 @@ LAYERS = {
     "a stride larger than the kernel": ("dgrad", (1, 61), 2, 8, 3, 5),
     "a stride that divides no length": ("dgrad", (2, 47), 1, (24, 16), 7, 3, 2),
     "positions that no output reads": ("dgrad", (1, 50), 1, 16, 3, 4),
-    "rows of images": ("fprop dgrad wgrad", (2, 40), 1, 16, 3, 1, 1, 1, 3),
+    "rows of images": ("fprop dgrad", (2, 40), 1, 16, 3, 1, 1, 1, 3),
+    "64 channels of a group": ("wgrad", (2, 80), 2, (64, 16), 5, 1, 2, 2),
+    "rows of images with groups": ("wgrad", (2, 40), 2, 16, 3, 1, 1, 1, 3),
     "one tap of a group": ("fprop dgrad wgrad", (2, 66), 2, 24, 1),
 }
 """The operations, (images, length), groups, channels a group, the kernel and what follows."""
@@ -194,6 +196,7 @@ def test_random_shapes() -> None:
     [
         {"op": "wgrad", "stride": 2},
         {"op": "wgrad", "width": 20},
+        {"op": "wgrad", "groups": 1},
         {"dtype": torch.float32},
         {"memory_format": torch.contiguous_format},
         {"stride": 2},

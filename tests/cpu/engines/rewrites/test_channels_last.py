@@ -167,6 +167,16 @@ PROBLEMS = {
         plain("wgrad", (1, 9, 5, 7), (9, 1, 3, 3), (2, 1), 1, 1, 9, dtype=FLOAT),
         plain("wgrad", (2, 24, 40), (24, 1, 3), groups=24, dtype=FLOAT),
     ],
+    "implicit_gemm_1d": [
+        plain("fprop", (2, 48, 120), (48, 24, 16), 1, 8, 1, 2, bias=True),
+        plain("fprop", (2, 32, 90), (16, 32, 7), 1, (3, 1), 2, residual=True),
+        plain("dgrad", (2, 32, 90), (40, 32, 5), 1, 2, dtype=BFLOAT16),
+        plain("dgrad", (2, 16, 64), (24, 16, 8), 4, 2),
+    ],
+    "implicit_gemm_1d_wgrad": [
+        plain("wgrad", (2, 48, 120), (48, 24, 16), 1, 8, 1, 2),
+        plain("wgrad", (2, 128, 70), (32, 64, 9), 1, 4, 2, 2, dtype=BFLOAT16),
+    ],
 }
 
 
