@@ -46,7 +46,7 @@ LAYERS = {
     "few_channels": (3, 64, 1, 7),
     "dense": (6, 64, 1, 3),
     "pointwise": (512, 64, 1, 1),
-    "signals": (64, 64, 1, 7),
+    "signals": (64, 64, 2, 7),
     "patches": (3, 64, 1, 16),
 }
 """Kind -> input channels, output channels, groups and width of the kernel of a layer whose tensors

@@ -8,7 +8,7 @@
 // i begins at, the output is
 //   out[p][o] = sum over i and c of in[p + tap(i)][c] * filter[i][c][o]
 // so each tap is a matrix product of the same rows, begun at another one. Filters pass through a
-// ring of STAGES stages, some taps at a time; HELD_STAGES of them if there are fewer.
+// ring of stages, some taps at a time.
 //
 // A product sums over 16 channels, two planes. If a group has an odd number of planes, the last one
 // of two neighbouring taps goes into one product, and what is left of an odd number of taps is
@@ -17,32 +17,30 @@
 // A gradient with a stride: outputs of one residue modulo the stride (a phase) see every stride'th
 // tap, with a stride of 1. Each block computes one phase.
 //
+// Layers of as many channels share a kernel: what depends on the filters' length comes with the
+// launch.
+//
 // What bounds it. A product of 64 x 16 by 16 x N takes N / 2 clocks, and 16 + N / 4 for its
 // operands to come from shared memory.
 
 constexpr int kThreads = 128 * WARPGROUPS;
 constexpr int kTile = 64 * M_TILES * WARPGROUPS;
-constexpr int kInWidth = 8 * PLANES, kOutWidth = SLICES * N_TILE;  // channels of a group
-constexpr int kFilterWidth = DGRAD ? kOutWidth : kInWidth;
+constexpr int kInWidth = 8 * PLANES;  // channels of a group
 constexpr int kOutPlanes = N_TILE / 8;
 // The filters of a stage are matrices, one for each tap, whose columns are channels of the output,
 // and whose sum is over those of the input. In fprop a row has 8 channels of the input, in dgrad 8
 // of the output. Planes take an odd number of rows, so that they begin in different banks.
+constexpr int kInner = DGRAD ? kOutPlanes : PLANES;
 constexpr int kFilterPitch = (DGRAD ? kInWidth : N_TILE) + 1;
-constexpr int kTapRows = (DGRAD ? kOutPlanes : PLANES) * kFilterPitch;
-constexpr int kStageBytes = 16 * STAGE_TAPS * kTapRows;
+constexpr int kTapRows = kInner * kFilterPitch;
 constexpr int kAlongSum = DGRAD ? 8 : kFilterPitch, kAcross = DGRAD ? kFilterPitch : 8;
 constexpr int kScratchPitch = 2 * N_TILE + 16;
 constexpr int kBuffers = KEEPS_FILTERS ? 2 : 1;
-constexpr int kFilterBytes = HELD_STAGES * kStageBytes;
-static_assert(16 * PLANES * PITCH <= BUFFER_BYTES, "a buffer holds the input of a tile");
-static_assert(kThreads / 32 * 16 * kScratchPitch <= BUFFER_BYTES, "a buffer holds an output");
-static_assert(kBuffers * BUFFER_BYTES + kFilterBytes + 64 * 16 <= SHARED_BYTES,
-              "the layout of shared memory");
 
 struct Sizes {
   int in_length, in_channels, out_length, out_channels;
-  int kernel, padding, dilation;
+  int kernel, padding, dilation, stride;
+  int filter_channels;
 };
 
 // The taps that the outputs of a phase see. Tap i reads position unit + first + i * step, and is
@@ -53,11 +51,11 @@ struct Taps {
   __device__ __forceinline__ static Taps of(const Sizes& s, int phase) {
     if (!DGRAD) return {s.kernel, -s.padding, s.dilation, 0, 1};
     const int from = phase + s.padding;
-    int residue = from % STRIDE;
-    if (residue < 0) residue += STRIDE;
-    const int count = residue < s.kernel ? (s.kernel - residue + STRIDE - 1) / STRIDE : 0;
-    return {count, (from - residue) / STRIDE - (count - 1) * s.dilation, s.dilation,
-            residue + (count - 1) * STRIDE, -STRIDE};
+    int residue = from % s.stride;
+    if (residue < 0) residue += s.stride;
+    const int count = residue < s.kernel ? (s.kernel - residue + s.stride - 1) / s.stride : 0;
+    return {count, (from - residue) / s.stride - (count - 1) * s.dilation, s.dilation,
+            residue + (count - 1) * s.stride, -s.stride};
   }
 };
 
@@ -74,33 +72,38 @@ __device__ __forceinline__ void copy_shared_by_blocks(void* target, const void* 
 #endif
 }
 
-// Copies STAGE_TAPS taps of the filters of a block's channels; zeros behind the last one.
-// Neighbouring threads copy what follows each other in a filter.
-__device__ __forceinline__ void copy_filters(unsigned char* stage, const ELEMENT* w, const Sizes& s,
-                                             const Taps& taps, int begin) {
-  constexpr int kInner = DGRAD ? kOutPlanes : PLANES, kOuter = kFilterPitch - 1;
-  constexpr int kRow = STAGE_TAPS * kInner;
-  constexpr int kAbreast = kRow < kThreads ? kRow : kThreads, kTogether = kThreads / kAbreast;
-  const int first = threadIdx.x / kAbreast;
-  if (first >= kTogether) return;
-  const long long filter = static_cast<long long>(s.kernel) * kFilterWidth;
-#pragma unroll
-  for (int i = 0; i < kRow; i += kAbreast) {
-    const int place = i + threadIdx.x % kAbreast;
-    if (kRow % kAbreast != 0 && place >= kRow) break;
-    const int tap = place / kInner, inner = place % kInner;
-    const bool exists = begin + tap < taps.count;
-    const int filter_tap = exists ? taps.first_filter + (begin + tap) * taps.filter_step : 0;
-    const ELEMENT* from = w + first * filter + filter_tap * kFilterWidth + 8 * inner;
-    unsigned char* to = stage + (place * kFilterPitch + first) * 16;
+// Copies taps of the filters of a block's channels to a stage; zeros behind the last one. Each
+// thread copies some rows of the taps that follow each other in a filter, of every some filters.
+struct FilterCopy {
+  int row, abreast, together, first, place;
+
+  __device__ __forceinline__ explicit FilterCopy(int stage_taps)
+      : row(stage_taps * kInner),
+        abreast(min(row, kThreads)),
+        together(kThreads / abreast),
+        first(threadIdx.x / abreast),
+        place(threadIdx.x % abreast) {}
+
+  __device__ __forceinline__ void copy(unsigned char* stage, const ELEMENT* w, const Sizes& s,
+                                       const Taps& taps, int begin) const {
+    if (first >= together) return;
+    const long long filter = static_cast<long long>(s.kernel) * s.filter_channels;
+    for (int here = place; here < row; here += abreast) {
+      const int tap = begin + here / kInner;
+      const bool exists = tap < taps.count;
+      const int filter_tap = exists ? taps.first_filter + tap * taps.filter_step : 0;
+      const ELEMENT* from =
+          w + first * filter + filter_tap * s.filter_channels + 8 * (here % kInner);
+      unsigned char* to = stage + (here * kFilterPitch + first) * 16;
 #pragma unroll 4
-    for (int outer = first; outer < kOuter; outer += kTogether) {
-      copy_shared_by_blocks(to, from, exists);
-      from += kTogether * filter;
-      to += 16 * kTogether;
+      for (int outer = first; outer < kFilterPitch - 1; outer += together) {
+        copy_shared_by_blocks(to, from, exists);
+        from += together * filter;
+        to += 16 * together;
+      }
     }
   }
-}
+};
 
 // Adds the bias and the residual to the sums of 16 positions, which a warp holds, and stores them.
 __device__ __forceinline__ void store(const float (&sums)[N_TILE / 2], unsigned char* scratch,
@@ -118,12 +121,12 @@ __device__ __forceinline__ void store(const float (&sums)[N_TILE / 2], unsigned 
 #pragma unroll
     for (int j = 0; j < kOutPlanes; ++j) {
       float low = sums[4 * j + 2 * h], high = sums[4 * j + 2 * h + 1];
-      if (HAS_BIAS) {
+      if (bias != nullptr) {
         const float2 more = reinterpret_cast<const Pair*>(bias + 8 * j + column)->values();
         low += more.x;
         high += more.y;
       }
-      if (HAS_RESIDUAL && exists) {
+      if (residual != nullptr && exists) {
         const float2 more =
             reinterpret_cast<const Pair*>(residual + place_of(r) + 8 * j + column)->values();
         low += more.x;
@@ -147,32 +150,32 @@ __device__ __forceinline__ void store(const float (&sums)[N_TILE / 2], unsigned 
 // The matrices of the filters of some taps times those of the input of a warpgroup, whose first row
 // is at `rows`.
 __device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILE / 2], unsigned rows,
-                                         unsigned filters, unsigned zeros, const Taps& taps,
-                                         int first_tap) {
+                                         int pitch, unsigned filters, unsigned zeros,
+                                         const Taps& taps, int first_tap, int count) {
   begin_products();
 #pragma unroll 1
-  for (int tap = 0; tap < STAGE_TAPS; ++tap) {
+  for (int tap = 0; tap < count; ++tap) {
     // Behind the last tap, filters and what they are multiplied by are zeros.
     const int place = first_tap + tap;
     const bool exists = place < taps.count;
     const unsigned from = exists ? rows + 16 * place * taps.step : zeros;
-    const Matrix left = Matrix::at(from, exists ? PITCH : 0, exists ? 8 : 0);
+    const Matrix left = Matrix::at(from, exists ? pitch : 0, exists ? 8 : 0);
     const Matrix right = Matrix::at(filters + 16 * tap * kTapRows, kAlongSum, kAcross);
 #pragma unroll
     for (int pair = 0; pair < PLANES / 2; ++pair) {
 #pragma unroll
       for (int m = 0; m < M_TILES; ++m) {
-        MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], left + (exists ? 2 * pair * PITCH + 64 * m : 0),
+        MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], left + (exists ? 2 * pair * pitch + 64 * m : 0),
                                     right + 2 * pair * kAlongSum);
       }
     }
   }
   if (PLANES % 2 == 1) {
 #pragma unroll 1
-    for (int tap = 0; tap < STAGE_TAPS; tap += 2) {
+    for (int tap = 0; tap < count; tap += 2) {
       const int place = first_tap + tap;
       const bool exists = place < taps.count, both = place + 1 < taps.count;
-      const unsigned from = exists ? rows + 16 * (place * taps.step + (PLANES - 1) * PITCH) : zeros;
+      const unsigned from = exists ? rows + 16 * (place * taps.step + (PLANES - 1) * pitch) : zeros;
       const Matrix right =
           Matrix::at(filters + 16 * (tap * kTapRows + (PLANES - 1) * kAlongSum), kTapRows, kAcross);
 #pragma unroll
@@ -186,39 +189,45 @@ __device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILE / 2], uns
   commit_products();
 }
 
-// gridDim.y is groups * SLICES, gridDim.z the phases. `tiles` are those of an image, all_tiles
-// those of all images; without KEEPS_FILTERS, gridDim.x is as many. PITCH is the odd number of rows
-// that a plane of the input takes.
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+// gridDim.y is groups times slices of N_TILE channels, gridDim.z the phases. `tiles` are those of
+// an image, all_tiles those of all images; without KEEPS_FILTERS, gridDim.x is as many. `pitch` is
+// the odd number of rows that a plane of the input takes, stage_taps the taps of a stage, of which
+// held_stages are in shared memory at a time.
+extern "C" __global__ void __launch_bounds__(kThreads, REGISTER_BLOCKS)
     implicit_gemm_1d(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
                      const ELEMENT* residual, int in_length, int in_channels, int out_length,
-                     int out_channels, int kernel, int padding, int dilation, int tiles,
-                     int all_tiles) {
+                     int out_channels, int kernel, int padding, int dilation, int stride, int tiles,
+                     int all_tiles, int pitch, int buffer_bytes, int stage_taps, int held_stages) {
   DYNAMIC_SHARED(shared);
-  const int group = blockIdx.y / SLICES, slice = blockIdx.y % SLICES;
-  const int phase = blockIdx.z, first_channel = group * kOutWidth + slice * N_TILE;
-  const Sizes s{in_length, in_channels, out_length, out_channels, kernel, padding, dilation};
+  const int out_width = out_channels / (in_channels / kInWidth), slices = out_width / N_TILE;
+  const int group = blockIdx.y / slices, slice = blockIdx.y % slices;
+  const int phase = blockIdx.z, first_channel = group * out_width + slice * N_TILE;
+  const Sizes s{in_length,    in_channels, out_length,
+                out_channels, kernel,      padding,
+                dilation,     stride,      DGRAD ? out_width : kInWidth};
   const Taps taps = Taps::of(s, phase);
   in += group * kInWidth;
-  w += DGRAD ? static_cast<long long>(group) * kInWidth * kernel * kOutWidth + slice * N_TILE
+  w += DGRAD ? static_cast<long long>(group) * kInWidth * kernel * out_width + slice * N_TILE
              : static_cast<long long>(first_channel) * kernel * kInWidth;
   out += first_channel;
-  if (HAS_BIAS) bias += first_channel;
-  if (HAS_RESIDUAL) residual += first_channel;
+  if (bias != nullptr) bias += first_channel;
+  if (residual != nullptr) residual += first_channel;
 
-  const int stages = (taps.count + STAGE_TAPS - 1) / STAGE_TAPS;
-  unsigned char* const filters = shared + kBuffers * BUFFER_BYTES;
-  unsigned char* const zeros = filters + kFilterBytes;
+  const int stages = (taps.count + stage_taps - 1) / stage_taps;
+  const int stage_bytes = 16 * stage_taps * kTapRows;
+  unsigned char* const filters = shared + kBuffers * buffer_bytes;
+  unsigned char* const zeros = filters + held_stages * stage_bytes;
   if (threadIdx.x < 64) reinterpret_cast<uint4*>(zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  const FilterCopy filter_copy(stage_taps);
   const auto copy_stage = [&](int i) {
     if (i < stages) {
-      copy_filters(filters + i % STAGES * kStageBytes, w, s, taps, i * STAGE_TAPS);
+      filter_copy.copy(filters + i % STAGES * stage_bytes, w, s, taps, i * stage_taps);
     }
     commit_copies();
   };
   const auto copy_tile = [&](int tile, int buffer) {
-    copy_planes<PLANES, PITCH, kThreads>(
-        shared + buffer * BUFFER_BYTES,
+    copy_planes<PLANES, kThreads>(
+        shared + buffer * buffer_bytes, pitch,
         in + static_cast<long long>(tile / tiles) * in_length * in_channels, in_channels, in_length,
         tile % tiles * kTile + taps.first, kTile + (taps.count - 1) * taps.step);
   };
@@ -235,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 #pragma unroll
       for (int i = 0; i < N_TILE / 2; ++i) sums[m][i] = 0.0f;
     }
-    unsigned char* const here = shared + buffer * BUFFER_BYTES;
+    unsigned char* const here = shared + buffer * buffer_bytes;
     const unsigned rows = shared_address(here) + 16 * first_row;
     const unsigned ring = shared_address(filters), zero_rows = shared_address(zeros);
     if (KEEPS_FILTERS) {
@@ -244,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       publish_writes();
       // All have this tile, and have stored the one before.
       __syncthreads();
-      if (stages > 0) multiply(sums, rows, ring, zero_rows, taps, 0);
+      if (stages > 0) multiply(sums, rows, pitch, ring, zero_rows, taps, 0, stage_taps);
       buffer ^= 1;
       if (tile + gridDim.x < all_tiles) copy_tile(tile + gridDim.x, buffer);
       commit_copies();
@@ -257,7 +266,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         // All have the stage i, and are done with i - 2.
         __syncthreads();
         copy_stage(i + STAGES - 2);
-        multiply(sums, rows, ring + i % STAGES * kStageBytes, zero_rows, taps, i * STAGE_TAPS);
+        multiply(sums, rows, pitch, ring + i % STAGES * stage_bytes, zero_rows, taps,
+                 i * stage_taps, stage_taps);
         products_done<1>();
       }
       copies_arrived<0>();
@@ -270,8 +280,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
       const int unit = tile % tiles * kTile + first_row + 64 * m + threadIdx.x % 128 / 32 * 16;
-      store(sums[m], scratch, out + first, bias, residual + (HAS_RESIDUAL ? first : 0), s,
-            unit * STRIDE + phase, STRIDE);
+      store(sums[m], scratch, out + first, bias, residual == nullptr ? residual : residual + first,
+            s, unit * stride + phase, stride);
     }
   }
 }

@@ -15,7 +15,6 @@ from cudnn_autotune.engines.kernels.family import (
     INT32_MAX,
     NULL,
     KernelFamily,
-    epilogue_macros,
     occupancy,
     operands,
 )
@@ -31,14 +30,14 @@ _STAGE_BYTES = 12 << 10
 """Bytes of filters that a stage has at least, unless there are fewer."""
 _ZERO_BYTES = _POSITIONS * _ROW_BYTES
 _MOST_SUMS = 128
-_OTHER_REGISTERS = 48
+_OTHER_REGISTERS = 64
 """Registers of a thread for sums, and beside them."""
 _MOST_RESIDENT = 8
 _WIDEST_TILE = 128
 """Channels of a tile at most."""
 _MOST_BLOCKS = 65535
 """Blocks of a grid in its second and in its third dimension, at most."""
-_MOST_OFFERS = 3
+_MOST_OFFERS = 2
 _WIDEST = 128
 """Channels above which cuDNN's engines do well if there are no groups and no stride."""
 _BYTES_A_CLOCK = 16
@@ -204,11 +203,16 @@ class _Tiling:
         filters = self.held_stages * self.stage_taps * self.tap_bytes
         return (1 + self.keeps_filters) * self.buffer_bytes + filters + _ZERO_BYTES
 
+    def most_resident(self, gpu: Gpu, shared_bytes: int = 0) -> int:
+        """Returns the blocks that a multiprocessor holds at a time, of as many bytes of shared
+        memory."""
+        registers = self.m_tiles * self.n_tile // 2 + _OTHER_REGISTERS
+        held = occupancy(gpu, 128 * self.warpgroups, registers, shared_bytes)
+        return min(held, _MOST_RESIDENT)
+
     def resident(self, gpu: Gpu) -> int:
         """Returns the blocks that a multiprocessor holds at a time."""
-        registers = self.m_tiles * self.n_tile // 2 + _OTHER_REGISTERS
-        held = occupancy(gpu, 128 * self.warpgroups, registers, self.shared_bytes)
-        return min(held, _MOST_RESIDENT)
+        return self.most_resident(gpu, self.shared_bytes)
 
     def clocks(self, gpu: Gpu) -> float:
         """Estimates the clocks of the busiest multiprocessor."""
@@ -282,19 +286,12 @@ class ImplicitGemm1d(KernelFamily[_Tiling]):
             "WARPGROUPS": tiling.warpgroups,
             "M_TILES": tiling.m_tiles,
             "N_TILE": n,
-            "SLICES": tiling.slices,
-            "STRIDE": layer.phases,
             "PLANES": layer.planes,
-            "PITCH": tiling.pitch,
-            "STAGE_TAPS": tiling.stage_taps,
             "MULTIPLY": f"multiply_{n}",
             "STAGES": _STAGES,
-            "HELD_STAGES": tiling.held_stages,
             "KEEPS_FILTERS": int(tiling.keeps_filters),
-            "BUFFER_BYTES": tiling.buffer_bytes,
-            "SHARED_BYTES": tiling.shared_bytes,
-            "MIN_BLOCKS": tiling.resident(gpu),
-            **dict(epilogue_macros(problem)),
+            "REGISTER_BLOCKS": tiling.most_resident(gpu),  # alike for filters of any length
+            **dict(sources.activation_macros(problem.activation)),
         }
         source = "".join(
             (
@@ -313,8 +310,9 @@ class ImplicitGemm1d(KernelFamily[_Tiling]):
                 Address("residual") if problem.residual else NULL,
                 *(layer.in_length, layer.groups * layer.in_width),
                 *(layer.out_length, layer.groups * layer.out_width),
-                *(layer.kernel, layer.padding, layer.dilation),
-                *(tiling.tiles, layer.images * tiling.tiles),
+                *(layer.kernel, layer.padding, layer.dilation, layer.phases),
+                *(tiling.tiles, layer.images * tiling.tiles, tiling.pitch, tiling.buffer_bytes),
+                *(tiling.stage_taps, tiling.held_stages),
             ),
             shared_bytes=tiling.shared_bytes,
         )

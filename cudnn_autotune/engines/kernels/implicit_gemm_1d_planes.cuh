@@ -2,10 +2,9 @@
 // where a position is a row of 16 bytes and a plane begins every `pitch` rows, an odd number, so
 // that planes begin in different banks. Positions beyond the signal are zeros. Neighbouring threads
 // copy the planes of a position; `channels` are elements from one to the next.
-template <int planes, int pitch, int threads>
-__device__ __forceinline__ void copy_planes(unsigned char* to, const ELEMENT* signal, int channels,
-                                            int length, int begin, int count) {
-  static_assert(pitch % 2 == 1, "planes begin in different banks");
+template <int planes, int threads>
+__device__ __forceinline__ void copy_planes(unsigned char* to, int pitch, const ELEMENT* signal,
+                                            int channels, int length, int begin, int count) {
   constexpr int kTogether = threads / planes;  // positions
   const int plane = threadIdx.x % planes, first = threadIdx.x / planes;
   if (first >= kTogether) return;

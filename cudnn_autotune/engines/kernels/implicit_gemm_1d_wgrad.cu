@@ -78,12 +78,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       unsigned char* const stage = shared + i % STAGES * kStageBytes;
       const long long image = (run + i * runs) / tiles;
       const int first = (run + i * runs) % tiles * kTile;
-      copy_planes<PLANES, PITCH, kThreads>(stage, x + image * in_length * in_channels, in_channels,
-                                           in_length, first + first_tap * dilation - padding,
-                                           kTile + (last_tap - first_tap) * dilation);
-      copy_planes<kOutPlanes, kOutPitch, kThreads>(stage + kInBytes,
-                                                   dy + image * out_length * out_channels,
-                                                   out_channels, out_length, first, kTile);
+      copy_planes<PLANES, kThreads>(stage, PITCH, x + image * in_length * in_channels, in_channels,
+                                    in_length, first + first_tap * dilation - padding,
+                                    kTile + (last_tap - first_tap) * dilation);
+      copy_planes<kOutPlanes, kThreads>(stage + kInBytes, kOutPitch,
+                                        dy + image * out_length * out_channels, out_channels,
+                                        out_length, first, kTile);
     }
     commit_copies();
   };

@@ -108,14 +108,14 @@ def test_layers(op: str, layer: Any) -> None:
 @covering(op=["fprop", "dgrad"], width=[16, 24], is_reversed=[False, True])
 def test_a_block_goes_over_several_tiles(op: str, width: int, is_reversed: bool) -> None:
     """One multiprocessor has few blocks; where they keep the filters, each goes over many tiles."""
-    what = problem(op, (5, 500), 1, width, 3, padding=1)
+    what = problem(op, (5, 500), 1, width, 7, padding=3)
     found = settings_of(what, ONE_MULTIPROCESSOR)
     assert any("KEEPS_FILTERS=1" in settings for settings in found)
     for settings in found:
         (launch,) = KERNEL.recipe(what, settings, ONE_MULTIPROCESSOR).launches
         assert isinstance(launch, KernelLaunch)
         is_kept = "KEEPS_FILTERS=1" in settings
-        all_tiles = launch.arguments[-1]
+        all_tiles = launch.arguments[-5]
         assert isinstance(all_tiles, int)
         assert (launch.grid[0] < all_tiles) == is_kept
         check(KERNEL, what, settings, gpu=ONE_MULTIPROCESSOR, is_reversed=is_reversed)

@@ -24,7 +24,7 @@ from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 FAMILIES = [one for one in BUILT_IN if isinstance(one, KernelFamily)]
 ON_CUDA_CORES = {"depthwise", "depthwise_planes", "depthwise_wgrad"}
-AT_LAUNCH = {"depthwise_planes", "depthwise_wgrad"}
+AT_LAUNCH = {"depthwise_planes", "depthwise_wgrad", "implicit_gemm_1d"}
 """The kernels to which the layout of shared memory comes with the arguments of a launch."""
 TENSOR_CORES = ("a100", "l4", "h200")
 MIN_BLOCKS = ("MIN_BLOCKS", "BLOCKS")
