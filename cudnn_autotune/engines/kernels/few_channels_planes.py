@@ -219,11 +219,11 @@ def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
     """Estimates the clocks for which a multiprocessor is busy."""
     _, _, tiles, blocks_y = _grid(geometry, tiling)
     pixels, q = tiling.rows * tiling.columns, geometry.problem.output_shape[3]
-    # Of a warp for eight pixels: products and what they read, the sums that it stages, and more.
+    # A warp issues, for eight pixels, products and what they read, stores of the staged sums, and more.
     products = geometry.registers * (tiling.m_tiles / 2 + 2 + 1.5 * geometry.is_odd)
     staging = tiling.m_tiles * (12 if q % 2 else 8)
     computing = pixels // 8 * tiling.warps_c * (products + staging + 25 / tiling.n_tiles)
-    # Of a warp for a row, or for two.
+    # It issues these for a row, or for two.
     lanes = 16 if tiling.columns < 256 else 32
     of_rows = 12 * -(-tiling.columns // (8 * lanes)) + (28 if q % 8 else 10)
     storing = tiling.rows * tiling.channels * lanes / 32 * of_rows

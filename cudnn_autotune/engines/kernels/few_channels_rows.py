@@ -53,7 +53,7 @@ class Rows:
     """Sizes that a problem determines, by the names that few_channels_rows.cuh uses."""
 
     problem: ConvProblem
-    """Of two dimensions."""
+    """The problem, with two dimensions."""
 
     @property
     def is_planar(self) -> bool:
