@@ -219,7 +219,7 @@ def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
     """Estimates the clocks for which a multiprocessor is busy."""
     _, _, tiles, blocks_y = _grid(geometry, tiling)
     pixels, q = tiling.rows * tiling.columns, geometry.problem.output_shape[3]
-    # A warp issues, for eight pixels, products and what they read, stores of the staged sums, and more.
+    # For eight pixels, a warp issues products and what they read, stages sums, and more.
     products = geometry.registers * (tiling.m_tiles / 2 + 2 + 1.5 * geometry.is_odd)
     staging = tiling.m_tiles * (12 if q % 2 else 8)
     computing = pixels // 8 * tiling.warps_c * (products + staging + 25 / tiling.n_tiles)
