@@ -74,6 +74,7 @@ Those of signals are of one row, as 1-d ones lie in channels_last."""
 TAKES = {
     "adjoint": ("depthwise", "grouped", "narrow_groups", "signals"),
     "depthwise": ("depthwise",),
+    "depthwise_1d": ("depthwise",),
     "depthwise_mma": ("depthwise",),
     "depthwise_planes": ("depthwise",),
     "depthwise_wgrad": ("depthwise",),

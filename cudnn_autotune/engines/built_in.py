@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.depthwise import Depthwise
+from cudnn_autotune.engines.kernels.depthwise_1d import Depthwise1d
 from cudnn_autotune.engines.kernels.depthwise_mma import DepthwiseMma
 from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
 from cudnn_autotune.engines.kernels.depthwise_wgrad import DepthwiseWgrad
@@ -25,6 +26,7 @@ from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
 
 BUILT_IN: tuple[Implementation, ...] = (
     Depthwise(),
+    Depthwise1d(),
     DepthwiseMma(),
     DepthwisePlanes(),
     DepthwiseWgrad(),

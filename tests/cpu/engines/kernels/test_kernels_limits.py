@@ -23,9 +23,10 @@ from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 FAMILIES = [one for one in BUILT_IN if isinstance(one, KernelFamily)]
-ON_CUDA_CORES = {"depthwise", "depthwise_planes", "depthwise_wgrad"}
-AT_LAUNCH = {"depthwise_planes", "depthwise_wgrad", "implicit_gemm_1d"}
-"""The kernels to which the layout of shared memory comes with the arguments of a launch."""
+ON_CUDA_CORES = {"depthwise", "depthwise_1d", "depthwise_planes", "depthwise_wgrad"}
+AT_LAUNCH = {"depthwise_1d", "depthwise_planes", "depthwise_wgrad", "implicit_gemm_1d"}
+"""The kernels to which the layout of shared memory comes with the arguments of a launch, or which
+use none."""
 TENSOR_CORES = ("a100", "l4", "h200")
 MIN_BLOCKS = ("MIN_BLOCKS", "BLOCKS")
 """The macros by which kernels ask for so many blocks on a multiprocessor."""
@@ -98,6 +99,7 @@ LAYERS = [  # most of them as large as in models
     depthwise("dgrad", 128, (56, 56), (31, 31), n=64, padding=15, dtype=BF16),
     depthwise("fprop", 96, (56, 56), (7, 7), n=64, padding=3, **PLAIN),
     depthwise("fprop", 512, (1001,), (31,), n=32, padding=15),
+    depthwise("fprop", 512, (1001,), (4,), dtype=BF16, padding=3, **ALL_FUSED),
     depthwise("wgrad", 96, (112, 112), (3, 3), n=64, stride=2, padding=1),
     depthwise("wgrad", 96, (56, 56), (7, 7), n=64, padding=3, dtype=FP32),
     depthwise("wgrad", 54, (16, 56, 56), (3, 3, 3), n=8, padding=1),
@@ -146,7 +148,7 @@ def test_kernels_compile_for_older_gpus(name: str, gpu_name: str) -> None:
     gpu = gpu_of(gpu_name)
     (family,) = [one for one in FAMILIES if one.name == name]
     seen = set()
-    for problem in problems(name, 300):
+    for problem in problems(name, 1500):
         for offer in family.offers(problem, gpu)[:1]:
             if (problem.op, problem.dtype) not in seen:
                 seen.add((problem.op, problem.dtype))
