@@ -12,13 +12,14 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.norms.pointwise import norm_pointwise, normalised
 from cudnn_autotune.engines.weights.operators import SCALE, SHIFT
 from cudnn_autotune.nn.backend.folding import (
@@ -38,6 +39,9 @@ from cudnn_autotune.nn.backend.groups import (
     times_ms,
 )
 from cudnn_autotune.nn.inductor import _mark_input
+
+if TYPE_CHECKING:
+    from cudnn_autotune.engines.norms.pointwise_plan import PointwiseProblem
 
 _log = logging.getLogger(__name__)
 
@@ -283,7 +287,7 @@ def _constant(node: Node, bit: int, value: Tensor) -> Node:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a judge says of a prologue."""
+    """A prologue, and what a judge says of it."""
 
     prologue: Prologue
     verdict: Verdict
@@ -299,8 +303,14 @@ class Judged:
         return GroupReport(self.text, self.output_shape, *self.verdict)
 
 
-def judge_prologue(judge: Judge, prologue: Prologue) -> Judged:
-    """Asks a judge whether to fuse a prologue whose input is in memory."""
+def judge_prologues(judge: Judge, prologues: Sequence[Prologue]) -> list[Judged]:
+    """Asks a judge for each prologue of a graph whether to fuse it, if its input is in memory."""
+    if isinstance(judge, Measured):
+        _compile_kernels(prologues)
+    return [_judged(judge, one) for one in prologues]
+
+
+def _judged(judge: Judge, prologue: Prologue) -> Judged:
     output: Tensor = prologue.node.meta["val"]
     device, plan = output.device, 0
     if device.type == "cuda" and not _plans(prologue):
@@ -319,15 +329,13 @@ def judge_prologue(judge: Judge, prologue: Prologue) -> Judged:
     return Judged(prologue, verdict, plan, reads_concatenation, prologue.text, (*output.shape,))
 
 
-def _plans(prologue: Prologue) -> int:
-    """Returns in how many ways the kernel may be launched; 0 if it does not compute this."""
+def _problem(prologue: Prologue) -> PointwiseProblem:
     # Programs without a GPU need not import the kernels.
-    from cudnn_autotune.engines.norms.pointwise_plan import PointwiseProblem, plans
-    from cudnn_autotune.engines.offers import gpu_of
+    from cudnn_autotune.engines.norms.pointwise_plan import PointwiseProblem
 
     input, weight, bias, residual = prologue.operands
     x: Tensor = input.meta["val"]
-    problem = PointwiseProblem(
+    return PointwiseProblem(
         dtype=x.dtype,
         vectors=_value_of(next(iter(prologue.vectors.values()))).dtype,
         pixels=x.numel() // x.shape[1],
@@ -337,7 +345,30 @@ def _plans(prologue: Prologue) -> int:
         residual=residual is not None,
         activation=prologue.convolution.options[4],
     )
-    return len(plans(problem, gpu_of(x.device)))
+
+
+def _plans(prologue: Prologue) -> int:
+    """Returns in how many ways the kernel may be launched; 0 if it does not compute this."""
+    from cudnn_autotune.engines.norms.pointwise_plan import plans
+    from cudnn_autotune.engines.offers import gpu_of
+
+    return len(plans(_problem(prologue), gpu_of(prologue.node.meta["val"].device)))
+
+
+def _compile_kernels(prologues: Sequence[Prologue]) -> None:
+    """Compiles what is measured of prologues, many kernels at a time."""
+    problems: dict[int, list[PointwiseProblem]] = {}
+    for one in prologues:
+        device = one.node.meta["val"].device
+        if device.type == "cuda":
+            problems.setdefault(device.index, []).append(_problem(one))
+    for index, several in problems.items():
+        from cudnn_autotune.engines.norms.pointwise_plan import compile_plans
+
+        try:
+            compile_plans(several, index)
+        except _C.PlanError as error:
+            _log.info("%s", error)  # the operator's fallback says so, too
 
 
 def _work_before(input: Node) -> str:

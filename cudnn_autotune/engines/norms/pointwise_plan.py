@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
+from cudnn_autotune.core.background import spare_threads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Gpu
@@ -19,6 +21,8 @@ from cudnn_autotune.engines.recipe import Dim3, Kernel
 
 MOST_PLANS = 3
 """Launches of a problem that are worth a measurement."""
+_MOST_THREADS = 4
+"""Threads that compile kernels side by side."""
 _PLANES = 8
 _CHUNK = 8 * _PLANES
 """Channels of the input in a stage."""
@@ -67,11 +71,6 @@ class PointwiseProblem:
     @property
     def chunks(self) -> int:
         return -(-self.channels // _CHUNK)
-
-
-def is_supported(problem: PointwiseProblem, gpu: Gpu) -> bool:
-    """Returns whether the kernel computes a problem on a GPU."""
-    return bool(plans(problem, gpu))
 
 
 @dataclass(frozen=True)
@@ -204,6 +203,21 @@ def plans(problem: PointwiseProblem, gpu: Gpu) -> tuple[PointwisePlan, ...]:
         return ()
     found = sorted(_possible(problem, gpu), key=lambda plan: plan.clocks(gpu))
     return tuple(found[:MOST_PLANS])
+
+
+def compile_plans(problems: Iterable[PointwiseProblem], device: int) -> None:
+    """Compiles the kernels of all plans of problems for a GPU, side by side.
+
+    Args:
+        device: the index of the GPU.
+
+    Raises:
+        PlanError: a kernel does not compile.
+    """
+    gpu, capability = gpu_of(device), torch.cuda.get_device_capability(device)
+    kernels = {plan.kernel() for problem in problems for plan in plans(problem, gpu)}
+    with ThreadPoolExecutor(spare_threads(_MOST_THREADS)) as threads:
+        list(threads.map(lambda kernel: cubin(kernel, capability), kernels))
 
 
 def load(device: int, plan: int, *fields: object) -> _C.PointwiseLaunch | None:

@@ -43,7 +43,7 @@ from cudnn_autotune.nn.backend.groups import (
     never,
 )
 from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
-from cudnn_autotune.nn.prologues import find_prologues, fuse_prologues, judge_prologue
+from cudnn_autotune.nn.prologues import find_prologues, fuse_prologues, judge_prologues
 from cudnn_autotune.tuning.settings import check_policy
 
 _log = logging.getLogger(__name__)
@@ -276,7 +276,7 @@ class _FusingCompiler:
         self.groups = fuse_judged(graph, groups, judge)
         settle(graph.graph, foldings)
         found = find_prologues(graph.graph, weights, channels_last=channels_last)
-        prologues = [judge_prologue(judge, one) for one in found]
+        prologues = judge_prologues(judge, found)
         self.concatenations = write_in_place(
             graph.graph,
             judge,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.compiled_kernels import cubin
-from cudnn_autotune.engines.norms.pointwise import reference
+from cudnn_autotune.engines.norms.pointwise import norm_pointwise, reference
 from cudnn_autotune.engines.norms.pointwise_plan import PointwisePlan, PointwiseProblem, plans
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.recipe import Address, Int64, KernelLaunch
@@ -200,3 +201,25 @@ def test_there_are_no_plans_for_what_the_kernel_does_not_compute() -> None:
     assert not plans(replace(served, vectors=torch.bfloat16), H200)
     assert not plans(replace(served, channels=60), H200)
     assert not plans(replace(served, out_channels=60), H200)
+
+
+def test_the_operator() -> None:
+    given = case(2, 24, 5, 7, 16, 32)
+    torch.library.opcheck(norm_pointwise, given.all, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_it_refuses_what_does_not_fit() -> None:
+    given = case(2, 24, 5, 7, 16, 32)
+    input, weight, *_, vectors, bits, eps, activation, plan, sampling, limit = given.all
+    rest = (None, None, vectors, bits, eps, activation, plan, sampling, limit)
+    message = re.escape("expected (N, C, H, W) and (K, C, 1, 1), got (2, 24, 5, 7) and (16, 24, 3,")
+    with pytest.raises(ValueError, match=message):
+        norm_pointwise(input, weight.expand(16, 24, 3, 3), *rest)
+    with pytest.raises(ValueError, match="weight: expected the 24 channels of the input, got 16"):
+        norm_pointwise(input, weight[:, :16], *rest)
+    with pytest.raises(ValueError, match="vectors: expected one for each bit of given = 1, got 4"):
+        norm_pointwise(input, weight, None, None, vectors, SCALE, eps, activation, 0, "", -1)
+    short = [vector[:8] for vector in vectors]
+    message = re.escape("vectors: expected shape (24,), the channels of the input, got (8,)")
+    with pytest.raises(ValueError, match=message):
+        norm_pointwise(input, weight, None, None, short, bits, eps, activation, 0, "", -1)

@@ -17,7 +17,7 @@ from torchvision.models.densenet import DenseNet
 import cudnn_autotune as ca
 from cudnn_autotune.nn.backend import programs
 from cudnn_autotune.nn.backend.groups import Judge, Measured, never
-from cudnn_autotune.nn.prologues import judge_prologue
+from cudnn_autotune.nn.prologues import judge_prologues
 
 OPTIONS = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
 LAST = torch.channels_last
@@ -256,7 +256,7 @@ def test_what_is_not_fused_says_why(
     judge: Judge, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU only fused groups are this package's, so ``fuse`` is for these."""
-    monkeypatch.setattr(programs, "judge_prologue", lambda _, one: judge_prologue(judge, one))
+    monkeypatch.setattr(programs, "judge_prologues", lambda _, found: judge_prologues(judge, found))
     assert "norm_pointwise" not in check(trained(Dense()), data())
     assert [(one.is_fused, one.reason) for one in ca.compilations()[-1].prologues] == [
         (False, reason)
