@@ -141,21 +141,20 @@ def _prologue(node: Node, fixed: Collection[Node], channels_last: bool) -> Prolo
         users = [*users[0].users]
     if users != [node] or one.input in one.operands[1:]:
         return None
-    nodes, steps, value = _norm_before(one.input, fixed)
-    shape = one.input.meta["val"].shape
-    if not steps or not _is_like(value, shape, one.input.meta["val"].dtype):
+    if (found := _norm_before(one.input, fixed)) is None:
         return None
-    chain = Chain(nodes, steps)
+    chain, value = found
+    channels = value.meta["val"].shape[1]
     vectors: Mapping[int, Node | Tensor]
-    if (given := batch_norm(chain, None, shape[1])) is not None:
+    if (given := batch_norm(chain, None, channels)) is not None:
         vectors, eps = {**given.vectors}, given.eps
-    elif all(not isinstance(of, Node) or of.op == "get_attr" for _, of in steps):
-        vectors, eps = _constant_vectors(chain, shape[1]), 0.0
+    elif all(not isinstance(of, Node) or of.op == "get_attr" for _, of in chain.steps):
+        vectors, eps = _constant_vectors(chain, channels), 0.0
     else:
         return None
     if len({vector.dtype for vector in map(_value_of, vectors.values())}) > 1:
         return None
-    return Prologue(node, nodes, nodes[0].args.index(value), vectors, eps)
+    return Prologue(node, chain.nodes, chain.nodes[0].args.index(value), vectors, eps)
 
 
 def _is_pointwise(one: Convolution) -> bool:
@@ -175,15 +174,13 @@ def _is_pointwise(one: Convolution) -> bool:
     )
 
 
-def _norm_before(
-    relu: Node, fixed: Collection[Node]
-) -> tuple[tuple[Node, ...], tuple[tuple[Any, Node | float], ...], Node]:
-    """Returns the nodes of a norm and of the ReLU that a value ends in, what the norm does, and its
-    input. Without a norm, it does nothing."""
+def _norm_before(relu: Node, fixed: Collection[Node]) -> tuple[Chain, Node] | None:
+    """Returns the norm, with the ReLU, that a value ends in, and its input; None if there is none.
+    The input has the value's dtype."""
     nodes: list[Node] = []
     steps: list[tuple[Any, Node | float]] = []
     output: Tensor = relu.meta["val"]
-    has_relu, value = False, relu
+    has_relu, value, found = False, relu, None
     while value.op == "call_function" and (value is relu or len(value.users) == 1):
         if value.target is _convert:
             before: Any = value.args[0]
@@ -196,7 +193,10 @@ def _norm_before(
             break
         nodes.append(value)
         value = before
-    return tuple(reversed(nodes)), tuple(reversed(steps)), value
+        given = value.meta["val"]
+        if steps and (given.shape, given.dtype) == (output.shape, output.dtype):
+            found = Chain(tuple(nodes[::-1]), tuple(steps[::-1])), value
+    return found
 
 
 def _step(node: Node, output: Tensor, fixed: Collection[Node]) -> tuple[Node, Node | float] | None:
@@ -207,11 +207,6 @@ def _step(node: Node, output: Tensor, fixed: Collection[Node]) -> tuple[Node, No
         if (other := channelwise_operand(node, value, output, fixed)) is not None:
             return value, other
     return None
-
-
-def _is_like(node: Node, shape: Sequence[int], dtype: torch.dtype) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.shape == shape and value.dtype == dtype
 
 
 def _value_of(vector: Node | Tensor) -> Tensor:
@@ -227,7 +222,8 @@ def _constant_vectors(chain: Chain, channels: int) -> dict[int, Node | Tensor]:
         for target, operand in chain.steps:
             other: Any = operand
             if isinstance(operand, Node):
-                other = getattr(module, str(operand.target)).detach().float().flatten()
+                constant: Tensor = operator.attrgetter(str(operand.target))(module)
+                other = constant.detach().float().flatten()
                 scale, shift = scale.to(other.device), shift.to(other.device)
             shift = ARITHMETIC[target](shift, other)
             if target in (_aten.mul.Tensor, _aten.div.Tensor):

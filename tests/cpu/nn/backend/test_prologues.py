@@ -153,6 +153,23 @@ def test_a_pre_activation_block() -> None:
     assert texts == ["norm + relu + conv + bias", "norm + relu + conv + bias + residual"]
 
 
+class OfAProduct(nn.Module):
+    """A norm of what is computed in float32, and rounded for nothing else than the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(16), nn.Conv2d(16, 32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = (x.float() * x.mean(1, keepdim=True).float()).to(x.dtype)
+        return F.relu(self.conv(F.relu(self.norm(product))))
+
+
+def test_a_value_that_is_rounded_is_the_input_of_its_norm() -> None:
+    check(trained(OfAProduct()), data())
+    assert fused() == [True]
+
+
 @pytest.mark.parametrize("freezing", [False, True])
 def test_a_densenet(freezing: bool) -> None:
     model = trained(DenseNet(16, (2, 3), 32, num_classes=8))
