@@ -12,7 +12,6 @@
 #include "aten_norms.h"
 #include "norm_ops.h"
 #include "norm_plan.h"
-#include "norm_pointwise.h"
 #include "python_calls.h"
 #include "weight_ops.h"
 
@@ -93,26 +92,6 @@ void set_kernels(const py::function& function) {
       });
 }
 
-std::shared_ptr<PointwiseLaunch> make_pointwise(const py::bytes& cubin,
-                                                const std::array<unsigned, 2>& grid,
-                                                unsigned threads, int shared_bytes, int32_t tiles) {
-  const std::string code(cubin);
-  const py::gil_scoped_release without_gil;
-  return std::make_shared<PointwiseLaunch>(
-      PointwiseLaunch{load_pointwise(code, shared_bytes), grid, threads, shared_bytes, tiles});
-}
-
-void set_pointwise(const py::function& function) {
-  auto* const loader = new py::function(function);
-  set_pointwise_loader([loader](const PointwiseKey& key) {
-    return ask_python([&] {
-      return (*loader)(static_cast<int>(key.device), key.plan, key.dtype, key.vectors, key.pixels,
-                       key.channels, key.out_channels, key.bias, key.residual, key.activation)
-          .cast<std::shared_ptr<PointwiseLaunch>>();
-    });
-  });
-}
-
 }  // namespace
 
 void bind_norms(py::module_& m) {
@@ -124,10 +103,6 @@ void bind_norms(py::module_& m) {
   m.def("set_norm_chooser", &set_chooser, py::arg("chooser"));
   m.def("forget_aten_norms", &forget_aten_norms);
   m.def("set_weight_kernels", &set_kernels, py::arg("kernels"));
-  py::class_<PointwiseLaunch, std::shared_ptr<PointwiseLaunch>>(m, "PointwiseLaunch")
-      .def(py::init(&make_pointwise), py::arg("cubin"), py::arg("grid"), py::arg("threads"),
-           py::arg("shared_bytes"), py::arg("tiles"));
-  m.def("set_pointwise_loader", &set_pointwise, py::arg("loader"));
   m.def("set_norm_form", &set_norm_form, py::arg("form"));
   m.def("set_norm_form_of_thread", &set_norm_form_of_thread, py::arg("form"), py::arg("adopts"));
 }

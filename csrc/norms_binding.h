@@ -4,9 +4,8 @@
 
 namespace cudnn_autotune {
 
-// Binds plans of batch norms, what chooses them, what compiles the kernel that folds them into
-// weights, and what loads the kernel that computes them with a 1x1 convolution. Only in builds with
-// CUDA.
+// Binds plans of batch norms, what chooses them, and what compiles the kernel that folds them into
+// weights. Only in builds with CUDA.
 void bind_norms(pybind11::module_& m);
 
 }  // namespace cudnn_autotune

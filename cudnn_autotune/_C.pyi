@@ -299,25 +299,6 @@ def set_weight_kernels(kernels: Callable[..., bytes]) -> None:
     """Sets what compiles the kernel of ``fold_weights``, called with (device, dtype of the weights,
     dtype of the results)."""
 
-class PointwiseLaunch:
-    """A launch of the kernel of ``norm_pointwise`` (csrc/norm_pointwise.h).
-
-    Raises PlanError where the kernel does not load.
-    """
-
-    def __init__(
-        self,
-        cubin: bytes,
-        grid: tuple[int, int],
-        threads: int,
-        shared_bytes: int,
-        tiles: int,
-    ) -> None: ...
-
-def set_pointwise_loader(loader: Callable[..., PointwiseLaunch | None]) -> None:
-    """Sets what loads a launch of ``norm_pointwise``, called with (device, place among the plans)
-    and the fields of PointwiseProblem in engines/norms/pointwise_plan.py."""
-
 def set_norm_fallback(
     forward: Callable[..., Sequence[Tensor | None]],
     backward: Callable[..., Sequence[Tensor | None]],

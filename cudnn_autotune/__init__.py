@@ -37,7 +37,6 @@ else:
     from cudnn_autotune.core.versions import environment, version
     from cudnn_autotune.engines import compiled_kernels
     from cudnn_autotune.engines.norms import operators as norm_operators
-    from cudnn_autotune.engines.norms import pointwise as _pointwise
     from cudnn_autotune.engines.problem import ConvProblem
     from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
     from cudnn_autotune.engines.weights import operators as weight_operators
@@ -106,7 +105,6 @@ else:
         _C.set_norm_planner(norm_operators.load_plan)
         _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)
         _C.set_norm_chooser(_choose_norm)
-        _C.set_pointwise_loader(_pointwise.load)
         _C.set_weight_kernels(weight_operators.kernel_code)
         _C.set_capture_miss_handler(serving.during_capture)
         _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)

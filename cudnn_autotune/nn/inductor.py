@@ -42,7 +42,6 @@ from torch import Tensor
 
 from cudnn_autotune.core.after_import import after_import
 from cudnn_autotune.engines.norms import operators as operators  # it defines those of norms
-from cudnn_autotune.engines.norms.pointwise import norm_pointwise
 from cudnn_autotune.engines.weights.operators import fold_weights
 from cudnn_autotune.nn.conv_layout import (
     conv_memory_format,
@@ -269,15 +268,6 @@ def _register(conv: Any) -> None:
                 laid_out[i] = in_order(node.args[i + 1], operands[i], order)
         return (output, *laid_out), {}
 
-    def lay_out_pointwise(node: Any, input: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
-        """Puts the operands of a norm and a 1x1 convolution into the layout that it runs in."""
-        order = _stride_order(4, torch.channels_last)
-        weight, bias, residual, *rest = others
-        input = in_order(node.args[0], input, order)
-        if residual is not None:
-            residual = in_order(node.args[3], residual, order)
-        return (input, weight, bias, residual, *rest), {}
-
     def lay_out_weights(node: Any, weights: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
         """Lets weights be folded into the layout that their convolutions run in."""
         *rest, dtype, channels_last = others
@@ -305,7 +295,6 @@ def _register(conv: Any) -> None:
     ours = torch.ops.cudnn_autotune
     lowering.make_fallback(ours.conv_fused.default, lay_out_fused, warn=False)
     lowering.make_fallback(ours.conv_fused_into_.default, lay_out_into, warn=False)
-    lowering.make_fallback(norm_pointwise, lay_out_pointwise, warn=False)
     lowering.make_fallback(fold_weights, lay_out_weights, warn=False)
     for norm in (ours.batch_norm_act, ours.batch_norm_act_backward):
         lowering.make_fallback(norm.default, lay_out_norm, warn=False)

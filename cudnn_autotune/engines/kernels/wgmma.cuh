@@ -53,15 +53,6 @@ __device__ __forceinline__ void products_done() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Copies 16 bytes as copy_async does, which other blocks of this multiprocessor copy as well:
-// through its L1 cache. Of the L2 cache they would all ask for the same few lines.
-__device__ __forceinline__ void copy_shared_by_blocks(void* target, const void* source,
-                                                      bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
-               "l"(source), "r"(valid ? 16 : 0)
-               : "memory");
-}
-
 #else
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
@@ -73,9 +64,5 @@ __device__ __forceinline__ void begin_products() {}
 __device__ __forceinline__ void commit_products() {}
 template <int pending>
 __device__ __forceinline__ void products_done() {}
-__device__ __forceinline__ void copy_shared_by_blocks(void* target, const void* source,
-                                                      bool valid) {
-  copy_async<16>(target, source, valid);
-}
 
 #endif  // __CUDACC_RTC__

@@ -58,9 +58,6 @@ class Compilation:
     """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
     groups: list[GroupReport] = field(default_factory=list)
     """Convolutions of an inference graph, in its order."""
-    prologues: list[GroupReport] = field(default_factory=list)
-    """1x1 convolutions of an inference graph with the norm and the ReLU before them, in its
-    order."""
     concatenations: list[ConcatenationReport] = field(default_factory=list)
     """Concatenations of an inference graph that convolutions could write in place, in its order."""
     norms: list[NormReport] = field(default_factory=list)
@@ -89,11 +86,6 @@ class Compilation:
         parts = [self.mode]
         if self.groups:
             parts.append(f"{len(self.fused)} of {len(self.groups)} convolutions fused")
-        if self.prologues:
-            fused = sum(one.is_fused for one in self.prologues)
-            parts.append(
-                f"{fused} of {len(self.prologues)} norms fused with the convolution behind"
-            )
         if self.concatenations:
             in_place = sum(one.is_in_place for one in self.concatenations)
             parts.append(f"{in_place} of {len(self.concatenations)} concatenations in place")
@@ -105,13 +97,12 @@ class Compilation:
         return f"Compilation({'; '.join([*parts, *filter(None, [self.note])])})"
 
     def __str__(self) -> str:
-        parts = (*self.groups, *self.prologues, *self.concatenations, *self.norms)
+        parts = (*self.groups, *self.concatenations, *self.norms)
         return "\n".join([repr(self), *map(str, parts)])
 
     def _repr_html_(self) -> str:
         times = [(f"{name}, ms a call", f"{ms:.4g}") for name, ms in self.times_ms.items()]
         parts: list[tuple[str, object]] = [("convolution", group) for group in self.groups]
-        parts += [("norm and convolution", one) for one in self.prologues]
         parts += [("concatenations", one) for one in self.concatenations]
         parts += [("batch norm", norm) for norm in self.norms]
         return html_table(repr(self), [*times, *parts])
@@ -218,7 +209,6 @@ class CompiledGraph(ComparedGraph):
         self._record.chosen, self._record.is_frozen = name, program.weights is not None
         if program.groups:
             self._record.groups = list(program.groups)
-            self._record.prologues = list(program.prologues)
             self._record.concatenations = list(program.concatenations)
         self._use_in_captures(name, program)
 

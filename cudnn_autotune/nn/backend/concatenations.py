@@ -12,23 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem, strides_of
-from cudnn_autotune.nn.backend.groups import (
-    Convolution,
-    Judge,
-    Measured,
-    Verdict,
-    reads_in_place,
-    times_ms,
-)
+from cudnn_autotune.nn.backend.groups import Judge, Measured, Verdict, reads_in_place, times_ms
+from cudnn_autotune.nn.conv_layout import conv_memory_format
 from cudnn_autotune.nn.inductor import _mark_input
-from cudnn_autotune.nn.prologues import Judged, fuse_prologue
 from cudnn_autotune.tuning import compiling_ahead
 
 _aten = torch.ops.aten
@@ -59,6 +52,49 @@ class ConcatenationReport:
         return f"concatenation of {self.parts} -> {shape}: {what}, {self.reason}"
 
 
+class _Convolution(NamedTuple):
+    """A call of this package's convolution in a graph."""
+
+    node: Node
+    operands: tuple[Any, Any, Any, Any]
+    """Nodes of the input, the weight, and the bias and the residual, which may be None."""
+    options: tuple[Any, ...]
+    """Arguments of ``conv_fused`` behind the residual."""
+
+    @classmethod
+    def of(cls, node: Node) -> _Convolution | None:
+        """Reads a call; returns None for other nodes, and for transposed convolutions."""
+        arguments: Any = node.args
+        if node.target is _fused:
+            return cls(node, arguments[:4], arguments[4:])
+        if node.target is not _convolution:
+            return None
+        marked, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
+        if transposed or marked.target is not _mark_input:
+            return None
+        input, *policy = marked.args
+        options = (stride, padding, dilation, groups, "", *policy)
+        return cls(node, (input, weight, bias, None), options)
+
+    @classmethod
+    def reading(cls, user: Node) -> _Convolution | None:
+        """Returns the convolution whose input a value is through this user, if that is all that the
+        user is for."""
+        if user.target is _mark_input:
+            found = [cls.of(convolution) for convolution in user.users]
+            return found[0] if len(found) == 1 else None
+        return cls.of(user)
+
+    @property
+    def input(self) -> Node:
+        node: Node = self.operands[0]
+        return node
+
+    def is_channels_last(self) -> bool:
+        input, weight = (node.meta["val"] for node in self.operands[:2])
+        return conv_memory_format(input, weight) == torch.channels_last
+
+
 @dataclass(frozen=True)
 class Family:
     """Concatenations of a graph that are slices of one of them."""
@@ -71,10 +107,8 @@ class Family:
     """First channel and number of channels of each part and each concatenation."""
     written: frozenset[Node]
     """Parts that convolutions write in place."""
-    convolutions: tuple[Convolution, ...]
+    convolutions: tuple[_Convolution, ...]
     """Convolutions that write a part or read a slice, in the graph's order."""
-    prologues: tuple[Judged, ...]
-    """Norms with a ReLU and a convolution that would read a slice in one kernel."""
 
     @property
     def value(self) -> Tensor:
@@ -97,20 +131,16 @@ class Family:
         return node in self.written or node in self.concatenations
 
 
-def find_families(
-    graph: Graph, prologues: Sequence[Judged] = (), *, channels_last: bool
-) -> list[Family]:
+def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
     """Finds concatenations of channels of which convolutions can write parts, or several of which
     have parts in common.
 
     Args:
         graph: nodes call operators of ATen and of this package, write nothing, and have their fake
             tensors in ``meta["val"]``. Groups are fused already.
-        prologues: those of the graph that are faster fused, if their inputs are in memory.
         channels_last: whether 2-d convolutions will run in channels_last, also if the strides in
             the graph are others.
     """
-    of_norm = {one.prologue.nodes[0]: one for one in prologues}
     order = {node: index for index, node in enumerate(graph.nodes)}
     nodes = graph.find_nodes(op="call_function", target=_cat)
     parts_of = {cat: tuple(cat.args[0]) for cat in nodes if _is_of_images(cat)}
@@ -126,7 +156,7 @@ def find_families(
             # One that is a part has a slice, and its own parts may have others besides.
             if cat not in parts and (place := _place_of(parts_of[cat], parts)) is not None:
                 slices[cat] = (slices[parts[place]][0], cat.meta["val"].shape[1])
-        family = _family(parts, slices, of_norm, channels_last, order)
+        family = _family(parts, slices, channels_last, order)
         if family is not None:
             found.append(family)
             taken.update(slices)
@@ -170,75 +200,61 @@ def _place_of(some: Sequence[Node], parts: Sequence[Node]) -> int | None:
 def _family(
     parts: tuple[Node, ...],
     slices: dict[Node, tuple[int, int]],
-    of_norm: dict[Node, Judged],
     channels_last: bool,
     order: dict[Node, int],
 ) -> Family | None:
     """Returns concatenations as a family; None if somebody needs one of them as a dense tensor, or
-    nothing would be saved.
-
-    Args:
-        of_norm: what is judged of a norm, by its first node.
-    """
+    nothing would be saved."""
     cats = tuple(node for node in slices if node not in parts)
     channels = cats[0].meta["val"].shape[1]
     size = cats[0].meta["val"].element_size()
 
-    def fits(node: Node, one: Convolution) -> bool:
+    def fits(node: Node, one: _Convolution) -> bool:
         """Returns whether a convolution can have a slice as its input or its output."""
         is_aligned = all(n * size % MOST_ALIGNED == 0 for n in (slices[node][0], channels))
         return is_aligned and (channels_last or one.is_channels_last())
 
-    def readers(node: Node) -> list[Convolution] | None:
+    def readers(node: Node) -> list[_Convolution] | None:
         """Returns the convolutions that read a node; None if some user cannot read slices."""
         found = []
         for user in node.users:
-            one = Convolution.reading(user)
+            one = _Convolution.reading(user)
             if one is not None and node not in one.operands[1:] and fits(node, one):
                 found.append(one)
             elif one is not None or not (user in cats or reads_in_place(user)):
                 return None
         return found
 
-    convolutions: dict[Node, Convolution] = {}
-    norms: list[Judged] = []
+    convolutions: dict[Node, _Convolution] = {}
     for cat in cats:
         if (reading := readers(cat)) is None:
             return None
         convolutions.update((one.node, one) for one in reading)
-        reading_norms = [of_norm[user] for user in cat.users if user in of_norm]
-        norms += [one for one in reading_norms if fits(cat, one.prologue.convolution)]
-    if not (convolutions or norms):
-        return None  # Inductor computes the concatenations in the kernels that read them.
-    by_norms = {one.prologue.node for one in of_norm.values()}
+    if not convolutions:  # Inductor computes the concatenations in the kernels that read them.
+        return None
     written = set()
     for part in parts:
-        one, reading = Convolution.of(part), readers(part)
-        if part in by_norms:
-            continue
+        one, reading = _Convolution.of(part), readers(part)
         if one is not None and reading is not None and fits(part, one):
             written.add(part)
             convolutions.update((each.node, each) for each in (one, *reading))
     if not written and len(cats) == 1:
         return None
     in_order = sorted(convolutions.values(), key=lambda one: order[one.node])
-    return Family(parts, cats, slices, frozenset(written), tuple(in_order), tuple(norms))
+    return Family(parts, cats, slices, frozenset(written), tuple(in_order))
 
 
-def write_in_place(
-    graph: Graph, judge: Judge, prologues: Sequence[Judged] = (), *, channels_last: bool
-) -> list[ConcatenationReport]:
-    """Lets convolutions write into the concatenations of a graph that a judge is for. Prologues
-    that read these are fused with them.
+def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[ConcatenationReport]:
+    """Lets convolutions write into the concatenations of a graph that a judge is for.
 
     Args:
-        graph, prologues, channels_last: as of :func:`find_families`.
+        graph, channels_last: as of :func:`find_families`.
         judge: decides for each family.
 
     Returns:
         What became of each family, in the graph's order.
     """
-    families = find_families(graph, prologues, channels_last=channels_last)
+    families = find_families(graph, channels_last=channels_last)
     verdicts = [
         _judged(judge, family) if isinstance(judge, Measured) else judge(family)
         for family in families
@@ -316,7 +332,7 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
             copy = graph.call_function(_aten.copy_.default, (sliced(part), now(part)))
         copy.meta["val"] = copy.args[0].meta["val"]  # type: ignore[union-attr]
     for node in (one.node for one in family.convolutions):
-        one = Convolution.of(now(node))
+        one = _Convolution.of(now(node))
         if one is None:  # it writes a part of another family
             continue
         arguments = (*one.operands, *one.options)
@@ -339,8 +355,6 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
             replaced[cat] = sliced(cat)
         cat.replace_all_uses_with(replaced[cat])
         graph.erase_node(cat)
-    for norm in family.prologues:
-        replaced[norm.prologue.node] = fuse_prologue(norm.prologue, norm.plan)
 
 
 # Whether a family is written in place
@@ -356,12 +370,11 @@ def _judged(judge: Measured, family: Family) -> Verdict:
     except ValueError as error:
         return Verdict(False, str(error))
     sizes = [family.slices[node] for node in (*family.parts, *family.concatenations)]
-    norms = [(one.text, one.output_shape, one.plan) for one in family.prologues]
-    key = repr((problems, sizes, [one.options for one in family.convolutions], norms))
+    key = repr((problems, sizes, [one.options for one in family.convolutions]))
     return judge.remembered(key, device, lambda: _measure(family, problems))
 
 
-def _problem(family: Family, one: Convolution) -> ConvProblem:
+def _problem(family: Family, one: _Convolution) -> ConvProblem:
     """Returns a convolution of a family as the problem that it is in place."""
     x, w = (node.meta["val"] for node in one.operands[:2])
     _, _, bias, residual = one.operands
@@ -402,17 +415,14 @@ def _measure(family: Family, problems: Sequence[ConvProblem]) -> Verdict:
 
 
 class _Forms:
-    """The convolutions of a family, with its norms and copies, on random tensors."""
+    """The convolutions of a family, with its copies, on random tensors."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
         self._whole = _random(family.concatenations[0])
         operands = (node for one in family.convolutions for node in one.operands)
         nodes = {*family.parts, *(node for node in operands if node is not None)}
-        for norm in family.prologues:
-            nodes |= {node for node in norm.prologue.operands if node is not None}
         self._dense = {node: _random(node) for node in nodes}
-        self._vectors = [norm.prologue.random_vectors() for norm in family.prologues]
 
     def _slice(self, node: Node) -> Tensor:
         return self._whole.narrow(1, *self._family.slices[node])
@@ -429,23 +439,13 @@ class _Forms:
                 _fused_into(self._slice(one.node), *arguments)
             else:
                 _fused(*arguments)
-        for norm, vectors in zip(family.prologues, self._vectors, strict=True):
-            whole, *added = norm.prologue.operands
-            operands = (self._slice(whole), *map(self._dense.get, added))
-            norm.prologue.fused(operands, vectors, norm.plan)
 
     def several(self, _: object) -> None:
         for cat in self._family.concatenations:
             parts: Any = cat.args[0]
-            # Norms are computed in the kernel that would concatenate.
-            if any(Convolution.reading(user) is not None for user in cat.users):
-                torch.cat([self._dense[part] for part in parts], 1)
+            torch.cat([self._dense[part] for part in parts], 1)
         for one in self._family.convolutions:
             _fused(*map(self._dense.get, one.operands), *one.options)
-        for norm in self._family.prologues:
-            input, *added = norm.prologue.operands
-            z = torch.relu(self._dense[input])
-            _fused(z, *map(self._dense.get, added), *norm.prologue.convolution.options)
 
 
 def _random(node: Node) -> Tensor:

@@ -39,7 +39,7 @@ _RESHAPED = tuple(
     getattr(_aten, name).default
     for name in ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "expand", "clone")
 )
-ARITHMETIC: dict[Any, Callable[..., Any]] = {
+_ARITHMETIC: dict[Any, Callable[..., Any]] = {
     _add: operator.add,
     _sub: operator.sub,
     _mul: operator.mul,
@@ -70,11 +70,11 @@ class Folding:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Nodes one behind the other that scale and shift the channels of a value."""
+class _Chain:
+    """A convolution, and the nodes after it that scale and shift its channels."""
 
     nodes: tuple[Node, ...]
-    """The nodes; of what is folded into a convolution, this is the first one."""
+    """Convolution, and those after it."""
     steps: tuple[tuple[Any, Node | float], ...]
     """Operator and its other operand, for each that scales or shifts."""
 
@@ -90,7 +90,7 @@ def fold(graph: Graph, weights: Iterable[Node]) -> list[Folding]:
         weights: the placeholders that hold the model's parameters and buffers. Only what is
             computed of these alone is folded.
     """
-    fixed = computed_of(graph, weights)
+    fixed = _computed_of(graph, weights)
     convolutions = graph.find_nodes(op="call_function", target=_convolution)
     chains = [chain for node in convolutions if (chain := _chain(node, fixed)) is not None]
     if not chains:
@@ -137,7 +137,7 @@ def _set_aside(*_: object) -> None:
     """Stands for the original convolution until it is settled, so that nothing else takes it."""
 
 
-def computed_of(graph: Graph, weights: Iterable[Node]) -> set[Node]:
+def _computed_of(graph: Graph, weights: Iterable[Node]) -> set[Node]:
     """Returns the nodes whose values depend on nothing but ``weights``."""
     fixed = set(weights)
     for node in graph.nodes:
@@ -159,7 +159,7 @@ def _is_pure(node: Node) -> bool:
     )
 
 
-def _chain(convolution: Node, fixed: Collection[Node]) -> Chain | None:
+def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
     _, weight, bias, _, _, _, transposed, _, _ = convolution.args
     output, shape = convolution.meta["val"], weight.meta["val"].shape  # type: ignore[union-attr]
     if transposed or output.dtype not in DTYPES or output.dim() != len(shape):
@@ -173,19 +173,19 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> Chain | None:
         if user.target is _convert:
             if user.meta["val"].dtype not in DTYPES:
                 break
-        elif (other := channelwise_operand(user, nodes[-1], output, fixed)) is not None:
+        elif (other := _channelwise_operand(user, nodes[-1], output, fixed)) is not None:
             steps.append((user.target, other))
         else:
             break
         nodes.append(user)
         if steps and user.meta["val"].dtype == output.dtype:
-            found = Chain(tuple(nodes), tuple(steps))
+            found = _Chain(tuple(nodes), tuple(steps))
     # Some versions of Inductor leave out that a result is rounded to 16 bits before what is
     # computed in float32, such as an activation.
     is_longer = len(steps) > (0 if found is None else len(found.steps))
     last = nodes[-1]
     if is_longer and last.meta["val"].dtype == torch.float32 and _is_rounded(last, output.dtype):
-        found = Chain(tuple(nodes), tuple(steps))
+        found = _Chain(tuple(nodes), tuple(steps))
     return found
 
 
@@ -208,7 +208,7 @@ def _is_rounded(node: Node, dtype: torch.dtype) -> bool:
     return True
 
 
-def channelwise_operand(
+def _channelwise_operand(
     user: Node, value: Node, output: Tensor, fixed: Collection[Node]
 ) -> Node | float | None:
     """Returns the operand, a number or one of ``fixed``, that scales or shifts the channels of a
@@ -252,7 +252,7 @@ def _hoist(graph: Graph, needed: Iterable[Node], before: Node) -> None:
             before.prepend(node)
 
 
-def _folded(graph: Graph, chain: Chain, before: Node) -> Folding:
+def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
     """Puts a convolution with a folded weight and bias beside a chain.
 
     Args:
@@ -289,9 +289,9 @@ def _folded(graph: Graph, chain: Chain, before: Node) -> Folding:
 
     called = None
     with graph.inserting_before(before):
-        given = batch_norm(chain, bias, output.shape[1])
+        given = _batch_norm(chain, bias, output.shape[1])
         if given is None:
-            given = Given(_scale_and_shift(chain, bias, call, wide, output.shape[1]))
+            given = _Given(_scale_and_shift(chain, bias, call, wide, output.shape[1]))
         if given.scales:
             source = _unrounded(weight, dtype)
             value: Tensor = weight.meta["val"]
@@ -323,7 +323,7 @@ def _folded(graph: Graph, chain: Chain, before: Node) -> Folding:
 
 
 @dataclass(frozen=True)
-class Given:
+class _Given:
     """Operands that ``fold_weights`` computes a weight and a bias of."""
 
     vectors: dict[int, Node]
@@ -348,7 +348,7 @@ def _unrounded(node: Any, dtype: torch.dtype) -> Any:
     return node
 
 
-def batch_norm(chain: Chain, bias: Node | None, channels: int) -> Given | None:
+def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | None:
     """Returns the vectors of what a chain computes, if it is
     ``(y + bias - mean) * scale / sqrt(variance + eps) + shift`` in any spelling; else None.
 
@@ -377,10 +377,10 @@ def batch_norm(chain: Chain, bias: Node | None, channels: int) -> Given | None:
             is_same = source.meta["val"].numel() == node.meta["val"].numel()
             if is_same and source.meta["val"].dtype in DTYPES:
                 return expression(source)
-        if target in ARITHMETIC and not node.kwargs:
+        if target in _ARITHMETIC and not node.kwargs:
             operands = [arg for arg in node.args if isinstance(arg, Node)]
             if all(one.meta["val"].numel() == channels for one in operands):
-                return ARITHMETIC[target](*map(expression, node.args))
+                return _ARITHMETIC[target](*map(expression, node.args))
         return symbol(node)
 
     scale, shift = Integer(1), Integer(0) if bias is None else expression(bias)
@@ -388,7 +388,7 @@ def batch_norm(chain: Chain, bias: Node | None, channels: int) -> Given | None:
     in_shift = list(read)
     for target, operand in chain.steps:
         read.clear()
-        apply, other = ARITHMETIC[target], expression(operand)
+        apply, other = _ARITHMETIC[target], expression(operand)
         if target in (_mul, _div):
             scale = apply(scale, other)
             in_scale += read
@@ -423,12 +423,12 @@ def batch_norm(chain: Chain, bias: Node | None, channels: int) -> Given | None:
     is_whole = set(known.values()) == set(leaves.values()) and all(
         node.meta["val"].numel() == channels for node in known.values()
     )
-    given = Given(known, eps)
+    given = _Given(known, eps)
     return given if is_whole and given.scales else None
 
 
 def _scale_and_shift(
-    chain: Chain,
+    chain: _Chain,
     bias: Node | None,
     call: Callable[..., Node],
     wide: Callable[[Any], Node],

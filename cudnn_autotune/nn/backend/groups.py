@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +45,6 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 _aten = torch.ops.aten
 _convolution = _aten.convolution.default
-_fused = torch.ops.cudnn_autotune.conv_fused.default
 
 # Operators besides the pointwise ones that Inductor computes in the kernel of what they read. By
 # name, because some exist only when Inductor is imported.
@@ -106,49 +105,6 @@ class GroupReport:
     def __str__(self) -> str:
         shape = "x".join(map(str, self.output_shape))
         return f"{self.text} -> {shape}: {'fused' if self.is_fused else 'left'}, {self.reason}"
-
-
-class Convolution(NamedTuple):
-    """A call of this package's convolution in a graph."""
-
-    node: Node
-    operands: tuple[Any, Any, Any, Any]
-    """Nodes of the input, the weight, and the bias and the residual, which may be None."""
-    options: tuple[Any, ...]
-    """Arguments of ``conv_fused`` behind the residual."""
-
-    @classmethod
-    def of(cls, node: Node) -> Convolution | None:
-        """Reads a call; returns None for other nodes, and for transposed convolutions."""
-        arguments: Any = node.args
-        if node.target is _fused:
-            return cls(node, arguments[:4], arguments[4:])
-        if node.target is not _convolution:
-            return None
-        marked, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
-        if transposed or marked.target is not _mark_input:
-            return None
-        input, *policy = marked.args
-        options = (stride, padding, dilation, groups, "", *policy)
-        return cls(node, (input, weight, bias, None), options)
-
-    @classmethod
-    def reading(cls, user: Node) -> Convolution | None:
-        """Returns the convolution whose input a value is through this user, if that is all that the
-        user is for."""
-        if user.target is _mark_input:
-            found = [cls.of(convolution) for convolution in user.users]
-            return found[0] if len(found) == 1 else None
-        return cls.of(user)
-
-    @property
-    def input(self) -> Node:
-        node: Node = self.operands[0]
-        return node
-
-    def is_channels_last(self) -> bool:
-        input, weight = (node.meta["val"] for node in self.operands[:2])
-        return conv_memory_format(input, weight) == torch.channels_last
 
 
 @dataclass(frozen=True)
@@ -536,8 +492,7 @@ class Verdict(NamedTuple):
 
 
 Judge = Callable[[Any], Verdict]
-"""Says whether to fuse a group or a prologue, or to write a family of concatenations in place."""
-Judgement = TypeVar("Judgement")
+"""Says whether to fuse a group, or to write a family of concatenations in place."""
 
 
 def always(_: object) -> Verdict:
@@ -557,7 +512,7 @@ class Measured:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Any] = {}
+        self._known: dict[Hashable, Verdict] = {}
 
     def __call__(self, group: Group) -> Verdict:
         device = group.device
@@ -571,15 +526,14 @@ class Measured:
         return self.remembered(key, device, lambda: self._measure(group, problem, device))
 
     def remembered(
-        self, key: Hashable, device: torch.device, measure: Callable[[], Judgement]
-    ) -> Judgement:
+        self, key: Hashable, device: torch.device, measure: Callable[[], Verdict]
+    ) -> Verdict:
         """Returns what is known of a key, or else what is measured on a GPU."""
         if key not in self._known:
             # While a graph is being compiled, calls on tensors may be recorded.
             with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
                 self._known[key] = measure()
-        found: Judgement = self._known[key]
-        return found
+        return self._known[key]
 
     def problems(self, group: Group) -> list[ConvProblem]:
         """Returns the problems that are searched to measure a group: its own, and that of its

@@ -43,7 +43,6 @@ from cudnn_autotune.nn.backend.groups import (
     never,
 )
 from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
-from cudnn_autotune.nn.prologues import find_prologues, fuse_prologues, judge_prologues
 from cudnn_autotune.tuning.settings import check_policy
 
 _log = logging.getLogger(__name__)
@@ -120,7 +119,6 @@ class Program:
     weights: FrozenWeights | None = None
     """Weights that are constants of the program; None if there are none."""
     groups: Sequence[GroupReport] = ()
-    prologues: Sequence[GroupReport] = ()
     concatenations: Sequence[ConcatenationReport] = ()
     writes: bool = False
     """Whether it writes into its inputs."""
@@ -216,7 +214,6 @@ def _compile_fused(
         run,
         FrozenWeights(positions, inputs) if positions else None,
         compiler.groups,
-        compiler.prologues,
         compiler.concatenations,
         any(compiler.written),
         compiler.memory_format,
@@ -247,7 +244,6 @@ class _FusingCompiler:
         self._weights = weights
         self._inputs = inputs
         self.groups: list[GroupReport] = []
-        self.prologues: list[GroupReport] = []
         self.concatenations: list[ConcatenationReport] = []
         self.written: tuple[bool, ...] = ()
         """Whether it writes into each input of the graph, weights that are constants first."""
@@ -270,26 +266,17 @@ class _FusingCompiler:
         judge = self._judge
         if self.communicates and isinstance(judge, Measured):
             judge = never("it is in a graph that communicates between ranks")
-        weights = self._weights_in(graph)
-        foldings = fold(graph.graph, weights)
+        foldings = fold(graph.graph, self._weights_in(graph))
         groups = find_groups(graph.graph, select_decomp_table(), channels_last=channels_last)
         self.groups = fuse_judged(graph, groups, judge)
         settle(graph.graph, foldings)
-        found = find_prologues(graph.graph, weights, channels_last=channels_last)
-        prologues = judge_prologues(judge, found)
-        self.concatenations = write_in_place(
-            graph.graph,
-            judge,
-            [one for one in prologues if one.verdict.fuse],
-            channels_last=channels_last,
-        )
-        self.prologues = fuse_prologues(graph.graph, prologues)
+        self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
         graph.graph.lint()
         graph.recompile()
         with ExitStack() as stack:
             stack.enter_context(tagged())
             is_changed = any(one.is_in_place for one in self.concatenations)
-            if is_changed or any(one.is_fused for one in (*self.groups, *self.prologues)):
+            if is_changed or any(group.is_fused for group in self.groups):
                 # Inductor would decide again on the layout, by what is left of ATen's convolutions.
                 decision = config.patch(
                     layout_optimization=channels_last, force_layout_optimization=channels_last
