@@ -23,6 +23,7 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation, Offer
+from cudnn_autotune.engines.kernels.depthwise_1d import Depthwise1d
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.fft import Fft
@@ -36,8 +37,9 @@ PAIRS = [
 # Rewrites leave it to engines of cuDNN, some of which multiply what lies beside an image by zero. A
 # transform spreads it to the whole row.
 OF_KERNELS = [pair for pair in PAIRS if not isinstance(pair.values[0], (Rewrite, Adjoint, Fft))]
-# Beside a huge tensor there is no room for spectra, which PyTorch computes.
-HUGE_ONES = [one for one in BUILT_IN if not isinstance(one, Fft)]
+# Beside a huge tensor there is no room for spectra, which PyTorch computes. The huge layers have two
+# dimensions.
+HUGE_ONES = [one for one in BUILT_IN if not isinstance(one, (Fft, Depthwise1d))]
 VALUES = (math.nan, math.inf, -math.inf)
 LAYERS = {
     "depthwise": (64, 64, 64, 7),
