@@ -37,8 +37,8 @@ PAIRS = [
 # Rewrites leave it to engines of cuDNN, some of which multiply what lies beside an image by zero. A
 # transform spreads it to the whole row.
 OF_KERNELS = [pair for pair in PAIRS if not isinstance(pair.values[0], (Rewrite, Adjoint, Fft))]
-# Beside a huge tensor there is no room for spectra, which PyTorch computes. The huge layers have two
-# dimensions.
+# Beside a huge tensor there is no room for spectra, which PyTorch computes. The layers have
+# two dimensions.
 HUGE_ONES = [one for one in BUILT_IN if not isinstance(one, (Fft, Depthwise1d))]
 VALUES = (math.nan, math.inf, -math.inf)
 LAYERS = {
