@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from fused_cases import NAMES
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of
@@ -27,6 +28,13 @@ ODD_SHAPES: tuple[tuple[Any, ...], ...] = (
     ((1, 3, 4, 300), (8, 3, 3, 3), 1, 1),  # several tiles in a row
 )
 """Arguments of :func:`first_layer`, in any direction."""
+EPILOGUES = [
+    {"bias": True},
+    {"residual": True},
+    {"bias": True, "activation": "relu", "dtype": torch.bfloat16},
+    *({"bias": True, "residual": True, "activation": name} for name in NAMES),
+]
+"""What a problem's fields say that it is fused with."""
 HEIGHT_1: dict[str, tuple[Any, ...]] = {
     "wav2vec2": ((2, 1, 1, 2013), (64, 1, 1, 10), (1, 5)),
     "Conv-TasNet": ((1, 1, 1, 4000), (48, 1, 1, 16), (1, 8)),

@@ -44,6 +44,8 @@ _MOST_OFFERS = 4
 
 @dataclass(frozen=True)
 class _Tiling:
+    """The division of a problem among blocks and warps."""
+
     rows: int
     """Rows of output pixels in a block's tile."""
     columns: int

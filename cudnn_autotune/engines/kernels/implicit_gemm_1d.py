@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources, wgmma
 from cudnn_autotune.engines.kernels.family import (
@@ -18,128 +16,45 @@ from cudnn_autotune.engines.kernels.family import (
     occupancy,
     operands,
 )
+from cudnn_autotune.engines.kernels.implicit_gemm_1d_layer import (
+    BYTES_A_CLOCK,
+    MOST_BLOCKS,
+    ROW_BYTES,
+    BlockTile,
+    Layer,
+    ceil_div,
+    layer_of,
+    n_tiles_of,
+)
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Address, KernelLaunch, Recipe
 
-_ROW_BYTES = 16
-"""Bytes of 8 channels."""
 _POSITIONS = 64
 """Positions of a product of matrices."""
 _STAGES = 4
 _STAGE_BYTES = 12 << 10
 """Bytes of filters that a stage has at least, unless there are fewer."""
-_ZERO_BYTES = _POSITIONS * _ROW_BYTES
+_ZERO_BYTES = _POSITIONS * ROW_BYTES
 _MOST_SUMS = 128
-_OTHER_REGISTERS = 64
-"""Registers of a thread for sums, and beside them."""
+"""Registers of a thread for sums."""
 _MOST_RESIDENT = 8
-_WIDEST_TILE = 128
-"""Channels of a tile at most."""
-_MOST_BLOCKS = 65535
-"""Blocks of a grid in its second and in its third dimension, at most."""
 _MOST_OFFERS = 2
-_WIDEST = 128
-"""Channels above which cuDNN's engines do well if there are no groups and no stride."""
-_BYTES_A_CLOCK = 16
-"""Bytes of inputs and outputs that a multiprocessor copies in a clock, about, while all do."""
 _ROW_CLOCKS = 0.6
 """Clocks of a multiprocessor to copy a row of the filters, which its L1 cache mostly has."""
-_PRODUCT_FACTOR = 1.3
-"""Clocks of a product by those that its bound allows, as measured on an H200."""
 _LATENCY = 2500
 """Clocks of a block before its first product and behind its last one, about."""
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 @dataclass(frozen=True)
-class Layer:
-    """A problem in the words of the kernels: "in" is x, and "out" y; for dgrad they are y and x."""
-
-    is_dgrad: bool
-    images: int
-    """Images, or rows of images."""
-    groups: int
-    in_length: int
-    in_width: int
-    """Channels of a group, here and in ``out_width``."""
-    out_length: int
-    out_width: int
-    kernel: int
-    padding: int
-    dilation: int
-    phases: int
-    """Residues of output positions modulo the stride, for dgrad; 1 for fprop."""
-
-    @property
-    def taps(self) -> int:
-        """Taps that an output depends on, at most."""
-        return _ceil_div(self.kernel, self.phases)
-
-    @property
-    def units(self) -> int:
-        """Positions of the output in a phase, at most."""
-        return _ceil_div(self.out_length, self.phases)
-
-    @property
-    def planes(self) -> int:
-        return self.in_width // 8
-
-
-def layer_of(problem: ConvProblem) -> Layer | None:
-    """Returns the problem in the kernels' words, or None if they do not compute it.
-
-    In channels_last a 1-d problem is one of images of height 1, but any height will do.
-    """
-    c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
-    if not (
-        problem.memory_format == torch.channels_last
-        and problem.weight_shape[2] == 1
-        and problem.stride[0] == 1
-        and problem.padding[0] == problem.padding[2] == 0
-        and problem.dtype in (torch.float16, torch.bfloat16)
-        and c % 8 == k % 8 == 0
-        and min(problem.alignment) >= _ROW_BYTES
-    ):
-        return None
-    stride, dilation, kernel = problem.stride[1], problem.dilation[1], problem.weight_shape[3]
-    padding = problem.padding[1]
-    is_dgrad = problem.op == "dgrad"
-    reach = padding + kernel * dilation
-    if max(problem.input_shape[3], problem.output_shape[3]) + reach > INT32_MAX // 2:
-        return None
-    if stride > 1 and (not is_dgrad or dilation > 1):
-        return None
-    if problem.groups == 1 and stride == 1 and (kernel == 1 or max(c, k) > _WIDEST):
-        return None  # cuDNN's engines are near the limit
-    x, y = problem.input_shape, problem.output_shape
-    if is_dgrad:
-        x, y, c, k = y, x, k, c
-    return Layer(
-        *(is_dgrad, x[0] * x[2], problem.groups, x[3], c, y[3], k),
-        *(kernel, padding, dilation, stride),
-    )
-
-
-@dataclass(frozen=True)
-class _Tiling:
+class _Tiling(BlockTile):
     """The outputs of a block."""
 
-    layer: Layer
-    warpgroups: int
-    m_tiles: int
-    n_tile: int
     keeps_filters: bool
     """Whether a block goes over several tiles, and has all filters in shared memory."""
 
     @property
     def settings(self) -> str:
-        return (
-            f"WARPGROUPS={self.warpgroups},M_TILES={self.m_tiles},N_TILE={self.n_tile},"
-            f"KEEPS_FILTERS={int(self.keeps_filters)}"
-        )
+        return f"{self.tile_settings},KEEPS_FILTERS={int(self.keeps_filters)}"
 
     @property
     def positions(self) -> int:
@@ -147,11 +62,7 @@ class _Tiling:
 
     @property
     def tiles(self) -> int:
-        return _ceil_div(self.layer.units, self.positions)
-
-    @property
-    def slices(self) -> int:
-        return self.layer.out_width // self.n_tile
+        return ceil_div(self.layer.units, self.positions)
 
     @property
     def abreast(self) -> int:
@@ -163,7 +74,7 @@ class _Tiling:
         blocks = layer.images * self.tiles
         if self.keeps_filters:
             most = max(1, self.resident(gpu) * gpu.multiprocessors // self.abreast)
-            blocks = _ceil_div(blocks, _ceil_div(blocks, most))
+            blocks = ceil_div(blocks, ceil_div(blocks, most))
         return (blocks, layer.groups * self.slices, layer.phases)
 
     @property
@@ -175,28 +86,28 @@ class _Tiling:
     def buffer_bytes(self) -> int:
         """Bytes of the input of a tile; its output takes the same place."""
         scratch = 4 * self.warpgroups * 16 * (2 * self.n_tile + 16)
-        return max(self.layer.planes * self.pitch * _ROW_BYTES, scratch)
+        return max(self.layer.planes * self.pitch * ROW_BYTES, scratch)
 
     @property
     def tap_bytes(self) -> int:
         """Bytes of a tap of the filters in shared memory."""
         layer, n = self.layer, self.n_tile
         rows = n // 8 * (layer.in_width + 1) if layer.is_dgrad else layer.planes * (n + 1)
-        return rows * _ROW_BYTES
+        return rows * ROW_BYTES
 
     @property
     def stage_taps(self) -> int:
         """Taps of a stage: an even number if the last planes of two share a product."""
         taps = self.layer.taps
         if not self.keeps_filters:
-            least = min(_ceil_div(_STAGE_BYTES, self.tap_bytes), taps)
-            taps = _ceil_div(taps, taps // least)
+            least = min(ceil_div(_STAGE_BYTES, self.tap_bytes), taps)
+            taps = ceil_div(taps, taps // least)
         return taps + taps % 2 if self.layer.planes % 2 else taps
 
     @property
     def held_stages(self) -> int:
         """Stages in shared memory at a time."""
-        return min(_STAGES, _ceil_div(self.layer.taps, self.stage_taps))
+        return min(_STAGES, ceil_div(self.layer.taps, self.stage_taps))
 
     @property
     def shared_bytes(self) -> int:
@@ -206,9 +117,7 @@ class _Tiling:
     def most_resident(self, gpu: Gpu, shared_bytes: int = 0) -> int:
         """Returns the blocks that a multiprocessor holds at a time, of as many bytes of shared
         memory."""
-        registers = self.m_tiles * self.n_tile // 2 + _OTHER_REGISTERS
-        held = occupancy(gpu, 128 * self.warpgroups, registers, shared_bytes)
-        return min(held, _MOST_RESIDENT)
+        return min(occupancy(gpu, self.threads, self.registers, shared_bytes), _MOST_RESIDENT)
 
     def resident(self, gpu: Gpu) -> int:
         """Returns the blocks that a multiprocessor holds at a time."""
@@ -218,18 +127,18 @@ class _Tiling:
         """Estimates the clocks of the busiest multiprocessor."""
         layer, n = self.layer, self.n_tile
         products = self.warpgroups * self.m_tiles * layer.taps * layer.planes / 2
-        multiplying = products * max(n / 2, 16 + n / 4) * _PRODUCT_FACTOR
+        multiplying = products * self.product_clocks
         rows = layer.planes * self.pitch
         filters = layer.taps * layer.planes * n
         stored = self.positions * n * 2
-        copying = (rows * _ROW_BYTES + stored) / _BYTES_A_CLOCK
+        copying = (rows * ROW_BYTES + stored) / BYTES_A_CLOCK
         resident, tiles = self.resident(gpu), layer.images * self.tiles
         if self.keeps_filters:
-            of_one = _ceil_div(tiles, self.grid(gpu)[0])
-            held = min(resident, _ceil_div(self.grid(gpu)[0] * self.abreast, gpu.multiprocessors))
+            of_one = ceil_div(tiles, self.grid(gpu)[0])
+            held = min(resident, ceil_div(self.grid(gpu)[0] * self.abreast, gpu.multiprocessors))
             busy = max(multiplying, copying, (multiplying + copying + _LATENCY / 2) / held)
             return _LATENCY + filters * _ROW_CLOCKS + of_one * held * busy
-        of_one = _ceil_div(tiles * self.abreast, gpu.multiprocessors)
+        of_one = ceil_div(tiles * self.abreast, gpu.multiprocessors)
         held = min(resident, of_one)
         loading = copying + filters * _ROW_CLOCKS
         busy = max(multiplying, loading) + min(multiplying, loading) / 4
@@ -238,9 +147,8 @@ class _Tiling:
 
 
 def _tilings(layer: Layer, gpu: Gpu) -> Iterator[_Tiling]:
-    widths = [n for n in range(8, _WIDEST_TILE + 8, 8) if layer.out_width % n == 0]
     for n_tile, (warpgroups, m_tiles), keeps_filters in itertools.product(
-        widths[-2:], ((1, 1), (2, 1), (2, 2), (2, 4)), (False, True)
+        n_tiles_of(layer), ((1, 1), (2, 1), (2, 2), (2, 4)), (False, True)
     ):
         tiling = _Tiling(layer, warpgroups, m_tiles, n_tile, keeps_filters)
         if (
@@ -248,7 +156,7 @@ def _tilings(layer: Layer, gpu: Gpu) -> Iterator[_Tiling]:
             and tiling.shared_bytes <= gpu.shared_bytes
             and tiling.resident(gpu) > 0
             and layer.images * tiling.tiles <= INT32_MAX
-            and max(layer.groups * tiling.slices, layer.phases) <= _MOST_BLOCKS
+            and max(layer.groups * tiling.slices, layer.phases) <= MOST_BLOCKS
         ):
             yield tiling
 
@@ -279,31 +187,19 @@ class ImplicitGemm1d(KernelFamily[_Tiling]):
         return () if layer is None else _best(layer, gpu)
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
-        layer, n = tiling.layer, tiling.n_tile
+        layer = tiling.layer
         defines: dict[str, str | int] = {
-            "ELEMENT": sources.ELEMENTS[problem.dtype],
+            **tiling.defines(problem),
             "DGRAD": int(layer.is_dgrad),
-            "WARPGROUPS": tiling.warpgroups,
-            "M_TILES": tiling.m_tiles,
-            "N_TILE": n,
-            "PLANES": layer.planes,
-            "MULTIPLY": f"multiply_{n}",
             "STAGES": _STAGES,
             "KEEPS_FILTERS": int(tiling.keeps_filters),
             "REGISTER_BLOCKS": tiling.most_resident(gpu),  # alike for filters of any length
             **dict(sources.activation_macros(problem.activation)),
         }
-        source = "".join(
-            (
-                sources.source(),
-                wgmma.source(n),
-                *map(sources.text, ("implicit_gemm_1d_planes.cuh", "implicit_gemm_1d.cu")),
-            )
-        )
         launch = KernelLaunch(
-            Kernel(source, "implicit_gemm_1d", tuple(defines.items()), wgmma.ARCH_SUFFIX),
+            tiling.kernel("implicit_gemm_1d", "implicit_gemm_1d.cu", defines),
             grid=tiling.grid(gpu),
-            block=(128 * tiling.warpgroups, 1, 1),
+            block=(tiling.threads, 1, 1),
             arguments=(
                 *operands(problem),
                 Address("bias") if problem.bias else NULL,

@@ -10,50 +10,41 @@ from dataclasses import dataclass
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources, wgmma
 from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
-from cudnn_autotune.engines.kernels.implicit_gemm_1d import Layer, layer_of
+from cudnn_autotune.engines.kernels.implicit_gemm_1d_layer import (
+    BYTES_A_CLOCK,
+    MOST_BLOCKS,
+    ROW_BYTES,
+    BlockTile,
+    Layer,
+    ceil_div,
+    layer_of,
+    n_tiles_of,
+)
 from cudnn_autotune.engines.kernels.sum_parts import sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Address, KernelLaunch, Recipe
 
 _TILE = 64
 """Positions of a stage."""
 _STAGES = 4
-_ROW_BYTES = 16
-"""Bytes of 8 channels."""
 _MOST_SUMS = 144
-_OTHER_REGISTERS = 64
-"""Registers of a thread for sums, and beside them."""
+"""Registers of a thread for sums."""
 _MOST_RUNS = 64
 _MOST_OFFERS = 3
-_PRODUCT_FACTOR = 1.3
-"""Clocks of a product by those that its bound allows, as measured on an H200 of fprop."""
-_BYTES_A_CLOCK = 16
-"""Bytes that a multiprocessor copies in a clock, about, while all do."""
 _LATENCY = 3000
 """Clocks of a block before its first product and behind its last one, about."""
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 @dataclass(frozen=True)
-class _Tiling:
+class _Tiling(BlockTile):
     """The sums of a block."""
 
-    layer: Layer
-    warpgroups: int
-    m_tiles: int
-    n_tile: int
     runs: int
     """Blocks that positions are divided among."""
 
     @property
     def settings(self) -> str:
-        return (
-            f"WARPGROUPS={self.warpgroups},M_TILES={self.m_tiles},N_TILE={self.n_tile},"
-            f"RUNS={self.runs}"
-        )
+        return f"{self.tile_settings},RUNS={self.runs}"
 
     @property
     def by_planes(self) -> bool:
@@ -68,12 +59,8 @@ class _Tiling:
     @property
     def blocks(self) -> int:
         """Blocks that the matrices of a group are divided among."""
-        rows = self.layer.kernel if self.by_planes else _ceil_div(self.layer.kernel, 8)
-        return _ceil_div(rows * self.of_taps, self.m_tiles * self.warpgroups)
-
-    @property
-    def slices(self) -> int:
-        return self.layer.out_width // self.n_tile
+        rows = self.layer.kernel if self.by_planes else ceil_div(self.layer.kernel, 8)
+        return ceil_div(rows * self.of_taps, self.m_tiles * self.warpgroups)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -83,13 +70,13 @@ class _Tiling:
     def pitch(self) -> int:
         """Rows of a plane of x, an odd number: what the taps of any block reach."""
         matrices, taps = self.m_tiles * self.warpgroups, 1 if self.by_planes else 8
-        rows = _ceil_div(matrices - 1, self.of_taps) + 1
+        rows = ceil_div(matrices - 1, self.of_taps) + 1
         return (_TILE + (rows * taps - 1) * self.layer.dilation) | 1
 
     @property
     def stage_bytes(self) -> int:
         rows = self.layer.planes * self.pitch + self.n_tile // 8 * (_TILE + 1)
-        return rows * _ROW_BYTES
+        return rows * ROW_BYTES
 
     @property
     def shared_bytes(self) -> int:
@@ -97,41 +84,40 @@ class _Tiling:
 
     def resident(self, gpu: Gpu) -> int:
         """Returns the blocks that a multiprocessor holds at a time."""
-        registers = self.m_tiles * self.n_tile // 2 + _OTHER_REGISTERS
-        return occupancy(gpu, 128 * self.warpgroups, registers, self.shared_bytes)
+        return occupancy(gpu, self.threads, self.registers, self.shared_bytes)
 
     def clocks(self, gpu: Gpu) -> float:
         """Estimates the clocks of the busiest multiprocessor, and of adding the runs' sums."""
-        layer, n = self.layer, self.n_tile
+        layer = self.layer
         steps = self.warpgroups * self.m_tiles * _TILE // 16
-        multiplying = steps * max(n / 2, 16 + n / 4) * _PRODUCT_FACTOR
-        copying = self.stage_bytes / _BYTES_A_CLOCK
-        stages = _ceil_div(_tiles(layer), self.runs)
+        multiplying = steps * self.product_clocks
+        copying = self.stage_bytes / BYTES_A_CLOCK
+        stages = ceil_div(_tiles(layer), self.runs)
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
-        of_one = _ceil_div(blocks, gpu.multiprocessors)
+        of_one = ceil_div(blocks, gpu.multiprocessors)
         held = min(self.resident(gpu), of_one)
         busy = max(multiplying, copying) + min(multiplying, copying) / 4
         weights = layer.groups * layer.out_width * layer.kernel * layer.in_width
-        added = weights * (8 * self.runs + 2) / (_BYTES_A_CLOCK * gpu.multiprocessors)
+        added = weights * (8 * self.runs + 2) / (BYTES_A_CLOCK * gpu.multiprocessors)
         return of_one * (stages * busy + _LATENCY / held) + added
 
 
 def _tiles(layer: Layer) -> int:
-    return layer.images * _ceil_div(layer.out_length, _TILE)
+    return layer.images * ceil_div(layer.out_length, _TILE)
 
 
 def _tilings(layer: Layer, gpu: Gpu) -> Iterator[_Tiling]:
-    widths = [n for n in range(8, 136, 8) if layer.out_width % n == 0]
-    for n_tile, warpgroups, m_tiles in itertools.product(widths[-2:], (1, 2), (1, 2, 3, 4, 6)):
+    shapes = itertools.product(n_tiles_of(layer), (1, 2), (1, 2, 3, 4, 6))
+    for n_tile, warpgroups, m_tiles in shapes:
         one = _Tiling(layer, warpgroups, m_tiles, n_tile, 1)
         if m_tiles * n_tile // 2 > _MOST_SUMS or one.shared_bytes > gpu.shared_bytes:
             continue
         resident = one.resident(gpu)
-        if resident == 0 or one.grid[1] > 65535:
+        if resident == 0 or one.grid[1] > MOST_BLOCKS:
             continue
         slots = resident * gpu.multiprocessors
         most = min(_tiles(layer), _MOST_RUNS, max(1, slots // (one.grid[0] * one.grid[1])))
-        for runs in {1, _ceil_div(most, 2), most}:
+        for runs in {1, ceil_div(most, 2), most}:
             yield _Tiling(layer, warpgroups, m_tiles, n_tile, runs)
 
 
@@ -165,28 +151,20 @@ class ImplicitGemm1dWgrad(KernelFamily[_Tiling]):
         return sums_bytes(problem, tiling.runs)
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
-        layer, n = tiling.layer, tiling.n_tile
+        layer = tiling.layer
         defines: dict[str, str | int] = {
-            "ELEMENT": sources.ELEMENTS[problem.dtype],
-            "WARPGROUPS": tiling.warpgroups,
-            "M_TILES": tiling.m_tiles,
-            "N_TILE": n,
+            **tiling.defines(problem),
             "SLICES": tiling.slices,
-            "PLANES": layer.planes,
             "BY_PLANES": int(tiling.by_planes),
             "PITCH": tiling.pitch,
-            "MULTIPLY": f"multiply_{n}",
             "STAGES": _STAGES,
             "SHARED_BYTES": tiling.shared_bytes,
             "MIN_BLOCKS": tiling.resident(gpu),
         }
-        files = ("implicit_gemm_1d_planes.cuh", "implicit_gemm_1d_wgrad.cu")
-        source = "".join((sources.source(), wgmma.source(n), *map(sources.text, files)))
-        function = "implicit_gemm_1d_wgrad"
         launch = KernelLaunch(
-            Kernel(source, function, tuple(defines.items()), wgmma.ARCH_SUFFIX),
+            tiling.kernel("implicit_gemm_1d_wgrad", "implicit_gemm_1d_wgrad.cu", defines),
             grid=tiling.grid,
-            block=(128 * tiling.warpgroups, 1, 1),
+            block=(tiling.threads, 1, 1),
             arguments=(
                 *(Address("x"), Address("y"), Address("workspace")),
                 *(layer.images, layer.in_length, layer.groups * layer.in_width),

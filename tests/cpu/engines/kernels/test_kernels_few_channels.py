@@ -12,6 +12,7 @@ import pytest
 import torch
 from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
 from first_layers import (
+    EPILOGUES,
     HEIGHT_1,
     L4,
     ODD_SHAPES,
@@ -19,7 +20,6 @@ from first_layers import (
     first_layer,
     random_first_layer,
 )
-from fused_cases import NAMES
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
@@ -79,14 +79,6 @@ def test_a_block_computes_many_tiles() -> None:
     assert launch.grid[0] < 6  # type: ignore[union-attr]
     for is_reversed in (False, True):
         check(KERNELS, of, settings, gpu=small, is_reversed=is_reversed)
-
-
-EPILOGUES = [
-    {"bias": True},
-    {"residual": True},
-    {"bias": True, "activation": "relu", "dtype": torch.bfloat16},
-    *({"bias": True, "residual": True, "activation": name} for name in NAMES),
-]
 
 
 @pytest.mark.basic(3)

@@ -12,8 +12,7 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
-from first_layers import HEIGHT_1, L4, assert_blocks_fit, first_layer, random_first_layer
-from fused_cases import NAMES
+from first_layers import EPILOGUES, HEIGHT_1, L4, assert_blocks_fit, first_layer, random_first_layer
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels_planes import FewChannelsPlanes
@@ -97,14 +96,6 @@ def test_a_block_computes_many_tiles() -> None:
         assert launch.grid[0] < tiles  # type: ignore[union-attr, operator]
         for is_reversed in (False, True):
             check(KERNELS, of, settings, gpu=small, is_reversed=is_reversed)
-
-
-EPILOGUES = [
-    {"bias": True},
-    {"residual": True},
-    {"bias": True, "activation": "relu", "dtype": torch.bfloat16},
-    *({"bias": True, "residual": True, "activation": name} for name in NAMES),
-]
 
 
 @pytest.mark.basic(3)

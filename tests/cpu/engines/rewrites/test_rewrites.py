@@ -168,7 +168,7 @@ def test_a_kernel_as_large_as_the_input_is_a_matrix(
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_kernel_as_large_as_the_input_is_used_where_it_lies(op: str, layout: str) -> None:
-    """As in the patch embedding of Qwen2-VL."""
+    """The kernel is as large as the input, as in the patch embedding of Qwen2-VL."""
     shapes = ((1024, 3, 2, 14, 14), (1280, 3, 2, 14, 14))
     problem = LAYOUTS[layout](op, *shapes, (2, 14, 14), dtype=BFLOAT16)
     for offer in PATCHES.offers(problem, H200):
