@@ -571,7 +571,7 @@ class Measured:
         try:
             # Autocast would make other problems of these.
             with torch.autocast("cuda", enabled=False), torch.random.fork_rng([device]):
-                sets = cold_sets(problem, operands(problem, device))
+                sets = cold_sets(problem, operands(problem, device), _CALLS)
                 times = times_ms([one_operator, several], sets)
         except torch.OutOfMemoryError:
             return Verdict(False, "there was not enough memory to measure it")
