@@ -31,13 +31,19 @@ _KNOB = "KERNEL_CFG"
 # Engines that cuDNN compiles at run time, and that are hardly ever the fastest where the filters
 # have fewer elements than so many for each pixel of the output. Engine 71 (fprop) was on one of 92
 # layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took at
-# least 1.46 times the best (docs/findings/fallback-mode.md).
-SELDOM_FASTEST = {(9, 19): {71: math.inf, 70: 100.0}}
+# least 1.46 times the best (docs/findings/fallback-mode.md). Engine 52 (fprop with a bias, residual
+# or ReLU) was never the fastest in MobileNetV3 and HiFi-GAN, and is compiled beside engines 39 and
+# 41, which are not.
+SELDOM_FASTEST = {(9, 19): {71: math.inf, 70: 100.0, 52: math.inf}}
 # Engines that cuDNN compiles at run time, and that hardly ever gain anything where filters have one
 # tap. The listed kernel of engine 78 (dgrad) gained 2 % on one of 15 such layers, and took at least
 # 1.04 times the best on the others (docs/findings/fallback-mode.md). The kernel that ``auto``
 # compiles took 1.67 times the best on the one of them on which it was measured.
 NOT_FOR_ONE_TAP = {(9, 19): (78,)}
+# Beyond this number of output channels of a group, and below this number of elements of a filter,
+# cuDNN's engines for an activation are faster than ``implicit_gemm_1d`` on some layers of HiFi-GAN.
+_MOST_NARROW = 64
+_LEAST_ELEMENTS = 192
 # A matrix product of fewer bytes takes about as long as a launch, with any engine. One of
 # them took 6.5 us on an H200, engine 70 1.10 times as long and engine 78 1.28 times.
 _SMALL_BYTES = 2**20
@@ -115,14 +121,18 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
     Such are those of groups in ``channels_last``, for layers without dilation that have as many
     channels out as in. On an H200 they took at most 0.87 of the time of these engines, on the 45
     layers and directions on which one of these was the fastest of cuDNN's
-    (docs/results/h200.md#kernels). So is ``implicit_gemm_1d`` in fprop, which took at most 0.93 of
-    the best of all engines on eight layers (docs/results/h200.md#kernels_1d).
+    (docs/results/h200.md#kernels). So is ``implicit_gemm_1d`` in fprop where filters are narrow and
+    not short: it took at most 0.93 of the best of all engines on such layers
+    (docs/results/h200.md#kernels_1d).
     """
     own = [c for c in candidates if c.id.is_implementation and not is_users(c.text)]
+    own = [c for c in own if c.id.name != "each_group"]  # it runs engines of cuDNN alone
     if problem is None or problem.memory_format == torch.contiguous_format:
         return False
     if problem.op == "fprop" and any(c.id.name == "implicit_gemm_1d" for c in own):
-        return True
+        channels = problem.weight_shape[0] // problem.groups
+        elements = math.prod(problem.weight_shape[1:])
+        return channels <= _MOST_NARROW and elements >= _LEAST_ELEMENTS
     is_known = (
         problem.groups > 1
         and problem.weight_shape[0] == problem.input_shape[1]

@@ -80,7 +80,7 @@ class Shortlist:
                     if not (has_faster and c.is_compiled)
                 ),
             ]
-        if of_a:
+        if of_a or has_faster:
             needed = {c.text for c in [*self._similar, *in_any_case]}
             kernels = [
                 c

@@ -12,7 +12,7 @@ import torch
 from simulation import GPU, SimulatedEngine, SimulatedTimer
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.candidates import QueriedCandidates
+from cudnn_autotune.engines.candidates import QueriedCandidates, named
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.unlisted import timed_by_pytorch
 from cudnn_autotune.sampling.auto import Auto, Shortlist
@@ -153,3 +153,35 @@ def test_with_an_activation_few_are_compiled(activation: str) -> None:
     problem = problem_of({**MEASURED, "bias": True, "activation": activation})
     candidates = StaticCandidates(compiled, problem=problem)
     assert [c.rank for c in Shortlist(candidates).all()] == [0, 1, 2, 3]
+
+
+DEPTHWISE: dict[str, Any] = {**MEASURED, "weight_shape": (64, 1, 3, 3), "groups": 64}
+SIGNALS: dict[str, Any] = {**MEASURED, "padding": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "fields", "is_faster"),
+    [
+        ("depthwise", {**DEPTHWISE, "input_shape": (8, 64, 56, 56)}, True),
+        ("each_group", {**MEASURED, "weight_shape": (64, 32, 3, 3), "groups": 2}, False),
+        ("implicit_gemm_1d", {**SIGNALS, "weight_shape": (64, 64, 1, 3)}, True),
+        ("implicit_gemm_1d", {**SIGNALS, "weight_shape": (128, 64, 1, 3)}, False),
+        ("implicit_gemm_1d", {**SIGNALS, "weight_shape": (64, 64, 1, 2)}, False),
+    ],
+)
+@pytest.mark.parametrize("activation", ["", "relu", "leaky_relu(0.1)"])
+def test_beside_a_faster_kernel_nothing_of_cudnn_is_compiled(
+    implementation: str, fields: dict[str, Any], is_faster: bool, activation: str
+) -> None:
+    """Where engines for an activation are all compiled, too."""
+    ours = named(f"{implementation}@1:ROWS=4", 20_000)
+    ours = dataclasses.replace(ours, behavior_notes=COMPILED)
+    compiled = [of_engine(f"eng{n}:KERNEL_CFG=0", n, "A", is_compiled=True) for n in range(4, 8)]
+    compiled.append(of_engine("eng8:KERNEL_CFG=0", 9, "FALLBACK", is_compiled=True))
+    problem = problem_of({**fields, "bias": bool(activation), "activation": activation})
+    short = Shortlist(StaticCandidates([*compiled, ours, ATEN], problem=problem))
+    left = texts([*short.all(), *short.beyond()])
+    assert {ours.text, "aten"} <= set(left)
+    if not activation and fields["memory_format"] == torch.channels_last:
+        left = [text for text in left if text != "eng4:KERNEL_CFG=0"]  # what PyTorch would run
+    assert any(text.startswith("eng") for text in left) != is_faster
