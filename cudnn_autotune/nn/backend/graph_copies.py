@@ -319,19 +319,23 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
 def _lay_out_weights(
     graph: Graph, lay_out: Callable[[Sequence[Tensor], str], list[Tensor]], memory_format: str
 ) -> None:
-    """Puts weights of convolutions into a layout, which the convolutions compute in. The inputs of
-    the graph among them are laid out by one call for each dtype."""
+    """Puts weights of convolutions into a layout, which the convolutions compute in.
+
+    The inputs of the graph among them are laid out by one call of ``lay_out`` for each dtype. A
+    weight that the graph computes is laid out by itself, so that Inductor writes it so at once.
+    """
     readers = _weights_of_convolutions(graph)
     by_dtype: dict[torch.dtype, list[Node]] = {}
     for weight in readers:
         if weight.op == "placeholder":
             by_dtype.setdefault(weight.meta["example_value"].dtype, []).append(weight)
     behind = graph.find_nodes(op="placeholder")[-1].next
-    sources = [(weights, behind) for weights in by_dtype.values()]
-    sources += [([weight], weight.next) for weight in readers if weight.op != "placeholder"]
-    for weights, before in sources:
+    sources = [(weights, behind, lay_out) for weights in by_dtype.values()]
+    computed = [weight for weight in readers if weight.op != "placeholder"]
+    sources += [([weight], weight.next, _each_laid_out) for weight in computed]
+    for weights, before, function in sources:
         with graph.inserting_before(before):
-            together = graph.call_function(lay_out, (weights, memory_format))
+            together = graph.call_function(function, (weights, memory_format))
             for i, weight in enumerate(weights):
                 copy = graph.call_function(operator.getitem, (together, i))
                 copy.meta = dict(weight.meta)
