@@ -136,13 +136,7 @@ class RecipePlan::KernelStep final : public Step {
 
 class RecipePlan::EngineStep final : public Step {
  public:
-  // Takes the engine of an earlier step that runs the same one.
-  EngineStep(const EngineLaunch& launch, const EngineStep* earlier) : launch_(launch) {
-    if (earlier != nullptr && earlier->launch_.problem == launch.problem &&
-        earlier->launch_.engine_text == launch.engine_text) {
-      engine_ = earlier->engine_;
-      return;
-    }
+  explicit EngineStep(const EngineLaunch& launch) : launch_(launch) {
     engine_ = EngineSearch(launch.problem, &current_handle).build(launch.engine_text);
     if (engine_->config().is_unfused) {
       throw PlanError(launch.engine_text + " leaves the bias to PyTorch, which a recipe cannot");
@@ -188,7 +182,6 @@ std::shared_ptr<RecipePlan> RecipePlan::build(const ConvProblem& problem, const 
                                               int64_t workspace_bytes, c10::DeviceIndex device) {
   std::vector<std::unique_ptr<Step>> steps;
   int64_t engine_bytes = 0;  // the engines run one after the other, and share theirs
-  const EngineStep* last_engine = nullptr;
   try {
     check_launches(launches, problem, workspace_bytes);
     const OnDevice guard(device);
@@ -196,8 +189,7 @@ std::shared_ptr<RecipePlan> RecipePlan::build(const ConvProblem& problem, const 
       if (const auto* kernel = std::get_if<KernelLaunch>(&launch)) {
         steps.push_back(std::make_unique<KernelStep>(*kernel));
       } else if (const auto* engine = std::get_if<EngineLaunch>(&launch)) {
-        auto step = std::make_unique<EngineStep>(*engine, last_engine);
-        last_engine = step.get();
+        auto step = std::make_unique<EngineStep>(*engine);
         engine_bytes = std::max(engine_bytes, step->workspace_bytes());
         steps.push_back(std::move(step));
       } else {

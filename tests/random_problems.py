@@ -30,11 +30,6 @@ def _narrow_groups(rng: random.Random) -> tuple[int, int, int, int]:
     return groups * width, groups * rng.choice((2, 4, 8)), groups, rng.choice((1, 3, 3))
 
 
-def _wide_groups(rng: random.Random) -> tuple[int, int, int, int]:
-    groups, width = rng.randint(2, 5), rng.choice((56, 64, 72, 80, 128))
-    return groups * width, groups * rng.choice((width, 64, 96)), groups, rng.choice((1, 2, 3, 3))
-
-
 def _few_channels(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.randint(1, 8), rng.choice((3, 8, 16, 24, 32, 64, 96, 130)), 1, rng.choice((3, 4, 7))
 
@@ -66,7 +61,6 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "depthwise": _depthwise,
     "grouped": _grouped,
     "narrow_groups": _narrow_groups,
-    "wide_groups": _wide_groups,
     "few_channels": _few_channels,
     "dense": _dense,
     "pointwise": _pointwise,
@@ -102,7 +96,6 @@ TAKES = {
         "patches",
         "signals",
     ),
-    "each_group": ("wide_groups",),
     "pad_channels": ("depthwise", "few_channels", "dense", "pointwise", "patches"),
     "patches": ("patches",),
     "sliced_pointwise": ("pointwise",),

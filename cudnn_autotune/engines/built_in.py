@@ -18,7 +18,6 @@ from cudnn_autotune.engines.kernels.implicit_gemm_1d import ImplicitGemm1d
 from cudnn_autotune.engines.kernels.implicit_gemm_1d_wgrad import ImplicitGemm1dWgrad
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
-from cudnn_autotune.engines.rewrites.each_group import EachGroup
 from cudnn_autotune.engines.rewrites.fft import Fft
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.patches import Patches
@@ -40,7 +39,6 @@ BUILT_IN: tuple[Implementation, ...] = (
     ImplicitGemm1d(),
     ImplicitGemm1dWgrad(),
     ChannelsLast(),
-    EachGroup(),
     PadChannels(),
     Patches(),
     SlicedPointwise(),

@@ -21,6 +21,7 @@ import torch
 from references import reference, with_epilogue
 from torch import Tensor
 
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import (
     Address,
     Argument,
@@ -174,22 +175,22 @@ def launch_kernel(
         raise EmulationError(error.decode())
 
 
-def _view(
-    buffers: Buffers,
-    address: Address,
-    dtype: torch.dtype,
-    shape: Sequence[int],
-    strides: Sequence[int],
-) -> Tensor:
-    """The tensor at an address."""
-    buffer, size = buffers[address.buffer], dtype.itemsize
+def _view(buffers: Buffers, address: Address, shape: Sequence[int], problem: ConvProblem) -> Tensor:
+    """The dense tensor at an address, in the problem's dtype and layout."""
+    buffer = buffers[address.buffer]
     whole = torch.empty(0, dtype=torch.uint8).set_(buffer.untyped_storage())
     begin = buffer.storage_offset() * buffer.element_size() + address.offset
-    count = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    strides = (
+        torch.empty(tuple(shape), device="meta")
+        .contiguous(memory_format=problem.memory_format)
+        .stride()
+    )
+    count = torch.Size(shape).numel()
+    size = problem.dtype.itemsize
     assert begin % size == 0
     assert begin + count * size <= whole.numel(), "an engine's tensor lies outside of its buffer"
-    typed = whole[begin : begin + count * size].view(dtype)
-    return typed.as_strided(tuple(shape), tuple(strides))
+    typed = whole[begin : begin + count * size].view(problem.dtype)
+    return typed.as_strided(tuple(shape), strides)
 
 
 def _launch_engine(launch: EngineLaunch, buffers: Buffers) -> None:
@@ -198,21 +199,19 @@ def _launch_engine(launch: EngineLaunch, buffers: Buffers) -> None:
     for address, alignment in zip(addresses, problem.alignment, strict=True):
         place = buffers[address.buffer].data_ptr() + address.offset
         assert place % alignment == 0, "an engine's tensor is less aligned than its problem says"
-    shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
-    x, w, y = (
-        _view(buffers, address, problem.dtype, shape, strides)
-        for address, shape, strides in zip(addresses, shapes, problem.strides, strict=True)
-    )
+    x = _view(buffers, launch.x, problem.input_shape, problem)
+    w = _view(buffers, launch.w, problem.weight_shape, problem)
+    y = _view(buffers, launch.y, problem.output_shape, problem)
     a, b, result = {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (y, x, w)}[problem.op]
     found = reference(problem, a, b)
     bias = residual = None
     if problem.bias:
         assert launch.bias is not None
-        bias = _view(buffers, launch.bias, problem.dtype, problem.weight_shape[:1], (1,))
+        channels = (1, problem.weight_shape[0], *(1,) * problem.spatial_dims)
+        bias = _view(buffers, launch.bias, channels, problem).flatten()
     if problem.residual:
         assert launch.residual is not None
-        shape, strides = problem.output_shape, problem.strides[2]
-        residual = _view(buffers, launch.residual, problem.dtype, shape, strides)
+        residual = _view(buffers, launch.residual, problem.output_shape, problem)
     result.copy_(with_epilogue(problem, found, bias, residual))
 
 

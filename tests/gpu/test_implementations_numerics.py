@@ -45,7 +45,6 @@ LAYERS = {
     "depthwise": (64, 64, 64, 7),
     "grouped": (64, 64, 4, 3),
     "narrow_groups": (64, 64, 8, 3),
-    "wide_groups": (128, 128, 2, 3),
     "few_channels": (3, 64, 1, 7),
     "dense": (6, 64, 1, 3),
     "pointwise": (512, 64, 1, 1),

@@ -123,15 +123,17 @@ def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ..
             best.setdefault(engine.config_family, engine)
     note = rewrite.note
     fitting = [one for one in best.values() if not note or note in one.numerical_notes]
-    offers = []
-    for engine in fitting[:MOST_OFFERS]:
-        recipe = rewrite.build(problem, form, engine.text)
-        notes = engine.behavior_notes
-        if any(isinstance(launch, KernelLaunch) for launch in recipe.launches):
-            notes = (*(note for note in notes if note != _COMPILED), _COMPILED)
-        size = recipe.workspace_bytes + engine.workspace_bytes
-        offers.append(Offer(engine.text, size, engine.numerical_notes, notes))
-    return tuple(offers)
+    return tuple(
+        Offer(
+            settings=engine.text,
+            workspace_bytes=rewrite.build(problem, form, engine.text).workspace_bytes
+            + engine.workspace_bytes,
+            numerical_notes=engine.numerical_notes,
+            # The kernels around the engine are compiled.
+            behavior_notes=(*(n for n in engine.behavior_notes if n != _COMPILED), _COMPILED),
+        )
+        for engine in fitting[:MOST_OFFERS]
+    )
 
 
 def _buffers(problem: ConvProblem) -> list[Buffer]:
