@@ -1,4 +1,8 @@
+#include <ATen/ops/cat.h>
+#include <ATen/ops/convolution.h>
 #include <torch/library.h>
+
+#include <vector>
 
 #include "aten_conv.h"
 #include "conv_geometry.h"
@@ -90,6 +94,21 @@ void conv_fused_into_cpu(const at::Tensor& output, const at::Tensor& input,
                                      std::move(groups), activation, sampling, workspace_limit));
 }
 
+at::Tensor conv_each_image_cpu(const at::Tensor& input, const at::Tensor& weight,
+                               at::IntArrayRef stride, at::IntArrayRef padding,
+                               at::IntArrayRef dilation, std::string_view sampling,
+                               int64_t workspace_limit) {
+  resolve(sampling, workspace_limit);
+  const int64_t kernels = kernels_of_an_image(input, weight);
+  std::vector<at::Tensor> outputs;
+  for (int64_t n = 0; n < input.size(0); ++n) {
+    outputs.push_back(at::convolution(input.narrow(0, n, 1), weight.narrow(0, n * kernels, kernels),
+                                      std::nullopt, stride, padding, dilation, /*transposed=*/false,
+                                      std::vector<int64_t>(stride.size(), 0), /*groups=*/1));
+  }
+  return with_strides_of(conv_memory_format(input, weight), at::cat(outputs));
+}
+
 }  // namespace
 }  // namespace cudnn_autotune
 
@@ -100,4 +119,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, CPU, m) {
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cpu);
   m.impl("conv_fused", cudnn_autotune::conv_fused_cpu);
   m.impl("conv_fused_into_", cudnn_autotune::conv_fused_into_cpu);
+  m.impl("conv_each_image", cudnn_autotune::conv_each_image_cpu);
 }

@@ -1,10 +1,14 @@
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -265,6 +269,72 @@ void conv_fused_into_cuda(const at::Tensor& output, const at::Tensor& input,
   if (!y.is_same(output)) copy_result(output, y);
 }
 
+// Convolutions of one image are too small for a GPU, so some run side by side. The first stream is
+// the caller's, which waits for the others in the end.
+class SideBySide {
+ public:
+  SideBySide() : streams_{c10::cuda::getCurrentCUDAStream()} {
+    // The same ones in each call: the memory of a workspace stays with its stream.
+    static thread_local std::map<c10::DeviceIndex, std::vector<c10::cuda::CUDAStream>> others;
+    auto& found = others[streams_[0].device_index()];
+    while (found.size() < kMost - 1) {
+      found.push_back(c10::cuda::getStreamFromPool(false, streams_[0].device_index()));
+    }
+    streams_.insert(streams_.end(), found.begin(), found.end());
+  }
+
+  // Runs `work(n)` for each n below `count`.
+  template <typename Work>
+  void run(int64_t count, const Work& work) {
+    const size_t used = std::min(kMost, static_cast<size_t>(count));
+    at::cuda::CUDAEvent begun;
+    begun.record(streams_[0]);
+    for (size_t i = 1; i < used; ++i) begun.block(streams_[i]);
+    const auto wait = c10::make_scope_exit([&] {
+      for (size_t i = 1; i < used; ++i) {
+        at::cuda::CUDAEvent done;
+        done.record(streams_[i]);
+        done.block(streams_[0]);
+      }
+    });
+    for (int64_t n = 0; n < count; ++n) {
+      const c10::cuda::CUDAStreamGuard stream(streams_[static_cast<size_t>(n) % used]);
+      work(n);
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 4;
+  std::vector<c10::cuda::CUDAStream> streams_;
+};
+
+at::Tensor conv_each_image_cuda(const at::Tensor& input, const at::Tensor& weight,
+                                at::IntArrayRef stride, at::IntArrayRef padding,
+                                at::IntArrayRef dilation, std::string_view sampling,
+                                int64_t workspace_limit) {
+  const int64_t kernels = kernels_of_an_image(input, weight);
+  const c10::cuda::CUDAGuard device(input.device());
+  const auto format = conv_memory_format(input, weight);
+  const auto x = input.contiguous(format), w = weight.contiguous(format);
+  const auto convolve = [&](int64_t n, const at::Tensor* output) {
+    return forward(x.narrow(0, n, 1), w.narrow(0, n * kernels, kernels), std::nullopt, std::nullopt,
+                   stride, padding, dilation, /*groups=*/1, Activation(), sampling, workspace_limit,
+                   /*takes_slices=*/true, output);
+  };
+  auto filters = w.sizes().vec();
+  filters[0] = kernels;
+  const ConvGeometry geometry{x.sizes(), filters, stride, padding, dilation, /*groups=*/1};
+  if (!geometry.is_valid()) return convolve(0, nullptr);  // PyTorch raises the error
+  const at::Tensor y(
+      at::detail::empty_cuda(geometry.output_size(), x.options().memory_format(format)));
+  SideBySide().run(x.size(0), [&](int64_t n) {
+    const auto output = y.narrow(0, n, 1);
+    const auto found = convolve(n, &output);
+    if (!found.is_same(output)) copy_result(output, found);
+  });
+  return y;
+}
+
 // The gradient that is the undefined one of `x` and `w`. `other` is the forward's operand.
 template <typename Aten>
 at::Tensor gradient(ConvOp op, const at::Tensor& grad_output, const at::Tensor& other, Part x,
@@ -369,4 +439,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cuda);
   m.impl("conv_fused", cudnn_autotune::conv_fused_cuda);
   m.impl("conv_fused_into_", cudnn_autotune::conv_fused_into_cuda);
+  m.impl("conv_each_image", cudnn_autotune::conv_each_image_cuda);
 }

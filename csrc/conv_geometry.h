@@ -103,4 +103,16 @@ inline void check_gradient(const char* op, const at::Tensor& grad_output,
               grad_output.sizes());
 }
 
+// The number of filters of each image, for conv_each_image.
+inline int64_t kernels_of_an_image(const at::Tensor& input, const at::Tensor& weight) {
+  const bool fits = (input.dim() == 4 || input.dim() == 5) && weight.dim() == input.dim() &&
+                    input.size(0) > 0 && weight.size(0) % input.size(0) == 0;
+  TORCH_CHECK(
+      fits,
+      "conv_each_image: expected an input of (N, C, *spatial) with 2 or 3 spatial dimensions "
+      "and a weight of (N * K, C, *kernel), got ",
+      input.sizes(), " and ", weight.sizes());
+  return weight.size(0) / input.size(0);
+}
+
 }  // namespace cudnn_autotune

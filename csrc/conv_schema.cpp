@@ -2,8 +2,8 @@
 
 #include "conv_ops.h"
 
-// The operators stand below autograd. They take and return plain tensors, and only the last one
-// changes an argument. Their fake kernels are in cudnn_autotune/nn/fake.py.
+// The operators stand below autograd. They take and return plain tensors, and only
+// conv_fused_into_ changes an argument. Their fake kernels are in cudnn_autotune/nn/fake.py.
 TORCH_LIBRARY(cudnn_autotune, m) {
   m.def(
       "conv_fprop(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
@@ -36,6 +36,12 @@ TORCH_LIBRARY(cudnn_autotune, m) {
       "Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
       "str activation=\"\", str sampling=\"\", int workspace_limit=-1) -> ()",
       {at::Tag::pt2_compliant_tag});
+  // Image n of the input is convolved with the n-th part of the weight, as with groups that are the
+  // images of a batch.
+  m.def(
+      "conv_each_image(Tensor input, Tensor weight, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, str sampling=\"\", int workspace_limit=-1) -> Tensor",
+      {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
 }
 
 namespace cudnn_autotune {

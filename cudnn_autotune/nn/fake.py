@@ -103,6 +103,26 @@ def _(output: Tensor, *arguments: Any) -> None:
     )
 
 
+@torch.library.register_fake("cudnn_autotune::conv_each_image")
+def _(
+    input: Tensor, weight: Tensor, stride: Ints, padding: Ints, dilation: Ints, *policy: object
+) -> Tensor:
+    _check_operands(input, weight)
+    images, n = input.shape[0], len(stride)
+    torch._check(
+        input.dim() == weight.dim() and images > 0 and weight.shape[0] % images == 0,
+        lambda: (
+            "expected an input of (N, C, *spatial) and a weight of (N * K, C, *kernel), got "
+            f"{list(input.shape)} and {list(weight.shape)}"
+        ),
+    )
+    filters = weight[: weight.shape[0] // images]
+    output = torch.ops.aten.convolution(
+        input, filters, None, stride, padding, dilation, False, [0] * n, 1
+    )
+    return _empty(output.shape, input, weight, False)
+
+
 @torch.library.register_fake("cudnn_autotune::conv_transpose")
 def _(
     input: Tensor,

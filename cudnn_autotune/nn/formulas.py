@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cudnn_autotune.nn.conv_layout import laid_out
+
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # One kernel of Inductor's computes a norm with smaller groups in one pass.
 _LEAST_NUMBERS = 1024
@@ -144,6 +146,38 @@ def interpolate(
     return F.interpolate(
         *(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     )
+
+
+def conv_each_image(
+    input: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    sampling: str | None,
+    workspace_limit: int | None,
+) -> Tensor:
+    """Convolves each image with filters of its own, in channels_last.
+
+    Args:
+        input: (N, C, H, W).
+        weight: (N * K, C, R, S), the K filters of the first image first.
+        stride, padding, dilation, sampling, workspace_limit: as of
+            :func:`cudnn_autotune.functional.conv2d`.
+
+    Returns:
+        The convolved images, (N, K, P, Q).
+    """
+    x, w = (laid_out(one, torch.channels_last) for one in (input, weight))
+    sizes = (_pair(one) for one in (stride, padding, dilation))
+    limit = -1 if workspace_limit is None else workspace_limit
+    output: Tensor = torch.ops.cudnn_autotune.conv_each_image(x, w, *sizes, sampling or "", limit)
+    return output
+
+
+def _pair(sizes: int | Sequence[int]) -> list[int]:
+    each = [sizes] if isinstance(sizes, int) else list(sizes)
+    return each * 2 if len(each) == 1 else each
 
 
 FORMULAS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {

@@ -7,6 +7,7 @@ whether they still are what they were (:class:`FrozenWeights`).
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,13 +25,17 @@ from cudnn_autotune.engines.weights import operators as weight_operators
 from cudnn_autotune.nn.backend.comparison import LOCAL, all_nodes, namespaces_of
 from cudnn_autotune.nn.backend.norms import storages_of, written_among, written_operands
 from cudnn_autotune.nn.conv_layout import laid_out
-from cudnn_autotune.nn.formulas import FORMULAS
+from cudnn_autotune.nn.formulas import FORMULAS, conv_each_image
+from cudnn_autotune.nn.functional import conv2d
 from cudnn_autotune.nn.models.routing import CONVOLUTIONS, COUNTERPARTS
 
 OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
 _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # A convolution of fewer channels a group has engines for contiguous tensors that transpose nothing.
 _FEW_CHANNELS = 16
+# Groups of fewer channels have faster engines, of cuDNN or of this package.
+_MANY_CHANNELS = 64
+_HALF = ({torch.float16}, {torch.bfloat16})
 _GROUPS = 6  # the position of ``groups`` among the arguments of every convolution
 # Calls that read memory by the strides which a tensor has in PyTorch.
 _BY_STRIDES = {
@@ -77,11 +82,63 @@ def with_our_convolutions(
 
 
 def use_formulas(graph: GraphModule) -> None:
-    """Lets norms and upsampling in a graph of Dynamo be computed as suits channels_last."""
+    """Lets norms, upsampling, and convolutions whose groups are images, in a graph of Dynamo be
+    computed as suits channels_last."""
     for target, formula in FORMULAS.items():
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.target = formula
+    for node in graph.graph.find_nodes(op="call_function", target=conv2d):
+        _convolve_each_image(graph.graph, node)
     graph.recompile()
+
+
+def _convolve_each_image(graph: Graph, node: Node) -> None:
+    """Replaces a convolution whose groups are the images of a batch, and the reshapes around it, by
+    a call that convolves each image with its filters.
+
+    That is how StyleGAN2 and dynamic convolutions use groups. In channels_last the images would be
+    woven into each other, pixel by pixel.
+    """
+    call = inspect.signature(conv2d).bind(*node.args, **node.kwargs)
+    call.apply_defaults()
+    joined, weight, bias, stride, padding, dilation, groups, *policy = call.arguments.values()
+    users = list(node.users)
+    if bias is not None or isinstance(padding, str) or not all(map(_reshapes, (joined, *users))):
+        return
+    images = joined.args[0]
+    tensors = _tensors([images, joined, weight, node, *users])
+    if len(tensors) < 4 + len(users) or {value.dtype for value in tensors.values()} not in _HALF:
+        return
+    apart, together, filters, output, *others = (tuple(one.shape) for one in tensors.values())
+    sizes = (*apart, *together, *filters, *output)
+    # A reshape may be a view of what is written into, or a copy of it.
+    is_known = len(apart) == 4 and all(isinstance(size, int) for size in sizes)
+    if not is_known or written_among(graph, (images, joined, node)):
+        return
+    n, channels, *size = apart
+    is_of_images = 1 < n == groups and together == (1, n * channels, *size)
+    if not is_of_images or channels < _MANY_CHANNELS:
+        return
+    if any(shape != (n, filters[0] // n, *output[2:]) for shape in others):
+        return
+    with graph.inserting_before(node):
+        arguments = (images, weight, stride, padding, dilation, *policy)
+        convolved = graph.call_function(conv_each_image, arguments)
+    for user in users:
+        convolved.meta = dict(user.meta)
+        user.replace_all_uses_with(convolved)
+        graph.erase_node(user)
+    graph.erase_node(node)
+    if not joined.users:
+        graph.erase_node(joined)
+
+
+def _reshapes(node: Any) -> bool:
+    """Returns whether a node of a graph of Dynamo is a tensor in another shape."""
+    return isinstance(node, Node) and (
+        (node.op == "call_method" and node.target in ("reshape", "view"))
+        or (node.op == "call_function" and node.target is torch.reshape)
+    )
 
 
 class FrozenWeights:
@@ -173,7 +230,7 @@ def favours_channels_last(graph: GraphModule) -> bool:
         groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
         has_2d |= value.dim() == 4
         has_groups |= value.dim() == 4 and groups > 1 and value.shape[1] > 1
-        is_half = output.dtype in (torch.float16, torch.bfloat16)
+        is_half = {output.dtype} in _HALF
         channels = output.shape[1] if output.dim() == value.dim() else 0
         suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
         work[suits] += output.numel() * value.numel() / max(1, channels)
@@ -219,6 +276,7 @@ def in_layout(
         raise ValueError("an output shares memory with an input or another output")
     weights = _weights_of_convolutions(graph.graph)
     dims = {weight.meta["example_value"].dim() for weight in weights}
+    weights |= {node: list(node.users) for node in _repeated(weights) if node not in weights}
     copied_inputs = [
         node
         for node, value in inputs.items()
@@ -233,9 +291,8 @@ def in_layout(
         copy.meta = dict(node.meta)
         for reader in readers:
             reader.replace_input_with(node, copy)
-    _lay_out_weights(
-        graph.graph, _each_laid_out if with_constants else _laid_out_together, memory_format
-    )
+    lay_out = _each_laid_out if with_constants else _laid_out_together
+    _lay_out_weights(graph.graph, weights, lay_out, memory_format)
     for node, value in outputs.items():
         with graph.graph.inserting_before(output):
             restored = graph.graph.call_function(_in_strides, (node, value.stride()))
@@ -316,15 +373,42 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
     return found
 
 
+def _repeated(weights: Iterable[Node]) -> list[Node]:
+    """Returns the inputs of a graph of whose filters larger weights of convolutions are computed,
+    as StyleGAN2 scales the same filters for each image. They are read many times."""
+    found = []
+    for weight in weights:
+        shape = weight.meta["example_value"].shape
+        waiting, seen = [weight], {weight}
+        while waiting:
+            others = [node for node in waiting.pop().all_input_nodes if node not in seen]
+            waiting += others
+            seen.update(others)
+            for node, value in _tensors(others).items():
+                if node.op == "placeholder" and _is_part(value.shape, shape):
+                    found.append(node)
+    return found
+
+
+def _is_part(filters: Sequence[Any], all_filters: Sequence[Any]) -> bool:
+    is_known = all(isinstance(size, int) for size in (*filters, *all_filters))
+    return is_known and filters[1:] == all_filters[1:] and filters[0] < all_filters[0]
+
+
 def _lay_out_weights(
-    graph: Graph, lay_out: Callable[[Sequence[Tensor], str], list[Tensor]], memory_format: str
+    graph: Graph,
+    readers: Mapping[Node, Sequence[Node]],
+    lay_out: Callable[[Sequence[Tensor], str], list[Tensor]],
+    memory_format: str,
 ) -> None:
     """Puts weights of convolutions into a layout, which the convolutions compute in.
 
     The inputs of the graph among them are laid out by one call of ``lay_out`` for each dtype. A
     weight that the graph computes is laid out by itself, so that Inductor writes it so at once.
+
+    Args:
+        readers: the nodes that read each weight so.
     """
-    readers = _weights_of_convolutions(graph)
     by_dtype: dict[torch.dtype, list[Node]] = {}
     for weight in readers:
         if weight.op == "placeholder":
@@ -345,7 +429,7 @@ def _lay_out_weights(
 
 def _tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
     """Returns the nodes that stand for tensors, each with its fake one."""
-    values = {node: node.meta["example_value"] for node in nodes}
+    values = {node: node.meta.get("example_value") for node in nodes}
     return {node: value for node, value in values.items() if isinstance(value, Tensor)}
 
 
