@@ -3,7 +3,6 @@
 #include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -290,17 +289,27 @@ class SideBySide {
     at::cuda::CUDAEvent begun;
     begun.record(streams_[0]);
     for (size_t i = 1; i < used; ++i) begun.block(streams_[i]);
-    const auto wait = c10::make_scope_exit([&] {
+    const auto join = [&] {
       for (size_t i = 1; i < used; ++i) {
         at::cuda::CUDAEvent done;
         done.record(streams_[i]);
         done.block(streams_[0]);
       }
-    });
-    for (int64_t n = 0; n < count; ++n) {
-      const c10::cuda::CUDAStreamGuard stream(streams_[static_cast<size_t>(n) % used]);
-      work(n);
+    };
+    try {
+      for (int64_t n = 0; n < count; ++n) {
+        const c10::cuda::CUDAStreamGuard stream(streams_[static_cast<size_t>(n) % used]);
+        work(n);
+      }
+    } catch (...) {
+      // The caller frees what the other streams may still read.
+      try {
+        join();
+      } catch (const c10::Error&) {
+      }
+      throw;
     }
+    join();
   }
 
  private:
