@@ -1,4 +1,4 @@
-"""Networks that torchvision and timm do not have, of the sizes in use, by their names."""
+"""Networks that torchvision and timm do not have, of about the sizes in use, by their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from model_steps.audio import ConvTasNet, HiFiGAN, Wav2Vec2, WhisperEncoder
 from model_steps.images import ESRGAN, Detector, DiffusionUNet, StyleGAN2, UNet, vae_decoder
-from model_steps.volumes import UNet3d, VideoDecoder
+from model_steps.volumes import UNet3d, VideoDecoder, VNet
 
 # Name -> what builds it, and a tiny one for a dry run.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
@@ -24,4 +24,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "conv_tasnet": (ConvTasNet, lambda: ConvTasNet(16, 8, 16, 2, 2)),
     "whisper_encoder": (WhisperEncoder, lambda: WhisperEncoder(16, 1, 2)),
     "wav2vec2": (Wav2Vec2, lambda: Wav2Vec2(8, 16, 1, 2, 8, 2)),
+    # As unet3d, with one level less and one class more.
+    "nnunet3d": (
+        lambda: UNet3d((32, 64, 128, 256, 320), classes=4),
+        lambda: UNet3d((4, 8, 8), classes=4),
+    ),
+    "vnet": (VNet, lambda: VNet(4, 2)),
 }

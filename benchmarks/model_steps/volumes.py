@@ -1,7 +1,9 @@
 """Networks of volumes and of videos, with random weights.
 
-The 3-d U-Net is that of nnU-Net for patches of 128 x 128 x 128. The decoder of videos is built as
-those of latent video models: causal in time, with group norms.
+The 3-d U-Net is that of nnU-Net for patches of 128 x 128 x 128. V-Net has four of its five levels,
+each with at most two convolutions and batch norms on the way down, and one convolution without a
+norm on the way up. The decoder of videos is built as those of latent video models: causal in time,
+with group norms.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ def _block3d(i: int, o: int, stride: int = 1) -> nn.Module:
 
 
 class UNet3d(nn.Module):
-    """forward: volumes (N, 1, D, H, W) -> three classes of each voxel."""
+    """forward: volumes (N, 1, D, H, W) -> scores of ``classes`` (N, ``classes``, D, H, W)."""
 
-    def __init__(self, widths: Sequence[int] = (32, 64, 128, 256, 320, 320)) -> None:
+    def __init__(
+        self, widths: Sequence[int] = (32, 64, 128, 256, 320, 320), classes: int = 3
+    ) -> None:
         super().__init__()
         down = [(o, i) for i, o in pairwise(widths)]
         self.down = nn.ModuleList([_block3d(1, widths[0]), *(_block3d(i, o, 2) for o, i in down)])
         self.up = nn.ModuleList(nn.ConvTranspose3d(o, i, 2, 2) for o, i in reversed(down))
         self.blocks = nn.ModuleList(_block3d(2 * i, i) for _, i in reversed(down))
-        self.out = nn.Conv3d(widths[0], 3, 1)
+        self.out = nn.Conv3d(widths[0], classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         kept: list[Tensor] = []
@@ -41,6 +45,41 @@ class UNet3d(nn.Module):
         kept.pop()
         for up, block in zip(self.up, self.blocks, strict=True):
             x = block(torch.cat([up(x), kept.pop()], 1))
+        return self.out(x)
+
+
+def _normed3d(i: int, o: int, taps: int, stride: int = 1) -> nn.Module:
+    conv = nn.Conv3d(i, o, taps, stride, (taps - 1) // 2)
+    return nn.Sequential(conv, nn.BatchNorm3d(o), nn.PReLU(o))
+
+
+class VNet(nn.Module):
+    """forward: volumes (N, 1, D, H, W) -> scores of two classes (N, 2, D, H, W)."""
+
+    def __init__(self, width: int = 16, levels: int = 4) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(levels)]
+        self.conv_in = nn.Conv3d(1, width, 5, padding=2)
+        self.residual_in = nn.Sequential(_normed3d(width, width, 5))
+        self.residuals, self.down, self.up, self.joined = (nn.ModuleList() for _ in range(4))
+        for i, o in pairwise(widths):
+            self.down.append(_normed3d(i, o, 2, 2))
+            self.residuals.append(nn.Sequential(_normed3d(o, o, 5), _normed3d(o, o, 5)))
+        for o, i in pairwise(reversed(widths)):
+            self.up.append(nn.Sequential(nn.ConvTranspose3d(o, i, 2, 2), nn.PReLU(i)))
+            self.joined.append(nn.Sequential(nn.Conv3d(2 * i, i, 5, padding=2), nn.PReLU(i)))
+        self.out = nn.Conv3d(width, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        x = x + self.residual_in(x)
+        kept: list[Tensor] = []
+        for down, residual in zip(self.down, self.residuals, strict=True):
+            kept.append(x)
+            x = down(x)
+            x = x + residual(x)
+        for up, joined in zip(self.up, self.joined, strict=True):
+            x = joined(torch.cat([up(x), kept.pop()], 1))
         return self.out(x)
 
 

@@ -40,11 +40,13 @@ NETWORKS = (
     *("sd_unet", "sd_vae_decoder", "detector", "unet", "stylegan2", "esrgan"),
     *("unet3d", "video_decoder"),
     *("hifigan", "conv_tasnet", "whisper_encoder", "wav2vec2"),
+    *("nnunet3d", "vnet"),
 )
 MILLIONS = (
     *(859.521, 49.489, 11.167, 31.038, 27.933, 16.698),
     *(31.194, 63.240),
     *(13.926, 5.051, 8.205, 94.343),
+    *(16.547, 6.929),
 )
 
 
@@ -275,7 +277,8 @@ def test_a_subject_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch, step: 
 )
 def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions: float) -> None:
     """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of the U-Net with
-    batch norms, of ESRGAN's RRDBNet, of nnU-Net, of HiFi-GAN V1, and about those of the others."""
+    batch norms, of ESRGAN's RRDBNet, of nnU-Net, of HiFi-GAN V1, and about those of the
+    others, of which some are reduced."""
     with torch.device("meta"):
         model = KNOWN_NETWORKS[name][0]()
         outputs = model(*(torch.empty(1, *shape) for shape in MODELS[name].inputs))
@@ -296,6 +299,8 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions
             "hifigan": [(1, 1, 32768)],
             "conv_tasnet": [(1, 2, 64000)],
             "whisper_encoder": [(1, 1500, 384)],
+            "nnunet3d": [(1, 4, 128, 128, 128)],
+            "vnet": [(1, 2, 64, 128, 128)],
         }[name]
     )
 
