@@ -16,7 +16,7 @@ class Model:
     train: tuple[int, ...] = (64,)
 
 
-# Models of torchvision or timm; the last fourteen are those of networks.py.
+# Models of torchvision or timm; the last twenty are those of networks.py.
 MODELS = {
     "resnet50": Model(),
     "efficientnet_v2_s": Model(),
@@ -36,6 +36,12 @@ MODELS = {
     "conv_tasnet": Model(((1, 64000),), (1, 8), (4,)),
     "whisper_encoder": Model(((80, 3000),), (1, 32), ()),
     "wav2vec2": Model(((1, 160000),), (1, 8), ()),
+    "encodec": Model(((1, 48000),), (1, 8), ()),
+    "dac_decoder": Model(((1024, 86),), (1, 8), ()),
+    "demucs": Model(((2, 176400),), (1, 4), ()),
+    "melgan": Model(((80, 200),), (1, 8), ()),
+    "bigvgan": Model(((80, 100),), (1, 8), ()),
+    "parallel_wavegan": Model(((1, 24000), (80, 100)), (1, 8), ()),
     "nnunet3d": Model(((1, 128, 128, 128),), (1, 2), ()),
     "vnet": Model(((1, 64, 128, 128),), (1, 2), ()),
 }

@@ -8,6 +8,7 @@ from torch import nn
 
 from model_steps.audio import ConvTasNet, HiFiGAN, Wav2Vec2, WhisperEncoder
 from model_steps.images import ESRGAN, Detector, DiffusionUNet, StyleGAN2, UNet, vae_decoder
+from model_steps.vocoders import BigVGAN, Demucs, ParallelWaveGAN, dac_decoder, encodec, melgan
 from model_steps.volumes import UNet3d, VideoDecoder, VNet
 
 # Name -> what builds it, and a tiny one for a dry run.
@@ -24,6 +25,12 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "conv_tasnet": (ConvTasNet, lambda: ConvTasNet(16, 8, 16, 2, 2)),
     "whisper_encoder": (WhisperEncoder, lambda: WhisperEncoder(16, 1, 2)),
     "wav2vec2": (Wav2Vec2, lambda: Wav2Vec2(8, 16, 1, 2, 8, 2)),
+    "encodec": (encodec, lambda: encodec(4, (2, 2))),
+    "dac_decoder": (dac_decoder, lambda: dac_decoder(32, (2, 2))),
+    "demucs": (Demucs, lambda: Demucs(8, 2)),
+    "melgan": (melgan, lambda: melgan(16, (2, 2))),
+    "bigvgan": (BigVGAN, lambda: BigVGAN(16, (2, 2))),
+    "parallel_wavegan": (ParallelWaveGAN, lambda: ParallelWaveGAN(3, 8)),
     # As unet3d, with one level less and one class more.
     "nnunet3d": (
         lambda: UNet3d((32, 64, 128, 256, 320), classes=4),

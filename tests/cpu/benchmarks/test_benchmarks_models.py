@@ -40,12 +40,14 @@ NETWORKS = (
     *("sd_unet", "sd_vae_decoder", "detector", "unet", "stylegan2", "esrgan"),
     *("unet3d", "video_decoder"),
     *("hifigan", "conv_tasnet", "whisper_encoder", "wav2vec2"),
+    *("encodec", "dac_decoder", "demucs", "melgan", "bigvgan", "parallel_wavegan"),
     *("nnunet3d", "vnet"),
 )
 MILLIONS = (
     *(859.521, 49.489, 11.167, 31.038, 27.933, 16.698),
     *(31.194, 63.240),
     *(13.926, 5.051, 8.205, 94.343),
+    *(6.447, 54.104, 22.331, 4.266, 6.449, 1.302),
     *(16.547, 6.929),
 )
 
@@ -277,7 +279,7 @@ def test_a_subject_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch, step: 
 )
 def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions: float) -> None:
     """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of the U-Net with
-    batch norms, of ESRGAN's RRDBNet, of nnU-Net, of HiFi-GAN V1, and about those of the
+    batch norms, of ESRGAN's RRDBNet, of nnU-Net, of HiFi-GAN V1, of MelGAN, and about those of the
     others, of which some are reduced."""
     with torch.device("meta"):
         model = KNOWN_NETWORKS[name][0]()
@@ -299,6 +301,12 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions
             "hifigan": [(1, 1, 32768)],
             "conv_tasnet": [(1, 2, 64000)],
             "whisper_encoder": [(1, 1500, 384)],
+            "encodec": [(1, 1, 48000)],
+            "dac_decoder": [(1, 1, 44032)],
+            "demucs": [(1, 8, 175444)],
+            "melgan": [(1, 1, 51200)],
+            "bigvgan": [(1, 1, 25600)],
+            "parallel_wavegan": [(1, 1, 24000)],
             "nnunet3d": [(1, 4, 128, 128, 128)],
             "vnet": [(1, 2, 64, 128, 128)],
         }[name]
