@@ -82,30 +82,34 @@ def with_our_convolutions(
 
 
 def use_formulas(graph: GraphModule) -> None:
-    """Lets norms, upsampling, and convolutions whose groups are images, in a graph of Dynamo be
-    computed as suits channels_last."""
+    """Lets norms and upsampling in a graph of Dynamo be computed as suits channels_last."""
     for target, formula in FORMULAS.items():
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.target = formula
+    graph.recompile()
+
+
+def convolve_each_image(graph: GraphModule) -> None:
+    """Replaces convolutions whose groups are the images of a batch, and the reshapes around them,
+    by calls that convolve each image with its filters.
+
+    StyleGAN2 and dynamic convolutions use groups so. In channels_last the images would be woven
+    into each other, pixel by pixel. These calls compute in channels_last, so :func:`in_layout` has
+    to put the graph into it afterwards.
+    """
     for node in graph.graph.find_nodes(op="call_function", target=conv2d):
         _convolve_each_image(graph.graph, node)
     graph.recompile()
 
 
 def _convolve_each_image(graph: Graph, node: Node) -> None:
-    """Replaces a convolution whose groups are the images of a batch, and the reshapes around it, by
-    a call that convolves each image with its filters.
-
-    That is how StyleGAN2 and dynamic convolutions use groups. In channels_last the images would be
-    woven into each other, pixel by pixel.
-    """
     call = inspect.signature(conv2d).bind(*node.args, **node.kwargs)
     call.apply_defaults()
     joined, weight, bias, stride, padding, dilation, groups, *policy = call.arguments.values()
     users = list(node.users)
     if bias is not None or isinstance(padding, str) or not all(map(_reshapes, (joined, *users))):
         return
-    images = joined.args[0]
+    images = joined.args[0] if joined.args else joined.kwargs["input"]
     tensors = _tensors([images, joined, weight, node, *users])
     if len(tensors) < 4 + len(users) or {value.dtype for value in tensors.values()} not in _HALF:
         return
@@ -366,7 +370,7 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
     """Returns the weights of convolutions in a graph of Dynamo, each with its convolutions."""
     found: dict[Node, list[Node]] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in CONVOLUTIONS:
+        if node.op == "call_function" and node.target in (*CONVOLUTIONS, conv_each_image):
             weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
             if isinstance(weight, Node) and "example_value" in weight.meta:
                 found.setdefault(weight, []).append(node)

@@ -25,6 +25,7 @@ from cudnn_autotune.nn.backend.concatenations import ConcatenationReport, write_
 from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.graph_copies import (
     FrozenWeights,
+    convolve_each_image,
     copied,
     favours_channels_last,
     in_layout,
@@ -197,6 +198,8 @@ def _compile_fused(
 ) -> Program:
     ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
     patches = dict(options.inductor)
+    if memory_format == "channels_last":
+        convolve_each_image(ours)
     if memory_format is not None:
         ours = in_layout(ours, memory_format, with_constants=options.freezing)
         patches["layout_optimization"] = False

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cudnn_autotune.nn.backend.entry import compilations
+
 OPERATOR = "torch.ops.cudnn_autotune.conv_each_image"
 each_image = torch.ops.cudnn_autotune.conv_each_image
 LAST = torch.channels_last
@@ -90,15 +92,17 @@ class Modulated(nn.Module):
         return F.conv2d(x, weight, groups=groups, **self.options)
 
 
+OPTIONS = {"compare": False, "fuse": "always", "cpp.weight_prepack": False}
+
+
 def program_of(model: nn.Module, *inputs: Tensor) -> str:
     """Compiles and checks a model, and returns the code of the program that is this package's."""
-    options = {"compare": False, "fuse": "always", "cpp.weight_prepack": False}
     with torch.no_grad():
-        compiled = torch.compile(model, backend="cudnn_autotune", options=options)
+        compiled = torch.compile(model, backend="cudnn_autotune", options=OPTIONS)
         output, codes = run_and_get_code(compiled, *inputs)
         expected = model.double()(*(one.double() for one in inputs))
     assert_close(output, expected, 4 * TOLERANCES[inputs[0].dtype])
-    assert output.is_contiguous() == expected.is_contiguous()
+    assert output.stride() == expected.stride()
     code: str = codes[-1]
     return code
 
@@ -132,6 +136,77 @@ def test_a_chain_keeps_the_images_apart() -> None:
     code = program_of(Chain().eval().bfloat16(), *inputs())
     assert code.count(f"= {OPERATOR}") == 1  # 48 channels are few
     assert "extern_kernels.convolution" in code
+
+
+class Viewed(Modulated):
+    """The images, and what is convolved, are reshaped in other words."""
+
+    def __init__(self, *, by_name: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.by_name = by_name
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        weight = self.weight.repeat(len(x), 1, 1, 1) * style.sum()
+        shape = (1, x.shape[0] * x.shape[1], *x.shape[2:])
+        joined = torch.reshape(input=x, shape=shape) if self.by_name else x.view(shape)
+        y = self.convolved(joined, weight, len(x))
+        return y.view(len(x), -1, *y.shape[2:]).relu()
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_other_words_for_a_reshape(by_name: bool) -> None:
+    assert OPERATOR in program_of(Viewed(by_name=by_name).eval().bfloat16(), *inputs())
+
+
+def test_images_that_are_viewed_as_one_again_stay_contiguous() -> None:
+    """In channels_last such a view is impossible."""
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Modulated(), Viewed(by_name=False, channels=48)
+
+        def forward(self, x: Tensor, style: Tensor) -> Tensor:
+            return self.second(self.first(x, style), style)
+
+    code = program_of(Chain().eval().bfloat16(), *inputs())
+    assert OPERATOR not in code
+    assert compilations()[-1].chosen == "cudnn_autotune"
+
+
+def test_outputs_that_share_memory_go_on_sharing_it() -> None:
+    class Twice(Modulated):
+        def forward(self, x: Tensor, style: Tensor) -> tuple[Tensor, Tensor]:
+            weight = self.weight.repeat(len(x), 1, 1, 1) * style.sum()
+            y = self.convolved(x.reshape(1, -1, *x.shape[2:]), weight, len(x))
+            y = y.reshape(len(x), -1, *y.shape[2:])
+            return y, y.flatten(1)
+
+    with torch.no_grad():
+        model = torch.compile(Twice().bfloat16(), backend="cudnn_autotune", options=OPTIONS)
+        y, flat = model(*inputs())
+    assert y.is_contiguous()
+    assert flat.data_ptr() == y.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64], ids=str)
+def test_parameters_of_other_dtypes_keep_their_values(dtype: torch.dtype) -> None:
+    """They are laid out, too, where weights are computed of them."""
+
+    class Decoded(Modulated):
+        def forward(self, x: Tensor, code: Tensor) -> Tensor:
+            values = code.imag if code.is_complex() else code % 16
+            weight = values.to(x.dtype).repeat(len(x), 1, 1, 1) / 256
+            y = self.convolved(x.reshape(1, -1, *x.shape[2:]), weight, len(x))
+            return y.reshape(len(x), -1, *y.shape[2:])
+
+    x, _ = inputs()
+    code = torch.randint(2**30, 2**30 + 16, (48, 64, 3, 3), dtype=torch.int32)
+    if dtype.is_complex:
+        code = 1j * (code % 16)
+    with torch.no_grad():
+        model = torch.compile(Decoded(), backend="cudnn_autotune", options=OPTIONS)
+        assert_close(model(x, code), Decoded()(x.double(), code), 4 * TOLERANCES[x.dtype])
 
 
 class WithBias(Modulated):
