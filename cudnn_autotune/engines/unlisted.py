@@ -125,14 +125,16 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
     not short: it took at most 0.93 of the best of all engines on such layers
     (docs/results/h200.md#kernels_1d).
     """
-    own = [c for c in candidates if c.id.is_implementation and not is_users(c.text)]
-    own = [c for c in own if c.id.name != "each_group"]  # it runs engines of cuDNN alone
+    own = {c.id.name for c in candidates if c.id.is_implementation and not is_users(c.text)}
+    own.discard("each_group")  # it runs engines of cuDNN alone
     if problem is None or problem.memory_format == torch.contiguous_format:
         return False
-    if problem.op == "fprop" and any(c.id.name == "implicit_gemm_1d" for c in own):
+    if problem.op == "fprop" and "implicit_gemm_1d" in own:
         channels = problem.weight_shape[0] // problem.groups
         elements = math.prod(problem.weight_shape[1:])
-        return channels <= _MOST_NARROW and elements >= _LEAST_ELEMENTS
+        if channels <= _MOST_NARROW and elements >= _LEAST_ELEMENTS:
+            return True
+        own.remove("implicit_gemm_1d")  # one of groups may be faster all the same
     is_known = (
         problem.groups > 1
         and problem.weight_shape[0] == problem.input_shape[1]

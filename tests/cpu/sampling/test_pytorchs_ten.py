@@ -14,7 +14,7 @@ from simulation import GPU, SimulatedEngine, SimulatedTimer
 import cudnn_autotune as ca
 from cudnn_autotune.engines.candidates import QueriedCandidates, named
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
-from cudnn_autotune.engines.unlisted import timed_by_pytorch
+from cudnn_autotune.engines.unlisted import has_faster_kernels, timed_by_pytorch
 from cudnn_autotune.sampling.auto import Auto, Shortlist
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.offline.stand_ins import StaticCandidates
@@ -185,3 +185,15 @@ def test_beside_a_faster_kernel_nothing_of_cudnn_is_compiled(
     if not activation and fields["memory_format"] == torch.channels_last:
         left = [text for text in left if text != "eng4:KERNEL_CFG=0"]  # what PyTorch would run
     assert any(text.startswith("eng") for text in left) != is_faster
+
+
+@pytest.mark.parametrize(
+    ("implementations", "is_faster"),
+    [(["implicit_gemm_1d"], False), (["implicit_gemm_1d", "grouped"], True)],
+)
+def test_a_kernel_of_groups_counts_beside_one_of_signals(
+    implementations: list[str], is_faster: bool
+) -> None:
+    problem = problem_of({**SIGNALS, "weight_shape": (64, 16, 1, 3), "groups": 4})
+    ours = [named(f"{name}@1:ROWS=4", 20_000) for name in implementations]
+    assert has_faster_kernels(problem, ours) == is_faster
