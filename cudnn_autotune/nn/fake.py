@@ -110,10 +110,10 @@ def _(
     _check_operands(input, weight)
     images, n = input.shape[0], len(stride)
     torch._check(
-        input.dim() == weight.dim() and images > 0 and weight.shape[0] % images == 0,
+        input.dim() == weight.dim() in (4, 5) and images > 0 and weight.shape[0] % images == 0,
         lambda: (
-            "expected an input of (N, C, *spatial) and a weight of (N * K, C, *kernel), got "
-            f"{list(input.shape)} and {list(weight.shape)}"
+            "expected an input of (N, C, *spatial) with 2 or 3 spatial dimensions and a weight of "
+            f"(N * K, C, *kernel), got {list(input.shape)} and {list(weight.shape)}"
         ),
     )
     filters = weight[: weight.shape[0] // images]

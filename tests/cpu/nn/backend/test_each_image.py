@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -65,8 +66,9 @@ def test_what_does_not_fit_is_refused() -> None:
     for other in (w[:14], w[..., 0], w[:, :3]):
         with pytest.raises(RuntimeError, match=r"\(N \* K, C, \*kernel\)|4 channels"):
             each_image(x, other, *geometry)
-    with pytest.raises(RuntimeError, match="2 or 3 spatial dimensions"):
-        each_image(x[..., 0], w[..., 0], (1,), (0,), (1,))
+    for where in (nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)):
+        with where, pytest.raises(RuntimeError, match="2 or 3 spatial dimensions"):
+            each_image(x[..., 0], w[..., 0], (1,), (0,), (1,))
     with pytest.raises(ValueError, match="sampling"):
         each_image(x, w, *geometry, "often")
 
