@@ -99,7 +99,7 @@ at::Tensor conv_each_image_cpu(const at::Tensor& input, const at::Tensor& weight
                                at::IntArrayRef dilation, std::string_view sampling,
                                int64_t workspace_limit) {
   resolve(sampling, workspace_limit);
-  const int64_t kernels = kernels_of_an_image(input, weight);
+  const int64_t kernels = kernels_of_an_image(input, weight, stride, padding, dilation);
   std::vector<at::Tensor> outputs;
   for (int64_t n = 0; n < input.size(0); ++n) {
     outputs.push_back(at::convolution(input.narrow(0, n, 1), weight.narrow(0, n * kernels, kernels),

@@ -321,7 +321,7 @@ at::Tensor conv_each_image_cuda(const at::Tensor& input, const at::Tensor& weigh
                                 at::IntArrayRef stride, at::IntArrayRef padding,
                                 at::IntArrayRef dilation, std::string_view sampling,
                                 int64_t workspace_limit) {
-  const int64_t kernels = kernels_of_an_image(input, weight);
+  const int64_t kernels = kernels_of_an_image(input, weight, stride, padding, dilation);
   const c10::cuda::CUDAGuard device(input.device());
   const auto format = conv_memory_format(input, weight);
   const auto x = input.contiguous(format), w = weight.contiguous(format);

@@ -104,7 +104,9 @@ inline void check_gradient(const char* op, const at::Tensor& grad_output,
 }
 
 // The number of filters of each image, for conv_each_image.
-inline int64_t kernels_of_an_image(const at::Tensor& input, const at::Tensor& weight) {
+inline int64_t kernels_of_an_image(const at::Tensor& input, const at::Tensor& weight,
+                                   at::IntArrayRef stride, at::IntArrayRef padding,
+                                   at::IntArrayRef dilation) {
   const bool fits = (input.dim() == 4 || input.dim() == 5) && weight.dim() == input.dim() &&
                     input.size(0) > 0 && weight.size(0) % input.size(0) == 0;
   TORCH_CHECK(
@@ -112,6 +114,12 @@ inline int64_t kernels_of_an_image(const at::Tensor& input, const at::Tensor& we
       "conv_each_image: expected an input of (N, C, *spatial) with 2 or 3 spatial dimensions "
       "and a weight of (N * K, C, *kernel), got ",
       input.sizes(), " and ", weight.sizes());
+  // ATen would take a list of one number for all dimensions.
+  for (const at::IntArrayRef sizes : {stride, padding, dilation}) {
+    TORCH_CHECK(sizes.size() + 2 == input.sizes().size(),
+                "conv_each_image: expected a stride, padding and dilation of ", input.dim() - 2,
+                " numbers each, got ", stride, ", ", padding, " and ", dilation);
+  }
   return weight.size(0) / input.size(0);
 }
 

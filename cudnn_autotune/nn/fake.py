@@ -116,6 +116,13 @@ def _(
             f"(N * K, C, *kernel), got {list(input.shape)} and {list(weight.shape)}"
         ),
     )
+    torch._check(
+        len(stride) == len(padding) == len(dilation) == input.dim() - 2,
+        lambda: (
+            f"expected a stride, padding and dilation of {input.dim() - 2} numbers each, got "
+            f"{list(stride)}, {list(padding)} and {list(dilation)}"
+        ),
+    )
     filters = weight[: weight.shape[0] // images]
     output = torch.ops.aten.convolution(
         input, filters, None, stride, padding, dilation, False, [0] * n, 1

@@ -71,6 +71,12 @@ def test_what_does_not_fit_is_refused() -> None:
             each_image(x[..., 0], w[..., 0], (1,), (0,), (1,))
     with pytest.raises(ValueError, match="sampling"):
         each_image(x, w, *geometry, "often")
+    # PyTorch's convolutions would take one number for both dimensions.
+    for lists in (((1,), (1, 1), (1, 1)), ((1,), (1,), (1,)), ((1, 1), (1, 1, 1, 1), (1, 1))):
+        with pytest.raises(RuntimeError, match="2 numbers each"):
+            each_image(x, w, *lists)
+        with FakeTensorMode() as mode, pytest.raises(RuntimeError, match="2 numbers each"):
+            each_image(mode.from_tensor(x), mode.from_tensor(w), *lists)
 
 
 # The backend
