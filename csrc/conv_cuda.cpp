@@ -1,6 +1,8 @@
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -273,11 +275,17 @@ void conv_fused_into_cuda(const at::Tensor& output, const at::Tensor& input,
 class SideBySide {
  public:
   SideBySide() : streams_{c10::cuda::getCurrentCUDAStream()} {
-    // The same ones in each call: the memory of a workspace stays with its stream.
+    // The same ones in each call: the memory of a workspace stays with its stream. They are not of
+    // PyTorch's pool, whose streams others have too: while this thread captures, their work would
+    // be captured as well. They are never destroyed.
     static thread_local std::map<c10::DeviceIndex, std::vector<c10::cuda::CUDAStream>> others;
-    auto& found = others[streams_[0].device_index()];
+    const auto device = streams_[0].device_index();
+    auto& found = others[device];
     while (found.size() < kMost - 1) {
-      found.push_back(c10::cuda::getStreamFromPool(false, streams_[0].device_index()));
+      const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+      cudaStream_t stream = nullptr;
+      C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      found.push_back(c10::cuda::getStreamFromExternal(stream, device));
     }
     streams_.insert(streams_.end(), found.begin(), found.end());
   }

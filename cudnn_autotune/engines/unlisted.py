@@ -126,7 +126,6 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
     (docs/results/h200.md#kernels_1d).
     """
     own = {c.id.name for c in candidates if c.id.is_implementation and not is_users(c.text)}
-    own.discard("each_group")  # it runs engines of cuDNN alone
     if problem is None or problem.memory_format == torch.contiguous_format:
         return False
     if problem.op == "fprop" and "implicit_gemm_1d" in own:

@@ -163,7 +163,6 @@ SIGNALS: dict[str, Any] = {**MEASURED, "padding": (0, 1)}
     ("implementation", "fields", "is_faster"),
     [
         ("depthwise", {**DEPTHWISE, "input_shape": (8, 64, 56, 56)}, True),
-        ("each_group", {**MEASURED, "weight_shape": (64, 32, 3, 3), "groups": 2}, False),
         ("implicit_gemm_1d", {**SIGNALS, "weight_shape": (64, 64, 1, 3)}, True),
         ("implicit_gemm_1d", {**SIGNALS, "weight_shape": (128, 64, 1, 3)}, False),
         ("implicit_gemm_1d", {**SIGNALS, "weight_shape": (64, 64, 1, 2)}, False),
