@@ -53,7 +53,7 @@ def test_it_is_loaded_without_this_package(
         f"input = torch.load({str(tmp_path / 'input.pt')!r});"
         f"model = {LOADED[way]};"
         f"torch.save(model(input).detach(), {str(tmp_path / 'output.pt')!r});"
-        "assert not any(name.startswith('cudnn_autotune') for name in sys.modules);"
+        "assert 'cudnn_autotune' not in sys.modules;"
         # torch 2.11 has crashed while it unloaded what AOTInductor had compiled.
         "torch.cuda.synchronize(); import os; os._exit(0)"
     )

@@ -81,7 +81,8 @@ def reference(
     of_each = _vectors_of(vectors, given)
     for weight, own, added in zip(weights, of_each, eps, strict=True):
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        value = weight.to(wide) if own else weight  # which may be of any dtype
+        # One without vectors is copied, of whatever dtype it is.
+        value = weight.to(wide) if own else weight
         scale = own[SCALE].to(wide) if SCALE in own else None
         if VARIANCE in own:
             deviation = torch.sqrt(own[VARIANCE].to(wide) + added)
