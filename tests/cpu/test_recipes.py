@@ -57,6 +57,9 @@ if os.environ.get("RANK", "0") == "0":
     served = [len(package.conversion(model).served) for model in models] if package else []
     tuned = len(package.choices()) if package else 0
     torch.save({"found": found, "served": sum(served), "tuned": tuned}, "numbers.pt")
+# The threads of a group that is left open may abort the process while it exits.
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
 """
 SEED = "import torch; torch.manual_seed(0)\n"
 
