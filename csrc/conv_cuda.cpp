@@ -1,15 +1,10 @@
 #include <ATen/Context.h>
-#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -21,6 +16,7 @@
 #include "engine_dispatch.h"
 #include "fallback_counts.h"
 #include "settings.h"
+#include "side_by_side.h"
 #include "torch_bridge.h"
 
 namespace cudnn_autotune {
@@ -270,61 +266,6 @@ void conv_fused_into_cuda(const at::Tensor& output, const at::Tensor& input,
   if (!y.is_same(output)) copy_result(output, y);
 }
 
-// Convolutions of one image are too small for a GPU, so some run side by side. The first stream is
-// the caller's, which waits for the others in the end.
-class SideBySide {
- public:
-  SideBySide() : streams_{c10::cuda::getCurrentCUDAStream()} {
-    // The same ones in each call: the memory of a workspace stays with its stream. They are not of
-    // PyTorch's pool, whose streams others have too: while this thread captures, their work would
-    // be captured as well. They are never destroyed.
-    static thread_local std::map<c10::DeviceIndex, std::vector<c10::cuda::CUDAStream>> others;
-    const auto device = streams_[0].device_index();
-    auto& found = others[device];
-    while (found.size() < kMost - 1) {
-      const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-      cudaStream_t stream = nullptr;
-      C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      found.push_back(c10::cuda::getStreamFromExternal(stream, device));
-    }
-    streams_.insert(streams_.end(), found.begin(), found.end());
-  }
-
-  // Runs `work(n)` for each n below `count`.
-  template <typename Work>
-  void run(int64_t count, const Work& work) {
-    const size_t used = std::min(kMost, static_cast<size_t>(count));
-    at::cuda::CUDAEvent begun;
-    begun.record(streams_[0]);
-    for (size_t i = 1; i < used; ++i) begun.block(streams_[i]);
-    const auto join = [&] {
-      for (size_t i = 1; i < used; ++i) {
-        at::cuda::CUDAEvent done;
-        done.record(streams_[i]);
-        done.block(streams_[0]);
-      }
-    };
-    try {
-      for (int64_t n = 0; n < count; ++n) {
-        const c10::cuda::CUDAStreamGuard stream(streams_[static_cast<size_t>(n) % used]);
-        work(n);
-      }
-    } catch (...) {
-      // The caller frees what the other streams may still read.
-      try {
-        join();
-      } catch (const c10::Error&) {
-      }
-      throw;
-    }
-    join();
-  }
-
- private:
-  static constexpr size_t kMost = 4;
-  std::vector<c10::cuda::CUDAStream> streams_;
-};
-
 at::Tensor conv_each_image_cuda(const at::Tensor& input, const at::Tensor& weight,
                                 at::IntArrayRef stride, at::IntArrayRef padding,
                                 at::IntArrayRef dilation, std::string_view sampling,
@@ -344,6 +285,7 @@ at::Tensor conv_each_image_cuda(const at::Tensor& input, const at::Tensor& weigh
   if (!geometry.is_valid()) return convolve(0, nullptr);  // PyTorch raises the error
   const at::Tensor y(
       at::detail::empty_cuda(geometry.output_size(), x.options().memory_format(format)));
+  // Convolutions of one image are too small for a GPU.
   SideBySide().run(x.size(0), [&](int64_t n) {
     const auto output = y.narrow(0, n, 1);
     const auto found = convolve(n, &output);

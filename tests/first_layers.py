@@ -34,7 +34,7 @@ EPILOGUES = [
     {"bias": True, "activation": "relu", "dtype": torch.bfloat16},
     *({"bias": True, "residual": True, "activation": name} for name in NAMES),
 ]
-"""What a problem's fields say that it is fused with."""
+"""Fields of a problem that say what the convolution is fused with."""
 HEIGHT_1: dict[str, tuple[Any, ...]] = {
     "wav2vec2": ((2, 1, 1, 2013), (64, 1, 1, 10), (1, 5)),
     "Conv-TasNet": ((1, 1, 1, 4000), (48, 1, 1, 16), (1, 8)),

@@ -31,7 +31,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "melgan": (melgan, lambda: melgan(16, (2, 2))),
     "bigvgan": (BigVGAN, lambda: BigVGAN(16, (2, 2))),
     "parallel_wavegan": (ParallelWaveGAN, lambda: ParallelWaveGAN(3, 8)),
-    # As unet3d, with one level less and one class more.
+    # It is unet3d with one level less and one class more.
     "nnunet3d": (
         lambda: UNet3d((32, 64, 128, 256, 320), classes=4),
         lambda: UNet3d((4, 8, 8), classes=4),

@@ -12,6 +12,9 @@ compiler chooses the layout: Inductor takes the memory format of a copy as no mo
 The nearest neighbours of an upsampled place are looked up by Inductor in a table. It does not see
 in which order that reads, and writes volumes in the order of contiguous ones, in float32. Here they
 are a view.
+
+Images that have filters of their own are convolved one by one. As the groups of one convolution
+they would be woven into each other, pixel by pixel.
 """
 
 from __future__ import annotations
@@ -157,21 +160,27 @@ def conv_each_image(
     sampling: str | None,
     workspace_limit: int | None,
 ) -> Tensor:
-    """Convolves each image with filters of its own, in channels_last.
+    """Convolves each image with filters of its own, in channels_last, by the operator
+    ``cudnn_autotune::conv_each_image`` (csrc/conv_cuda.cpp).
 
     Args:
-        input: (N, C, H, W).
-        weight: (N * K, C, R, S), the K filters of the first image first.
-        stride, padding, dilation, sampling, workspace_limit: as of
-            :func:`cudnn_autotune.functional.conv2d`.
+        input: (N, C, H, W), of any floating dtype.
+        weight: (N * K, C, R, S), of the same dtype, in channels_last; the K filters of the first
+            image come first.
+        stride, padding, dilation: numbers of pixels, one for both dimensions or one for each.
+        sampling, workspace_limit: as of :func:`cudnn_autotune.functional.conv2d`.
 
     Returns:
-        The convolved images, (N, K, P, Q).
+        The convolved images, (N, K, P, Q), in channels_last.
+
+    Raises:
+        RuntimeError: the shapes do not fit together.
     """
-    x, w = (laid_out(one, torch.channels_last) for one in (input, weight))
+    x = laid_out(input, torch.channels_last)
     sizes = (_pair(one) for one in (stride, padding, dilation))
     limit = -1 if workspace_limit is None else workspace_limit
-    output: Tensor = torch.ops.cudnn_autotune.conv_each_image(x, w, *sizes, sampling or "", limit)
+    policy = (sampling or "", limit)
+    output: Tensor = torch.ops.cudnn_autotune.conv_each_image(x, weight, *sizes, *policy)
     return output
 
 

@@ -35,7 +35,7 @@ _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channe
 _FEW_CHANNELS = 16
 # Groups of fewer channels have faster engines, of cuDNN or of this package.
 _MANY_CHANNELS = 64
-_HALF = ({torch.float16}, {torch.bfloat16})
+_HALF_TYPES = {torch.float16, torch.bfloat16}
 _GROUPS = 6  # the position of ``groups`` among the arguments of every convolution
 # Calls that read memory by the strides which a tensor has in PyTorch.
 _BY_STRIDES = {
@@ -111,7 +111,8 @@ def _convolve_each_image(graph: Graph, node: Node) -> None:
         return
     images = joined.args[0] if joined.args else joined.kwargs["input"]
     tensors = _tensors([images, joined, weight, node, *users])
-    if len(tensors) < 4 + len(users) or {value.dtype for value in tensors.values()} not in _HALF:
+    dtypes = {value.dtype for value in tensors.values()}
+    if len(tensors) < 4 + len(users) or len(dtypes) > 1 or not dtypes <= _HALF_TYPES:
         return
     apart, together, filters, output, *others = (tuple(one.shape) for one in tensors.values())
     sizes = (*apart, *together, *filters, *output)
@@ -234,7 +235,7 @@ def favours_channels_last(graph: GraphModule) -> bool:
         groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
         has_2d |= value.dim() == 4
         has_groups |= value.dim() == 4 and groups > 1 and value.shape[1] > 1
-        is_half = {output.dtype} in _HALF
+        is_half = output.dtype in _HALF_TYPES
         channels = output.shape[1] if output.dim() == value.dim() else 0
         suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
         work[suits] += output.numel() * value.numel() / max(1, channels)
@@ -280,7 +281,8 @@ def in_layout(
         raise ValueError("an output shares memory with an input or another output")
     weights = _weights_of_convolutions(graph.graph)
     dims = {weight.meta["example_value"].dim() for weight in weights}
-    weights |= {node: list(node.users) for node in _repeated(weights) if node not in weights}
+    for node in _repeated(weights):
+        weights.setdefault(node, list(node.users))
     copied_inputs = [
         node
         for node, value in inputs.items()
