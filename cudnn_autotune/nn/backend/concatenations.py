@@ -4,7 +4,8 @@ faster.
 A concatenation copies its parts, and a dense block copies them again for each of its convolutions.
 Here the largest one becomes a tensor of its own. Convolutions write their slices of its channels
 and read slices of it (``conv_fused_into_``), the other concatenations of the block are slices too,
-and what no convolution writes is copied once.
+and what no convolution writes is copied once. Where norms read the concatenations, as in a
+DenseNet, the kernels that Inductor makes of these read slices, and not many parts.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class ConcatenationReport:
     is_in_place: bool
     reason: str
     in_place_ms: float | None = None
-    """Milliseconds of its convolutions and copies in place; None if that was not measured."""
+    """Milliseconds of its convolutions and copies in place, and of kernels that read what no
+    convolution reads; None if that was not measured."""
     several_ms: float | None = None
     """Milliseconds of its convolutions and of kernels that concatenate."""
 
@@ -126,6 +128,10 @@ class Family:
         slices = ((cat, *self.slices[cat]) for cat in self.concatenations)
         return [cat for cat, first, count in slices if first <= place < first + count]
 
+    def parts_of(self, cat: Node) -> list[Node]:
+        """Returns the parts of the largest concatenation that one of them has."""
+        return [part for part in self.parts if cat in self.concatenations_of(part)]
+
     def is_slice(self, node: Node) -> bool:
         """Returns whether a value will be a slice of the family's tensor."""
         return node in self.written or node in self.concatenations
@@ -204,7 +210,12 @@ def _family(
     order: dict[Node, int],
 ) -> Family | None:
     """Returns concatenations as a family; None if somebody needs one of them as a dense tensor, or
-    nothing would be saved."""
+    nothing would be saved.
+
+    A concatenation that convolutions read is a tensor that something has to write. One that they do
+    not read is computed in the kernels that read it: it saves something only if a part that a
+    convolution writes would otherwise be read for another one too.
+    """
     cats = tuple(node for node in slices if node not in parts)
     channels = cats[0].meta["val"].shape[1]
     size = cats[0].meta["val"].element_size()
@@ -230,18 +241,19 @@ def _family(
         if (reading := readers(cat)) is None:
             return None
         convolutions.update((one.node, one) for one in reading)
-    if not convolutions:  # Inductor computes the concatenations in the kernels that read them.
-        return None
+    is_convolved = bool(convolutions)
     written = set()
     for part in parts:
         one, reading = _Convolution.of(part), readers(part)
         if one is not None and reading is not None and fits(part, one):
             written.add(part)
             convolutions.update((each.node, each) for each in (one, *reading))
-    if not written and len(cats) == 1:
-        return None
     in_order = sorted(convolutions.values(), key=lambda one: order[one.node])
-    return Family(parts, cats, slices, frozenset(written), tuple(in_order))
+    family = Family(parts, cats, slices, frozenset(written), tuple(in_order))
+    if is_convolved:
+        return family if written or len(cats) > 1 else None
+    is_shared = any(len(family.concatenations_of(part)) > 1 for part in written)
+    return family if is_shared else None
 
 
 def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[ConcatenationReport]:
@@ -415,7 +427,12 @@ def _measure(family: Family, problems: Sequence[ConvProblem]) -> Verdict:
 
 
 class _Forms:
-    """The convolutions of a family, with its copies, on random tensors."""
+    """The convolutions of a family, with its copies, on random tensors.
+
+    Inductor computes a concatenation that no convolution reads in the kernels that read it, up to a
+    number of parts, and else before them. A pass by ATen that does the same stands for these: it
+    reads and writes as many bytes.
+    """
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -423,6 +440,8 @@ class _Forms:
         operands = (node for one in family.convolutions for node in one.operands)
         nodes = {*family.parts, *(node for node in operands if node is not None)}
         self._dense = {node: _random(node) for node in nodes}
+        convolved = {one.input for one in family.convolutions}
+        self._unconvolved = [cat for cat in family.concatenations if cat not in convolved]
 
     def _slice(self, node: Node) -> Tensor:
         return self._whole.narrow(1, *self._family.slices[node])
@@ -439,11 +458,17 @@ class _Forms:
                 _fused_into(self._slice(one.node), *arguments)
             else:
                 _fused(*arguments)
+        for cat in self._unconvolved:
+            self._slice(cat).clone()
 
     def several(self, _: object) -> None:
+        from torch._inductor import config  # slow to import
+
         for cat in self._family.concatenations:
-            parts: Any = cat.args[0]
-            torch.cat([self._dense[part] for part in parts], 1)
+            parts = self._family.parts_of(cat)
+            whole = torch.cat([self._dense[part] for part in parts], 1)
+            if cat in self._unconvolved and len(parts) > config.max_pointwise_cat_inputs:
+                whole.clone()
         for one in self._family.convolutions:
             _fused(*map(self._dense.get, one.operands), *one.options)
 
