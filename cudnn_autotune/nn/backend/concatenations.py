@@ -122,6 +122,12 @@ class Family:
     def copied(self) -> list[Node]:
         return [part for part in self.parts if part not in self.written]
 
+    @property
+    def unconvolved(self) -> list[Node]:
+        """The concatenations that no convolution reads."""
+        convolved = {one.input for one in self.convolutions}
+        return [cat for cat in self.concatenations if cat not in convolved]
+
     def concatenations_of(self, part: Node) -> list[Node]:
         """Returns the concatenations that have a part."""
         place, _ = self.slices[part]
@@ -148,8 +154,10 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
             the graph are others.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
-    nodes = graph.find_nodes(op="call_function", target=_cat)
-    parts_of = {cat: tuple(cat.args[0]) for cat in nodes if _is_of_images(cat)}
+    parts_of: dict[Node, tuple[Node, ...]] = {}
+    for cat in graph.find_nodes(op="call_function", target=_cat):
+        if _is_of_images(cat):
+            parts_of[cat] = _parts_of(cat, parts_of)
     found: list[Family] = []
     taken: set[Node] = set()
     for whole in sorted(parts_of, key=lambda cat: len(parts_of[cat]), reverse=True):
@@ -165,7 +173,7 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
         family = _family(parts, slices, channels_last, order)
         if family is not None:
             found.append(family)
-            taken.update(slices)
+            taken.update(family.slices)
     return sorted(found, key=lambda family: order[family.concatenations[0]])
 
 
@@ -185,6 +193,18 @@ def _is_of_images(cat: Node) -> bool:
             (part.meta["val"].dim(), part.meta["val"].dtype) == (4, value.dtype) for part in parts
         )
     )
+
+
+def _parts_of(cat: Node, parts_of: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
+    """Returns the parts of a concatenation, with those of a part that is one too in its place, as
+    where a block appends: ``x = cat([x, y])``.
+
+    Args:
+        parts_of: those of concatenations before it.
+    """
+    given: Any = cat.args[0]
+    parts = [part for one in given for part in parts_of.get(one, (one,))]
+    return tuple(parts if len({*parts}) == len(parts) else given)
 
 
 def _slices_of(parts: Sequence[Node]) -> dict[Node, tuple[int, int]]:
@@ -209,8 +229,8 @@ def _family(
     channels_last: bool,
     order: dict[Node, int],
 ) -> Family | None:
-    """Returns concatenations as a family; None if somebody needs one of them as a dense tensor, or
-    nothing would be saved.
+    """Returns concatenations as a family, without those that somebody needs as a dense tensor; None
+    if the largest one is such, or nothing would be saved.
 
     A concatenation that convolutions read is a tensor that something has to write. One that they do
     not read is computed in the kernels that read it: it saves something only if a part that a
@@ -238,9 +258,15 @@ def _family(
 
     convolutions: dict[Node, _Convolution] = {}
     for cat in cats:
-        if (reading := readers(cat)) is None:
+        reading = readers(cat)
+        if reading is None and cat is cats[0]:
             return None
-        convolutions.update((one.node, one) for one in reading)
+        if reading is None or all(user in cats for user in cat.users):
+            # It stays a concatenation of slices, or nothing reads it any more.
+            del slices[cat]
+        else:
+            convolutions.update((one.node, one) for one in reading)
+    cats = tuple(cat for cat in cats if cat in slices)
     is_convolved = bool(convolutions)
     written = set()
     for part in parts:
@@ -381,8 +407,9 @@ def _judged(judge: Measured, family: Family) -> Verdict:
         problems = [_problem(family, one) for one in family.convolutions]
     except ValueError as error:
         return Verdict(False, str(error))
-    sizes = [family.slices[node] for node in (*family.parts, *family.concatenations)]
-    key = repr((problems, sizes, [one.options for one in family.convolutions]))
+    nodes = (*family.parts, *family.concatenations)
+    slices = [(*family.slices[node], node in family.unconvolved) for node in nodes]
+    key = repr((problems, slices, [one.options for one in family.convolutions]))
     return judge.remembered(key, device, lambda: _measure(family, problems))
 
 
@@ -440,8 +467,6 @@ class _Forms:
         operands = (node for one in family.convolutions for node in one.operands)
         nodes = {*family.parts, *(node for node in operands if node is not None)}
         self._dense = {node: _random(node) for node in nodes}
-        convolved = {one.input for one in family.convolutions}
-        self._unconvolved = [cat for cat in family.concatenations if cat not in convolved]
 
     def _slice(self, node: Node) -> Tensor:
         return self._whole.narrow(1, *self._family.slices[node])
@@ -458,7 +483,7 @@ class _Forms:
                 _fused_into(self._slice(one.node), *arguments)
             else:
                 _fused(*arguments)
-        for cat in self._unconvolved:
+        for cat in self._family.unconvolved:
             self._slice(cat).clone()
 
     def several(self, _: object) -> None:
@@ -467,7 +492,7 @@ class _Forms:
         for cat in self._family.concatenations:
             parts = self._family.parts_of(cat)
             whole = torch.cat([self._dense[part] for part in parts], 1)
-            if cat in self._unconvolved and len(parts) > config.max_pointwise_cat_inputs:
+            if cat in self._family.unconvolved and len(parts) > config.max_pointwise_cat_inputs:
                 whole.clone()
         for one in self._family.convolutions:
             _fused(*map(self._dense.get, one.operands), *one.options)
