@@ -194,3 +194,71 @@ def test_a_dense_block_of_the_backend(fuse: str, layout: torch.memory_format) ->
         assert all(report.is_in_place for report in reports)
     else:
         assert all(report.in_place_ms and report.several_ms for report in reports)
+
+
+class Normed(nn.Module):
+    """Two blocks of a DenseNet, whose concatenations are read by norms."""
+
+    def __init__(self, channels: int = 64, growth: int = 32, layers: int = 9) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for _ in range(2):
+            widths = range(channels, channels + growth * layers, growth)
+            self.layers.append(nn.ModuleList(map(self._layer, widths)))
+        whole = channels + growth * layers
+        self.transition = nn.Sequential(
+            nn.BatchNorm2d(whole), nn.ReLU(), nn.Conv2d(whole, channels, 1, bias=False)
+        )
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.normal_(module.running_mean, std=0.2)
+                nn.init.uniform_(module.running_var, 0.5, 2)
+
+    @staticmethod
+    def _layer(channels: int) -> nn.Module:
+        return nn.Sequential(
+            *(nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, 128, 1, bias=False)),
+            *(nn.BatchNorm2d(128), nn.ReLU(), nn.Conv2d(128, 32, 3, padding=1, bias=False)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.layers:
+            parts = [F.max_pool2d(x, 3, 2, 1)]
+            for layer in block:
+                parts.append(layer(torch.cat(parts, 1)))
+            x = self.transition(torch.cat(parts, 1))
+        return x
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, LAST], ids=str)
+@pytest.mark.parametrize("fuse", ["always", "measure"])
+def test_norms_read_slices(fuse: str, layout: torch.memory_format) -> None:
+    """Some concatenations have more parts than Inductor reads in one kernel."""
+    torch.manual_seed(0)
+    model = Normed().eval().cuda()
+    x = torch.randn(4, 64, 56, 48, device="cuda", dtype=torch.float16)
+    x = x.contiguous(memory_format=layout)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+        model = model.half().to(memory_format=layout)
+        limit = 1.5 * relative_error(model(x), expected.cpu())  # each layer rounds
+    torch._dynamo.reset()
+    options = {"fuse": fuse, "compare": False}
+    compiled = torch.compile(model, backend="cudnn_autotune", options=options)
+    with torch.no_grad():
+        for _ in range(2):
+            output = compiled(x)
+            assert relative_error(output, expected.cpu()) <= limit
+            assert output.stride() == model(x).stride()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = compiled(x)
+        graph.replay()
+        assert relative_error(captured, expected.cpu()) <= limit
+    reports = ca.compilations()[-1].concatenations
+    print(*reports, sep="\n")
+    assert [report.parts for report in reports] == [10, 10]
+    if fuse == "always":
+        assert all(report.is_in_place for report in reports)
+    else:
+        assert all(report.in_place_ms and report.several_ms for report in reports)

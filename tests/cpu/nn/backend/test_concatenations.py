@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import TOLERANCES, assert_close
+from references import TOLERANCES, assert_close, relative_error
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -101,6 +101,89 @@ class Nested(nn.Module):
         return F.relu(self.c(torch.cat([torch.cat([a, b], 1), a, b], 1)))
 
 
+class Marked(nn.Conv2d):
+    """A convolution that the backend takes, as it takes all on a GPU, also without an epilogue."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        marked = torch.ops.cudnn_autotune.mark_input(x, "", -1)
+        geometry = (self.stride, self.padding, self.dilation, self.groups)
+        output: Tensor = torch.ops.aten.conv2d(marked, self.weight, self.bias, *geometry)
+        return output
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Gives batch norms statistics that they do not have when they are made."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+    return model
+
+
+class Normed(nn.Module):
+    """A DenseNet: norms read the concatenations, in two blocks with a transition between them."""
+
+    def __init__(
+        self,
+        growth: int = 8,
+        bias: bool = False,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.norms, self.convs = nn.ModuleList(), nn.ModuleList()
+        for i in (*range(4), *range(4)):
+            channels = 16 + growth * i
+            self.norms.append(nn.BatchNorm2d(channels))
+            grows = Marked(channels, growth, 3, padding=1, bias=bias)
+            self.convs.append(grows if i < 3 else Marked(channels, 16, 1, bias=bias))
+        with_statistics(self)
+
+    def joined(self, whole: Tensor, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = [*zip(self.norms, self.convs, strict=True)]
+        for block in (layers[:4], layers[4:]):
+            whole = F.max_pool2d(x, 3, 1, 1)
+            parts = [whole]
+            for norm, conv in block:
+                parts.append(conv(self.activation(norm(whole))))
+                whole = self.joined(whole, parts)  # behind the last layer for nobody
+            x = F.avg_pool2d(parts[-1], 2)
+        return x
+
+
+class Appending(Normed):
+    """Each concatenation has the one before it for a part, behind what is new."""
+
+    def __init__(self) -> None:
+        super().__init__(bias=True, activation=F.silu)
+
+    def joined(self, whole: Tensor, parts: list[Tensor]) -> Tensor:
+        return torch.cat([parts[-1], whole], 1)
+
+
+class Mixed(nn.Module):
+    """Norms read concatenations of convolutions with an epilogue and without one, of a transposed
+    one, and of what something else reads too, in place or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Marked(16, 8, 3, padding=1), Marked(16, 8, 1, bias=False)
+        self.c, self.d = nn.ConvTranspose2d(16, 8, 3, padding=1), Marked(24, 8, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (16, 24, 32))
+        with_statistics(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = torch.tanh(self.a(x)), self.b(x), self.c(x)
+        first, second, third = self.norms
+        d = self.d(F.relu(second(torch.cat([a, b, c], 1))))
+        y = F.elu(first(torch.cat([a, b], 1))).mean(1, keepdim=True) + a
+        z = third(torch.cat([a, b, c, d], 1)).amax(1, keepdim=True)
+        return y * z + d.flatten(2).cumsum(2).view(d.shape)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "dense": (Dense, 1),
     "newest first": (NewestFirst, 1),
@@ -108,6 +191,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "skips": (Skips, 1),
     "branches": (Branches, 1),
     "nested": (Nested, 1),
+    "normed": (Normed, 2),
+    "appending": (Appending, 2),
+    "mixed": (Mixed, 1),
 }
 
 
@@ -153,6 +239,89 @@ def test_a_dense_block_copies_its_input_only() -> None:
     (report,) = reports()
     assert str(report) == ("concatenation of 4 -> 2x40x10x12: written in place, it was asked for")
     assert "1 of 1 concatenations in place" in repr(ca.compilations()[-1])
+
+
+@pytest.mark.parametrize("make", [Normed, Appending])
+def test_nothing_is_concatenated_for_norms(make: Callable[[], nn.Module]) -> None:
+    code = check(make(), data())
+    assert code.count("conv_fused_into_.default(") == 6
+    assert code.count("empty_strided_cpu((2, 40, 10, 12)") == 2, "the tensor, and what is normed"
+    assert "cat" not in code.partition("def call")[2]
+    assert [report.parts for report in reports()] == [4, 4]
+
+
+def test_a_part_that_is_viewed_is_copied() -> None:
+    code = check(Mixed(), data())
+    assert code.count("conv_fused_into_.default(") == 2  # not the transposed one, nor that
+    assert "cat" not in code.partition("def call")[2]
+    assert reports()[0].parts == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_in_half_types(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Normed(growth=16).eval().to(memory_format=LAST, dtype=dtype)
+    x = data().to(dtype)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+        limit = 1.5 * relative_error(model(x), expected)  # each layer rounds
+    output, code = run(model, x)
+    assert relative_error(output, expected) <= limit
+    assert code.count("conv_fused_into_.default(") == 6
+
+
+class Returning(Normed):
+    """Returns one of three concatenations, or all, besides what is made of them."""
+
+    def __init__(self, needed: slice) -> None:
+        super().__init__()
+        self.needed = needed
+        self.kept: list[Tensor] = []
+
+    def joined(self, whole: Tensor, parts: list[Tensor]) -> Tensor:
+        self.kept.append(torch.cat(parts, 1))
+        return self.kept[-1]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        self.kept = []
+        y = super().forward(x)
+        kept, self.kept = self.kept[:3], []
+        return (y, *kept[self.needed])
+
+
+@pytest.mark.parametrize(
+    ("needed", "parts"),
+    [
+        (slice(0, 1), [4, 4]),  # the others are slices of the largest
+        (slice(1, 2), [4, 4]),
+        (slice(2, 3), [3, 4]),  # without the largest
+        (slice(1, 3), [4]),  # one is left, which saves nothing
+    ],
+)
+def test_what_is_returned_is_not_a_slice(needed: slice, parts: list[int]) -> None:
+    model = Returning(needed).eval().to(memory_format=LAST)
+    x = data()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    outputs, code = run(model, x)
+    for output, right in zip(outputs, expected, strict=True):
+        assert_close(output, right, TOLERANCES[torch.float32])
+        assert output.is_contiguous(memory_format=LAST)
+    assert [report.parts for report in reports()] == parts
+    assert "conv_fused_into_" in code
+
+
+@pytest.mark.slow
+def test_the_blocks_of_densenet121() -> None:
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = with_statistics(models.densenet121(num_classes=10))
+    for module in model.modules():
+        if type(module) is nn.Conv2d:
+            module.__class__ = Marked
+    code = check(model, data(2, 3, 64, 64))
+    assert code.count("conv_fused_into_.default(") == 6 + 12 + 24 + 16
+    assert [report.parts for report in reports()] == [7, 13, 25, 17]
 
 
 def test_later_calls_see_nothing_of_earlier_ones() -> None:
