@@ -38,6 +38,11 @@ def _dense(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.choice((6, 30, 64, 100)), rng.choice((8, 30, 64, 147)), 1, rng.choice((1, 1, 3))
 
 
+def _few_filters(rng: random.Random) -> tuple[int, int, int, int]:
+    narrow, wide = rng.choice((8, 16, 24, 32, 48, 64)), rng.choice((16, 32, 48, 64, 96, 160))
+    return *rng.choice(((wide, narrow), (narrow, wide))), 1, rng.choice((2, 3, 3, 3, 5))
+
+
 def _pointwise(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.choice((512, 1024, 1030)), rng.choice((8, 64, 147)), 1, 1
 
@@ -63,6 +68,7 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "narrow_groups": _narrow_groups,
     "few_channels": _few_channels,
     "dense": _dense,
+    "few_filters": _few_filters,
     "pointwise": _pointwise,
     "signals": _signals,
     "patches": _patches,
@@ -81,6 +87,7 @@ TAKES = {
     "depthwise_wgrad_mma": ("depthwise", "long_filters"),
     "few_channels": ("few_channels", "dense", "patches"),
     "few_channels_planes": ("few_channels", "dense", "pointwise", "signals"),
+    "few_filters": ("few_filters",),
     "fft": ("long_filters",),
     "few_channels_wgrad": ("few_channels", "dense", "patches"),
     "grouped": ("grouped", "narrow_groups", "signals"),

@@ -12,6 +12,7 @@ from cudnn_autotune.engines.kernels.depthwise_wgrad_mma import DepthwiseWgradMma
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
 from cudnn_autotune.engines.kernels.few_channels_planes import FewChannelsPlanes
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
+from cudnn_autotune.engines.kernels.few_filters import FewFilters
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.kernels.implicit_gemm_1d import ImplicitGemm1d
@@ -34,6 +35,7 @@ BUILT_IN: tuple[Implementation, ...] = (
     FewChannels(),
     FewChannelsPlanes(),
     FewChannelsWgrad(),
+    FewFilters(),
     Grouped(),
     GroupedWgrad(),
     ImplicitGemm1d(),

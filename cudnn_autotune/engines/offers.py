@@ -103,8 +103,8 @@ def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
 
 
 def _offered(implementation: Implementation, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-    """Asks an implementation, whose code may be a user's. It knows of no slices."""
-    if problem.pixel_strides is not None:
+    """Asks an implementation, whose code may be a user's and know of no slices."""
+    if problem.pixel_strides is not None and not getattr(implementation, "takes_slices", False):
         return ()
     try:
         offers = list(implementation.offers(problem, gpu))

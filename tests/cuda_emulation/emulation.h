@@ -318,6 +318,9 @@ void copy_async(void* target, const void* source, bool valid = true) {
   }
   emulation::copy(target, source, bytes, valid);
 }
+inline void copy_async_cached(void* target, const void* source, bool valid) {
+  copy_async<16>(target, source, valid);
+}
 inline void commit_copies() { emulation::commit(); }
 template <int pending>
 void copies_arrived() {

@@ -47,6 +47,7 @@ LAYERS = {
     "narrow_groups": (64, 64, 8, 3),
     "few_channels": (3, 64, 1, 7),
     "dense": (6, 64, 1, 3),
+    "few_filters": (64, 32, 1, 3),
     "pointwise": (512, 64, 1, 1),
     "signals": (64, 64, 2, 7),
     "patches": (3, 64, 1, 16),

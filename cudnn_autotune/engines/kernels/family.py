@@ -39,6 +39,8 @@ class KernelFamily(ABC, Generic[AnyTiling]):
     min_capability: ClassVar[tuple[int, int]] = MMA_CAPABILITY
     """The first compute capability that has the kernel's instructions."""
     numerical_notes: ClassVar[tuple[str, ...]] = ("TENSOR_CORE",)
+    takes_slices: ClassVar[bool] = False
+    """Whether the input and the output of fprop may be slices of larger tensors."""
 
     @abstractmethod
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[AnyTiling]:

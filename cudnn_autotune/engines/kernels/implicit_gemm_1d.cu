@@ -59,19 +59,6 @@ struct Taps {
   }
 };
 
-// Copies 16 bytes that other blocks of this multiprocessor copy as well: through its L1 cache. Of
-// the L2 cache they would all ask for the same few lines.
-__device__ __forceinline__ void copy_shared_by_blocks(void* target, const void* source,
-                                                      bool valid) {
-#ifdef __CUDACC_RTC__
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
-               "l"(source), "r"(valid ? 16 : 0)
-               : "memory");
-#else
-  copy_async<16>(target, source, valid);
-#endif
-}
-
 // Copies taps of the filters of a block's channels to a stage; zeros behind the last one. Each
 // thread copies some rows of the taps that follow each other in a filter, of every some filters.
 struct FilterCopy {
@@ -97,7 +84,7 @@ struct FilterCopy {
       unsigned char* to = stage + (here * kFilterPitch + first) * 16;
 #pragma unroll 4
       for (int outer = first; outer < kFilterPitch - 1; outer += together) {
-        copy_shared_by_blocks(to, from, exists);
+        copy_async_cached(to, from, exists);
         from += together * filter;
         to += 16 * together;
       }

@@ -14,7 +14,7 @@ __device__ __forceinline__ void copy_planes(unsigned char* to, int pitch, const 
 #pragma unroll 4
   for (int i = first; i < count; i += kTogether) {
     const bool exists = static_cast<unsigned>(begin + i) < static_cast<unsigned>(length);
-    copy_async<16>(to, exists ? from : signal, exists);
+    copy_async_cached(to, exists ? from : signal, exists);
     from += step;
     to += 16 * kTogether;
   }

@@ -52,6 +52,10 @@ template <int pending>
 __device__ __forceinline__ void products_done() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
+// Waits until all warps of this warpgroup are here.
+__device__ __forceinline__ void sync_warpgroup() {
+  asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory");
+}
 
 #else
 
@@ -64,5 +68,7 @@ __device__ __forceinline__ void begin_products() {}
 __device__ __forceinline__ void commit_products() {}
 template <int pending>
 __device__ __forceinline__ void products_done() {}
+// All warpgroups of a block come here equally often.
+__device__ __forceinline__ void sync_warpgroup() { __syncthreads(); }
 
 #endif  // __CUDACC_RTC__

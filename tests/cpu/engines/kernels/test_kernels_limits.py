@@ -24,7 +24,13 @@ from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 FAMILIES = [one for one in BUILT_IN if isinstance(one, KernelFamily)]
 ON_CUDA_CORES = {"depthwise", "depthwise_1d", "depthwise_planes", "depthwise_wgrad"}
-AT_LAUNCH = {"depthwise_1d", "depthwise_planes", "depthwise_wgrad", "implicit_gemm_1d"}
+AT_LAUNCH = {
+    "depthwise_1d",
+    "depthwise_planes",
+    "depthwise_wgrad",
+    "few_filters",
+    "implicit_gemm_1d",
+}
 """The kernels to which the layout of shared memory comes with the arguments of a launch, or which
 use none."""
 TENSOR_CORES = ("a100", "l4", "h200")

@@ -1,0 +1,311 @@
+"""2-d convolutions with few output channels on the tensor cores of compute capability 9.0."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels import sources, wgmma
+from cudnn_autotune.engines.kernels.family import (
+    INT32_MAX,
+    NULL,
+    KernelFamily,
+    occupancy,
+    operands,
+)
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+
+_ROW_BYTES = 16
+"""Bytes of 8 channels."""
+_POSITIONS = 64
+"""Positions of a product of matrices."""
+_MOST_FILTERS, _MOST_MATRIX_COLUMNS = 64, 256
+_MOST_FILTER_COLUMNS = 9
+"""Columns of a filter at most: a warp asks the next one for 8 of its 16 positions."""
+_MOST_WARPGROUPS = 4
+_WINDOW_COLUMNS = (8, 16, 32, 64)
+_STAGES = (3, 2)
+_MOST_PLANES = 10
+"""Planes of a stage at most."""
+_MOST_OFFERS = 3
+_OTHER_REGISTERS = 64
+"""Registers of a thread beside those for sums."""
+_MOST_RESIDENT = 4
+_PRODUCT_FACTOR = 1.15
+"""Clocks of a product by those that its bound allows, about."""
+_BYTES_A_CLOCK = 20
+"""Bytes of inputs and outputs that a multiprocessor copies in a clock, about, while all do."""
+_EPILOGUE = 700
+"""Clocks from the last product of a tile to the first one of the next tile, about."""
+_LATENCY = 2500
+"""Clocks of a block before its first product and behind its last one, about."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A problem in the kernel's words: "in" is x, and "out" y; for dgrad they are y and x."""
+
+    is_dgrad: bool
+    images: int
+    in_size: tuple[int, int]
+    in_channels: int
+    in_stride: int
+    """Elements from a pixel to the next one, here and in ``out_stride``."""
+    out_size: tuple[int, int]
+    out_channels: int
+    out_stride: int
+    rows: int
+    """Rows of a filter."""
+    columns: int
+    dilation: int
+    """That of the filter's rows; its columns have none."""
+    first: tuple[int, int]
+    """Row and column of the input at which the filter of the first output begins."""
+
+    @property
+    def matrix_columns(self) -> int:
+        return self.columns * self.out_channels
+
+
+def _layer_of(problem: ConvProblem) -> _Layer | None:
+    """Returns the problem in the kernel's words, or None if it does not compute it."""
+    if not (
+        problem.op != "wgrad"
+        and problem.memory_format == torch.channels_last
+        and problem.groups == 1
+        and problem.dtype in (torch.float16, torch.bfloat16)
+        and set(problem.stride) == {1}
+        and problem.dilation[1] == 1
+        and min(problem.alignment) >= _ROW_BYTES
+    ):
+        return None
+    k, c, rows, columns = problem.weight_shape
+    x, y = problem.input_shape, problem.output_shape
+    in_stride, out_stride = problem.pixel_strides or (c, k)
+    padding, dilation = problem.padding[:2], problem.dilation[0]
+    first = (-padding[0], -padding[1])
+    is_dgrad = problem.op == "dgrad"
+    if is_dgrad:
+        x, y, c, k, in_stride, out_stride = y, x, k, c, k, c
+        first = (padding[0] - (rows - 1) * dilation, padding[1] - (columns - 1))
+    # Layers of one row are those of ``implicit_gemm_1d``.
+    if not (
+        rows > 1
+        and 1 < columns <= _MOST_FILTER_COLUMNS
+        and c % 16 == k % 8 == 0
+        and k <= _MOST_FILTERS
+        and columns * k <= _MOST_MATRIX_COLUMNS
+    ):
+        return None
+    reach = rows * dilation + max(map(abs, first))
+    if max(*x[2:], *y[2:]) + reach > INT32_MAX // 2:
+        return None
+    return _Layer(
+        *(is_dgrad, x[0], (x[2], x[3]), c, in_stride, (y[2], y[3]), k, out_stride),
+        *(rows, columns, dilation, first),
+    )
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """The division of a layer among blocks and warpgroups."""
+
+    layer: _Layer
+    warpgroups: int
+    rows: int
+    """Rows of output pixels in a block's tile."""
+    columns: int
+    """Columns of output pixels in a block's tile."""
+    window_columns: int
+    """Positions from a row of the window to its next one."""
+    planes: int
+    """Eights of input channels of a stage."""
+    stages: int
+
+    @property
+    def settings(self) -> str:
+        return (
+            f"WARPGROUPS={self.warpgroups},ROWS={self.rows},COLUMNS={self.columns},"
+            f"PLANES={self.planes},STAGES={self.stages}"
+        )
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.warpgroups
+
+    @property
+    def chunks(self) -> int:
+        """Stages of a tile."""
+        return self.layer.in_channels // (8 * self.planes)
+
+    @property
+    def tiles_down(self) -> int:
+        return -(-self.layer.out_size[0] // self.rows)
+
+    @property
+    def tiles_across(self) -> int:
+        return -(-self.layer.out_size[1] // self.columns)
+
+    @property
+    def tiles(self) -> int:
+        return self.layer.images * self.tiles_down * self.tiles_across
+
+    @property
+    def positions(self) -> int:
+        """Positions of the input in a stage: those of the window, and of the rows behind it that
+        the last matrix has."""
+        layer = self.layer
+        below = (layer.rows - 1) * layer.dilation * self.window_columns
+        return self.warpgroups * _POSITIONS + below
+
+    @property
+    def filter_bytes(self) -> int:
+        """Bytes of all filters in shared memory."""
+        layer = self.layer
+        n = layer.matrix_columns
+        of_row = n // 8 * (8 * self.planes + 1) if layer.is_dgrad else self.planes * (n + 1)
+        return self.chunks * layer.rows * of_row * _ROW_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        layer = self.layer
+        ring = self.stages * self.planes * (self.positions + 1) * _ROW_BYTES
+        scratch = 8 * (2 * layer.out_channels + 16)
+        exchange = 4 * (layer.columns - 1) * layer.out_channels
+        return ring + self.filter_bytes + 4 * self.warpgroups * (scratch + exchange)
+
+    def resident(self, gpu: Gpu) -> int:
+        """Returns the blocks that a multiprocessor holds at a time."""
+        registers = self.layer.matrix_columns // 2 + _OTHER_REGISTERS
+        held = occupancy(gpu, self.threads, min(registers, 255), self.shared_bytes)
+        return min(held, _MOST_RESIDENT)
+
+    def clocks(self, gpu: Gpu) -> float:
+        """Estimates the clocks of the busiest multiprocessor."""
+        layer, n = self.layer, self.layer.matrix_columns
+        products = self.warpgroups * layer.rows * layer.in_channels / 16
+        multiplying = products * max(n / 2, 16 + n / 4) * _PRODUCT_FACTOR
+        elements = (
+            self.positions * layer.in_channels + self.rows * self.columns * layer.out_channels
+        )
+        copying = 2 * elements / _BYTES_A_CLOCK
+        most = self.resident(gpu) * gpu.multiprocessors
+        of_one = -(-self.tiles // most)
+        held = min(self.resident(gpu), -(-self.tiles // gpu.multiprocessors))
+        busy = max(multiplying, copying, (multiplying + _EPILOGUE) / held)
+        first = (self.filter_bytes + 2 * elements) / _BYTES_A_CLOCK
+        return _LATENCY + first + of_one * held * busy
+
+
+def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
+    planes = layer.in_channels // 8
+    divisors = [n for n in range(2, _MOST_PLANES + 1, 2) if planes % n == 0]
+    for warpgroups, window_columns in itertools.product(
+        range(1, _MOST_WARPGROUPS + 1), _WINDOW_COLUMNS
+    ):
+        columns = _tile_columns(layer, window_columns)
+        if columns == 0:
+            continue
+        height = layer.out_size[0]
+        rows = min(warpgroups * _POSITIONS // window_columns, height)
+        rows = -(-height // -(-height // rows))
+        for n, stages in itertools.product(reversed(divisors), _STAGES):
+            found = _Tiling(layer, warpgroups, rows, columns, window_columns, n, stages)
+            if (
+                found.shared_bytes <= gpu.shared_bytes
+                and found.resident(gpu) > 0
+                and found.tiles <= INT32_MAX // found.chunks
+            ):
+                yield found
+                break
+
+
+def _tile_columns(layer: _Layer, window_columns: int) -> int:
+    """Returns the columns of a tile whose window has so many; 0 if there is none."""
+    width, lacking = layer.out_size[1], layer.columns - 1
+    padding = -layer.first[1]
+    # Columns beyond the right edge may be those of the next row beyond its left edge.
+    if (
+        padding >= 0
+        and padding + layer.in_size[1] <= window_columns
+        and width + lacking - window_columns <= padding
+        and width <= window_columns
+    ):
+        return width
+    most = window_columns - lacking
+    return -(-width // -(-width // most)) if most > 0 else 0
+
+
+@functools.lru_cache(maxsize=256)
+def _best(layer: _Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
+    """Returns the tilings that are estimated to be fastest, each of another number of
+    warpgroups."""
+    found = sorted(_tilings(layer, gpu), key=lambda tiling: tiling.clocks(gpu))
+    best: dict[int, _Tiling] = {}
+    for tiling in found:
+        best.setdefault(tiling.warpgroups, tiling)
+    return tuple(best.values())[:_MOST_OFFERS]
+
+
+class FewFilters(KernelFamily[_Tiling]):
+    """Forward and input gradient of 2-d convolutions with few output channels by few_filters.cu.
+
+    It computes layers of float16 and bfloat16 in channels_last, of stride 1 and without groups,
+    whose filters have 2 to 9 columns and at least 2 rows, with a multiple of 16 channels in and of
+    8 out, 64 at most: fprop with every epilogue, and dgrad, where x has so few channels. Input and
+    output of fprop may be slices of the channels of larger tensors. A NaN or an infinity in an
+    input reaches the outputs that depend on it, and no others.
+    """
+
+    name = "few_filters"
+    version = sources.version_of(__name__)
+    min_capability = (wgmma.CAPABILITY_MAJOR, 0)
+    takes_slices = True
+
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
+        if gpu.compute_capability[0] != wgmma.CAPABILITY_MAJOR:
+            return ()
+        layer = _layer_of(problem)
+        return () if layer is None else _best(layer, gpu)
+
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+        layer, resident = tiling.layer, tiling.resident(gpu)
+        columns = layer.matrix_columns
+        defines: dict[str, str | int] = {
+            "ELEMENT": sources.ELEMENTS[problem.dtype],
+            "DGRAD": int(layer.is_dgrad),
+            "OUT": layer.out_channels,
+            "WINDOW_COLUMNS": tiling.window_columns,
+            "FILTER_ROWS": layer.rows,
+            "FILTER_COLUMNS": layer.columns,
+            "WARPGROUPS": tiling.warpgroups,
+            "PLANES": tiling.planes,
+            "CHUNKS": tiling.chunks,
+            "STAGES": tiling.stages,
+            "BLOCKS": resident,
+            "MULTIPLY": f"multiply_{columns}",
+            **dict(sources.activation_macros(problem.activation)),
+        }
+        source = sources.source() + wgmma.source(columns) + sources.text("few_filters.cu")
+        tiles = -(-tiling.tiles // (resident * gpu.multiprocessors))
+        launch = KernelLaunch(
+            Kernel(source, "few_filters", tuple(defines.items()), wgmma.ARCH_SUFFIX),
+            grid=(-(-tiling.tiles // tiles), 1, 1),
+            block=(tiling.threads, 1, 1),
+            arguments=(
+                *operands(problem),
+                Address("bias") if problem.bias else NULL,
+                Address("residual") if problem.residual else NULL,
+                *(*layer.in_size, layer.in_stride, *layer.out_size, layer.out_stride),
+                *(*layer.first, layer.dilation),
+                *(tiling.rows, tiling.columns, tiling.tiles, tiles, tiling.positions),
+            ),
+            shared_bytes=tiling.shared_bytes,
+        )
+        return Recipe((launch,))
