@@ -52,7 +52,11 @@ class Offer:
 
 
 class Implementation(Protocol):
-    """Computes some convolutions. Its candidates compete with cuDNN's engines."""
+    """Computes some convolutions. Its candidates compete with cuDNN's engines.
+
+    One that has a true attribute ``takes_slices`` is also asked for problems whose input or output
+    is a slice of the channels of a larger tensor (``ConvProblem.pixel_strides``).
+    """
 
     @property
     def name(self) -> str:
