@@ -201,9 +201,9 @@ __device__ __forceinline__ void copy_async(void* target, const void* source, boo
                  : "memory");
   }
 }
-// As copy_async<16>, but through the L1 cache. It is faster on an H200 where blocks copy what others
-// of the multiprocessor copied, and where threads that read next to each other write to places that
-// are far apart.
+// As copy_async<16>, but through the L1 cache. It is faster on an H200 where blocks copy what
+// others of the multiprocessor copied, and where threads that read next to each other write to
+// places that are far apart.
 __device__ __forceinline__ void copy_async_cached(void* target, const void* source, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
                "l"(source), "r"(valid ? 16 : 0)
