@@ -1,20 +1,21 @@
-// A 2-d convolution of stride 1 with few output channels on the tensor cores of compute capability
-// 9.0, channels_last: the forward (DGRAD 0), or the gradient of the input (DGRAD 1). "in" is what
-// is read (x, or dy), "out" what is written (y, or dx).
+// A 2-d or 3-d convolution of stride 1 with few output channels on the tensor cores of compute
+// capability 9.0, channels_last: the forward (DGRAD 0), or the gradient of the input (DGRAD 1).
+// "in" is what is read (x, or dy), "out" what is written (y, or dx). Images have a depth of 1 in
+// 2-d.
 //
-// The columns of a filter stand side by side in a matrix. With position p + r a row of the filter
-// below p, and p + s a column to the right of it, a block computes
+// The columns of a filter stand side by side in a matrix. With position p + r as many depths and
+// rows away from p as row r of the filter, and p + s a column to the right of p, a block computes
 //   sums[p][s][o] = sum over r and c of in[p + r][c] * filter[r][s][c][o]
 //   out[p][o]     = sum over s of sums[p + s][s][o]
 // The first line is a matrix product with FILTER_COLUMNS * OUT columns for each r. The second one
 // adds rows of the sums, which follow each other in a warpgroup's registers.
 //
-// A block computes the outputs of tile_rows x tile_columns pixels of an image. The window of the
-// input that they depend on passes through a ring of stages, PLANES * 8 channels at a time, in
-// planes of 8 channels, where a position is a row of 16 bytes. The window's rows follow each other.
-// They have 8, 16, 32 or 64 positions, so that a warpgroup's matrix of 64 positions has whole ones,
-// and the outputs in it need none of the next matrix. A block goes over tiles that follow each
-// other, and has all filters in shared memory.
+// A block computes the outputs of tile_rows x tile_columns pixels of one depth of an image. The
+// window of the input that they depend on passes through a ring of stages, one depth of the filters
+// and PLANES * 8 channels at a time, in planes of 8 channels, where a position is a row of 16
+// bytes. The window's rows follow each other. They have 8, 16, 32 or 64 positions, so that a
+// warpgroup's matrix of 64 positions has whole ones, and the outputs in it need none of the next
+// matrix. A block goes over tiles that follow each other, and has all filters in shared memory.
 //
 // What bounds it. A product of 64 x 16 by 16 x N takes N / 2 clocks, and 16 + N / 4 for its
 // operands to come from shared memory: with N = OUT = 32, a product for each tap would take 1.5
@@ -24,7 +25,7 @@ constexpr int kThreads = 128 * WARPGROUPS;
 constexpr int kColumns = FILTER_COLUMNS * OUT;
 constexpr int kLacking = FILTER_COLUMNS - 1;  // columns that the last one of a row lacks
 constexpr int kOutPlanes = OUT / 8;
-// The filters of some channels are matrices, one for each row of the filter. In fprop a row of 16
+// The filters of a stage are matrices, one for each row of the filter. In fprop a row of 16
 // bytes has 8 channels of the input, in dgrad 8 of the output. Planes of these and of the window
 // take an odd number of rows, so that they begin in different banks.
 constexpr int kInner = DGRAD ? kColumns / 8 : PLANES;
@@ -33,23 +34,26 @@ constexpr int kFilterPitch = kWidth + 1;
 constexpr int kFilterRows = kInner * kFilterPitch;
 constexpr int kAlongSum = DGRAD ? 8 : kFilterPitch, kAcross = DGRAD ? kFilterPitch : 8;
 constexpr int kScratchPitch = 2 * OUT + 16;
+constexpr int kTileStages = CHUNKS * FILTER_DEPTHS;
 
 struct Sizes {
-  int in_height, in_width, in_stride;  // strides are elements from a pixel to the next one
-  int out_height, out_width, out_stride;
-  int first_row, first_column, dilation;
+  int in_depth, in_height, in_width, in_stride;  // strides are elements from a pixel to the next
+  int out_depth, out_height, out_width, out_stride;
+  int first_depth, first_row, first_column;  // of the input, for the first output
+  int depth_dilation, row_dilation;
   int tile_rows, tile_columns;
 };
 
 // Where a tile begins in the output.
 struct Place {
-  int image, row, column;
+  int image, depth, row, column;
 
   __device__ __forceinline__ static Place of(int tile, const Sizes& s) {
     const int across = (s.out_width + s.tile_columns - 1) / s.tile_columns;
     const int down = (s.out_height + s.tile_rows - 1) / s.tile_rows;
-    const int rows = tile / across;
-    return {rows / down, rows % down * s.tile_rows, tile % across * s.tile_columns};
+    const int rows = tile / across, depths = rows / down;
+    return {depths / s.out_depth, depths % s.out_depth, rows % down * s.tile_rows,
+            tile % across * s.tile_columns};
   }
   __device__ __forceinline__ void to_next(const Sizes& s) {
     column += s.tile_columns;
@@ -58,31 +62,38 @@ struct Place {
     row += s.tile_rows;
     if (row < s.out_height) return;
     row = 0;
+    if (++depth < s.out_depth) return;
+    depth = 0;
     ++image;
   }
 };
 
-// Copies the window of a tile, of some channels, with pixels beyond the image as zeros.
-// Neighbouring threads copy the planes of a pixel.
+// Copies what a depth of the filters sees of a tile's window, of some channels, with pixels beyond
+// the image as zeros. Neighbouring threads copy the planes of a pixel.
 __device__ __forceinline__ void copy_window(unsigned char* to, int pitch, const ELEMENT* in,
-                                            int positions, int channel, const Place& place,
-                                            const Sizes& s) {
+                                            int positions, int filter_depth, int channel,
+                                            const Place& place, const Sizes& s) {
   constexpr int kTogether = kThreads / PLANES;  // positions
   constexpr int kDown = kTogether / WINDOW_COLUMNS, kRight = kTogether % WINDOW_COLUMNS;
   const int plane = threadIdx.x % PLANES, first = threadIdx.x / PLANES;
   if (first >= kTogether) return;
+  const int depth = place.depth + s.first_depth + filter_depth * s.depth_dilation;
+  const bool has_depth = static_cast<unsigned>(depth) < static_cast<unsigned>(s.in_depth);
   int row = place.row + s.first_row + first / WINDOW_COLUMNS;
   int right = first % WINDOW_COLUMNS;
   const int column = place.column + s.first_column;
   const auto pixel_of = [&](int pixel) { return static_cast<long long>(pixel) * s.in_stride; };
-  in += pixel_of((place.image * s.in_height + row) * s.in_width + column + right) + channel +
-        8 * plane;
+  in += pixel_of(((place.image * s.in_depth + (has_depth ? depth : 0)) * s.in_height + row) *
+                     s.in_width +
+                 column + right) +
+        channel + 8 * plane;
   const long long step = pixel_of(kDown * s.in_width + kRight);
   const long long wrapped = pixel_of(s.in_width - WINDOW_COLUMNS);
   to += (plane * pitch + first) * 16;
 #pragma unroll 4
   for (int i = first; i < positions; i += kTogether) {
-    const bool exists = static_cast<unsigned>(row) < static_cast<unsigned>(s.in_height) &&
+    const bool exists = has_depth &&
+                        static_cast<unsigned>(row) < static_cast<unsigned>(s.in_height) &&
                         static_cast<unsigned>(column + right) < static_cast<unsigned>(s.in_width);
     copy_async_cached(to, in, exists);
     to += 16 * kTogether;
@@ -99,34 +110,37 @@ __device__ __forceinline__ void copy_window(unsigned char* to, int pitch, const 
   }
 }
 
-// Copies the filters of some channels of the input. Those of dgrad are turned round.
-__device__ __forceinline__ void copy_filters(unsigned char* to, const ELEMENT* w, int channel,
-                                             int in_channels) {
+// Copies a depth of the filters, of some channels of the input. In dgrad it turns them round.
+__device__ __forceinline__ void copy_filters(unsigned char* to, const ELEMENT* w, int depth,
+                                             int channel) {
   constexpr int kRow = kInner * kWidth;
+  constexpr int kTaps = FILTER_DEPTHS * FILTER_ROWS * FILTER_COLUMNS;
   for (int i = threadIdx.x; i < FILTER_ROWS * kRow; i += kThreads) {
     const int plane = i % kInner, inner = i / kInner % kWidth, r = i / kRow;
     long long from;
     if (DGRAD) {
       const int s = plane / kOutPlanes;
-      const int tap = (FILTER_ROWS - 1 - r) * FILTER_COLUMNS + FILTER_COLUMNS - 1 - s;
-      from = (static_cast<long long>(channel + inner) * FILTER_ROWS * FILTER_COLUMNS + tap) * OUT +
-             plane % kOutPlanes * 8;
+      const int tap =
+          ((FILTER_DEPTHS - 1 - depth) * FILTER_ROWS + FILTER_ROWS - 1 - r) * FILTER_COLUMNS +
+          FILTER_COLUMNS - 1 - s;
+      from = (static_cast<long long>(channel + inner) * kTaps + tap) * OUT + plane % kOutPlanes * 8;
     } else {
       const int s = inner / OUT, o = inner % OUT;
-      from = ((static_cast<long long>(o) * FILTER_ROWS + r) * FILTER_COLUMNS + s) * in_channels +
-             channel + 8 * plane;
+      const int tap = (depth * FILTER_ROWS + r) * FILTER_COLUMNS + s;
+      from =
+          (static_cast<long long>(o) * kTaps + tap) * (CHUNKS * 8 * PLANES) + channel + 8 * plane;
     }
     copy_async_cached(to + (r * kFilterRows + plane * kFilterPitch + inner) * 16, w + from, true);
   }
 }
 
-// The matrices of the filters of some channels times those of a window whose first row is `rows`.
+// The matrices of the filters of a stage times those of a window whose first row is `rows`.
 __device__ __forceinline__ void multiply(float (&sums)[kColumns / 2], unsigned rows, int pitch,
                                          unsigned filters, const Sizes& s) {
   begin_products();
 #pragma unroll
   for (int r = 0; r < FILTER_ROWS; ++r) {
-    const Matrix left = Matrix::at(rows + 16 * r * s.dilation * WINDOW_COLUMNS, pitch, 8);
+    const Matrix left = Matrix::at(rows + 16 * r * s.row_dilation * WINDOW_COLUMNS, pitch, 8);
     const Matrix right = Matrix::at(filters + 16 * r * kFilterRows, kAlongSum, kAcross);
 #pragma unroll
     for (int pair = 0; pair < PLANES / 2; ++pair) {
@@ -186,7 +200,9 @@ __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigne
     const bool exists = row < s.tile_rows && right < s.tile_columns &&
                         place.row + row < s.out_height && place.column + right < s.out_width;
     const int pixel =
-        exists ? (place.image * s.out_height + place.row + row) * s.out_width + place.column + right
+        exists ? ((place.image * s.out_depth + place.depth) * s.out_height + place.row + row) *
+                         s.out_width +
+                     place.column + right
                : -1;
 #pragma unroll
     for (int j = 0; j < kOutPlanes; ++j) {
@@ -223,30 +239,33 @@ __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigne
 // the rows behind it that the last matrix has.
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     few_filters(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
-                const ELEMENT* residual, int in_height, int in_width, int in_stride, int out_height,
-                int out_width, int out_stride, int first_row, int first_column, int dilation,
+                const ELEMENT* residual, int in_depth, int in_height, int in_width, int in_stride,
+                int out_depth, int out_height, int out_width, int out_stride, int first_depth,
+                int first_row, int first_column, int depth_dilation, int row_dilation,
                 int tile_rows, int tile_columns, int all_tiles, int tiles, int positions) {
   DYNAMIC_SHARED(shared);
-  const Sizes s{in_height, in_width,     in_stride, out_height, out_width,   out_stride,
-                first_row, first_column, dilation,  tile_rows,  tile_columns};
+  const Sizes s{in_depth,     in_height,      in_width,     in_stride,   out_depth,
+                out_height,   out_width,      out_stride,   first_depth, first_row,
+                first_column, depth_dilation, row_dilation, tile_rows,   tile_columns};
   const int pitch = positions + 1;
   const int stage_bytes = 16 * PLANES * pitch, filter_bytes = 16 * FILTER_ROWS * kFilterRows;
   unsigned char* const filters = shared + STAGES * stage_bytes;
-  unsigned char* const scratch = filters + CHUNKS * filter_bytes;
+  unsigned char* const scratch = filters + kTileStages * filter_bytes;
   float* const exchange = reinterpret_cast<float*>(scratch + kThreads / 32 * (8 * kScratchPitch));
   const int first_tile = blockIdx.x * tiles;
-  const int stages = min(tiles, all_tiles - first_tile) * CHUNKS;
+  const int stages = min(tiles, all_tiles - first_tile) * kTileStages;
   Place place = Place::of(first_tile, s), next = place;
   int next_stage = 0;
   const auto copy_next_stage = [&]() {
     if (next_stage < stages) {
-      const int chunk = next_stage % CHUNKS, channel = chunk * (8 * PLANES);
-      if (next_stage < CHUNKS) {
-        copy_filters(filters + chunk * filter_bytes, w, channel, CHUNKS * (8 * PLANES));
+      const int of_tile = next_stage % kTileStages, filter_depth = of_tile / CHUNKS;
+      const int channel = of_tile % CHUNKS * (8 * PLANES);
+      if (next_stage < kTileStages) {
+        copy_filters(filters + of_tile * filter_bytes, w, filter_depth, channel);
       }
-      copy_window(shared + next_stage % STAGES * stage_bytes, pitch, in, positions, channel, next,
-                  s);
-      if (chunk == CHUNKS - 1) next.to_next(s);
+      copy_window(shared + next_stage % STAGES * stage_bytes, pitch, in, positions, filter_depth,
+                  channel, next, s);
+      if (of_tile == kTileStages - 1) next.to_next(s);
       ++next_stage;
     }
     commit_copies();
@@ -266,10 +285,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     // All have the stage i, and are done with the one before.
     __syncthreads();
     multiply(sums, shared_address(shared + i % STAGES * stage_bytes) + 16 * 64 * warpgroup, pitch,
-             shared_address(filters) + i % CHUNKS * filter_bytes, s);
+             shared_address(filters) + i % kTileStages * filter_bytes, s);
     copy_next_stage();
     products_done<0>();
-    if (i % CHUNKS == CHUNKS - 1) {
+    if (i % kTileStages == kTileStages - 1) {
       add_columns(sums, exchange + warp * (kLacking * OUT));
       store(sums, scratch + warp * (8 * kScratchPitch), out, bias, residual, place, s);
       place.to_next(s);

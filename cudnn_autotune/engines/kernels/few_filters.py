@@ -1,4 +1,4 @@
-"""2-d convolutions with few output channels on the tensor cores of compute capability 9.0."""
+"""Convolutions with few output channels on the tensor cores of compute capability 9.0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudnn_autotune.engines.kernels.family import (
     occupancy,
     operands,
 )
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _ROW_BYTES = 16
@@ -56,20 +56,22 @@ class _Layer:
 
     is_dgrad: bool
     images: int
-    in_size: tuple[int, int]
+    in_size: tuple[int, ...]
+    """Depth, height and width, here and in ``out_size``; a depth of 1 in 2-d."""
     in_channels: int
     in_stride: int
     """Elements from a pixel to the next one, here and in ``out_stride``."""
-    out_size: tuple[int, int]
+    out_size: tuple[int, ...]
     out_channels: int
     out_stride: int
+    depths: int
+    """Depths of a filter; 1 in 2-d."""
     rows: int
-    """Rows of a filter."""
     columns: int
-    dilation: int
-    """Dilation of the filter's rows; its columns have none."""
-    first: tuple[int, int]
-    """Row and column of the input at which the filter of the first output begins."""
+    dilation: tuple[int, ...]
+    """Dilation of the filter's depths and of its rows; its columns have none."""
+    first: tuple[int, ...]
+    """Depth, row and column of the input at which the filter of the first output begins."""
 
     @property
     def matrix_columns(self) -> int:
@@ -78,40 +80,47 @@ class _Layer:
 
 def _layer_of(problem: ConvProblem) -> _Layer | None:
     """Returns the problem in the kernel's words, or None if it does not compute it."""
+    dims = problem.spatial_dims
     if not (
         problem.op != "wgrad"
-        and problem.memory_format == torch.channels_last
+        and dims in (2, 3)
+        and problem.memory_format == CHANNELS_LAST[dims]
         and problem.groups == 1
         and problem.dtype in (torch.float16, torch.bfloat16)
         and set(problem.stride) == {1}
-        and problem.dilation[1] == 1
+        and problem.dilation[-1] == 1
         and min(problem.alignment) >= _ROW_BYTES
     ):
         return None
-    k, c, rows, columns = problem.weight_shape
-    x, y = problem.input_shape, problem.output_shape
+    flat = dims == 2
+    k, c = problem.weight_shape[:2]
+    depths, rows, columns = (1,) * flat + problem.weight_shape[2:]
+    x = (1,) * flat + problem.input_shape[2:]
+    y = (1,) * flat + problem.output_shape[2:]
+    padding = (0,) * flat + problem.padding[:dims]
+    dilation = (1,) * flat + problem.dilation
     in_stride, out_stride = problem.pixel_strides or (c, k)
-    padding, dilation = problem.padding[:2], problem.dilation[0]
-    first = (-padding[0], -padding[1])
+    first = tuple(-p for p in padding)
     is_dgrad = problem.op == "dgrad"
     if is_dgrad:
         x, y, c, k, in_stride, out_stride = y, x, k, c, k, c
-        first = (padding[0] - (rows - 1) * dilation, padding[1] - (columns - 1))
+        reach = ((n - 1) * d for n, d in zip((depths, rows, columns), dilation, strict=True))
+        first = tuple(p - r for p, r in zip(padding, reach, strict=True))
     # Layers of one row are those of ``implicit_gemm_1d``.
     if not (
-        rows > 1
+        depths * rows > 1
         and 1 < columns <= _MOST_FILTER_COLUMNS
         and c % 16 == k % 8 == 0
         and k <= _MOST_FILTERS
         and columns * k <= _MOST_MATRIX_COLUMNS
     ):
         return None
-    reach = rows * dilation + max(map(abs, first))
-    if max(*x[2:], *y[2:]) + reach > INT32_MAX // 2:
+    beyond = max(depths, rows) * max(dilation) + max(map(abs, first))
+    if max(*x, *y) + beyond > INT32_MAX // 2:
         return None
     return _Layer(
-        *(is_dgrad, x[0], (x[2], x[3]), c, in_stride, (y[2], y[3]), k, out_stride),
-        *(rows, columns, dilation, first),
+        *(is_dgrad, problem.input_shape[0], x, c, in_stride, y, k, out_stride),
+        *(depths, rows, columns, dilation[:2], first),
     )
 
 
@@ -144,27 +153,28 @@ class _Tiling:
 
     @property
     def chunks(self) -> int:
-        """Stages of a tile."""
+        """Stages of a tile for each depth of the filters."""
         return self.layer.in_channels // (8 * self.planes)
 
     @property
     def tiles_down(self) -> int:
-        return -(-self.layer.out_size[0] // self.rows)
+        return -(-self.layer.out_size[1] // self.rows)
 
     @property
     def tiles_across(self) -> int:
-        return -(-self.layer.out_size[1] // self.columns)
+        return -(-self.layer.out_size[2] // self.columns)
 
     @property
     def tiles(self) -> int:
-        return self.layer.images * self.tiles_down * self.tiles_across
+        depths = self.layer.images * self.layer.out_size[0]
+        return depths * self.tiles_down * self.tiles_across
 
     @property
     def positions(self) -> int:
         """Positions of the input in a stage: those of the window, and of the rows behind it that
         the last matrix has."""
         layer = self.layer
-        below = (layer.rows - 1) * layer.dilation * self.window_columns
+        below = (layer.rows - 1) * layer.dilation[1] * self.window_columns
         return self.warpgroups * _POSITIONS + below
 
     @property
@@ -173,7 +183,7 @@ class _Tiling:
         layer = self.layer
         n = layer.matrix_columns
         of_row = n // 8 * (8 * self.planes + 1) if layer.is_dgrad else self.planes * (n + 1)
-        return self.chunks * layer.rows * of_row * _ROW_BYTES
+        return self.chunks * layer.depths * layer.rows * of_row * _ROW_BYTES
 
     @property
     def shared_bytes(self) -> int:
@@ -195,9 +205,9 @@ class _Tiling:
         A block copies, multiplies and stores one after the other; other blocks do so meanwhile.
         """
         layer, n = self.layer, self.layer.matrix_columns
-        products = self.warpgroups * layer.rows * layer.in_channels / 16
+        products = self.warpgroups * layer.depths * layer.rows * layer.in_channels / 16
         multiplying = products * max(n / 2, 16 + n / 4) * _PRODUCT_FACTOR
-        copied = self.positions * layer.in_channels // 8
+        copied = layer.depths * self.positions * layer.in_channels // 8
         copying = copied * _WINDOW_ROW_CLOCKS
         storing = _STORE_CLOCKS + _EIGHT_CLOCKS * self.warpgroups * layer.out_channels // 8
         moved = copied * _ROW_BYTES + 2 * self.rows * self.columns * layer.out_channels
@@ -218,9 +228,9 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
     ):
         columns = _tile_columns(layer, window_columns)
         # The narrowest window is for the narrowest images. Of others it has much twice.
-        if columns == 0 or (window_columns == 8 and columns < layer.out_size[1]):
+        if columns == 0 or (window_columns == 8 and columns < layer.out_size[2]):
             continue
-        height = layer.out_size[0]
+        height = layer.out_size[1]
         rows = min(warpgroups * _POSITIONS // window_columns, height)
         rows = -(-height // -(-height // rows))
         for n, stages in itertools.product(reversed(divisors), _STAGES):
@@ -228,7 +238,7 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
             if (
                 found.shared_bytes <= gpu.shared_bytes
                 and found.resident(gpu) > 0
-                and found.tiles <= INT32_MAX // found.chunks
+                and found.tiles <= INT32_MAX // (found.chunks * layer.depths)
             ):
                 yield found
                 break
@@ -236,12 +246,12 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
 
 def _tile_columns(layer: _Layer, window_columns: int) -> int:
     """Returns the columns of a tile whose window has so many; 0 if there is none."""
-    width, lacking = layer.out_size[1], layer.columns - 1
-    padding = -layer.first[1]
+    width, lacking = layer.out_size[2], layer.columns - 1
+    padding = -layer.first[2]
     # Columns beyond the right edge may be those of the next row beyond its left edge.
     if (
         padding >= 0
-        and padding + layer.in_size[1] <= window_columns
+        and padding + layer.in_size[2] <= window_columns
         and width + lacking - window_columns <= padding
         and width <= window_columns
     ):
@@ -262,13 +272,13 @@ def _best(layer: _Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
 
 
 class FewFilters(KernelFamily[_Tiling]):
-    """Forward and input gradient of 2-d convolutions with few output channels by few_filters.cu.
+    """Forward and input gradient of convolutions with few output channels by few_filters.cu.
 
-    It computes layers of float16 and bfloat16 in channels_last, of stride 1 and without groups,
-    whose filters have 2 to 9 columns and at least 2 rows, with a multiple of 16 channels in and of
-    8 out, 64 at most: fprop with every epilogue, and dgrad, where x has so few channels. Input and
-    output of fprop may be slices of the channels of larger tensors. A NaN or an infinity in an
-    input reaches the outputs that depend on it, and no others.
+    It computes 2-d and 3-d layers of float16 and bfloat16 in channels_last, of stride 1 and without
+    groups, whose filters have 2 to 9 columns and more than one row, with a multiple of 16 channels
+    in and of 8 out, 64 at most: fprop with every epilogue, and dgrad, where x has so few channels.
+    Input and output of fprop may be slices of the channels of larger tensors. A NaN or an infinity
+    in an input reaches the outputs that depend on it, and no others.
     """
 
     name = "few_filters"
@@ -290,6 +300,7 @@ class FewFilters(KernelFamily[_Tiling]):
             "DGRAD": int(layer.is_dgrad),
             "OUT": layer.out_channels,
             "WINDOW_COLUMNS": tiling.window_columns,
+            "FILTER_DEPTHS": layer.depths,
             "FILTER_ROWS": layer.rows,
             "FILTER_COLUMNS": layer.columns,
             "WARPGROUPS": tiling.warpgroups,
@@ -311,7 +322,7 @@ class FewFilters(KernelFamily[_Tiling]):
                 Address("bias") if problem.bias else NULL,
                 Address("residual") if problem.residual else NULL,
                 *(*layer.in_size, layer.in_stride, *layer.out_size, layer.out_stride),
-                *(*layer.first, layer.dilation),
+                *(*layer.first, *layer.dilation),
                 *(tiling.rows, tiling.columns, tiling.tiles, tiles, tiling.positions),
             ),
             shared_bytes=tiling.shared_bytes,

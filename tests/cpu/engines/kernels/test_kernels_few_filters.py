@@ -1,9 +1,10 @@
-"""2-d convolutions with few output channels, run by the emulation of CUDA."""
+"""Convolutions with few output channels, run by the emulation of CUDA."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import cuda_emulation
@@ -17,7 +18,7 @@ from references import expected, relative_error, tolerance
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_filters import FewFilters
 from cudnn_autotune.engines.offers import gpu_of, offers_of
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
 from cudnn_autotune.engines.recipe import KernelLaunch
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
@@ -27,9 +28,9 @@ ONE_MULTIPROCESSOR = replace(H200, multiprocessors=1)
 
 def problem(
     op: str,
-    x: tuple[int, int, int],
+    x: tuple[int, ...],
     channels: tuple[int, int],
-    kernel: int | tuple[int, int] = 3,
+    kernel: int | tuple[int, ...] = 3,
     padding: Any = 1,
     dilation: Any = 1,
     **options: Any,
@@ -37,20 +38,20 @@ def problem(
     """A problem whose ``channels`` are those that the kernel reads, and those that it writes.
 
     Args:
-        x: images, height and width of the input.
+        x: images, and the depth (in 3-d), height and width of the input.
     """
+    dims = len(x) - 1
     c, k = channels if op == "fprop" else reversed(channels)
-    rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
     options = {
         "stride": 1,
         "dtype": torch.float16,
-        "memory_format": torch.channels_last,
+        "memory_format": CHANNELS_LAST[dims],
         **options,
     }
     return ConvProblem(
         op,
         (x[0], c, *x[1:]),
-        (k, c, rows, columns),
+        (k, c, *((kernel,) * dims if isinstance(kernel, int) else kernel)),
         padding=padding,
         dilation=dilation,
         **options,
@@ -80,6 +81,14 @@ LAYERS = {
     "a dilation of rows": ((1, 12, 12), (16, 16), 3, (2, 1), (2, 1)),
     "an image smaller than the filters": ((2, 2, 1), (32, 8)),
     "one pixel": ((3, 1, 1), (16, 8)),
+    "V-Net's": ((1, 6, 9, 15), (16, 16), 5, 2),
+    "nnU-Net's, several chunks and tiles": ((2, 3, 9, 20), (96, 32)),
+    "depths without padding": ((1, 5, 6, 8), (32, 16), 3, (0, 1, 1)),
+    "causal in depth": ((1, 4, 7, 7), (16, 24), 3, (2, 1, 1, 0, 1, 1)),
+    "one depth of filters": ((2, 3, 8, 16), (32, 8), (1, 3, 3), (0, 1, 1)),
+    "one row of filters": ((1, 5, 6, 18), (16, 16), (3, 1, 3), (1, 0, 1)),
+    "a dilation of depths and rows": ((1, 9, 8, 10), (16, 8), 3, (2, 3, 1), (2, 3, 1)),
+    "an image of one depth": ((2, 1, 5, 5), (16, 8)),
 }
 """The images, channels in and out, and what follows."""
 CASES = [
@@ -104,10 +113,12 @@ def test_layers(op: str, layer: Any) -> None:
 
 @pytest.mark.basic(2)
 @emulated
-@covering(op=["fprop", "dgrad"], width=[14, 40], is_reversed=[False, True])
-def test_a_block_goes_over_several_tiles(op: str, width: int, is_reversed: bool) -> None:
+@covering(
+    op=["fprop", "dgrad"], x=[(3, 19, 14), (3, 19, 40), (2, 3, 9, 30)], is_reversed=[False, True]
+)
+def test_a_block_goes_over_several_tiles(op: str, x: Any, is_reversed: bool) -> None:
     """One multiprocessor has few blocks, each of which goes over tiles of several images."""
-    what = problem(op, (3, 19, width), (32, 16))
+    what = problem(op, x, (32, 16))
     for settings in settings_of(what, ONE_MULTIPROCESSOR):
         (launch,) = KERNEL.recipe(what, settings, ONE_MULTIPROCESSOR).launches
         assert isinstance(launch, KernelLaunch)
@@ -135,9 +146,11 @@ def test_epilogues(epilogue: tuple[str, ...], activation: str, channels: Any) ->
 @pytest.mark.basic(3)
 @emulated
 @covering(
-    pixel_strides=[(96, 32), (64, 48), (128, 96)], residual=[False, True], size=[(7, 7), (9, 33)]
+    pixel_strides=[(96, 32), (64, 48), (128, 96)],
+    residual=[False, True],
+    size=[(7, 7), (9, 33), (3, 5, 9)],
 )
-def test_slices(pixel_strides: tuple[int, int], residual: bool, size: tuple[int, int]) -> None:
+def test_slices(pixel_strides: tuple[int, int], residual: bool, size: tuple[int, ...]) -> None:
     """The input and the output are slices of the channels of larger tensors."""
     what = problem(
         "fprop",
@@ -150,10 +163,10 @@ def test_slices(pixel_strides: tuple[int, int], residual: bool, size: tuple[int,
     )
     tensors = random_tensors(replace(what, pixel_strides=None))
     read = torch.full((2, pixel_strides[0], *size), torch.nan, dtype=torch.float16)
-    read = read.contiguous(memory_format=torch.channels_last)
+    read = read.contiguous(memory_format=what.memory_format)
     read[:, pixel_strides[0] - 64 :] = tensors["x"]
     whole = torch.full((2, pixel_strides[1], *size), 7.0, dtype=torch.float16)
-    whole = whole.contiguous(memory_format=torch.channels_last)
+    whole = whole.contiguous(memory_format=what.memory_format)
     first = pixel_strides[1] - 32
     before = whole.clone()
     for settings in settings_of(what):
@@ -172,13 +185,15 @@ def test_slices_are_offered() -> None:
 
 @pytest.mark.basic(3)
 @emulated
-@covering(op=["fprop", "dgrad"], width=[7, 14, 40], kernel=[3, 4])
-def test_nan_and_infinity_reach_no_other_outputs(op: str, width: int, kernel: int) -> None:
-    what = problem(op, (2, 9, width), (32, 16), kernel)
+@covering(op=["fprop", "dgrad"], x=[(2, 9, 7), (2, 9, 14), (2, 9, 40), (2, 4, 9, 7)], kernel=[3, 4])
+def test_nan_and_infinity_reach_no_other_outputs(op: str, x: Any, kernel: int) -> None:
+    what = problem(op, x, (32, 16), kernel)
     tensors = random_tensors(what)
-    read = tensors["x" if op == "fprop" else "y"]
-    read[0, 1, 0, 0] = torch.inf
-    read[0, 20, 3, -1] = torch.nan
+    read = (
+        tensors["x" if op == "fprop" else "y"].permute(0, *range(2, len(x) + 1), 1).flatten(1, -3)
+    )
+    read[0, 0, 0, 1] = torch.inf
+    read[0, 3, -1, 20] = torch.nan
     read[1, -1, -1, -1] = -torch.inf
     for settings in settings_of(what):
         check_not_finite(KERNEL, what, settings, {k: v.clone() for k, v in tensors.items()})
@@ -190,12 +205,20 @@ def test_random_shapes() -> None:
     draw = random.Random(0)
     seed = 0
     while seed < 60:
+        has_depth = draw.random() < 0.4
         kernel = (draw.choice((2, 3, 3, 4, 6)), draw.choice((2, 3, 3, 5, 7)))
         dilation = (draw.choice((1, 1, 2)), 1)
+        size = (draw.randint(1, 30), draw.randint(1, 90))
+        if has_depth:
+            kernel, dilation = (
+                (draw.choice((1, 2, 3, 5)), *kernel),
+                (draw.choice((1, 2)), *dilation),
+            )
+            size = (draw.randint(1, 7), size[0] // 2 + 1, size[1] // 2 + 1)
         try:
             what = problem(
                 draw.choice(("fprop", "dgrad")),
-                (draw.randint(1, 3), draw.randint(1, 30), draw.randint(1, 90)),
+                (draw.randint(1, 3), *size),
                 (16 * draw.randint(1, 7), 8 * draw.randint(1, 5)),
                 kernel,
                 tuple(draw.randint(0, k) for k in (*kernel, *kernel)),
@@ -227,10 +250,13 @@ def test_random_shapes() -> None:
         {"kernel": (3, 1)},
         {"kernel": (2, 10)},
         {"kernel": 7, "channels": (32, 40)},
+        {"x": (2, 9, 9, 9), "kernel": (1, 1, 3), "padding": (0, 0, 1)},
+        # the filters do not fit into shared memory
+        {"channels": (2048, 32)},
+        {"x": (2, 9, 9, 9), "channels": (128, 64)},
         {"alignment": (8, 32, 32)},
         {"alignment": (32, 8, 32)},
         {"alignment": (32, 32, 8)},
-        {"channels": (2048, 32)},  # the filters do not fit into shared memory
     ],
     ids=str,
 )
@@ -262,7 +288,7 @@ def test_other_gpus_lack_the_instruction(name: str) -> None:
 
 def test_kernels_compile() -> None:
     """NVRTC takes the instruction for no GPU but those of sm_90a."""
-    for op in ("fprop", "dgrad"):
-        what = problem(op, (64, 56, 56), (128, 32))
+    for op, x in product(("fprop", "dgrad"), ((64, 56, 56), (2, 32, 32, 32))):
+        what = problem(op, x, (64, 32))
         for settings in settings_of(what):
             assert_compiles(KERNEL.recipe(what, settings, H200), (9, 0))
