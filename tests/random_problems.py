@@ -39,8 +39,10 @@ def _dense(rng: random.Random) -> tuple[int, int, int, int]:
 
 
 def _few_filters(rng: random.Random) -> tuple[int, int, int, int]:
-    narrow, wide = rng.choice((8, 16, 24, 32, 48, 64)), rng.choice((16, 32, 48, 64, 96, 160))
-    return *rng.choice(((wide, narrow), (narrow, wide))), 1, rng.choice((2, 3, 3, 3, 5))
+    wide, width = rng.choice((16, 32, 48, 64, 96, 160)), rng.choice((2, 3, 3, 3, 5))
+    if rng.random() < 0.5:
+        return wide, rng.choice((8, 16, 24, 32, 48, 64)), 1, width
+    return rng.choice((16, 24, 32, 48, 64)), wide, 1, width
 
 
 def _pointwise(rng: random.Random) -> tuple[int, int, int, int]:
@@ -86,7 +88,7 @@ TAKES = {
     "depthwise_wgrad": ("depthwise",),
     "depthwise_wgrad_mma": ("depthwise", "long_filters"),
     "few_channels": ("few_channels", "dense", "patches"),
-    "few_channels_planes": ("few_channels", "dense", "pointwise", "signals"),
+    "few_channels_planes": ("few_channels", "dense", "few_filters", "pointwise", "signals"),
     "few_filters": ("few_filters",),
     "fft": ("long_filters",),
     "few_channels_wgrad": ("few_channels", "dense", "patches"),
@@ -100,6 +102,7 @@ TAKES = {
         "narrow_groups",
         "few_channels",
         "dense",
+        "few_filters",
         "patches",
         "signals",
     ),
