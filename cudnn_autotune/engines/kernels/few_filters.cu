@@ -191,8 +191,7 @@ __device__ __forceinline__ void add_columns(float (&sums)[kColumns / 2], float* 
 __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigned char* scratch,
                                       ELEMENT* out, const ELEMENT* bias, const ELEMENT* residual,
                                       const Place& place, const Sizes& s) {
-  using Pair = Two<ELEMENT>;
-  const int lane = threadIdx.x % 32, group = lane / 4, column = lane % 4 * 2;
+  const int lane = threadIdx.x % 32, group = lane / 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int position = threadIdx.x / 32 * 16 + 8 * h + group;
@@ -204,23 +203,10 @@ __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigne
                          s.out_width +
                      place.column + right
                : -1;
-#pragma unroll
-    for (int j = 0; j < kOutPlanes; ++j) {
-      float low = sums[4 * j + 2 * h], high = sums[4 * j + 2 * h + 1];
-      if (bias != nullptr) {
-        const float2 more = reinterpret_cast<const Pair*>(bias + 8 * j + column)->values();
-        low += more.x;
-        high += more.y;
-      }
-      if (residual != nullptr && exists) {
-        const long long from = static_cast<long long>(pixel) * OUT + 8 * j + column;
-        const float2 more = reinterpret_cast<const Pair*>(residual + from)->values();
-        low += more.x;
-        high += more.y;
-      }
-      *reinterpret_cast<Pair*>(scratch + group * kScratchPitch + (8 * j + column) * 2) =
-          Pair::of(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
-    }
+    const bool adds = residual != nullptr && exists;
+    finish_row<ACTIVATION, kOutPlanes>(
+        sums, h, bias, adds ? residual + static_cast<long long>(pixel) * OUT : nullptr,
+        scratch + group * kScratchPitch);
     __syncwarp();
 #pragma unroll
     for (int begin = 0; begin < 8 * kOutPlanes; begin += 32) {

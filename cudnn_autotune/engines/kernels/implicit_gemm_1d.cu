@@ -96,32 +96,16 @@ struct FilterCopy {
 __device__ __forceinline__ void store(const float (&sums)[N_TILE / 2], unsigned char* scratch,
                                       ELEMENT* out, const ELEMENT* bias, const ELEMENT* residual,
                                       const Sizes& s, int first, int step) {
-  using Pair = Two<ELEMENT>;
-  const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
   const auto place_of = [&](int r) {
     return static_cast<long long>(first + r * step) * s.out_channels;
   };
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int r = row + 8 * h;
-    const bool exists = first + r * step < s.out_length;
-#pragma unroll
-    for (int j = 0; j < kOutPlanes; ++j) {
-      float low = sums[4 * j + 2 * h], high = sums[4 * j + 2 * h + 1];
-      if (bias != nullptr) {
-        const float2 more = reinterpret_cast<const Pair*>(bias + 8 * j + column)->values();
-        low += more.x;
-        high += more.y;
-      }
-      if (residual != nullptr && exists) {
-        const float2 more =
-            reinterpret_cast<const Pair*>(residual + place_of(r) + 8 * j + column)->values();
-        low += more.x;
-        high += more.y;
-      }
-      *reinterpret_cast<Pair*>(scratch + r * kScratchPitch + (8 * j + column) * 2) =
-          Pair::of(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
-    }
+    const int r = lane / 4 + 8 * h;
+    const bool adds = residual != nullptr && first + r * step < s.out_length;
+    finish_row<ACTIVATION, kOutPlanes>(sums, h, bias, adds ? residual + place_of(r) : nullptr,
+                                       scratch + r * kScratchPitch);
   }
   __syncwarp();
   for (int i = lane; i < 16 * kOutPlanes; i += 32) {

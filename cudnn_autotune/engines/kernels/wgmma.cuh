@@ -28,6 +28,30 @@ struct Matrix {
   }
 };
 
+// Adds bias and residual, which may be null, to the first `eights` * 8 columns of a row of a
+// result, row g + 8 h of a warp's, and writes what the activation gives for them to shared memory.
+template <int activation, int eights, typename T, int count>
+__device__ __forceinline__ void finish_row(const float (&d)[count], int h, const T* bias,
+                                           const T* residual, unsigned char* row) {
+  const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < eights; ++j) {
+    float low = d[4 * j + 2 * h], high = d[4 * j + 2 * h + 1];
+    if (bias != nullptr) {
+      const float2 more = reinterpret_cast<const Two<T>*>(bias + 8 * j + column)->values();
+      low += more.x;
+      high += more.y;
+    }
+    if (residual != nullptr) {
+      const float2 more = reinterpret_cast<const Two<T>*>(residual + 8 * j + column)->values();
+      low += more.x;
+      high += more.y;
+    }
+    *reinterpret_cast<Two<T>*>(row + (8 * j + column) * 2) =
+        Two<T>::of(activate<activation>(low), activate<activation>(high));
+  }
+}
+
 template <typename T>
 constexpr bool kIsHalf = false;
 template <>
