@@ -73,9 +73,9 @@ class ConvProblem:
             that setting changes nothing it is ``"auto"``: in a convolution that is not depthwise,
             and in channels_last.
         pixel_strides: elements from a pixel of the input to its next one, and the same of the
-            output, where they are slices of the channels of larger tensors: multiples of 32 bytes,
-            of a forward convolution in channels_last, with all tensors aligned to 32 bytes. None
-            where both are dense.
+            output, where one of them or both are slices of the channels of larger tensors: of a
+            slice a multiple of 32 bytes. It is for a forward convolution in channels_last, with all
+            tensors aligned to 32 bytes. None where both are dense.
 
     Raises:
         ValueError, TypeError: an argument is not allowed; the text names it, what is allowed and
@@ -219,12 +219,13 @@ class ConvProblem:
         step = MOST_ALIGNED // self.dtype.itemsize
         is_right = isinstance(pixel_strides, tuple) and len(pixel_strides) == 2
         if not is_right or not all(
-            _is_int(size) and channels <= size <= _INT32_MAX and size % step == 0
+            _is_int(size)
+            and (size == channels or (channels < size <= _INT32_MAX and size % step == 0))
             for size, channels in zip(pixel_strides, least, strict=True)
         ):
             raise ValueError(
-                f"pixel_strides must be two multiples of {step} from {least[0]} and {least[1]} on, "
-                f"the channels of input and output, got {shown(pixel_strides)}"
+                f"pixel_strides must be {least[0]} and {least[1]}, the channels of input and "
+                f"output, or larger multiples of {step}, got {shown(pixel_strides)}"
             )
         is_last = self.memory_format != torch.contiguous_format
         if self.op != "fprop" or not is_last or self.alignment != (MOST_ALIGNED,) * 3:

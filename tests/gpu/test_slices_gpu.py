@@ -22,6 +22,7 @@ LAST = torch.channels_last
 GEOMETRIES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "3x3": ((32, 48, 3, 3), {"padding": 1}),
     "1x1": ((64, 48, 1, 1), {}),
+    "3 filters": ((3, 48, 3, 3), {"padding": 1}),
     "strided": ((32, 48, 3, 3), {"padding": 1, "stride": 2}),
     "dilated": ((16, 48, 3, 3), {"padding": 2, "dilation": 2}),
     "groups": ((32, 24, 3, 3), {"padding": 1, "groups": 2}),

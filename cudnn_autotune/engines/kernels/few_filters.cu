@@ -82,13 +82,13 @@ __device__ __forceinline__ void copy_window(unsigned char* to, int pitch, const 
   int row = place.row + s.first_row + first / WINDOW_COLUMNS;
   int right = first % WINDOW_COLUMNS;
   const int column = place.column + s.first_column;
-  const auto pixel_of = [&](int pixel) { return static_cast<long long>(pixel) * s.in_stride; };
-  in += pixel_of(((place.image * s.in_depth + (has_depth ? depth : 0)) * s.in_height + row) *
-                     s.in_width +
-                 column + right) +
-        channel + 8 * plane;
-  const long long step = pixel_of(kDown * s.in_width + kRight);
-  const long long wrapped = pixel_of(s.in_width - WINDOW_COLUMNS);
+  const auto pixels = [&](long long rows, int columns) {
+    return (rows * s.in_width + columns) * s.in_stride;
+  };
+  const int of_depth = place.image * s.in_depth + (has_depth ? depth : 0);
+  in += pixels(static_cast<long long>(of_depth) * s.in_height + row, column + right) + channel +
+        8 * plane;
+  const long long step = pixels(kDown, kRight), wrapped = pixels(1, -WINDOW_COLUMNS);
   to += (plane * pitch + first) * 16;
 #pragma unroll 4
   for (int i = first; i < positions; i += kTogether) {

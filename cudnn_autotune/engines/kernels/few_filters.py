@@ -34,8 +34,9 @@ _STAGES = (3, 2)
 _MOST_PLANES = 10
 """Planes of a stage at most."""
 _MOST_OFFERS = 2
-_OTHER_REGISTERS = 64
-"""Registers of a thread beside those for sums."""
+_OTHER_REGISTERS, _MORE_REGISTERS = 64, 24
+"""Registers of a thread beside those for sums, and more of them where a stage has many products."""
+_FEW_PRODUCTS = 12
 _MOST_RESIDENT = 4
 # The numbers below were fitted to the times of tilings of nine layers on an H200.
 _PRODUCT_FACTOR = 1.33
@@ -196,6 +197,8 @@ class _Tiling:
     def resident(self, gpu: Gpu) -> int:
         """Returns the blocks that a multiprocessor holds at a time."""
         registers = self.layer.matrix_columns // 2 + _OTHER_REGISTERS
+        if self.planes > 8 or self.layer.rows * self.planes // 2 > _FEW_PRODUCTS:
+            registers += _MORE_REGISTERS
         held = occupancy(gpu, self.threads, min(registers, 255), self.shared_bytes)
         return min(held, _MOST_RESIDENT)
 
@@ -235,13 +238,11 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
         rows = -(-height // -(-height // rows))
         for n, stages in itertools.product(reversed(divisors), _STAGES):
             found = _Tiling(layer, warpgroups, rows, columns, window_columns, n, stages)
-            if (
-                found.shared_bytes <= gpu.shared_bytes
-                and found.resident(gpu) > 0
-                and found.tiles <= INT32_MAX // (found.chunks * layer.depths)
-            ):
+            if found.shared_bytes > gpu.shared_bytes:
+                continue
+            if found.resident(gpu) and found.tiles <= INT32_MAX // (found.chunks * layer.depths):
                 yield found
-                break
+            break  # stages of fewer planes are slower
 
 
 def _tile_columns(layer: _Layer, window_columns: int) -> int:

@@ -315,30 +315,52 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
         return
     from torch._inductor.inductor_prims import force_stride_order  # slow to import
 
-    output = graph.output_node()
-    strides = {
-        node: node.meta["val"].stride()
-        for node in output.all_input_nodes
-        if node.op == "call_function" and isinstance(node.meta["val"], Tensor)
-    }
+    strides = {node: node.meta["val"].stride() for node in _behind(graph, families)}
     replaced: dict[Node, Node] = {}
     for family in families:
         _replace(graph, family, replaced)
     # Inductor gives outputs the strides of the graph's tensors, which follow those of the slices.
     for node, expected in strides.items():
         value = replaced.get(node, node)
-        with graph.inserting_before(output):
+        users = tuple(value.users)
+        with graph.inserting_after(value):
             result = graph.call_function(force_stride_order, (value, expected))
         result.meta = dict(node.meta)
-        output.replace_input_with(value, result)
+        value.replace_all_uses_with(result, users.__contains__)
+
+
+def _behind(graph: Graph, families: Sequence[Family]) -> list[Node]:
+    """Returns the values that are computed from families, and that outputs are, or are views of."""
+    behind = {node for family in families for node in (*family.parts, *family.concatenations)}
+    for node in graph.nodes:
+        if not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    found: dict[Node, None] = {}
+    for node in graph.output_node().all_input_nodes:
+        while _is_view(node):
+            node = node.args[0]
+        if node in behind and node.op == "call_function" and _has_known_strides(node):
+            found[node] = None
+    return list(found)
+
+
+def _has_known_strides(node: Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and all(isinstance(n, int) for n in value.stride())
+
+
+def _is_view(node: Node) -> bool:
+    """Returns whether a node's value has its memory in common with its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    aliased = schema.arguments[0].alias_info if schema and schema.arguments else None
+    return aliased is not None and not aliased.is_write
 
 
 def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
     """Makes one tensor of a family.
 
     Args:
-        replaced: nodes by those that stood for the same value when families were found, and calls
-            that write in place by those of the convolutions that they replace.
+        replaced: nodes by those that stood for the same value when families were found.
     """
 
     def now(node: Node) -> Node:
@@ -380,12 +402,12 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
                 call.meta["val"] = None
                 result = sliced(node)
             else:
-                call = result = graph.call_function(_fused, arguments)
+                result = graph.call_function(_fused, arguments)
                 result.meta = dict(one.node.meta)
         marked = one.node.args[0]
         one.node.replace_all_uses_with(result)
         graph.erase_node(one.node)
-        replaced[node] = call
+        replaced[node] = result
         if isinstance(marked, Node) and marked.target is _mark_input and not marked.users:
             graph.erase_node(marked)
     for cat in family.concatenations:

@@ -284,3 +284,29 @@ def test_a_field_more_or_less_is_an_error() -> None:
             problem_from_json(fewer)
     with pytest.raises(ValueError, match=r"problem\.colour: is not a known field"):
         problem_from_json({**tree, "colour": "red"})
+
+
+SLICED: dict[str, Any] = {
+    "op": "fprop",
+    "input_shape": (2, 24, 8, 8),
+    "weight_shape": (3, 24, 3, 3),
+    "dtype": torch.float16,
+    "memory_format": torch.channels_last,
+}
+
+
+@pytest.mark.parametrize("pixel_strides", [(48, 3), (24, 16), (32, 16)])
+def test_one_side_may_be_dense(pixel_strides: tuple[int, int]) -> None:
+    """It has any number of channels then."""
+    problem = ca.ConvProblem(**SLICED, pixel_strides=pixel_strides)
+    assert problem.strides[0][3] == pixel_strides[0]
+    assert problem.strides[2][3] == pixel_strides[1]
+    assert ca.ConvProblem.from_native(problem.native()) == problem
+
+
+@pytest.mark.parametrize("pixel_strides", [(40, 16), (16, 16), (48, 2), (48, 8), (48,), 48])
+def test_slices_are_multiples_of_32_bytes(pixel_strides: Any) -> None:
+    assert ca.ConvProblem(**SLICED, pixel_strides=(24, 3)).pixel_strides is None
+    wanted = "pixel_strides must be 24 and 3, the channels of input and output, or larger multiples"
+    with pytest.raises(ValueError, match=f"{wanted} of 16, got"):
+        ca.ConvProblem(**SLICED, pixel_strides=pixel_strides)

@@ -10,6 +10,7 @@ from typing import Any
 import cuda_emulation
 import pytest
 import torch
+import torch.nn.functional as F
 from covering import covering
 from cuda_emulation import run_recipe
 from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
@@ -19,7 +20,7 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_filters import FewFilters
 from cudnn_autotune.engines.offers import gpu_of, offers_of
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
-from cudnn_autotune.engines.recipe import KernelLaunch
+from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 KERNEL = FewFilters()
@@ -232,6 +233,33 @@ def test_random_shapes() -> None:
             settings, is_reversed = draw.choice(found), seed % 2 == 1
             check(KERNEL, what, settings, gpu=gpu, is_reversed=is_reversed, seed=seed)
             seed += 1
+
+
+@emulated
+def test_rows_far_above_a_wide_image() -> None:
+    """Times the image's width, the first row of the window does not fit into 32 bits."""
+    width, above = 11_000_000, 200
+    what = problem("fprop", (1, 1, width), (16, 8), (2, 3), (above, 1, 0, 1), (above, 1))
+    (launch,) = KERNEL.recipe(what, settings_of(what)[0], H200).launches
+    assert isinstance(launch, KernelLaunch)
+    launch = replace(
+        launch, grid=(1, 1, 1), arguments=(*launch.arguments[:-2], 1, launch.arguments[-1])
+    )
+    x, y = (torch.zeros(1, 1, width, n, dtype=what.dtype).permute(0, 3, 1, 2) for n in (16, 8))
+    x[..., :100] = torch.randn(100)
+    w = torch.randn(8, 16, 2, 3).to(what.dtype).contiguous(memory_format=torch.channels_last)
+    run_recipe(Recipe((launch,)), {"x": x, "w": w, "y": y})
+    seen = F.pad(x[..., :100], (1, 0, above, 0)).double()
+    right = F.conv2d(seen, w.double(), dilation=(above, 1))
+    assert relative_error(y[..., :10], right[..., :10]) <= tolerance(what.dtype, True)
+
+
+def test_kernels_of_many_products_have_fewer_warps() -> None:
+    """Four warpgroups leave a thread 128 registers, which were too few for these."""
+    for channels, kernel in (((80, 32), 3), ((64, 24), 5), ((64, 16), 6)):
+        found = settings_of(problem("fprop", (64, 28, 28), channels, kernel, 1))
+        assert found
+        assert not any("WARPGROUPS=4" in settings for settings in found)
 
 
 @pytest.mark.parametrize(

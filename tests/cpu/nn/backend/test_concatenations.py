@@ -311,6 +311,44 @@ def test_what_is_returned_is_not_a_slice(needed: slice, parts: list[int]) -> Non
     assert "conv_fused_into_" in code
 
 
+class Viewed(nn.Module):
+    """Returns views of one value beside what is made of concatenations."""
+
+    def __init__(self, views: Callable[[Tensor, Tensor], list[Tensor]]) -> None:
+        super().__init__()
+        self.block, self.views = Dense(), views
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = self.block(x)
+        return [y, *self.views(x, y)]
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda x, y: (r := x + 1, r[:, 8:]),
+        lambda x, y: (r := torch.sigmoid(y), r[:, 8:], r.permute(0, 2, 3, 1)),
+        lambda x, y: (r := y.mean((2, 3), keepdim=True), r.expand(2, 16, 4, 4)),
+        lambda x, y: ((x * 2).mean((2, 3), keepdim=True).expand(2, 16, 4, 4),),
+    ],
+    ids=["beside the block", "behind it", "expanded", "expanded beside it"],
+)
+def test_outputs_that_are_views_of_a_value(views: Any) -> None:
+    """They share its memory, with PyTorch's strides, as without a concatenation in place."""
+    model = Viewed(views).eval().to(memory_format=LAST)
+    x = data()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+        given = model(x)
+    outputs, code = run(model, x)
+    for output, right, own in zip(outputs, expected, given, strict=True):
+        assert_close(output, right, TOLERANCES[torch.float32])
+        assert output.stride() == own.stride()
+    places = [{one.untyped_storage().data_ptr() for one in them[1:]} for them in (given, outputs)]
+    assert [len(place) for place in places] == [1, 1]
+    assert "conv_fused_into_" in code
+
+
 @pytest.mark.slow
 def test_the_blocks_of_densenet121() -> None:
     models = pytest.importorskip("torchvision.models")
