@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <deque>
 #include <set>
 #include <string>
@@ -24,9 +25,19 @@ struct Copy {
   bool valid;
 };
 
+struct Product {
+  float* d;
+  int n;
+  float (*to_float)(unsigned short);
+  uint64_t a, b;
+  bool transposed_a, transposed_b;
+};
+
 struct Fibre : Thread {
   std::deque<std::vector<Copy>> groups;  // of asynchronous copies
   std::vector<Copy> open;
+  std::deque<std::vector<Product>> batches;  // of products of a warpgroup
+  std::vector<Product> open_batch;
 };
 
 void* scheduler = nullptr;
@@ -35,6 +46,7 @@ size_t shared_size = 0;
 std::string error;
 void (*entered)(void**) = nullptr;
 void** entered_with = nullptr;
+bool copies_at_once = false;
 // How often 128 bytes, such as a matrix, were loaded from shared memory, and how many more accesses
 // were needed because they lay in the same banks.
 long long matrices_loaded = 0, bank_conflicts = 0;
@@ -168,17 +180,11 @@ void mma_tf32(float (&d)[4], const unsigned* a, const unsigned* b) {
       &mine);
 }
 
-struct WarpgroupArguments {
-  float* d;
-  int n;
-  float (*to_float)(unsigned short);
-  uint64_t a, b;
-  bool transposed_a, transposed_b;
-};
+static Fibre& fibre() { return static_cast<Fibre&>(*current); }
 
 // The number at an index of a matrix along m or n, and along the sum.
-static float number_at(const WarpgroupArguments& of, uint64_t descriptor, bool transposed,
-                       int across, int along) {
+static float number_at(const Product& of, uint64_t descriptor, bool transposed, int across,
+                       int along) {
   const auto field = [&](int first) { return static_cast<size_t>(descriptor >> first & 0x3fff); };
   const int inside = transposed ? across % 8 : along % 8, row = transposed ? along % 8 : across % 8;
   const size_t rows = field(0) + row + along / 8 * field(16) + across / 8 * field(32);
@@ -191,12 +197,10 @@ static float number_at(const WarpgroupArguments& of, uint64_t descriptor, bool t
   return of.to_float(bits);
 }
 
-void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint64_t b,
-           bool transposed_a, bool transposed_b) {
-  WarpgroupArguments mine{d, n, to_float, a, b, transposed_a, transposed_b};
+static void multiply(Product& mine) {
   collective(
       [](void* const* lanes) {
-        const auto& first = *static_cast<WarpgroupArguments*>(lanes[0]);
+        const auto& first = *static_cast<Product*>(lanes[0]);
         const auto index = current->index;
         const int warp = (index.z * block_size.y + index.y) * block_size.x + index.x;
         const int first_row = warp / kLanes % 4 * 16;
@@ -210,7 +214,7 @@ void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint6
           }
         }
         for (int lane = 0; lane < kLanes; ++lane) {
-          const auto& to = *static_cast<WarpgroupArguments*>(lanes[lane]);
+          const auto& to = *static_cast<Product*>(lanes[lane]);
           if (to.a != first.a || to.b != first.b) return fail("lanes multiply other matrices");
           for (int r = 0; r < first.n / 2; ++r) {
             const int row = lane / 4 + r / 2 % 2 * 8, column = r / 4 * 8 + lane % 4 * 2 + r % 2;
@@ -221,6 +225,24 @@ void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint6
         }
       },
       &mine);
+}
+
+void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint64_t b,
+           bool transposed_a, bool transposed_b) {
+  fibre().open_batch.push_back({d, n, to_float, a, b, transposed_a, transposed_b});
+}
+
+void commit_products() {
+  fibre().batches.push_back(std::move(fibre().open_batch));
+  fibre().open_batch.clear();
+}
+
+void wait_for_products(int pending) {
+  auto& batches = fibre().batches;
+  while (batches.size() > static_cast<size_t>(pending)) {
+    for (auto& product : batches.front()) multiply(product);
+    batches.pop_front();
+  }
 }
 
 struct LoadArguments {
@@ -301,23 +323,23 @@ template void load<4, true>(unsigned (&)[4], const void*);
 template void load_words<1>(unsigned (&)[1], const void*);
 template void load_words<2>(unsigned (&)[2], const void*);
 
-static Fibre& fibre() { return static_cast<Fibre&>(*current); }
-
-void copy(void* target, const void* source, int bytes, bool valid) {
-  fibre().open.push_back({target, source, bytes, valid});
-}
-
-void commit() {
-  fibre().groups.push_back(std::move(fibre().open));
-  fibre().open.clear();
-}
-
 static void perform(const Copy& copy) {
   if (copy.valid) {
     std::memcpy(copy.target, copy.source, copy.bytes);
   } else {
     std::memset(copy.target, 0, copy.bytes);
   }
+}
+
+void copy(void* target, const void* source, int bytes, bool valid) {
+  const Copy one{target, source, bytes, valid};
+  if (copies_at_once) return perform(one);
+  fibre().open.push_back(one);
+}
+
+void commit() {
+  fibre().groups.push_back(std::move(fibre().open));
+  fibre().open.clear();
 }
 
 void wait(int pending) {
@@ -328,7 +350,8 @@ void wait(int pending) {
   }
 }
 
-// Runs the lanes of a warp until all are at a barrier or done. Returns false after an error.
+// Runs the lanes of a warp until all are at a barrier or done. That of a warpgroup is one, too.
+// Returns false after an error.
 static bool run_warp(Thread* const* lanes, int count, bool reversed) {
   while (true) {
     for (int i = 0; i < count; ++i) {
@@ -427,9 +450,11 @@ class Block {
         }
         if (!run_warp(lanes, lane, reversed)) return;
       }
+      if (release_warpgroups()) continue;
       bool waits = false;
       for (const auto& thread : threads_) {
         if (thread.state == State::waits_for_blocks) return;
+        if (thread.state == State::at_warpgroup) return fail("a warp of a warpgroup is missing");
         waits = waits || thread.state == State::at_barrier;
       }
       if (!waits) break;
@@ -447,6 +472,20 @@ class Block {
   }
 
  private:
+  // Lets the warpgroups go on that wait for nobody. Returns whether there are such.
+  bool release_warpgroups() {
+    constexpr size_t kThreads = 128;
+    bool found = false;
+    for (size_t first = 0; first + kThreads <= threads_.size(); first += kThreads) {
+      const auto begin = threads_.begin() + first, end = begin + kThreads;
+      const auto is_here = [](const Fibre& one) { return one.state == State::at_warpgroup; };
+      if (!std::all_of(begin, end, is_here)) continue;
+      found = true;
+      for (auto thread = begin; thread != end; ++thread) thread->state = State::ready;
+    }
+    return found;
+  }
+
   std::vector<Fibre> threads_;
   void* stacks_;
   size_t stack_bytes_, shared_bytes_;
@@ -463,6 +502,7 @@ const char* run(void (*body)(void**), void** arguments, const unsigned* grid, co
                 unsigned shared_bytes, bool reversed, bool cooperative) {
   error.clear();
   current = nullptr;
+  copies_at_once = reversed;
   grid_size = {grid[0], grid[1], grid[2]};
   block_size = {block[0], block[1], block[2]};
   const size_t threads = size_t{block[0]} * block[1] * block[2];

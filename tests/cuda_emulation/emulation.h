@@ -2,10 +2,11 @@
 // warp meet in collective instructions, and those of a block in __syncthreads(). What CUDA leaves
 // undefined is an error here where it can be seen: lanes that meet in different instructions,
 // misaligned accesses, shared memory that is written out of bounds or read before it is written
-// (it is full of NaN), copies to shared memory that nobody waited for (they are done as late as
-// possible), blocks that wait for each other without a cooperative launch. Blocks, warps and lanes
-// run in their order or, if `reversed`, from the last to the first, so that a missing barrier gives
-// another result.
+// (it is full of NaN), copies to shared memory and products of a warpgroup that nobody waited for
+// (they are done as late as possible), blocks that wait for each other without a cooperative
+// launch. Blocks, warps and lanes run in their order or, if `reversed`, from the last to the first,
+// so that a missing barrier gives another result. Then copies are done as early as possible, so
+// that one that overwrites what a product still reads does too.
 //
 // This header is what a kernel is compiled with; emulation.cpp, which runs it, is compiled once.
 #pragma once
@@ -86,7 +87,7 @@ constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kBandBytes = 1 << 10;
 constexpr unsigned kFullMask = 0xffffffffu;
 
-enum class State { ready, at_collective, at_barrier, waits_for_blocks, done };
+enum class State { ready, at_collective, at_warpgroup, at_barrier, waits_for_blocks, done };
 using Collective = void (*)(void* const* arguments);  // of all lanes
 
 struct Thread {
@@ -121,13 +122,16 @@ void mma_tf32(float (&d)[4], const unsigned* a, const unsigned* b);
 // Descriptor" and "Canonical Layouts".
 void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint64_t b,
            bool transposed_a, bool transposed_b);
+// Such products are done when products_done() waits for their batch.
+void commit_products();
+void wait_for_products(int pending);
 // Matrices of 8 x 8 half words, 1, 2 or 4.
 template <int matrices, bool transposed>
 void load(unsigned (&registers)[matrices], const void* row);
 // Neighbouring words of 4 bytes, 1 or 2, which as many lanes load at a time as take 128 bytes.
 template <int words>
 void load_words(unsigned (&registers)[words], const void* from);
-// Asynchronous copies, which are done when copies_arrived() waits for their group.
+// Asynchronous copies, which are done when copies_arrived() waits for their group, or at once.
 void copy(void* target, const void* source, int bytes, bool valid);
 void commit();
 void wait(int pending);

@@ -37,6 +37,7 @@ _MOST_OFFERS = 2
 _OTHER_REGISTERS, _MORE_REGISTERS = 64, 24
 """Registers of a thread beside those for sums, and more of them where a stage has many products."""
 _FEW_PRODUCTS = 12
+"""Products of a warpgroup in a stage that need no more registers."""
 _MOST_RESIDENT = 4
 # The numbers below were fitted to the times of tilings of nine layers on an H200.
 _PRODUCT_FACTOR = 1.33
@@ -230,7 +231,7 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
         range(1, _MOST_WARPGROUPS + 1), _WINDOW_COLUMNS
     ):
         columns = _tile_columns(layer, window_columns)
-        # The narrowest window is for the narrowest images. Of others it has much twice.
+        # The narrowest window is for images as narrow. Of wider ones it copies much twice.
         if columns == 0 or (window_columns == 8 and columns < layer.out_size[2]):
             continue
         height = layer.out_size[1]

@@ -89,10 +89,13 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 }
 __device__ __forceinline__ void publish_writes() {}
 __device__ __forceinline__ void begin_products() {}
-__device__ __forceinline__ void commit_products() {}
+__device__ __forceinline__ void commit_products() { emulation::commit_products(); }
 template <int pending>
-__device__ __forceinline__ void products_done() {}
-// All warpgroups of a block come here equally often.
-__device__ __forceinline__ void sync_warpgroup() { __syncthreads(); }
+__device__ __forceinline__ void products_done() {
+  emulation::wait_for_products(pending);
+}
+__device__ __forceinline__ void sync_warpgroup() {
+  emulation::yield(emulation::State::at_warpgroup);
+}
 
 #endif  // __CUDACC_RTC__

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from covering import covering
-from cuda_emulation import run_recipe
+from cuda_emulation import EmulationError, run_recipe
 from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
 from references import expected, relative_error, tolerance
 
@@ -20,7 +20,7 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_filters import FewFilters
 from cudnn_autotune.engines.offers import gpu_of, offers_of
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
-from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 KERNEL = FewFilters()
@@ -198,6 +198,44 @@ def test_nan_and_infinity_reach_no_other_outputs(op: str, x: Any, kernel: int) -
     read[1, -1, -1, -1] = -torch.inf
     for settings in settings_of(what):
         check_not_finite(KERNEL, what, settings, {k: v.clone() for k, v in tensors.items()})
+
+
+FAULTS = {
+    "one group of copies less": ("copies_arrived<STAGES - 2>();", "copies_arrived<STAGES - 1>();"),
+    "no barrier of the block": ("    __syncthreads();\n", ""),
+    "no barrier of the warpgroup": ("  sync_warpgroup();\n", ""),
+    "products that nobody waits for": ("    products_done<0>();\n", ""),
+    "a copy to the stage that is read": ("    multiply(sums,", "copy_next_stage(); multiply(sums,"),
+    "a stage that is read too long": (
+        "    products_done<0>();\n    if (i % kTileStages == kTileStages - 1) {",
+        "    if (i % kTileStages == kTileStages - 1) {\n      products_done<0>();",
+    ),
+}
+"""What a GPU would show in some runs only, as replacements in the kernel's source."""
+
+
+@pytest.mark.basic(6)
+@emulated
+@pytest.mark.parametrize(("whole", "broken"), FAULTS.values(), ids=FAULTS)
+def test_the_emulation_sees_what_is_missing(whole: str, broken: str) -> None:
+    what = problem("fprop", (2, 9, 30), (96, 16))
+    wrong = 0
+    for settings, is_reversed in product(settings_of(what, ONE_MULTIPROCESSOR), (False, True)):
+        (launch,) = KERNEL.recipe(what, settings, ONE_MULTIPROCESSOR).launches
+        assert isinstance(launch, KernelLaunch)
+        assert isinstance(launch.kernel, Kernel)
+        assert launch.kernel.source.count(whole) == 1
+        kernel = replace(launch.kernel, source=launch.kernel.source.replace(whole, broken))
+        tensors = random_tensors(what)
+        try:
+            recipe = Recipe((replace(launch, kernel=kernel),))
+            run_recipe(recipe, tensors, is_reversed=is_reversed)
+        except EmulationError:
+            wrong += 1
+            continue
+        error = relative_error(tensors["y"], expected(what, tensors))
+        wrong += not error <= tolerance(what.dtype, True)
+    assert wrong
 
 
 @pytest.mark.slow
