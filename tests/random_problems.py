@@ -89,7 +89,7 @@ TAKES = {
     "depthwise_wgrad_mma": ("depthwise", "long_filters"),
     "few_channels": ("few_channels", "dense", "patches"),
     "few_channels_planes": ("few_channels", "dense", "few_filters", "pointwise", "signals"),
-    "few_filters": ("few_filters",),
+    "few_filters": ("dense", "few_filters"),
     "fft": ("long_filters",),
     "few_channels_wgrad": ("few_channels", "dense", "patches"),
     "grouped": ("grouped", "narrow_groups", "signals"),

@@ -7,8 +7,9 @@
 // rows away from p as row r of the filter, and p + s a column to the right of p, a block computes
 //   sums[p][s][o] = sum over r and c of in[p + r][c] * filter[r][s][c][o]
 //   out[p][o]     = sum over s of sums[p + s][s][o]
-// The first line is a matrix product with FILTER_COLUMNS * OUT columns for each r. The second one
-// adds rows of the sums, which follow each other in a warpgroup's registers.
+// The first line is a matrix product with FILTER_COLUMNS * OUT columns for each r, where OUT is the
+// number of output channels, or the next multiple of 8. The second one adds rows of the sums, which
+// follow each other in a warpgroup's registers.
 //
 // A block computes the outputs of tile_rows x tile_columns pixels of one depth of an image. The
 // window of the input that they depend on passes through a ring of stages, one depth of the filters
@@ -25,6 +26,9 @@ constexpr int kThreads = 128 * WARPGROUPS;
 constexpr int kColumns = FILTER_COLUMNS * OUT;
 constexpr int kLacking = FILTER_COLUMNS - 1;  // columns that the last one of a row lacks
 constexpr int kOutPlanes = OUT / 8;
+// An output pixel is stored in pieces of 16 bytes, or in single numbers.
+constexpr bool kIsWhole = OUT_CHANNELS == OUT;
+constexpr int kPieces = kIsWhole ? kOutPlanes : OUT_CHANNELS;
 // The filters of a stage are matrices, one for each row of the filter. In fprop a row of 16
 // bytes has 8 channels of the input, in dgrad 8 of the output. Planes of these and of the window
 // take an odd number of rows, so that they begin in different banks.
@@ -118,6 +122,7 @@ __device__ __forceinline__ void copy_filters(unsigned char* to, const ELEMENT* w
   for (int i = threadIdx.x; i < FILTER_ROWS * kRow; i += kThreads) {
     const int plane = i % kInner, inner = i / kInner % kWidth, r = i / kRow;
     long long from;
+    bool exists = true;
     if (DGRAD) {
       const int s = plane / kOutPlanes;
       const int tap =
@@ -126,11 +131,12 @@ __device__ __forceinline__ void copy_filters(unsigned char* to, const ELEMENT* w
       from = (static_cast<long long>(channel + inner) * kTaps + tap) * OUT + plane % kOutPlanes * 8;
     } else {
       const int s = inner / OUT, o = inner % OUT;
+      exists = o < OUT_CHANNELS;
       const int tap = (depth * FILTER_ROWS + r) * FILTER_COLUMNS + s;
       from =
           (static_cast<long long>(o) * kTaps + tap) * (CHUNKS * 8 * PLANES) + channel + 8 * plane;
     }
-    copy_async_cached(to + (r * kFilterRows + plane * kFilterPitch + inner) * 16, w + from, true);
+    copy_async_cached(to + (r * kFilterRows + plane * kFilterPitch + inner) * 16, w + from, exists);
   }
 }
 
@@ -204,17 +210,21 @@ __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigne
                      place.column + right
                : -1;
     const bool adds = residual != nullptr && exists;
-    finish_row<ACTIVATION, kOutPlanes>(
+    finish_row<ACTIVATION, kOutPlanes, OUT_CHANNELS>(
         sums, h, bias, adds ? residual + static_cast<long long>(pixel) * OUT : nullptr,
         scratch + group * kScratchPitch);
     __syncwarp();
 #pragma unroll
-    for (int begin = 0; begin < 8 * kOutPlanes; begin += 32) {
-      const int i = begin + lane, of = min(i / kOutPlanes, 7), plane = i % kOutPlanes;
+    for (int begin = 0; begin < 8 * kPieces; begin += 32) {
+      const int i = begin + lane, of = min(i / kPieces, 7), piece = i % kPieces;
       const int to = __shfl_sync(0xffffffffu, pixel, 4 * of);
-      if (i < 8 * kOutPlanes && to >= 0) {
-        *reinterpret_cast<uint4*>(out + static_cast<long long>(to) * s.out_stride + 8 * plane) =
-            *reinterpret_cast<const uint4*>(scratch + of * kScratchPitch + 16 * plane);
+      if (i >= 8 * kPieces || to < 0) continue;
+      ELEMENT* const there = out + static_cast<long long>(to) * s.out_stride;
+      const unsigned char* const here = scratch + of * kScratchPitch;
+      if (kIsWhole) {
+        reinterpret_cast<uint4*>(there)[piece] = reinterpret_cast<const uint4*>(here)[piece];
+      } else {
+        there[piece] = reinterpret_cast<const ELEMENT*>(here)[piece];
       }
     }
     __syncwarp();

@@ -76,8 +76,13 @@ class _Layer:
     """Depth, row and column of the input at which the filter of the first output begins."""
 
     @property
+    def out_width(self) -> int:
+        """Output channels in a matrix: as many, or the next multiple of 8."""
+        return -(-self.out_channels // 8) * 8
+
+    @property
     def matrix_columns(self) -> int:
-        return self.columns * self.out_channels
+        return self.columns * self.out_width
 
 
 def _layer_of(problem: ConvProblem) -> _Layer | None:
@@ -112,18 +117,19 @@ def _layer_of(problem: ConvProblem) -> _Layer | None:
     if not (
         depths * rows > 1
         and 1 < columns <= _MOST_FILTER_COLUMNS
-        and c % 16 == k % 8 == 0
+        and c % 16 == 0
+        and (k % 8 == 0 or not (is_dgrad or problem.residual))
         and k <= _MOST_FILTERS
-        and columns * k <= _MOST_MATRIX_COLUMNS
     ):
         return None
     beyond = max(depths, rows) * max(dilation) + max(map(abs, first))
     if max(*x, *y) + beyond > INT32_MAX // 2:
         return None
-    return _Layer(
+    layer = _Layer(
         *(is_dgrad, problem.input_shape[0], x, c, in_stride, y, k, out_stride),
         *(depths, rows, columns, dilation[:2], first),
     )
+    return layer if layer.matrix_columns <= _MOST_MATRIX_COLUMNS else None
 
 
 @dataclass(frozen=True)
@@ -191,8 +197,8 @@ class _Tiling:
     def shared_bytes(self) -> int:
         layer = self.layer
         ring = self.stages * self.planes * (self.positions + 1) * _ROW_BYTES
-        scratch = 8 * (2 * layer.out_channels + 16)
-        exchange = 4 * (layer.columns - 1) * layer.out_channels
+        scratch = 8 * (2 * layer.out_width + 16)
+        exchange = 4 * (layer.columns - 1) * layer.out_width
         return ring + self.filter_bytes + 4 * self.warpgroups * (scratch + exchange)
 
     def resident(self, gpu: Gpu) -> int:
@@ -213,7 +219,7 @@ class _Tiling:
         multiplying = products * max(n / 2, 16 + n / 4) * _PRODUCT_FACTOR
         copied = layer.depths * self.positions * layer.in_channels // 8
         copying = copied * _WINDOW_ROW_CLOCKS
-        storing = _STORE_CLOCKS + _EIGHT_CLOCKS * self.warpgroups * layer.out_channels // 8
+        storing = _STORE_CLOCKS + _EIGHT_CLOCKS * self.warpgroups * layer.out_width // 8
         moved = copied * _ROW_BYTES + 2 * self.rows * self.columns * layer.out_channels
         resident = self.resident(gpu)
         of_one = -(-self.tiles // (resident * gpu.multiprocessors))
@@ -278,9 +284,10 @@ class FewFilters(KernelFamily[_Tiling]):
 
     It computes 2-d and 3-d layers of float16 and bfloat16 in channels_last, of stride 1 and without
     groups, whose filters have 2 to 9 columns and more than one row, with a multiple of 16 channels
-    in and of 8 out, 64 at most: fprop with every epilogue, and dgrad, where x has so few channels.
-    Input and output of fprop may be slices of the channels of larger tensors. A NaN or an infinity
-    in an input reaches the outputs that depend on it, and no others.
+    in and 64 out at most: fprop with every epilogue, but without a residual if the output's
+    channels are no multiple of 8, and dgrad of a multiple of 8, where x has so few channels. Input
+    and output of fprop may be slices of the channels of larger tensors. A NaN or an infinity in an
+    input reaches the outputs that depend on it, and no others.
     """
 
     name = "few_filters"
@@ -300,7 +307,8 @@ class FewFilters(KernelFamily[_Tiling]):
         defines: dict[str, str | int] = {
             "ELEMENT": sources.ELEMENTS[problem.dtype],
             "DGRAD": int(layer.is_dgrad),
-            "OUT": layer.out_channels,
+            "OUT": layer.out_width,
+            "OUT_CHANNELS": layer.out_channels,
             "WINDOW_COLUMNS": tiling.window_columns,
             "FILTER_DEPTHS": layer.depths,
             "FILTER_ROWS": layer.rows,

@@ -30,19 +30,24 @@ struct Matrix {
 
 // Adds bias and residual, which may be null, to the first `eights` * 8 columns of a row of a
 // result, row g + 8 h of a warp's, and writes what the activation gives for them to shared memory.
-template <int activation, int eights, typename T, int count>
+// Where fewer columns than these have a bias, there is no residual.
+template <int activation, int eights, int biases = 8 * eights, typename T, int count>
 __device__ __forceinline__ void finish_row(const float (&d)[count], int h, const T* bias,
                                            const T* residual, unsigned char* row) {
   const int column = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int j = 0; j < eights; ++j) {
     float low = d[4 * j + 2 * h], high = d[4 * j + 2 * h + 1];
-    if (bias != nullptr) {
+    if (biases < 8 * eights) {
+      const int at = 8 * j + column;
+      if (bias != nullptr && at < biases) low += to_float(bias[at]);
+      if (bias != nullptr && at + 1 < biases) high += to_float(bias[at + 1]);
+    } else if (bias != nullptr) {
       const float2 more = reinterpret_cast<const Two<T>*>(bias + 8 * j + column)->values();
       low += more.x;
       high += more.y;
     }
-    if (residual != nullptr) {
+    if (biases == 8 * eights && residual != nullptr) {
       const float2 more = reinterpret_cast<const Two<T>*>(residual + 8 * j + column)->values();
       low += more.x;
       high += more.y;

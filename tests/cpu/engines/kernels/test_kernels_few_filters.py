@@ -92,10 +92,18 @@ LAYERS = {
     "an image of one depth": ((2, 1, 5, 5), (16, 8)),
 }
 """The images, channels in and out, and what follows."""
+LAST_LAYERS = {
+    "3 filters": ((2, 11, 21), (64, 3)),
+    "one filter": ((1, 9, 40), (32, 1)),
+    "2 filters of 5 x 5": ((1, 14, 9), (16, 2), 5, 2),
+    "7 filters of a volume": ((1, 4, 7, 7), (32, 7)),
+    "30 filters": ((1, 8, 33), (48, 30)),
+}
+"""The same of layers with other numbers of filters, which are not for dgrad."""
 CASES = [
     pytest.param(op, layer, id=f"{name}-{op}")
-    for name, layer in LAYERS.items()
-    for op in ("fprop", "dgrad")
+    for op, layers in (("fprop", LAYERS | LAST_LAYERS), ("dgrad", LAYERS))
+    for name, layer in layers.items()
 ]
 
 
@@ -136,9 +144,11 @@ def test_a_block_goes_over_several_tiles(op: str, x: Any, is_reversed: bool) -> 
 @covering(
     epilogue=[("bias",), ("residual",), ("bias", "residual")],
     activation=["", "relu", "leaky_relu(0.1)", "silu"],
-    channels=[(16, 16), (64, 24)],
+    channels=[(16, 16), (64, 24), (32, 3)],
 )
 def test_epilogues(epilogue: tuple[str, ...], activation: str, channels: Any) -> None:
+    if channels[1] % 8:
+        epilogue = ("bias",)
     options = dict.fromkeys(epilogue, True)
     what = problem("fprop", (2, 7, 18), channels, activation=activation, **options)
     check(KERNEL, what, settings_of(what)[0])
@@ -310,7 +320,9 @@ def test_kernels_of_many_products_have_fewer_warps() -> None:
         {"dilation": 2},
         {"groups": 2, "channels": (64, 32)},
         {"channels": (24, 32)},
-        {"channels": (32, 12)},
+        {"op": "dgrad", "channels": (32, 12)},
+        {"channels": (32, 12), "residual": True},
+        {"channels": (32, 30), "kernel": 9},
         {"channels": (32, 72)},
         {"kernel": (1, 3)},
         {"kernel": (3, 1)},
