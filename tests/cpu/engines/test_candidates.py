@@ -117,7 +117,8 @@ def test_a_large_dilation_of_one_element() -> None:
 def test_several_threads_may_use_a_search() -> None:
     """As while candidates are built in the background."""
     problem = make("resnet_fp16_nhwc", bias=True)
-    texts = [c.text for c in ca.expert.candidates(problem, device="h200")]
+    listed_here = ca.expert.candidates(problem, device="h200")
+    texts = [c.text for c in listed_here if not c.id.is_implementation]
     search = open_search(problem, "h200")
     with ThreadPoolExecutor(6) as threads:
         building = threads.submit(search.build_many, texts, 2)
