@@ -221,7 +221,7 @@ FAULTS = {
         "    if (i % kTileStages == kTileStages - 1) {\n      products_done<0>();",
     ),
 }
-"""What a GPU would show in some runs only, as replacements in the kernel's source."""
+"""Faults that a GPU would show in some runs only, as replacements in the kernel's source."""
 
 
 @pytest.mark.basic(6)
