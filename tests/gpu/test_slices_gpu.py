@@ -166,37 +166,43 @@ def test_a_dense_block_in_inductors_cuda_graphs() -> None:
             assert output.stride() == expected.stride()
 
 
+def reports_of(model: nn.Module, x: Tensor, fuse: str, layout: torch.memory_format) -> list[Any]:
+    """Compares a compiled model of two blocks with float64, called twice and captured; returns what
+    became of its concatenations."""
+    x = x.contiguous(memory_format=layout)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double()).cpu()
+        model = model.half().to(memory_format=layout)
+        limit = 1.5 * relative_error(model(x), expected)  # each layer rounds
+    torch._dynamo.reset()
+    options = {"fuse": fuse, "compare": False}
+    compiled = torch.compile(model, backend="cudnn_autotune", options=options)
+    with torch.no_grad():
+        for _ in range(2):
+            output = compiled(x)
+            assert relative_error(output, expected) <= limit
+            assert output.stride() == model(x).stride()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = compiled(x)
+        graph.replay()
+        assert relative_error(captured, expected) <= limit
+    reports = ca.compilations()[-1].concatenations
+    print(*reports, sep="\n")
+    if fuse == "always":
+        assert all(report.is_in_place for report in reports)
+    else:
+        assert all(report.in_place_ms and report.several_ms for report in reports)
+    return reports
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST], ids=str)
 @pytest.mark.parametrize("fuse", ["always", "measure"])
 def test_a_dense_block_of_the_backend(fuse: str, layout: torch.memory_format) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Dense(), Dense()).eval().cuda()
     x = torch.randn(1, 64, 96, 128, device="cuda", dtype=torch.float16)
-    x = x.contiguous(memory_format=layout)
-    expected = copy.deepcopy(model).double()(x.double())
-    model = model.half().to(memory_format=layout)
-    with torch.no_grad():
-        limit = 1.5 * relative_error(model(x), expected.cpu())  # each block rounds
-    options = {"fuse": fuse, "compare": False}
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="cudnn_autotune", options=options)
-    with torch.no_grad():
-        for _ in range(2):
-            output = compiled(x)
-            assert relative_error(output, expected.cpu()) <= limit
-            assert output.stride() == model(x).stride()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = compiled(x)
-        graph.replay()
-        assert relative_error(captured, expected.cpu()) <= limit
-    reports = ca.compilations()[-1].concatenations
-    print(*reports, sep="\n")
-    assert len(reports) == 2
-    if fuse == "always":
-        assert all(report.is_in_place for report in reports)
-    else:
-        assert all(report.in_place_ms and report.several_ms for report in reports)
+    assert len(reports_of(model, x, fuse, layout)) == 2
 
 
 class Normed(nn.Module):
@@ -238,30 +244,6 @@ class Normed(nn.Module):
 def test_norms_read_slices(fuse: str, layout: torch.memory_format) -> None:
     """Some concatenations have more parts than Inductor reads in one kernel."""
     torch.manual_seed(0)
-    model = Normed().eval().cuda()
     x = torch.randn(4, 64, 56, 48, device="cuda", dtype=torch.float16)
-    x = x.contiguous(memory_format=layout)
-    with torch.no_grad():
-        expected = copy.deepcopy(model).double()(x.double())
-        model = model.half().to(memory_format=layout)
-        limit = 1.5 * relative_error(model(x), expected.cpu())  # each layer rounds
-    torch._dynamo.reset()
-    options = {"fuse": fuse, "compare": False}
-    compiled = torch.compile(model, backend="cudnn_autotune", options=options)
-    with torch.no_grad():
-        for _ in range(2):
-            output = compiled(x)
-            assert relative_error(output, expected.cpu()) <= limit
-            assert output.stride() == model(x).stride()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = compiled(x)
-        graph.replay()
-        assert relative_error(captured, expected.cpu()) <= limit
-    reports = ca.compilations()[-1].concatenations
-    print(*reports, sep="\n")
+    reports = reports_of(Normed().eval().cuda(), x, fuse, layout)
     assert [report.parts for report in reports] == [10, 10]
-    if fuse == "always":
-        assert all(report.is_in_place for report in reports)
-    else:
-        assert all(report.in_place_ms and report.several_ms for report in reports)

@@ -11,9 +11,13 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.kernels.depthwise_sizes import PlanarLayer
-from cudnn_autotune.engines.kernels.family import NULL, KernelFamily, operands
+from cudnn_autotune.engines.kernels.family import (
+    KernelFamily,
+    addends,
+    operands,
+)
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
 _VECTOR_BYTES = 16
 _MOST_TAPS = 9
@@ -64,8 +68,7 @@ class Depthwise1d(KernelFamily[_Tiling]):
             block=(tiling.threads, 1, 1),
             arguments=(
                 *operands(problem),
-                Address("bias") if problem.bias else NULL,
-                Address("residual") if problem.residual else NULL,
+                *addends(problem),
                 *(layer.channels, rows, layer.in_size[1], out_length, layer.padding[1]),
             ),
         )

@@ -11,9 +11,14 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.kernels.depthwise_sizes import PlanarLayer
-from cudnn_autotune.engines.kernels.family import NULL, KernelFamily, occupancy, operands
+from cudnn_autotune.engines.kernels.family import (
+    KernelFamily,
+    addends,
+    occupancy,
+    operands,
+)
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("depthwise_mma_tile.cuh", "depthwise_mma_rows.cuh", "depthwise_mma.cu")
 _POSITIONS = 16  # rows of an mma's first matrix
@@ -277,8 +282,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
         block=(32 * tiling.warps, 1, 1),
         arguments=(
             *operands(problem),
-            Address("bias") if problem.bias else NULL,
-            Address("residual") if problem.residual else NULL,
+            *addends(problem),
             layer.images,
             layer.channels,
             *layer.in_size,

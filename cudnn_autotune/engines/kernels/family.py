@@ -109,6 +109,14 @@ def operands(problem: ConvProblem) -> tuple[Address, Address, Address]:
     return (y, w, x) if problem.op == "dgrad" else (x, w, y)
 
 
+def addends(problem: ConvProblem) -> tuple[Address | Int64, Address | Int64]:
+    """Returns the bias and the residual; null pointers in place of those that there are not."""
+    return (
+        Address("bias") if problem.bias else NULL,
+        Address("residual") if problem.residual else NULL,
+    )
+
+
 def epilogue_macros(problem: ConvProblem) -> tuple[tuple[str, str | int], ...]:
     """Returns the macros that tell a kernel what it adds to its sums."""
     return (

@@ -13,13 +13,13 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources, wgmma
 from cudnn_autotune.engines.kernels.family import (
     INT32_MAX,
-    NULL,
     KernelFamily,
+    addends,
     occupancy,
     operands,
 )
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
 _ROW_BYTES = 16
 """Bytes of 8 channels."""
@@ -329,8 +329,7 @@ class FewFilters(KernelFamily[_Tiling]):
             block=(tiling.threads, 1, 1),
             arguments=(
                 *operands(problem),
-                Address("bias") if problem.bias else NULL,
-                Address("residual") if problem.residual else NULL,
+                *addends(problem),
                 *(*layer.in_size, layer.in_stride, *layer.out_size, layer.out_stride),
                 *(*layer.first, *layer.dilation),
                 *(tiling.rows, tiling.columns, tiling.tiles, tiles, tiling.positions),

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import grouped_layer, sources
-from cudnn_autotune.engines.kernels.family import NULL, KernelFamily, epilogue_macros, operands
+from cudnn_autotune.engines.kernels.family import (
+    KernelFamily,
+    addends,
+    epilogue_macros,
+    operands,
+)
 from cudnn_autotune.engines.kernels.grouped_layer import (
     Layer,
     Tile,
@@ -23,7 +28,7 @@ from cudnn_autotune.engines.kernels.grouped_layer import (
     tiling_of,
 )
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("grouped_tile.cuh", "grouped_multiply.cuh", "grouped.cu")
 _MOST_SUMS = 16
@@ -170,8 +175,7 @@ class Grouped(KernelFamily[Tiling]):
             block=(32 * tiling.warps, 1, 1),
             arguments=(
                 *operands(problem),
-                Address("bias") if problem.bias else NULL,
-                Address("residual") if problem.residual else NULL,
+                *addends(problem),
                 *grouped_layer.arguments(layer, tiling.tile),
             ),
             shared_bytes=tiling.shared_bytes,

@@ -11,8 +11,8 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels import sources, wgmma
 from cudnn_autotune.engines.kernels.family import (
     INT32_MAX,
-    NULL,
     KernelFamily,
+    addends,
     occupancy,
     operands,
 )
@@ -27,7 +27,7 @@ from cudnn_autotune.engines.kernels.implicit_gemm_1d_layer import (
     n_tiles_of,
 )
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
 
 _POSITIONS = 64
 """Positions of a product of matrices."""
@@ -202,8 +202,7 @@ class ImplicitGemm1d(KernelFamily[_Tiling]):
             block=(tiling.threads, 1, 1),
             arguments=(
                 *operands(problem),
-                Address("bias") if problem.bias else NULL,
-                Address("residual") if problem.residual else NULL,
+                *addends(problem),
                 *(layer.in_length, layer.groups * layer.in_width),
                 *(layer.out_length, layer.groups * layer.out_width),
                 *(layer.kernel, layer.padding, layer.dilation, layer.phases),

@@ -157,7 +157,7 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
     parts_of: dict[Node, tuple[Node, ...]] = {}
     for cat in graph.find_nodes(op="call_function", target=_cat):
         if _is_of_images(cat):
-            parts_of[cat] = _parts_of(cat, parts_of)
+            parts_of[cat] = _flat_parts(cat, parts_of)
     found: list[Family] = []
     taken: set[Node] = set()
     for whole in sorted(parts_of, key=lambda cat: len(parts_of[cat]), reverse=True):
@@ -195,7 +195,7 @@ def _is_of_images(cat: Node) -> bool:
     )
 
 
-def _parts_of(cat: Node, parts_of: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
+def _flat_parts(cat: Node, parts_of: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
     """Returns the parts of a concatenation, with those of a part that is one too in its place, as
     where a block appends: ``x = cat([x, y])``.
 
@@ -330,7 +330,7 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
 
 
 def _behind(graph: Graph, families: Sequence[Family]) -> list[Node]:
-    """Returns the values that are computed from families, and that outputs are, or are views of."""
+    """Returns values that are computed from families and that a graph returns, or views of them."""
     behind = {node for family in families for node in (*family.parts, *family.concatenations)}
     for node in graph.nodes:
         if not behind.isdisjoint(node.all_input_nodes):
