@@ -47,7 +47,12 @@ def kind_of(problem: Any) -> str:
         return "first layer"
     if problem.weight_shape[0] <= 8:
         return "last layer"
-    return "1x1, strided" if max(kernel) == 1 else "odd channels"
+    if max(kernel) == 1:
+        return "1x1, strided"
+    channels = (problem.input_shape[1], problem.weight_shape[0])
+    if any(number % 8 for number in channels):
+        return "odd channels"
+    return "few filters" if min(channels) <= 64 else "others"
 
 
 def family_of(text: str) -> str:
