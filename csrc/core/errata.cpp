@@ -87,7 +87,14 @@ bool is_copied_astray(const ConvProblem& problem) {
 // finite, on an H200).
 bool has_slices(const ConvProblem& problem) { return problem.has_slices(); }
 
-constexpr std::array<Erratum, 21> kErrata{{
+// The engine is wrong with a stride of 9 or more (relative error 0.9 and more on an H200).
+bool has_wide_stride(const ConvProblem& problem) {
+  constexpr int32_t kMostStride = 8;
+  const auto end = problem.stride.begin() + problem.spatial_dims;
+  return std::any_of(problem.stride.begin(), end, [](int32_t s) { return s > kMostStride; });
+}
+
+constexpr std::array<Erratum, 24> kErrata{{
     {919, 0, ConvOp::fprop, has_tanh},
     {919, 1, ConvOp::wgrad, is_asymmetric},
     {919, 18, ConvOp::wgrad, is_asymmetric},
@@ -99,6 +106,9 @@ constexpr std::array<Erratum, 21> kErrata{{
     {919, 17, ConvOp::wgrad, is_exact},
     {919, 52, ConvOp::fprop, is_one_place_with_epilogue},
     {919, 8, ConvOp::fprop, has_slices},
+    {919, 4, ConvOp::fprop, has_wide_stride},
+    {919, 53, ConvOp::fprop, has_wide_stride},
+    {919, 70, ConvOp::wgrad, has_wide_stride},
     {919, 57, ConvOp::fprop, is_hardly_aligned},
     {919, 61, ConvOp::wgrad, is_hardly_aligned},
     {919, 62, ConvOp::dgrad, is_hardly_aligned},

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 
 from cudnn_autotune.engines import devices, registry
-from cudnn_autotune.engines.candidate_id import check_settings, of_implementation, parse
+from cudnn_autotune.engines.candidate_id import (
+    check_settings,
+    identify,
+    of_implementation,
+    parse,
+)
+from cudnn_autotune.engines.compiled_kernels import is_found
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index
 from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
 from cudnn_autotune.engines.problem import ConvProblem
@@ -192,3 +198,15 @@ def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
     except Exception as error:  # a user's code
         # Only the text is kept: the error itself would keep the frames, and what they hold.
         raise ImplementationError(f"{text}: {type(error).__name__}: {error}") from None
+
+
+def kernels_are_kept(text: str, problem: ConvProblem, gpu: Gpu) -> bool:
+    """Returns whether a candidate consists of kernels of this package, and each was compiled by
+    this process or an earlier one."""
+    if not identify(text).is_implementation:
+        return False
+    try:
+        kernels = recipe_of(text, problem, gpu).kernels
+    except ImplementationError:
+        return False
+    return kernels is not None and all(is_found(one, gpu.compute_capability) for one in kernels)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from cudnn_autotune.engines.offers import gpu_of, kernels_are_kept
 from cudnn_autotune.nn.model_problems import find
 from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import prefetching, remembering, settings
@@ -22,7 +23,7 @@ class Prefetched:
     known: int
     """Number of them that have a remembered choice."""
     read_back: int
-    """Number of plans that were read back."""
+    """Number of plans that were read back, or whose kernels were."""
     compiled: int
     """Number of plans that had to be compiled."""
 
@@ -60,9 +61,15 @@ def prefetch(model: nn.Module, *inputs: Any, **kwargs: Any) -> Prefetched:
         for (problem, sampling, workspace_limit), device in problems.items()
         if (choice := remembering.find(problem, Policy(sampling, workspace_limit, limit), device))
     ]
-    wanted = [(c.problem, c.text) for c in known if c.chosen and c.chosen.candidate.is_compiled]
-    begun = prefetching.start(wanted, known[0].device, may_compile=True) if wanted else []
-    done, _ = wait(begun)
-    plans = [built.result() for built in done if not built.cancelled() and not built.exception()]
-    read_back = sum(plan is not None and plan.is_read_back for plan in plans)
-    return Prefetched(len(problems), len(known), read_back, len(plans) - read_back)
+    wanted = [c for c in known if c.chosen and c.chosen.candidate.is_compiled]
+    kept = [kernels_are_kept(c.text, c.problem, gpu_of(c.device)) for c in wanted]
+    begun = [prefetching.start([(c.problem, c.text)], c.device, may_compile=True) for c in wanted]
+    wait(built for one in begun for built in one)
+    read_back = compiled = 0
+    for are_kept, one in zip(kept, begun, strict=True):
+        for built in one:
+            if built.cancelled() or built.exception() or (plan := built.result()) is None:
+                continue
+            is_read_back = are_kept or plan.is_read_back
+            read_back, compiled = read_back + is_read_back, compiled + (not is_read_back)
+    return Prefetched(len(problems), len(known), read_back, compiled)

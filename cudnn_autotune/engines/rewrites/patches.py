@@ -107,8 +107,6 @@ def is_computed(problem: ConvProblem) -> bool:
         return False
     if problem.residual and not is_channels_last(problem):
         return False  # it would have to be transposed, too
-    if problem.spatial_dims == 3 and (problem.residual or problem.activation):
-        return False  # engine 4 of cuDNN 9.19 was wrong for some inner problems on an H200
     return problem.spatial_dims == 3 or c * math.prod(kernel) >= _LEAST_WINDOW
 
 

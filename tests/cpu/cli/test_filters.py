@@ -97,6 +97,8 @@ ERRATA: list[tuple[str, int, dict[str, Any]]] = [
     ("wgrad", 67, {**FLOAT32, "alignment": (32, 32, 4)}),
     ("wgrad", 67, {**FLOAT32, "alignment": (32, 8, 32)}),
     ("wgrad", 70, ODD_IMAGES), ("dgrad", 78, ODD_IMAGES),
+    ("wgrad", 70, {"stride": (1, 9)}), ("wgrad", 70, {"stride": 16}),
+    ("fprop", 4, {"stride": (16, 1)}), ("fprop", 53, {"stride": (1, 14)}),
     *(("wgrad", engine, ODD_GROUPS) for engine in (9, 10, 23, 30)),
 ]  # fmt: skip
 
@@ -141,6 +143,7 @@ def test_the_installed_cudnns_wrong_engines_are_left_out() -> None:
     ("op", "engine", "changes"),
     [("wgrad", 70, {**ODD_IMAGES, "input_shape": (1, 64, 64, 64)}),
      ("wgrad", 70, {**ODD_IMAGES, "memory_format": torch.channels_last}),
+     ("wgrad", 70, {"stride": 8}), ("fprop", 4, {"stride": (8, 2)}),
      ("wgrad", 9, {**ODD_GROUPS, "groups": 2, "input_shape": (8, 8, 56, 56),
                    "weight_shape": (8, 4, 3, 3)}),
      ("wgrad", 9, {**ODD_GROUPS, "weight_shape": (24, 4, 3, 3)}),
