@@ -118,42 +118,40 @@ __device__ __forceinline__ void store(const float (&sums)[N_TILE / 2], unsigned 
   __syncwarp();
 }
 
-// The matrices of the filters of some taps times those of the input of a warpgroup, whose first row
-// is at `rows`.
+// The matrices of the filters of `count` taps times those of the input of a warpgroup, whose first
+// row is at `rows`. If a group has an odd number of planes, the stage has a tap of zeros behind an
+// odd number of taps.
 __device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILE / 2], unsigned rows,
                                          int pitch, unsigned filters, unsigned zeros,
                                          const Taps& taps, int first_tap, int count) {
-  begin_products();
+  rows += 16 * first_tap * taps.step;
+  int tap = 0;
 #pragma unroll 1
-  for (int tap = 0; tap < count; ++tap) {
-    // Behind the last tap, filters and what they are multiplied by are zeros.
-    const int place = first_tap + tap;
-    const bool exists = place < taps.count;
-    const unsigned from = exists ? rows + 16 * place * taps.step : zeros;
-    const Matrix left = Matrix::at(from, exists ? pitch : 0, exists ? 8 : 0);
+  do {
+    begin_products();
+    const Matrix left = Matrix::at(rows + 16 * tap * taps.step, pitch, 8);
     const Matrix right = Matrix::at(filters + 16 * tap * kTapRows, kAlongSum, kAcross);
 #pragma unroll
     for (int pair = 0; pair < PLANES / 2; ++pair) {
 #pragma unroll
       for (int m = 0; m < M_TILES; ++m) {
-        MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], left + (exists ? 2 * pair * pitch + 64 * m : 0),
+        MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], left + (2 * pair * pitch + 64 * m),
                                     right + 2 * pair * kAlongSum);
       }
     }
-  }
+  } while (++tap < count);
   if (PLANES % 2 == 1) {
 #pragma unroll 1
     for (int tap = 0; tap < count; tap += 2) {
-      const int place = first_tap + tap;
-      const bool exists = place < taps.count, both = place + 1 < taps.count;
-      const unsigned from = exists ? rows + 16 * (place * taps.step + (PLANES - 1) * pitch) : zeros;
+      begin_products();
+      const unsigned from = rows + 16 * (tap * taps.step + (PLANES - 1) * pitch);
       const Matrix right =
           Matrix::at(filters + 16 * (tap * kTapRows + (PLANES - 1) * kAlongSum), kTapRows, kAcross);
 #pragma unroll
       for (int m = 0; m < M_TILES; ++m) {
-        const unsigned a = exists ? from + 16 * 64 * m : zeros;
-        const int to_next = both ? taps.step : (zeros - a) / 16;
-        MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], Matrix::at(a, to_next, exists ? 8 : 0), right);
+        const unsigned a = from + 16 * 64 * m;
+        const int to_next = tap + 1 < count ? taps.step : (zeros - a) / 16;
+        MULTIPLY<ELEMENT, 0, DGRAD>(sums[m], Matrix::at(a, to_next, 8), right);
       }
     }
   }
@@ -224,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, REGISTER_BLOCKS)
       publish_writes();
       // All have this tile, and have stored the one before.
       __syncthreads();
-      if (stages > 0) multiply(sums, rows, pitch, ring, zero_rows, taps, 0, stage_taps);
+      if (stages > 0) multiply(sums, rows, pitch, ring, zero_rows, taps, 0, taps.count);
       buffer ^= 1;
       if (tile + gridDim.x < all_tiles) copy_tile(tile + gridDim.x, buffer);
       commit_copies();
@@ -238,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, REGISTER_BLOCKS)
         __syncthreads();
         copy_stage(i + STAGES - 2);
         multiply(sums, rows, pitch, ring + i % STAGES * stage_bytes, zero_rows, taps,
-                 i * stage_taps, stage_taps);
+                 i * stage_taps, min(stage_taps, taps.count - i * stage_taps));
         products_done<1>();
       }
       copies_arrived<0>();

@@ -35,8 +35,10 @@ _STAGES = 4
 _STAGE_BYTES = 12 << 10
 """Bytes of filters that a stage has at least, unless there are fewer."""
 _ZERO_BYTES = _POSITIONS * ROW_BYTES
-_MOST_SUMS = 128
-"""Registers of a thread for sums."""
+_MOST_SUMS, _FEW_SUMS = 128, 80
+"""Registers of a thread for sums, and as many of them as leave enough of half of all."""
+_HALF_OF_REGISTERS = 128
+"""Registers of a thread where 512 threads share a multiprocessor."""
 _MOST_RESIDENT = 8
 _MOST_OFFERS = 2
 _ROW_CLOCKS = 0.6
@@ -55,6 +57,12 @@ class _Tiling(BlockTile):
     @property
     def settings(self) -> str:
         return f"{self.tile_settings},KEEPS_FILTERS={int(self.keeps_filters)}"
+
+    @property
+    def registers(self) -> int:
+        # So that a multiprocessor holds two blocks of 256 threads. More sums would be spilled.
+        few = self.m_tiles * self.n_tile // 2 <= _FEW_SUMS
+        return min(super().registers, _HALF_OF_REGISTERS) if few else super().registers
 
     @property
     def positions(self) -> int:
