@@ -7,12 +7,13 @@ import pytest
 import torch
 from cuda_emulation import EmulationError, launch_kernel
 
+from cudnn_autotune.engines import kernels
 from cudnn_autotune.engines.kernels.sources import source
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
-DEVICE = source("__init__.py").split('"""')[0]  # device.cuh alone
+DEVICE = source(kernels.__name__)  # device.cuh alone
 X, Y = Address("x"), Address("y")
 
 

@@ -228,7 +228,7 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
     block_y = max(1, min(_BLOCK_THREADS // block_x, tiles))
     taps = depth.taps * height.taps * width.taps
     kernel = Kernel(
-        source("depthwise_thread.cuh", "depthwise.cu"),
+        source(__package__, "depthwise_thread.cuh", "depthwise.cu"),
         "depthwise_channels_last",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

@@ -63,7 +63,11 @@ class Depthwise1d(KernelFamily[_Tiling]):
             **dict(sources.activation_macros(problem.activation)),
         }
         launch = KernelLaunch(
-            Kernel(sources.source("depthwise_1d.cu"), "depthwise_1d", tuple(defines.items())),
+            Kernel(
+                sources.source(__package__, "depthwise_1d.cu"),
+                "depthwise_1d",
+                tuple(defines.items()),
+            ),
             grid=(-(-vectors // tiling.threads), 1, 1),
             block=(tiling.threads, 1, 1),
             arguments=(

@@ -277,7 +277,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
         *tiling.layout.items(),
     )
     return KernelLaunch(
-        kernel=Kernel(sources.source(*_SOURCES), "depthwise_mma", defines),
+        kernel=Kernel(sources.source(__package__, *_SOURCES), "depthwise_mma", defines),
         grid=(tiling.blocks, 1, 1),
         block=(32 * tiling.warps, 1, 1),
         arguments=(

@@ -236,7 +236,7 @@ class _Geometry:
             "y": (depth.output if is_3d else planes, height.output, width.output),
         }
         kernel = Kernel(
-            source("depthwise_planes.cu"),
+            source(__package__, "depthwise_planes.cu"),
             "depthwise_planes",
             (
                 ("ELEMENT", ELEMENTS[problem.dtype]),

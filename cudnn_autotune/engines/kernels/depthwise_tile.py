@@ -259,7 +259,7 @@ def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
     x_size, y_size = (height.size, width.size), (height.output, width.output)
     read, written = (y_size, x_size) if is_dgrad else (x_size, y_size)
     kernel = Kernel(
-        source("depthwise_thread.cuh", "depthwise_tile.cu"),
+        source(__package__, "depthwise_thread.cuh", "depthwise_tile.cu"),
         "depthwise_tile",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

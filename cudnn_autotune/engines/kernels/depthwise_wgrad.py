@@ -248,7 +248,7 @@ def _launch(problem: ConvProblem, tile: _Tile, gpu: Gpu) -> KernelLaunch:
     layer = tile.layer
     depth, height, width = layer.depth, layer.height, layer.width
     kernel = Kernel(
-        source("depthwise_wgrad.cu"),
+        source(__package__, "depthwise_wgrad.cu"),
         "depthwise_wgrad",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

@@ -266,7 +266,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
         is_odd = has_pairs and layer.padding[1] % 2
         layout = (("CHANNELS_LAST", 0), ("PAIRS", int(has_pairs)), ("ODD", int(is_odd)))
     kernel = Kernel(
-        source("depthwise_wgrad_mma.cu"),
+        source(__package__, "depthwise_wgrad_mma.cu"),
         "depthwise_wgrad_mma",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

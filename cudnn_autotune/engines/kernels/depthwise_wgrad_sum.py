@@ -40,7 +40,7 @@ def sum_launch(problem: ConvProblem, splits: int) -> KernelLaunch:
         warps *= 2
     sizes = dimensions(problem)
     kernel = Kernel(
-        source("depthwise_wgrad_sum.cu"),
+        source(__package__, "depthwise_wgrad_sum.cu"),
         "depthwise_wgrad_sum",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

@@ -161,7 +161,7 @@ class FewChannels(KernelFamily[_Tiling]):
         }
         resident = gpu.multiprocessors * tiling.blocks
         launch = KernelLaunch(
-            Kernel(source(*_SOURCES), "few_channels", tuple(defines.items())),
+            Kernel(source(__package__, *_SOURCES), "few_channels", tuple(defines.items())),
             grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
             block=(32 * warps_m * warps_n, 1, 1),
             arguments=(

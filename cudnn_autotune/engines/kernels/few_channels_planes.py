@@ -150,7 +150,7 @@ class FewChannelsPlanes(KernelFamily[_Tiling]):
         resident = gpu.multiprocessors * tiling.blocks
         x, w, y = operands(problem)
         launch = KernelLaunch(
-            Kernel(source(*_SOURCES), "few_channels_planes", tuple(defines.items())),
+            Kernel(source(__package__, *_SOURCES), "few_channels_planes", tuple(defines.items())),
             grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
             block=(32 * _WARPS, 1, 1),
             arguments=(

@@ -114,7 +114,7 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
                 defines["IS_RAGGED"] = int(q % (segments * tiling.columns) != 0)
         add = KernelLaunch(
             Kernel(
-                source(*_ROWS, _OF_TF32 if problem.may_use_tf32 else _OF_HALVES),
+                source(__package__, *_ROWS, _OF_TF32 if problem.may_use_tf32 else _OF_HALVES),
                 "few_channels_wgrad",
                 tuple(defines.items()),
             ),

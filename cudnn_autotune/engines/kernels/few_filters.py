@@ -321,7 +321,7 @@ class FewFilters(KernelFamily[_Tiling]):
             "MULTIPLY": f"multiply_{columns}",
             **dict(sources.activation_macros(problem.activation)),
         }
-        source = sources.source() + wgmma.source(columns) + sources.text("few_filters.cu")
+        source = wgmma.source(columns) + sources.text(__package__, "few_filters.cu")
         tiles = -(-tiling.tiles // (resident * gpu.multiprocessors))
         launch = KernelLaunch(
             Kernel(source, "few_filters", tuple(defines.items()), wgmma.ARCH_SUFFIX),

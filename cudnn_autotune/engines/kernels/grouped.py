@@ -170,7 +170,7 @@ class Grouped(KernelFamily[Tiling]):
             **dict(epilogue_macros(problem)),
         }
         launch = KernelLaunch(
-            Kernel(sources.source(*_SOURCES), "grouped", tuple(defines.items())),
+            Kernel(sources.source(__package__, *_SOURCES), "grouped", tuple(defines.items())),
             grid=(layer.merged_groups // tiling.block_groups, tiling.runs, 1),
             block=(32 * tiling.warps, 1, 1),
             arguments=(

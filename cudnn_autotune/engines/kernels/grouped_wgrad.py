@@ -161,7 +161,7 @@ class GroupedWgrad(KernelFamily[Tiling]):
         }
         sums = Address("workspace")
         multiply = KernelLaunch(
-            Kernel(sources.source(*_SOURCES), "grouped_wgrad", tuple(defines.items())),
+            Kernel(sources.source(__package__, *_SOURCES), "grouped_wgrad", tuple(defines.items())),
             grid=(layer.merged_groups // tiling.block_groups, tiling.runs, tiling.blocks),
             block=(32 * tiling.warps, 1, 1),
             arguments=(

@@ -155,5 +155,5 @@ class BlockTile:
     def kernel(self, function: str, file_name: str, defines: Mapping[str, str | int]) -> Kernel:
         """Returns the function of a source of this folder, with what it includes before it."""
         own = ("implicit_gemm_1d_planes.cuh", file_name)
-        source = sources.source() + wgmma.source(self.n_tile) + "".join(map(sources.text, own))
-        return Kernel(source, function, tuple(defines.items()), wgmma.ARCH_SUFFIX)
+        texts = (wgmma.source(self.n_tile), *(sources.text(__package__, name) for name in own))
+        return Kernel("".join(texts), function, tuple(defines.items()), wgmma.ARCH_SUFFIX)

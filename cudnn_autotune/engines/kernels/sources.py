@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
 from importlib import resources
 
 import torch
@@ -17,21 +16,25 @@ ELEMENTS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "f
 ACTIVATION_NUMBERS = {kind: number for number, kind in enumerate(ACTIVATIONS, 1)}
 """The number of each kind of activation in device.cuh; 0 is none."""
 _VERSION_DIGITS = 8
+_ENGINES = __package__.rpartition(".")[0]
+_FOLDER = resources.files(_ENGINES)
+_DEVICE, _THIS_MODULE = "kernels/device.cuh", "kernels/sources.py"
 _NAMED = re.compile(r'"(\w+\.cuh?)"')
+_IMPORTED = re.compile(rf"^ *from {re.escape(_ENGINES)}\.([\w.]+) import (\([^)]*\)|.+)$", re.M)
 
 
 @functools.cache
-def source(*file_names: str) -> str:
-    """Returns sources of this folder, one behind the other, with device.cuh before them; together
-    they include nothing."""
-    return "".join(map(text, ("device.cuh", *file_names)))
+def source(package: str, *file_names: str) -> str:
+    """Returns sources of a package's folder, one behind the other, with device.cuh before them;
+    together they include nothing."""
+    return text(__package__, "device.cuh") + "".join(text(package, name) for name in file_names)
 
 
 @functools.cache
-def text(file_name: str, package: str = __package__) -> str:
+def text(package: str, file_name: str) -> str:
     """Returns a source in a package's folder, with the name by which a compiler's messages call
     it."""
-    return f'#line 1 "{file_name}"\n{_read(file_name, package)}'
+    return f'#line 1 "{file_name}"\n{_read(f"{_place(package)}/{file_name}")}'
 
 
 def activation_macros(name: str) -> tuple[tuple[str, str | int], ...]:
@@ -52,49 +55,53 @@ def files_of(source: str) -> list[str]:
     return re.findall(r'^#line 1 "(.+)"$', source, re.MULTILINE)
 
 
-@functools.cache
-def _read(file_name: str, package: str) -> str:
-    return (resources.files(package) / file_name).read_text(encoding="utf-8")
-
-
-@functools.cache
-def version_of(module: str, versions: tuple[str, ...] = ()) -> str:
+def version_of(module: str) -> str:
     """Returns the version of an implementation: a digest of all files of the package whose change
-    may change its results or what it offers.
-
-    These are its module and the modules of the same folder that this imports, but for this one, and
-    the sources that they name.
+    may change its results or what it offers (see :func:`files_behind`).
 
     Args:
         module: the module's ``__name__``.
-        versions: those of other implementations that it runs.
     """
-    package, _, name = module.rpartition(".")
-    return digest(files_behind(f"{name}.py", package), versions)
+    parts = "\0".join(map(_read, sorted(files_behind(module))))
+    return hashlib.sha256(parts.encode()).hexdigest()[:_VERSION_DIGITS]
 
 
-def files_behind(file_name: str, package: str) -> set[tuple[str, str]]:
-    """Returns the names and the packages of a module's file and of the files that it depends on
-    (see :func:`version_of`)."""
-    found: set[tuple[str, str]] = set()
-    waiting = [file_name]
+def files_behind(module: str) -> set[str]:
+    """Returns the files that an implementation depends on, as paths below ``engines``.
+
+    These are its module, the modules in folders of ``engines`` that this imports, but for this one,
+    those that they import, and the sources that any of them names, which are in its folder.
+    """
+    found: set[str] = set()
+    waiting = [f"{_place(module)}.py"]
     while waiting:
-        name = waiting.pop()
-        if (name, package) in found:
-            continue
-        found.add((name, package))
-        code = _read(name, package)
-        found |= {(named, package) for named in _NAMED.findall(code)}
-        if re.search(r"\bsource\(", code):
-            found.add(("device.cuh", __package__))
-        imported = re.findall(rf"^from {re.escape(package)}\.(\w+) import", code, re.MULTILINE)
-        for names in re.findall(rf"^from {re.escape(package)} import (.+)$", code, re.MULTILINE):
-            imported += names.split(", ")
-        waiting += [f"{one}.py" for one in imported if one != "sources"]
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += _files_of_module(path) if path.endswith(".py") else ()
     return found
 
 
-def digest(files: Iterable[tuple[str, str]], versions: tuple[str, ...] = ()) -> str:
-    """Returns the digest of files, given by their names and packages, and of versions."""
-    parts = (*(_read(*file) for file in sorted(files)), *versions)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_VERSION_DIGITS]
+@functools.cache
+def _files_of_module(path: str) -> tuple[str, ...]:
+    """Returns the files that a module imports or names itself."""
+    code = _read(path)
+    found = [path.rpartition("/")[0] + f"/{name}" for name in _NAMED.findall(code)]
+    if re.search(r"\bsource\(", code):
+        found.append(_DEVICE)
+    for imported, names in _IMPORTED.findall(code):
+        place = imported.replace(".", "/")
+        modules = (place, *(f"{place}/{name}" for name in re.findall(r"\w+", names)))
+        in_folders = {f"{one}.py" for one in modules if "/" in one} - {_THIS_MODULE}
+        found += [one for one in in_folders if (_FOLDER / one).is_file()]
+    return tuple(found)
+
+
+def _place(module: str) -> str:
+    """Returns where a module or a package of ``engines`` is, as a path below it."""
+    return module.removeprefix(f"{_ENGINES}.").replace(".", "/")
+
+
+@functools.cache
+def _read(path: str) -> str:
+    return (_FOLDER / path).read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ def sum_launch(problem: ConvProblem, arrays: int) -> KernelLaunch:
         "COLUMNS": columns,
     }
     return KernelLaunch(
-        Kernel(source("sum_parts.cu"), "sum_parts", tuple(defines.items())),
+        Kernel(source(__package__, "sum_parts.cu"), "sum_parts", tuple(defines.items())),
         grid=(-(-weights // (32 * columns * numbers)), 1, 1),
         block=(32 * parts * columns, 1, 1),
         arguments=(Address("workspace"), Address("w"), arrays, weights),

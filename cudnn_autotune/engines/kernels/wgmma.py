@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Final, Literal
 
-from cudnn_autotune.engines.kernels.sources import text
+from cudnn_autotune.engines.kernels import sources
 
 CAPABILITY_MAJOR = 9
 """The only major compute capability whose GPUs have the instruction."""
@@ -38,7 +38,7 @@ __device__ __forceinline__ void multiply_{n}(float (&d)[{registers}], Matrix a, 
 
 @functools.cache
 def source(n: int) -> str:
-    """Returns wgmma.cuh and a function ``multiply_<n>`` for products with ``n`` columns.
+    """Returns device.cuh, wgmma.cuh, and a function ``multiply_<n>`` for products of n columns.
 
     Args:
         n: a multiple of 8, 256 at most.
@@ -54,4 +54,4 @@ def source(n: int) -> str:
         third=count + 2,
         fourth=count + 3,
     )
-    return text("wgmma.cuh") + instruction
+    return sources.source(__package__, "wgmma.cuh") + instruction

@@ -14,7 +14,6 @@ from cudnn_autotune.engines.kernels.sources import (
     ACTIVATION_NUMBERS,
     ELEMENTS,
     source,
-    text,
     version_of,
 )
 from cudnn_autotune.engines.norms.reference import MASKED_BYTES, NORM_ACTIVATIONS
@@ -269,7 +268,7 @@ def _plan(
 
 @functools.cache
 def _code(file: str) -> str:
-    return source() + text("tile.cuh", __package__) + text(file, __package__)
+    return source(__package__, "tile.cuh", file)
 
 
 def _launch(

@@ -26,7 +26,7 @@ both directions have engines that are equally good."""
 _THREADS = 256
 _MOST_BLOCKS = 65535
 """The most blocks of a grid in its second dimension."""
-_SOURCE = sources.source() + sources.text("adjoint.cu", __package__)
+_SOURCE = sources.source(__package__, "adjoint.cu")
 
 
 class Adjoint(Rewrite):

@@ -66,7 +66,7 @@ class ChannelsLast:
     """
 
     name = "channels_last"
-    version = version_of(__name__, tuple(one.version for one in (*_INNER, _CONTIGUOUS)))
+    version = version_of(__name__)
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [offer for offer, _ in _offered(problem, gpu)]

@@ -13,7 +13,7 @@ from cudnn_autotune.engines.recipe import Address, Argument, Int64, Kernel, Kern
 from cudnn_autotune.engines.rewrites.division import divisor
 
 _SOURCE = "".join(
-    sources.text(name, __package__)
+    sources.text(__package__, name)
     for name in ("division.cuh", "several_tensors.cuh", "packing.cu")
 )
 _THREADS = 256

@@ -12,10 +12,7 @@ from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Address, Argument, Kernel, KernelLaunch
 from cudnn_autotune.engines.rewrites.division import divisor
 
-_SOURCE = sources.source() + "".join(
-    sources.text(name, __package__)
-    for name in ("division.cuh", "several_tensors.cuh", "transpose.cu")
-)
+_SOURCE = sources.source(__package__, "division.cuh", "several_tensors.cuh", "transpose.cu")
 _VECTOR_BYTES = 16
 LEAST_ALIGNED = _VECTOR_BYTES
 """Bytes that every tensor's address is a multiple of."""

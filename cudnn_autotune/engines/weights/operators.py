@@ -138,7 +138,7 @@ def kernel_code(device: int, weight: torch.dtype, folded: torch.dtype) -> bytes:
     from cudnn_autotune.engines.recipe import Kernel
 
     kernel = Kernel(
-        sources.source() + sources.text("fold.cu", __package__),
+        sources.source(__package__, "fold.cu"),
         "fold_weights",
         (
             ("WEIGHT", sources.ELEMENTS[weight]),

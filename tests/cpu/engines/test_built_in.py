@@ -7,7 +7,8 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from subprocesses import evaluate_forked
 from user_implementations import registered
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C
+from cudnn_autotune import _C, engines
 from cudnn_autotune.engines import kernels, rewrites
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation
-from cudnn_autotune.engines.kernels.sources import digest, version_of
+from cudnn_autotune.engines.kernels import sources
+from cudnn_autotune.engines.kernels.sources import files_behind, version_of
 from cudnn_autotune.engines.offers import gpu_of, offers_of
 from cudnn_autotune.tuning import implementing
 
@@ -87,67 +89,110 @@ def test_without_nvrtc_no_kernel_builds_and_the_log_says_so_once(
 
 # Versions
 
+ENGINES = Path(str(engines.__file__)).parent
+
+
+def path_of(module: str) -> str:
+    """The file of a module of engines/."""
+    return module.removeprefix(f"{engines.__name__}.").replace(".", "/") + ".py"
+
+
+def files_of_folders() -> list[str]:
+    """The modules and the sources of CUDA C++ in the folders of engines/."""
+    files = [path for path in ENGINES.glob("*/**/*") if path.suffix in (".py", ".cu", ".cuh")]
+    return sorted(path.relative_to(ENGINES).as_posix() for path in files)
+
 
 def sources_named(tree: ast.AST) -> Iterator[str]:
-    """The files of CUDA C++ that a module names, and device.cuh if it has it before them."""
+    """The files of CUDA C++ that a module names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and re.fullmatch(r"\w+\.cuh?", str(node.value)):
             yield str(node.value)
-        elif isinstance(node, ast.Call):
-            function = node.func
-            name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
-            if name == "source":
-                yield "device.cuh"
 
 
-def modules_imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """The modules of a package that a module imports, but what reads the files."""
+def files_imported(tree: ast.AST) -> Iterator[str]:
+    """The files that modules in the folders of engines/ have if a module imports them."""
     for node in ast.walk(tree):
+        names = []
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
-                before, _, module = name.rpartition(".")
-                if before == package and module != "sources":
-                    yield module
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name.startswith(f"{engines.__name__}.") and "/" in path_of(name):
+                yield path_of(name)
 
 
-def files_behind(module: str, package: str, found: set[str]) -> set[str]:
-    """The files that a module of a package depends on."""
-    path = Path(str(importlib.import_module(package).__file__)).with_name(f"{module}.py")
-    if path.name in found or not path.exists():
+def files_needed(file: str, found: set[str]) -> set[str]:
+    """The files that a module in a folder of engines/ depends on, but what reads the sources.
+    device.cuh is before all sources but packing.cu."""
+    if file in found or file == "kernels/sources.py" or not (ENGINES / file).exists():
         return found
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found |= {path.name, *sources_named(tree)}
-    for imported in modules_imported(tree, package):
-        files_behind(imported, package, found)
+    tree = ast.parse((ENGINES / file).read_text(encoding="utf-8"))
+    named = [Path(file).with_name(name).as_posix() for name in sources_named(tree)]
+    found |= {file, *named}
+    if named and "rewrites/packing.cu" not in named:
+        found.add("kernels/device.cuh")
+    for imported in files_imported(tree):
+        files_needed(imported, found)
     return found
 
 
+@pytest.fixture(scope="module")
+def version_after(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], str]]:
+    """A module's version after a change of one file, in a copy of engines/."""
+    copy = tmp_path_factory.mktemp("copy") / "engines"
+    shutil.copytree(ENGINES, copy)
+
+    def version(module: str, changed: str) -> str:
+        code = (copy / changed).read_text(encoding="utf-8")
+        (copy / changed).write_text(code + "\n", encoding="utf-8")
+        forget()
+        try:
+            return version_of(module)
+        finally:
+            (copy / changed).write_text(code, encoding="utf-8")
+
+    def forget() -> None:
+        sources._read.cache_clear()
+        sources._files_of_module.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_FOLDER", copy)
+        yield version
+    forget()
+
+
 @pytest.mark.parametrize("implementation", BUILT_IN, ids=lambda one: one.name)
-def test_a_version_covers_all_files_that_results_depend_on(implementation: Implementation) -> None:
-    package, _, module = type(implementation).__module__.rpartition(".")
-    files = files_behind(module, package, set())
-    assert f"{module}.py" in files
-    places = {(f, kernels.__name__ if f == "device.cuh" else package) for f in files}
-    runs = versions_behind(implementation) if package == rewrites.__name__ else ()
-    assert implementation.version == digest(places, runs), sorted(files)
+def test_a_version_tells_a_change_of_exactly_the_files_that_results_depend_on(
+    implementation: Implementation, version_after: Callable[[str, str], str]
+) -> None:
+    module = type(implementation).__module__
+    versions = {path: version_after(module, path) for path in files_of_folders()}
+    told = {path for path, version in versions.items() if version != implementation.version}
+    assert path_of(module) in told
+    assert told == files_needed(path_of(module), set())
 
 
-def versions_behind(rewrite: Implementation) -> tuple[str, ...]:
-    """The versions of the package's kernels that a rewrite asks for offers, in its order."""
-    constants = vars(importlib.import_module(type(rewrite).__module__)).values()
-    found = [one for c in constants for one in (c if isinstance(c, tuple) else (c,))]
-    asked = [one for one in found if type(one) in {type(other) for other in BUILT_IN}]
-    return tuple(one.version for one in asked)
+def test_the_files_that_a_version_covers() -> None:
+    assert files_behind(f"{kernels.__name__}.grouped_wgrad") == {
+        "kernels/device.cuh",
+        "kernels/family.py",
+        "kernels/grouped_layer.py",
+        "kernels/grouped_tile.cuh",
+        "kernels/grouped_wgrad.cu",
+        "kernels/grouped_wgrad.py",
+        "kernels/grouped_wgrad_operands.cuh",
+        "kernels/sum_parts.cu",
+        "kernels/sum_parts.py",
+    }
 
 
 def test_the_version_of_a_rewrite_covers_the_kernels_that_it_runs() -> None:
-    """They are all kernels that its module imports."""
     (rewrite,) = [one for one in BUILT_IN if one.name == "channels_last"]
-    path = Path(str(importlib.import_module(type(rewrite).__module__).__file__))
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    imported = set(modules_imported(tree, kernels.__name__))
-    behind = versions_behind(rewrite)
-    assert {one.version for one in BUILT_IN if one.name in imported} == set(behind)
-    assert len(behind) == len(imported) >= 6
-    versions = [version_of(type(rewrite).__module__, (v,)) for v in ("1", "2")]
-    assert versions[0] != versions[1]
+    constants = vars(importlib.import_module(type(rewrite).__module__)).values()
+    runs = {type(one) for c in constants for one in (c if isinstance(c, tuple) else (c,))}
+    modules = {type(one).__module__ for one in BUILT_IN if type(one) in runs}
+    assert len(modules) >= 6
+    behind = files_behind(type(rewrite).__module__)
+    assert all(files_behind(module) <= behind for module in modules)

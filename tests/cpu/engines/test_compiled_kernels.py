@@ -14,7 +14,7 @@ from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines import compiled_kernels
+from cudnn_autotune.engines import compiled_kernels, kernels
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Kernel
@@ -91,8 +91,8 @@ def test_an_error_tells_what_the_compiler_says() -> None:
 
 
 def test_an_error_in_a_kernel_of_the_package_names_its_file_and_line() -> None:
-    code = sources.source("sum_parts.cu")
-    lines = sources.text("sum_parts.cu").splitlines()
+    code = sources.source(kernels.__name__, "sum_parts.cu")
+    lines = sources.text(kernels.__name__, "sum_parts.cu").splitlines()
     line = next(n for n, text in enumerate(lines) if "DYNAMIC_SHARED(shared);" in text)
     wrong = "undeclared();".join(code.rsplit("DYNAMIC_SHARED(shared);", 1))
     defines = ["-DNUMBERS=1", "-DPARTS=1", "-DCOLUMNS=1", "-DELEMENT=float"]

@@ -105,7 +105,7 @@ def kernel(given: Folded) -> Kernel:
         ("FOLDED", sources.ELEMENTS[given.dtype]),
         ("THREADS", 256),
     )
-    source = sources.source() + sources.text("fold.cu", operators.__package__)
+    source = sources.source(operators.__package__, "fold.cu")
     return Kernel(source, "fold_weights", defines)
 
 
