@@ -23,7 +23,7 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation, Offer
-from cudnn_autotune.engines.kernels.depthwise_1d import Depthwise1d
+from cudnn_autotune.engines.kernels.depthwise.depthwise_1d import Depthwise1d
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.fft import Fft

@@ -1,1 +1,2 @@
-"""Kernels of our own: their CUDA sources, and how each is launched."""
+"""Kernels of our own, a folder for each kind: their CUDA sources, and how each is launched. Beside
+the folders is what several of them share."""

@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
-from cudnn_autotune.engines.kernels.depthwise_wgrad import DepthwiseWgrad
-from cudnn_autotune.engines.kernels.depthwise_wgrad_mma import DepthwiseWgradMma
-from cudnn_autotune.engines.kernels.few_channels import FewChannels
-from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
-from cudnn_autotune.engines.kernels.grouped import Grouped
-from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
-from cudnn_autotune.engines.kernels.implicit_gemm_1d import ImplicitGemm1d
-from cudnn_autotune.engines.kernels.implicit_gemm_1d_wgrad import ImplicitGemm1dWgrad
+from cudnn_autotune.engines.kernels.depthwise.depthwise_wgrad import DepthwiseWgrad
+from cudnn_autotune.engines.kernels.depthwise.depthwise_wgrad_mma import DepthwiseWgradMma
+from cudnn_autotune.engines.kernels.few_channels.few_channels import FewChannels
+from cudnn_autotune.engines.kernels.few_channels.few_channels_wgrad import FewChannelsWgrad
+from cudnn_autotune.engines.kernels.grouped.grouped import Grouped
+from cudnn_autotune.engines.kernels.grouped.grouped_wgrad import GroupedWgrad
+from cudnn_autotune.engines.kernels.hopper.implicit_gemm_1d import ImplicitGemm1d
+from cudnn_autotune.engines.kernels.hopper.implicit_gemm_1d_wgrad import ImplicitGemm1dWgrad
 from cudnn_autotune.engines.kernels.sources import version_of
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem, as_images
 from cudnn_autotune.engines.recipe import (

@@ -44,8 +44,8 @@ def texts() -> list[str]:
 def test_every_implementation_of_the_package_is_built_in() -> None:
     here = set()
     for package in (kernels, rewrites):
-        for module in pkgutil.iter_modules(package.__path__):
-            found = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            found = vars(importlib.import_module(module.name))
             here |= {
                 type_
                 for type_ in found.values()
@@ -175,17 +175,25 @@ def test_a_version_tells_a_change_of_exactly_the_files_that_results_depend_on(
 
 
 def test_the_files_that_a_version_covers() -> None:
-    assert files_behind(f"{kernels.__name__}.grouped_wgrad") == {
+    assert files_behind(f"{kernels.__name__}.grouped.grouped_wgrad") == {
         "kernels/device.cuh",
         "kernels/family.py",
-        "kernels/grouped_layer.py",
-        "kernels/grouped_tile.cuh",
-        "kernels/grouped_wgrad.cu",
-        "kernels/grouped_wgrad.py",
-        "kernels/grouped_wgrad_operands.cuh",
+        "kernels/grouped/grouped_layer.py",
+        "kernels/grouped/grouped_tile.cuh",
+        "kernels/grouped/grouped_wgrad.cu",
+        "kernels/grouped/grouped_wgrad.py",
+        "kernels/grouped/grouped_wgrad_operands.cuh",
         "kernels/sum_parts.cu",
         "kernels/sum_parts.py",
     }
+
+
+def test_folders_of_kernels_have_no_code_that_versions_would_have_to_cover() -> None:
+    files = sorted((ENGINES / "kernels").rglob("__init__.py"))
+    assert len(files) > 1
+    for file in files:
+        (sentence,) = ast.parse(file.read_text(encoding="utf-8")).body
+        assert isinstance(sentence, ast.Expr), file
 
 
 def test_the_version_of_a_rewrite_covers_the_kernels_that_it_runs() -> None:

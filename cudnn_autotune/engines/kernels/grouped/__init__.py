@@ -1,0 +1,2 @@
+"""Grouped 2-d convolutions of 4 to 56 channels a group and their gradients, on tensor cores from
+compute capability 8.0 on."""
