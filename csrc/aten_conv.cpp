@@ -15,6 +15,7 @@
 #include <ATen/ops/hardswish.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/mish.h>
+#include <ATen/ops/prelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/relu6.h>
 #include <ATen/ops/sigmoid.h>
@@ -199,13 +200,17 @@ at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias,
                       const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups, const Activation& activation) {
+                      const c10::SymInt& groups, const Activation& activation,
+                      const std::optional<at::Tensor>& slope) {
   return aten_epilogue(aten_fprop(input, weight, bias, stride, padding, dilation, groups), residual,
-                       activation);
+                       activation, slope);
 }
 
 at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
-                         const Activation& activation) {
+                         const Activation& activation, const std::optional<at::Tensor>& slope) {
+  const bool has_slope = slope && slope->defined();
+  TORCH_CHECK_VALUE(has_slope == (activation.kind == ActivationKind::prelu),
+                    "slope must be a tensor with the activation prelu, and None with any other");
   at::Tensor sum = result;
   if (residual && residual->defined()) {
     TORCH_CHECK_VALUE(residual->sym_sizes() == result.sym_sizes() &&
@@ -240,6 +245,13 @@ at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tenso
       return at::leaky_relu(sum, activation.parameter);
     case ActivationKind::elu:
       return at::elu(sum, activation.parameter);
+    case ActivationKind::prelu:
+      TORCH_CHECK_VALUE(slope->dim() == 1 && slope->sym_size(0) == sum.sym_size(1) &&
+                            slope->scalar_type() == sum.scalar_type(),
+                        "slope must have the shape (", sum.sym_size(1), ",) and ",
+                        sum.scalar_type(), ", got ", slope->sym_sizes(), " and ",
+                        slope->scalar_type());
+      return at::prelu(sum, *slope);
   }
   return sum;
 }

@@ -46,11 +46,13 @@ at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias,
                       const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups, const Activation& activation);
-// The last two steps alone, on the convolution's result with its bias. Throws c10::ValueError if
-// the residual has another shape or dtype.
+                      const c10::SymInt& groups, const Activation& activation,
+                      const std::optional<at::Tensor>& slope);
+// The last two steps alone, on the convolution's result with its bias, whose channels are dimension
+// 1. Throws c10::ValueError if the residual or the slope has another shape or dtype, or if there is
+// a slope without prelu or prelu without one.
 at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
-                         const Activation& activation);
+                         const Activation& activation, const std::optional<at::Tensor>& slope);
 
 // Copies a result into a tensor. Throws c10::ValueError if that has another shape or dtype.
 void copy_result(const at::Tensor& output, const at::Tensor& result);

@@ -77,10 +77,11 @@ at::Tensor conv_fused_cpu(const at::Tensor& input, const at::Tensor& weight,
                           const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
                           c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                           c10::SymInt groups, std::string_view activation,
-                          std::string_view sampling, int64_t workspace_limit) {
+                          std::string_view sampling, int64_t workspace_limit,
+                          const std::optional<at::Tensor>& slope) {
   resolve(sampling, workspace_limit);
   const auto y = aten_fused(input, weight, bias, residual, stride, padding, dilation, groups,
-                            activation_of_call(activation));
+                            activation_of_call(activation), slope);
   return with_strides_of(output_format(input, weight, padding.size() > stride.size()), y);
 }
 
@@ -89,9 +90,10 @@ void conv_fused_into_cpu(const at::Tensor& output, const at::Tensor& input,
                          const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                          c10::SymInt groups, std::string_view activation, std::string_view sampling,
-                         int64_t workspace_limit) {
-  copy_result(output, conv_fused_cpu(input, weight, bias, residual, stride, padding, dilation,
-                                     std::move(groups), activation, sampling, workspace_limit));
+                         int64_t workspace_limit, const std::optional<at::Tensor>& slope) {
+  copy_result(output,
+              conv_fused_cpu(input, weight, bias, residual, stride, padding, dilation,
+                             std::move(groups), activation, sampling, workspace_limit, slope));
 }
 
 at::Tensor conv_each_image_cpu(const at::Tensor& input, const at::Tensor& weight,

@@ -52,6 +52,7 @@ struct Call {
   // Of a forward with an epilogue; null and none without.
   const at::Tensor* bias = nullptr;
   const at::Tensor* residual = nullptr;
+  const at::Tensor* slope = nullptr;
   Activation activation;
   // Elements from a pixel to the next one, as ConvProblem has them; zero without slices.
   int32_t x_pixel_stride = 0, y_pixel_stride = 0;
@@ -122,6 +123,7 @@ at::Tensor compute(const Call& call, const ConvGeometry& geometry, const CallPol
       operands.y = call.y.in(call.format, like, has_slices);
       if (call.bias != nullptr) operands.bias = call.bias->contiguous();
       if (call.residual != nullptr) operands.residual = call.residual->contiguous(call.format);
+      if (call.slope != nullptr) operands.slope = call.slope->contiguous();
       // cuDNN 9.19 runs fused engines on addresses that they are not made for ("misaligned
       // address" on an H200), whatever alignment the graph says.
       if (key.problem.has_epilogue() || has_slices) operands.align();
@@ -171,13 +173,15 @@ void take_slices(Call& call, const at::Tensor& input, const at::Tensor* output, 
 // result is brought into the layout that the fake kernels promise, which it mostly has already.
 
 // activation(x * w + bias + residual).
+//   slope: the slopes of prelu
 //   takes_slices: whether the input may be a slice of channels that is not copied
 //   output: a tensor for the result, which may be such a slice; null where it is new. The result is
 //     this tensor, or it is another one, where an engine cannot write it.
 at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
                    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& residual,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                   int64_t groups, const Activation& activation, std::string_view sampling,
+                   int64_t groups, const Activation& activation,
+                   const std::optional<at::Tensor>& slope, std::string_view sampling,
                    int64_t workspace_limit, bool takes_slices, const at::Tensor* output = nullptr) {
   const bool has_bias = bias && bias->defined();
   const bool has_residual = residual && residual->defined();
@@ -186,8 +190,8 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
     const bool adds = has_residual && residual->dim() == 3;
     return forward(as_images(input), weight.unsqueeze(2), bias,
                    adds ? std::optional(residual->unsqueeze(2)) : residual, images.stride,
-                   images.padding, images.dilation, groups, activation, sampling, workspace_limit,
-                   /*takes_slices=*/false)
+                   images.padding, images.dilation, groups, activation, slope, sampling,
+                   workspace_limit, /*takes_slices=*/false)
         .squeeze(2);
   }
   const CallPolicy policy = resolve(sampling, workspace_limit);
@@ -197,7 +201,7 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
         conv_memory_format(input, weight),
         aten_fused(input, weight, bias, residual, c10::fromIntArrayRefSlow(stride),
                    c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups,
-                   activation));
+                   activation, slope));
   };
   const char* reason = why_not_cudnn(input, weight, geometry);
   std::vector<int64_t> output_size;
@@ -206,7 +210,12 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
     const bool fits = !has_residual || (residual->sizes() == at::IntArrayRef(output_size) &&
                                         residual->scalar_type() == input.scalar_type() &&
                                         residual->device() == input.device());
-    if (!fits || (has_bias && !bias_fits(*bias, input, weight.size(0)))) reason = kNotTaken;
+    const bool has_slope = activation.kind == ActivationKind::prelu;
+    const bool has_given = slope && slope->defined();
+    if (!fits || (has_bias && !bias_fits(*bias, input, weight.size(0))) || has_slope != has_given ||
+        (has_slope && !bias_fits(*slope, input, weight.size(0)))) {
+      reason = kNotTaken;
+    }
   }
   if (reason != nullptr) {
     count_fallback(reason);
@@ -220,6 +229,7 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
             conv_memory_format(input, weight),
             has_bias ? &*bias : nullptr,
             has_residual ? &*residual : nullptr,
+            activation.kind == ActivationKind::prelu ? &*slope : nullptr,
             activation};
   const bool is_result = output == nullptr || (output->sizes() == at::IntArrayRef(output_size) &&
                                                output->scalar_type() == input.scalar_type() &&
@@ -241,7 +251,7 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
   return forward(input, weight, bias, std::nullopt, stride, padding, dilation, groups, Activation(),
-                 sampling, workspace_limit, /*takes_slices=*/false);
+                 std::nullopt, sampling, workspace_limit, /*takes_slices=*/false);
 }
 
 at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
@@ -249,9 +259,10 @@ at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
                            const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view activation, std::string_view sampling,
-                           int64_t workspace_limit) {
+                           int64_t workspace_limit, const std::optional<at::Tensor>& slope) {
   return forward(input, weight, bias, residual, stride, padding, dilation, groups,
-                 activation_of_call(activation), sampling, workspace_limit, /*takes_slices=*/true);
+                 activation_of_call(activation), slope, sampling, workspace_limit,
+                 /*takes_slices=*/true);
 }
 
 void conv_fused_into_cuda(const at::Tensor& output, const at::Tensor& input,
@@ -259,9 +270,9 @@ void conv_fused_into_cuda(const at::Tensor& output, const at::Tensor& input,
                           const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                           std::string_view activation, std::string_view sampling,
-                          int64_t workspace_limit) {
+                          int64_t workspace_limit, const std::optional<at::Tensor>& slope) {
   const auto y = forward(input, weight, bias, residual, stride, padding, dilation, groups,
-                         activation_of_call(activation), sampling, workspace_limit,
+                         activation_of_call(activation), slope, sampling, workspace_limit,
                          /*takes_slices=*/true, &output);
   if (!y.is_same(output)) copy_result(output, y);
 }
@@ -276,8 +287,8 @@ at::Tensor conv_each_image_cuda(const at::Tensor& input, const at::Tensor& weigh
   const auto x = input.contiguous(format), w = weight.contiguous(format);
   const auto convolve = [&](int64_t n, const at::Tensor* output) {
     return forward(x.narrow(0, n, 1), w.narrow(0, n * kernels, kernels), std::nullopt, std::nullopt,
-                   stride, padding, dilation, /*groups=*/1, Activation(), sampling, workspace_limit,
-                   /*takes_slices=*/true, output);
+                   stride, padding, dilation, /*groups=*/1, Activation(), std::nullopt, sampling,
+                   workspace_limit, /*takes_slices=*/true, output);
   };
   auto filters = w.sizes().vec();
   filters[0] = kernels;

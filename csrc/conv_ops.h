@@ -38,21 +38,10 @@ using WgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tenso
                                   c10::SymInt groups, std::string_view sampling,
                                   int64_t workspace_limit);
 
-// activation(x * w + bias + residual), for inference.
-//   activation: a name that core/activation.h parses, "" for none
-using FusedSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
-                                  const std::optional<at::Tensor>& bias,
-                                  const std::optional<at::Tensor>& residual,
-                                  c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                                  c10::SymIntArrayRef dilation, c10::SymInt groups,
-                                  std::string_view activation, std::string_view sampling,
-                                  int64_t workspace_limit);
-
 // The operators in torch's dispatcher.
 const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op();
 const c10::TypedOperatorHandle<TransposeSignature>& conv_transpose_op();
 const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op();
 const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op();
-const c10::TypedOperatorHandle<FusedSignature>& conv_fused_op();
 
 }  // namespace cudnn_autotune

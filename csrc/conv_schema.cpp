@@ -28,13 +28,13 @@ TORCH_LIBRARY(cudnn_autotune, m) {
   m.def(
       "conv_fused(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
       "SymInt[] padding, SymInt[] dilation, SymInt groups, str activation=\"\", "
-      "str sampling=\"\", int workspace_limit=-1) -> Tensor",
+      "str sampling=\"\", int workspace_limit=-1, Tensor? slope=None) -> Tensor",
       {at::Tag::pt2_compliant_tag});
   // It writes the result of conv_fused into a tensor, which may be a slice of channels.
   m.def(
       "conv_fused_into_(Tensor(a!) output, Tensor input, Tensor weight, Tensor? bias, "
       "Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
-      "str activation=\"\", str sampling=\"\", int workspace_limit=-1) -> ()",
+      "str activation=\"\", str sampling=\"\", int workspace_limit=-1, Tensor? slope=None) -> ()",
       {at::Tag::pt2_compliant_tag});
   // Image n of the input is convolved with the n-th part of the weight, as with groups that are the
   // images of a batch.
@@ -71,11 +71,6 @@ const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op() {
 
 const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op() {
   static const auto op = find<WgradSignature>("cudnn_autotune::conv_wgrad");
-  return op;
-}
-
-const c10::TypedOperatorHandle<FusedSignature>& conv_fused_op() {
-  static const auto op = find<FusedSignature>("cudnn_autotune::conv_fused");
   return op;
 }
 

@@ -59,7 +59,7 @@ at::Tensor as_matrices(const at::Tensor& tensor, int64_t groups, int64_t rows, b
 }  // namespace
 
 at::Tensor AtenPlan::launch(const Operands& operands, void* /*workspace*/) {
-  const auto& [x, w, y, bias, residual] = operands;
+  const auto& [x, w, y, bias, residual, slope] = operands;
   const ConvProblem& problem = this->problem();
   // In a backward, autocast may be active. It must not cast: the tensors have the problem's dtype.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -75,7 +75,7 @@ at::Tensor AtenPlan::launch(const Operands& operands, void* /*workspace*/) {
   switch (problem.op) {
     case ConvOp::fprop: {
       const auto result = aten_fused(x, w, optional(bias), optional(residual), stride, padding,
-                                     dilation, groups, problem.activation());
+                                     dilation, groups, problem.activation(), optional(slope));
       if (!problem.has_slices()) return result.contiguous(conv_memory_format(x, w));
       y.copy_(result);
       return {};

@@ -48,8 +48,8 @@ class LaunchCheck {
     check(engine.w, inner.w_alignment, engine.engine_text);
     check(engine.y, inner.y_alignment, engine.engine_text);
     if (inner.has_bias() != engine.bias.has_value() ||
-        inner.has_residual() != engine.residual.has_value()) {
-      throw PlanError(engine.engine_text + " lacks a bias or residual, or is given one too many");
+        inner.has_residual() != engine.residual.has_value() || inner.has_slope()) {
+      throw PlanError(engine.engine_text + " lacks a tensor of its epilogue, or is given one more");
     }
     if (engine.bias) check(*engine.bias, kMostAligned, engine.engine_text);
     if (engine.residual) check(*engine.residual, kMostAligned, engine.engine_text);
@@ -77,6 +77,10 @@ class LaunchCheck {
       case Buffer::residual:
         if (!problem_.has_residual()) return 0;
         shape = problem_.output_shape();
+        break;
+      case Buffer::slope:
+        if (!problem_.has_slope()) return 0;
+        shape = {problem_.weight_shape()[0]};
         break;
       case Buffer::workspace:
         return workspace_bytes_;

@@ -17,8 +17,8 @@ namespace cudnn_autotune {
 
 // What a recipe is made of, as in cudnn_autotune/engines/recipe.py.
 
-enum class Buffer : uint8_t { x, w, y, bias, residual, workspace };
-constexpr std::array kBufferNames{"x", "w", "y", "bias", "residual", "workspace"};
+enum class Buffer : uint8_t { x, w, y, bias, residual, slope, workspace };
+constexpr std::array kBufferNames{"x", "w", "y", "bias", "residual", "slope", "workspace"};
 
 struct Address {
   Buffer buffer;

@@ -51,7 +51,7 @@ void encode_tensor_map(CUtensorMap* encoded, const TensorMap& map, void* address
 // Where the buffers of one launch are.
 struct RecipePlan::Memory {
   const Operands& operands;
-  std::array<void*, 6> buffers;  // by Buffer
+  std::array<void*, 7> buffers;  // by Buffer
   int64_t own_bytes;
   void* engine_workspace;
 
@@ -213,9 +213,9 @@ RecipePlan::RecipePlan(const ConvProblem& problem, const std::string& text, int6
 RecipePlan::~RecipePlan() = default;
 
 at::Tensor RecipePlan::launch(const Operands& operands, void* workspace) {
-  const auto [x, w, y, bias, residual] = operands.pointers();
+  const auto [x, w, y, bias, residual, slope] = operands.pointers();
   const Memory memory{operands,
-                      {x, w, y, bias, residual, workspace},
+                      {x, w, y, bias, residual, slope, workspace},
                       own_bytes_,
                       static_cast<char*>(workspace) + engines_at_};
   try {

@@ -357,7 +357,9 @@ Sample sums_at(const ConvProblem& problem, const Operands& operands, const at::T
   if (has_residual) {
     added = residual.rows_at(packed.narrow(0, 2 * gathered_count + count, count)).to(wide);
   }
-  sums = aten_epilogue(sums, added, problem.activation());
+  std::optional<at::Tensor> slope;
+  if (problem.has_slope()) slope = operands.slope.to(wide);
+  sums = aten_epilogue(sums, added, problem.activation(), slope);
   return {written.rows_at(packed.narrow(0, 2 * gathered_count, count)), sums,
           packed.narrow(0, packed.numel() - kShapeNumbers, kShapeNumbers)};
 }

@@ -12,6 +12,7 @@ from fused_cases import FUNCTIONS
 from torch import Tensor
 
 import cudnn_autotune as ca
+from cudnn_autotune.timers.measuring import ADDED
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -110,12 +111,14 @@ OPERANDS = {"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("y", "x")}
 
 
 def shapes_of(problem: ca.ConvProblem) -> dict[str, tuple[int, ...]]:
-    """The shapes of x, w and y, and of the bias and the residual of a problem that has them."""
+    """The shapes of x, w and y, and of the bias, residual and slopes of a problem that has them."""
     shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
     if problem.bias:
         shapes["bias"] = (problem.weight_shape[0],)
     if problem.residual:
         shapes["residual"] = problem.output_shape
+    if problem.has_slope:
+        shapes["slope"] = (problem.weight_shape[0],)
     return shapes
 
 
@@ -141,19 +144,23 @@ def reference(
 
 
 def with_epilogue(
-    problem: ca.ConvProblem, sums: Tensor, bias: Tensor | None, residual: Tensor | None
+    problem: ca.ConvProblem,
+    sums: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    slope: Tensor | None = None,
 ) -> Tensor:
     """What a fused problem makes of the convolution's sums, in float64."""
     if bias is not None:
         sums = sums + bias.double().reshape(-1, *(1,) * (sums.dim() - 2))
     if residual is not None:
         sums = sums + residual.double()
-    return FUNCTIONS[problem.activation](sums)
+    return FUNCTIONS[problem.activation](sums) if slope is None else F.prelu(sums, slope.double())
 
 
 def expected(
     problem: ca.ConvProblem, tensors: dict[str, Tensor], device: str | torch.device = "cpu"
 ) -> Tensor:
-    """The problem's result in float64 on ``device``, where the bias and the residual are."""
+    """The problem's result in float64 on ``device``, where what its epilogue reads is."""
     sums = reference(problem, *(tensors[name] for name in OPERANDS[problem.op]), device)
-    return with_epilogue(problem, sums, tensors.get("bias"), tensors.get("residual"))
+    return with_epilogue(problem, sums, *map(tensors.get, ADDED))

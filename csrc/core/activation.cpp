@@ -10,10 +10,10 @@ namespace cudnn_autotune {
 namespace {
 
 // The names, in the order of the enumerators.
-constexpr std::array<std::string_view, 12> kActivationNames{
-    "",          "relu",  "silu", "gelu", "gelu_tanh",  "sigmoid",
-    "hardswish", "relu6", "tanh", "mish", "leaky_relu", "elu"};
-static_assert(kActivationNames.size() == static_cast<size_t>(ActivationKind::elu) + 1);
+constexpr std::array<std::string_view, 13> kActivationNames{
+    "",      "relu", "silu", "gelu",       "gelu_tanh", "sigmoid", "hardswish",
+    "relu6", "tanh", "mish", "leaky_relu", "elu",       "prelu"};
+static_assert(kActivationNames.size() == static_cast<size_t>(ActivationKind::prelu) + 1);
 
 // Numbers in this range are written without an exponent, by C++ and by Python alike.
 constexpr double kLeastParameter = 1e-4;

@@ -6,7 +6,8 @@
 
 namespace cudnn_autotune {
 
-// The last ones have a parameter: the slope below zero of leaky ReLU, and alpha of ELU.
+// leaky_relu and elu have a parameter: the slope below zero, and alpha. prelu has slopes below zero
+// in a tensor, one for each channel.
 enum class ActivationKind : uint8_t {
   none,
   relu,
@@ -19,14 +20,17 @@ enum class ActivationKind : uint8_t {
   tanh,
   mish,
   leaky_relu,
-  elu
+  elu,
+  prelu
 };
 
 struct Activation {
   ActivationKind kind = ActivationKind::none;
   double parameter = 0;  // 0 of a kind that has none
 
-  bool has_parameter() const { return kind >= ActivationKind::leaky_relu; }
+  bool has_parameter() const {
+    return kind == ActivationKind::leaky_relu || kind == ActivationKind::elu;
+  }
   // The name, as Python's Activation of engines/activations.py writes it: "", "relu",
   // "leaky_relu(0.1)".
   std::string name() const;

@@ -145,18 +145,21 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
 // The order (residual, bias, activation) is that of cuDNN's ConvolutionBiasActivation, for which it
 // has precompiled engines.
 ConvGraph::Tensor ConvGraph::add_epilogue(Tensor result) {
-  const Dims shape = problem_.output_shape();
   if (problem_.has_residual()) {
+    const Dims shape = problem_.output_shape();
     const auto residual = cudnn_autotune::tensor(problem_, "residual", kUidResidual, shape, 32);
     result = add_pointwise(fe::PointwiseMode_t::ADD, result, Graph::tensor(residual));
   }
   if (problem_.has_bias()) {
-    Dims per_channel(shape.size(), 1);
-    per_channel[1] = shape[1];
-    const auto bias = cudnn_autotune::tensor(problem_, "bias", kUidBias, per_channel, 32);
-    result = add_pointwise(fe::PointwiseMode_t::ADD, result, Graph::tensor(bias));
+    result = add_pointwise(fe::PointwiseMode_t::ADD, result, add_per_channel("bias", kUidBias));
   }
   return add_activation(result);
+}
+
+ConvGraph::Tensor ConvGraph::add_per_channel(const char* name, int64_t uid) {
+  Dims shape(problem_.dims(), 1);
+  shape[1] = problem_.w[0];
+  return Graph::tensor(cudnn_autotune::tensor(problem_, name, uid, shape, 32));
 }
 
 ConvGraph::Tensor ConvGraph::add_pointwise(fe::PointwiseMode_t mode, const Tensor& a,
@@ -211,6 +214,12 @@ ConvGraph::Tensor ConvGraph::add_activation(const Tensor& input) {
     case ActivationKind::mish:
       return add_pointwise(Mode::MUL, input,
                            add_pointwise(Mode::TANH_FWD, add_pointwise(Mode::SOFTPLUS_FWD, input)));
+    case ActivationKind::prelu: {
+      // max(input, 0) - slope * max(-input, 0)
+      const auto below = add_pointwise(Mode::RELU_FWD, add_pointwise(Mode::NEG, input));
+      const auto sloped = add_pointwise(Mode::MUL, below, add_per_channel("slope", kUidSlope));
+      return add_pointwise(Mode::SUB, add_pointwise(Mode::RELU_FWD, input), sloped);
+    }
     case ActivationKind::hardswish:
       break;
   }

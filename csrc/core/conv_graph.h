@@ -56,6 +56,8 @@ class ConvGraph : private cudnn_frontend::graph::Graph {
   Tensor add_pointwise(cudnn_frontend::PointwiseMode_t mode, const Tensor& a, const Tensor& b = {});
   Tensor add_relu6(const Tensor& input);
   Tensor add_activation(const Tensor& input);
+  // Adds an input with a number for each channel of the output.
+  Tensor add_per_channel(const char* name, int64_t uid);
 
   ConvProblem problem_;
 };

@@ -59,6 +59,7 @@ Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers, boo
   if (is_unfused) return;
   if (problem.has_bias()) bind(kUidBias, pointers.bias);
   if (problem.has_residual()) bind(kUidResidual, pointers.residual);
+  if (problem.has_slope()) bind(kUidSlope, pointers.slope);
   if (problem.activation_kind == ActivationKind::hardswish) {
     // Constants are passed by addresses on the host, in the type that sums are computed in.
     static float three = 3.0f;

@@ -13,17 +13,18 @@
 namespace cudnn_autotune {
 
 // The device addresses of the forward convolution's three tensors, and of those that its epilogue
-// adds. fprop writes y, dgrad writes x and wgrad writes w.
+// reads. fprop writes y, dgrad writes x and wgrad writes w.
 struct ConvPointers {
   void* x = nullptr;
   void* w = nullptr;
   void* y = nullptr;
   void* bias = nullptr;      // null: none
   void* residual = nullptr;  // null: none
+  void* slope = nullptr;     // null: none
 
   bool operator==(const ConvPointers& other) const {
     return x == other.x && w == other.w && y == other.y && bias == other.bias &&
-           residual == other.residual;
+           residual == other.residual && slope == other.slope;
   }
 };
 
@@ -37,6 +38,8 @@ constexpr int64_t kUidResidual = 5;
 // x * min(max(x + 3, 0), 6) / 6.
 constexpr int64_t kUidThree = 6;
 constexpr int64_t kUidSixth = 7;
+// Of the slopes of prelu.
+constexpr int64_t kUidSlope = 8;
 
 // What a launch of a problem binds: unique ids, and an address for each. It is made in calls, so it
 // needs no heap.
@@ -45,8 +48,8 @@ struct Bindings {
   Bindings(const ConvProblem& problem, const ConvPointers& pointers, bool is_unfused);
 
   int64_t count = 0;
-  std::array<int64_t, kUidSixth> uids{};
-  std::array<void*, kUidSixth> addresses{};
+  std::array<int64_t, kUidSlope> uids{};
+  std::array<void*, kUidSlope> addresses{};
 };
 
 // A built execution plan. Two threads may not use it at once (pytorch issue 103939).

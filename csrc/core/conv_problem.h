@@ -36,7 +36,7 @@ inline const char* name(DepthwiseKernel kernel) {
 // nothing else. The shapes are those of the forward convolution, also for dgrad and wgrad:
 //   x: (N, C, spatial...)   w: (K, C / groups, kernel...)   output: (N, K, spatial...)
 // A forward convolution may have an epilogue: activation(x * w + bias + residual), where `bias` has
-// the shape (1, K, 1...) and `residual` that of the output.
+// the shape (1, K, 1...) and `residual` that of the output. prelu has slopes of the bias's shape.
 // The tensors are dense in `layout`, but for slices of channels. Equality and hash read the bytes
 // of the struct, so it has no padding, and unused trailing dimensions are zero.
 struct ConvProblem {
@@ -82,6 +82,7 @@ struct ConvProblem {
   }
   bool has_bias() const { return (addends & kBias) != 0; }
   bool has_residual() const { return (addends & kResidual) != 0; }
+  bool has_slope() const { return activation_kind == ActivationKind::prelu; }
   bool has_activation() const { return activation_kind != ActivationKind::none; }
   bool has_epilogue() const { return addends != 0 || has_activation(); }
   bool has_slices() const { return x_pixel_stride != 0; }

@@ -1,7 +1,8 @@
 """The activations that a forward convolution can be fused with, and their names.
 
 A name is that of a kind, such as ``relu``. A kind with a parameter has it in brackets, as in
-``leaky_relu(0.1)``: the same number is always written in the same way.
+``leaky_relu(0.1)``: the same number is always written in the same way. ``prelu`` has its slopes in
+a tensor, one for each channel.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
     "mish": F.mish,
     "leaky_relu": F.leaky_relu,
     "elu": F.elu,
+    "prelu": F.prelu,
 }
-"""PyTorch's function by kind. It takes a tensor, and the parameter of a kind that has one."""
+"""PyTorch's function by kind. It takes a tensor, and the parameter of a kind that has one; of
+``prelu`` the slopes, of shape ``(C,)``."""
 PARAMETERS: Mapping[str, str] = {"leaky_relu": "negative_slope", "elu": "alpha"}
 """The parameter's name, in PyTorch's function, of each kind that has one."""
 LEAST_PARAMETER, MOST_PARAMETER = 1e-4, 1e3
@@ -70,10 +73,10 @@ class Activation:
             return self.kind
         return f"{self.kind}({repr(self.parameter).removesuffix('.0')})"
 
-    def __call__(self, input: Tensor) -> Tensor:
-        """Returns what PyTorch's function makes of a tensor."""
+    def __call__(self, input: Tensor, *slope: Tensor) -> Tensor:
+        """Returns what PyTorch's function makes of a tensor, with the slopes of ``prelu``."""
         parameter = () if self.parameter is None else (self.parameter,)
-        return ACTIVATIONS[self.kind](input, *parameter)
+        return ACTIVATIONS[self.kind](input, *parameter, *slope)
 
 
 def is_parameter(kind: str, parameter: float | None) -> bool:

@@ -55,7 +55,8 @@ class Implementation(Protocol):
     """Computes some convolutions. Its candidates compete with cuDNN's engines.
 
     One that has a true attribute ``takes_slices`` is also asked for problems whose input or output
-    is a slice of the channels of a larger tensor (``ConvProblem.pixel_strides``).
+    is a slice of the channels of a larger tensor (``ConvProblem.pixel_strides``), and one that has
+    a true attribute ``takes_slope`` for those whose activation is ``prelu``.
     """
 
     @property

@@ -109,8 +109,10 @@ def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
 
 
 def _offered(implementation: Implementation, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-    """Asks an implementation, whose code may be a user's, and know of no slices."""
+    """Asks an implementation, whose code may be a user's, and know of neither slices nor slopes."""
     if problem.pixel_strides is not None and not getattr(implementation, "takes_slices", False):
+        return ()
+    if problem.has_slope and not getattr(implementation, "takes_slope", False):
         return ()
     try:
         offers = list(implementation.offers(problem, gpu))

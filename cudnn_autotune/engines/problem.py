@@ -34,8 +34,8 @@ MOST_ALIGNED = 32
 
 Ints = int | Iterable[int]
 Operands = tuple[Tensor, ...]
-"""The forward's input, weight and output, and then the bias and the residual of a fused problem
-that has them."""
+"""The forward's input, weight and output, and then the bias, the residual and the slopes of a fused
+problem that has them."""
 
 
 @dataclass(frozen=True, init=False)
@@ -67,7 +67,8 @@ class ConvProblem:
             ``activation(conv(input, weight) + bias + residual)``, with a bias of shape ``(K,)`` and
             a residual of the output's shape, layout and dtype. ``activation`` is ``""`` or a kind
             of ``ACTIVATIONS``; leaky ReLU has its slope in the name, as in ``"leaky_relu(0.1)"``,
-            and ELU its alpha, from 0.0001 to 1000. All tensors are aligned to 32 bytes.
+            and ELU its alpha, from 0.0001 to 1000. ``"prelu"`` has slopes in a tensor of shape
+            ``(K,)``. All tensors are aligned to 32 bytes.
         depthwise_kernel: ``"auto"``, ``"cudnn"`` or ``"native"``: the kernel of PyTorch's own path,
             as ``torch.backends.cudnn.depthwise_kernel`` of torch 2.14 and later names it. Where
             that setting changes nothing it is ``"auto"``: in a convolution that is not depthwise,
@@ -277,6 +278,11 @@ class ConvProblem:
     def is_fused(self) -> bool:
         """Whether the problem has a bias, a residual or an activation."""
         return self.bias or self.residual or bool(self.activation)
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether the activation is PReLU, whose slopes are an operand."""
+        return self.activation == "prelu"
 
     @property
     def may_use_tf32(self) -> bool:

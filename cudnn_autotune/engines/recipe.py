@@ -13,7 +13,7 @@ from typing import Literal
 
 from cudnn_autotune.engines.problem import ConvProblem
 
-Buffer = Literal["x", "w", "y", "bias", "residual", "workspace"]
+Buffer = Literal["x", "w", "y", "bias", "residual", "slope", "workspace"]
 """The forward convolution's input, weight and output, what its epilogue adds, and the workspace.
 fprop writes y, dgrad writes x and wgrad writes w."""
 RESULTS: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
@@ -120,8 +120,9 @@ class EngineLaunch:
 class PythonLaunch:
     """A call of a Python function that launches kernels on the current stream.
 
-    It is called with tensors: x, w, y, then the bias and the residual of a problem that has them,
-    then the workspace (uint8). It needs the GIL and some 10 us a call more than the other launches.
+    It is called with tensors: x, w, y, then the bias, the residual and the slopes of a problem that
+    has them, then the workspace (uint8). It needs the GIL and some 10 us a call more than the other
+    launches.
     """
 
     function: Callable[..., None]

@@ -139,15 +139,14 @@ def operations(problem: ConvProblem) -> int:
 
 def bytes_moved(problem: ConvProblem) -> int:
     """Returns the bytes that ``problem`` must read or write: of each operand the elements that are
-    touched, the whole result, and bias and residual."""
+    touched, the whole result, and bias, residual and slopes."""
     found = touched(problem)
     elements = {
         "fprop": found.inputs + found.weights + math.prod(problem.output_shape),
         "dgrad": found.outputs + found.weights + math.prod(problem.input_shape),
         "wgrad": found.outputs + found.inputs + math.prod(problem.weight_shape),
     }[problem.op]
-    if problem.bias:
-        elements += problem.weight_shape[0]
+    elements += problem.weight_shape[0] * (problem.bias + problem.has_slope)
     if problem.residual:
         elements += math.prod(problem.output_shape)
     return elements * problem.dtype.itemsize

@@ -48,8 +48,8 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
         engine_text: as :attr:`Candidate.text`.
         a, b: input and weight for fprop, grad_output and weight for dgrad, grad_output and input
             for wgrad, in the problem's shapes and dtype, and in any layout.
-        added: the bias, of shape ``(K,)``, and the residual, of the output's shape, of a fused
-            problem that has them.
+        added: the bias, of shape ``(K,)``, the residual, of the output's shape, and the slopes, of
+            shape ``(K,)``, of a fused problem that has them.
 
     Returns:
         The output (fprop), the input's gradient (dgrad) or the weight's (wgrad).
@@ -61,14 +61,14 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
     """
     check_problem(problem)
     check_engine_text(engine_text)
-    expected_count = int(problem.bias) + int(problem.residual)
-    if len(added) != expected_count:
-        raise ValueError(f"added must be {expected_count} tensors, got {len(added)}")
+    expected_shapes = added_shapes(problem)
+    if len(added) != len(expected_shapes):
+        raise ValueError(f"added must be {len(expected_shapes)} tensors, got {len(added)}")
     shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
     roles = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("y", "x", "w")}
     first, second, written = roles[problem.op]
     given = [("a", shapes[first], a), ("b", shapes[second], b)]
-    given += [("added", *pair) for pair in zip(added_shapes(problem), added, strict=True)]
+    given += [("added", *pair) for pair in zip(expected_shapes, added, strict=True)]
     for argument, _, tensor in given:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{argument} must be a tensor, got {shown(tensor)}")
@@ -80,8 +80,8 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
                 f"{argument} must be a CUDA tensor of shape {shape} and {problem.dtype}, on the "
                 f"device of a, got {found[0]}, {tensor.dtype} on {tensor.device}"
             )
-        is_bias = len(shape) == 1
-        layout = torch.contiguous_format if is_bias else problem.memory_format
+        is_of_channels = len(shape) == 1
+        layout = torch.contiguous_format if is_of_channels else problem.memory_format
         read.append(tensor.contiguous(memory_format=layout))
     strides = dict(zip("xwy", problem.strides, strict=True))
     if problem.pixel_strides is not None:

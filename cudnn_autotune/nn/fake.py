@@ -74,7 +74,10 @@ def _(
     padding: Ints,
     dilation: Ints,
     groups: int,
-    *activation_and_policy: object,
+    activation: str = "",
+    sampling: str = "",
+    workspace_limit: int = -1,
+    slope: Tensor | None = None,
 ) -> Tensor:
     convolved = torch.ops.cudnn_autotune.conv_fprop(
         input, weight, bias, stride, padding, dilation, groups
@@ -85,6 +88,18 @@ def _(
             lambda: (
                 f"residual must be of size {list(convolved.shape)} and {convolved.dtype}, got "
                 f"{list(residual.shape)} and {residual.dtype}"
+            ),
+        )
+    torch._check_value(
+        (slope is not None) == (activation == "prelu"),
+        lambda: "slope must be a tensor with the activation prelu, and None with any other",
+    )
+    if slope is not None:
+        torch._check_value(
+            (slope.shape, slope.dtype) == (convolved.shape[1:2], convolved.dtype),
+            lambda: (
+                f"slope must have the shape ({convolved.shape[1]},) and {convolved.dtype}, got "
+                f"{list(slope.shape)} and {slope.dtype}"
             ),
         )
     # Elementwise operators of ATen's keep the layout of what they are given.

@@ -245,7 +245,7 @@ def _register(conv: Any) -> None:
         return (in_order(node.args[0], grad_output, order), *others[1:]), {}
 
     def lay_out_fused(
-        node: Any, input: Any, weight: Any, bias: Any, residual: Any, *others: Any
+        node: Any, input: Any, weight: Any, bias: Any, residual: Any, *others: Any, **slope: Any
     ) -> tuple[Any, dict[str, Any]]:
         """Puts the operands of a fused convolution into the layout that it runs in."""
         values = [argument.meta["val"] for argument in node.args[:2]]
@@ -257,16 +257,18 @@ def _register(conv: Any) -> None:
             value if value is None else in_order(node.args[i], value, order)
             for i, value in ((0, input), (1, weight), (3, residual))
         )
-        return (input, weight, bias, residual, *others), {}
+        return (input, weight, bias, residual, *others), slope
 
-    def lay_out_into(node: Any, output: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
+    def lay_out_into(
+        node: Any, output: Any, *operands: Any, **slope: Any
+    ) -> tuple[Any, dict[str, Any]]:
         """Puts the operands of one that writes into a tensor into the layout of that."""
         order = _stride_order(4, torch.channels_last)
         laid_out = list(operands)
         for i in (0, 1, 3):  # input, weight and residual
             if operands[i] is not None:
                 laid_out[i] = in_order(node.args[i + 1], operands[i], order)
-        return (output, *laid_out), {}
+        return (output, *laid_out), slope
 
     def lay_out_weights(node: Any, weights: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
         """Lets weights be folded into the layout that their convolutions run in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ _L2_MULTIPLE = 5
 
 WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
 """The index of the operand (0: input, 1: weight, 2: output) that an operation writes."""
+ADDED = ("bias", "residual", "slope")
+"""Names of what a fused problem's operands may be from the fourth on, in their order."""
 
 
 def operands(
@@ -26,7 +29,7 @@ def operands(
     generator: torch.Generator | None = None,
 ) -> Operands:
     """Returns the operands of ``problem`` with normal random data, in its layout and dtype: input,
-    weight, output, and the bias and the residual of a fused problem that has them. Each lies at an
+    weight, output, and what a fused problem has of bias, residual and slopes. Each lies at an
     address that has the problem's alignment for it, and no larger one; the one that the operation
     writes is :func:`surrounded`.
 
@@ -103,9 +106,15 @@ def surrounded(problem: ConvProblem, data: Sequence[Tensor]) -> Operands:
 
 
 def added_shapes(problem: ConvProblem) -> list[tuple[int, ...]]:
-    """Returns the shapes of the bias and of the residual that the problem has."""
-    bias = [(problem.weight_shape[0],)] if problem.bias else []
-    return [*bias, *([problem.output_shape] if problem.residual else [])]
+    """Returns the shapes of the bias, the residual and the slopes that the problem has."""
+    shapes = {"residual": problem.output_shape}
+    return [shapes.get(name, problem.weight_shape[:1]) for name in added_names(problem)]
+
+
+def added_names(problem: ConvProblem) -> list[str]:
+    """Returns the names of the operands that the problem has from the fourth on."""
+    has = (problem.bias, problem.residual, problem.has_slope)
+    return list(itertools.compress(ADDED, has))
 
 
 def _aligned(like: Tensor, device: torch.device | int | str, alignment: int) -> Tensor:
@@ -123,13 +132,11 @@ def _surrounded(like: Tensor, device: torch.device | int | str, alignment: int) 
     return memory.as_tensor(like)
 
 
-def added_operands(
-    problem: ConvProblem, added: Sequence[Tensor]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Bias and residual among the operands of a problem from the fourth on."""
-    bias = added[0] if problem.bias else None
-    residual = added[-1] if problem.residual else None
-    return bias, residual
+def added_operands(problem: ConvProblem, added: Sequence[Tensor]) -> list[Tensor | None]:
+    """Returns the bias, the residual and the slopes, which are the operands of a problem from the
+    fourth on; None for what it does not have."""
+    given = dict(zip(added_names(problem), added, strict=True))
+    return [given.get(name) for name in ADDED]
 
 
 def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
@@ -140,8 +147,8 @@ def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
     tail = (problem.stride, problem.padding, problem.dilation, problem.groups, sampling, -1)
     output: Tensor
     if problem.is_fused or problem.pixel_strides is not None:
-        bias, residual = added_operands(problem, added)
-        arguments = (x, w, bias, residual, *tail[:4], problem.activation, *tail[4:])
+        bias, residual, slope = added_operands(problem, added)
+        arguments = (x, w, bias, residual, *tail[:4], problem.activation, *tail[4:], slope)
         if problem.pixel_strides is not None:
             ops.conv_fused_into_(y, *arguments)
             return y

@@ -85,7 +85,7 @@ def relative_error(
         problem: the problem that the tensors belong to.
         run: computes ``problem`` on ``x``, ``w`` and ``y``, writing one of them.
         x, w, y: the forward's input, weight and output, on any device.
-        added: the bias and the residual of a fused problem that has them.
+        added: the bias, the residual and the slopes of a fused problem that has them.
         seed: draws the places that are compared; None stands for a new one.
 
     Returns:
@@ -141,8 +141,9 @@ def error_in(problem: ConvProblem, found: Tensor) -> float | None:
 def _may_overflow(problem: ConvProblem, operands: Sequence[float]) -> bool:
     """Returns whether right outputs may be infinite, by the largest magnitude in each operand."""
     a, b, *added = operands
+    slope = max(1.0, added.pop()) if problem.has_slope else 1.0
     largest: float = torch.finfo(problem.dtype).max
-    return a * b * terms(problem) + sum(added) >= 0.9 * largest
+    return slope * (a * b * terms(problem) + sum(added)) >= 0.9 * largest
 
 
 def is_telling(problem: ConvProblem, tensors: Sequence[Tensor]) -> bool:

@@ -17,7 +17,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json
 from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.engines.user_implementation import UserImplementation
-from cudnn_autotune.timers.measuring import WRITTEN, operands
+from cudnn_autotune.timers.measuring import WRITTEN, added_names, operands
 from cudnn_autotune.tuning.checking import relative_error, tolerance
 from cudnn_autotune.tuning.tune_problem import flags_of
 
@@ -129,8 +129,7 @@ def harm_of(
 
 
 def _names(problem: ConvProblem) -> list[str]:
-    added = ["bias"] * problem.bias + ["residual"] * problem.residual
-    return [*"xwy", *added]
+    return [*"xwy", *added_names(problem)]
 
 
 def _wait(device: torch.device) -> None:

@@ -32,6 +32,7 @@ from cudnn_autotune.engines.recipe import (
     PythonLaunch,
     Recipe,
 )
+from cudnn_autotune.timers.measuring import ADDED
 
 HEADER = Path(__file__).parent / "emulation.h"
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or ""
@@ -221,7 +222,7 @@ def run_recipe(recipe: Recipe, buffers: Buffers, *, is_reversed: bool = False) -
         if isinstance(launch, KernelLaunch):
             launch_kernel(launch, buffers, is_reversed=is_reversed)
         elif isinstance(launch, PythonLaunch):
-            names = ("x", "w", "y", "bias", "residual", "workspace")
+            names = ("x", "w", "y", *ADDED, "workspace")
             launch.function(*(buffers[name] for name in names if name in buffers))
         else:
             assert isinstance(launch, EngineLaunch)

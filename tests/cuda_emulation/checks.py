@@ -51,7 +51,7 @@ def random_tensors(problem: ConvProblem, seed: int = 0) -> dict[str, Tensor]:
     tensors = {}
     for name, shape in shapes_of(problem).items():
         values = torch.randn(shape, generator=generator).to(problem.dtype)
-        form = torch.contiguous_format if name == "bias" else problem.memory_format
+        form = problem.memory_format if len(shape) > 1 else torch.contiguous_format
         tensors[name] = between_bands(values, form, aligned.get(name, 32))
     tensors[written(problem)].fill_(math.nan)
     return tensors

@@ -28,6 +28,7 @@ from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 from cudnn_autotune.engines.rewrites.fft import Fft
 from cudnn_autotune.engines.rewrites.rewrite import Rewrite
+from cudnn_autotune.timers.measuring import ADDED
 
 pytestmark = pytest.mark.gpu
 
@@ -126,7 +127,7 @@ def operands(problem: ca.ConvProblem, seed: int) -> dict[str, Tensor]:
     tensors = {}
     aligned = dict(zip("xwy", problem.alignment, strict=True))
     for name, shape in shapes_of(problem).items():
-        format = torch.contiguous_format if name == "bias" else problem.memory_format
+        format = problem.memory_format if len(shape) > 1 else torch.contiguous_format
         strides = torch.empty(shape, device="meta").contiguous(memory_format=format).stride()
         skipped = aligned.get(name, 32) % 32 // problem.dtype.itemsize
         room = torch.randn(
@@ -144,7 +145,7 @@ def right(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> Tensor:
 
 def arguments(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> list[Tensor]:
     """Returns the operands in the order that ``ca.expert.execute`` takes."""
-    added = [name for name in ("bias", "residual") if name in tensors]
+    added = [name for name in ADDED if name in tensors]
     return [tensors[name] for name in (*OPERANDS[problem.op], *added)]
 
 

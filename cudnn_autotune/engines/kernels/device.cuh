@@ -313,7 +313,8 @@ struct Two<float> {
 // The activations that a convolution can be fused with, by the number that the macro ACTIVATION
 // gives: 0 none, 1 relu, 2 silu, 3 gelu, 4 gelu_tanh, 5 sigmoid, 6 hardswish, 7 relu6, 8 tanh,
 // 9 mish, 10 leaky_relu, 11 elu. NaN stays NaN. The slope of leaky_relu and the alpha of elu are
-// the macro ACTIVATION_PARAMETER.
+// the macro ACTIVATION_PARAMETER. 12 is prelu, which kernels compute that know a number's channel.
+constexpr int kPrelu = 12;
 template <int activation>
 __device__ __forceinline__ float activate(float x) {
   switch (activation) {

@@ -41,6 +41,8 @@ class KernelFamily(ABC, Generic[AnyTiling]):
     numerical_notes: ClassVar[tuple[str, ...]] = ("TENSOR_CORE",)
     takes_slices: ClassVar[bool] = False
     """Whether the input and the output of fprop may be slices of larger tensors."""
+    takes_slope: ClassVar[bool] = False
+    """Whether the activation may be PReLU."""
 
     @abstractmethod
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[AnyTiling]:
@@ -115,6 +117,11 @@ def addends(problem: ConvProblem) -> tuple[Address | Int64, Address | Int64]:
         Address("bias") if problem.bias else NULL,
         Address("residual") if problem.residual else NULL,
     )
+
+
+def slope(problem: ConvProblem) -> Address | Int64:
+    """Returns the slopes of PReLU; a null pointer for other activations."""
+    return Address("slope") if problem.has_slope else NULL
 
 
 def epilogue_macros(problem: ConvProblem) -> tuple[tuple[str, str | int], ...]:

@@ -6,13 +6,16 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from random_problems import KINDS, random_problem
 from subprocesses import evaluate_forked
 from user_implementations import registered
 
@@ -54,6 +57,22 @@ def test_every_implementation_of_the_package_is_built_in() -> None:
                 and not inspect.isabstract(type_)
             }
     assert here - {Implementation} == {type(one) for one in BUILT_IN}
+
+
+@pytest.mark.search
+def test_prelu_is_offered_by_kernels_that_read_its_slopes() -> None:
+    """Others compute layers like these with other activations, and would not know of slopes."""
+    computing: dict[str, set[str]] = {}
+    for activation in ("relu", "prelu"):
+        rng = random.Random(0)
+        for kind in [*KINDS] * 100:
+            problem = random_problem(rng, kind)
+            if problem.op == "fprop":
+                fused = replace(problem, alignment=(32, 32, 32), activation=activation)
+                found = {one.id.name for one in offers_of(fused, H200)}
+                computing.setdefault(activation, set()).update(found)
+    assert computing["prelu"] == {"few_filters", "implicit_gemm_1d"}
+    assert computing["relu"] > {"depthwise", "grouped", "few_channels", *computing["prelu"]}
 
 
 def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -29,8 +30,10 @@ problem_of = partial(make, "resnet_fp16_nhwc")
 GEOMETRY = ([2, 1], [1, 0], [1, 2], 2)  # stride, padding, dilation, groups
 
 
-def fused(*operands: Tensor | None, activation: str = "") -> Tensor:
-    output: Tensor = torch.ops.cudnn_autotune.conv_fused(*operands, *GEOMETRY, activation)
+def fused(*operands: Tensor | None, activation: str = "", slope: Tensor | None = None) -> Tensor:
+    output: Tensor = torch.ops.cudnn_autotune.conv_fused(
+        *operands, *GEOMETRY, activation, slope=slope
+    )
     return output
 
 
@@ -55,10 +58,55 @@ def test_the_operator_computes_what_its_parts_compute(
     assert torch.equal(found, expected)
 
 
-def test_the_operator_fulfils_what_torch_expects_of_operators() -> None:
-    arguments = (*tensors(torch.float32), *GEOMETRY, "silu")
+SLOPE = torch.tensor([0.0, 0.25, -0.5, 1.0, 1.5, 0.01], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("has_residual", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_prelu_has_a_slope_for_each_channel(
+    has_bias: bool, has_residual: bool, dtype: torch.dtype
+) -> None:
+    x, w, b, r = tensors(dtype)
+    slope = SLOPE.to(dtype)
+    expected = F.conv2d(x, w, b if has_bias else None, *GEOMETRY)
+    expected = F.prelu(expected + r if has_residual else expected, slope)
+    given = (x, w, b if has_bias else None, r if has_residual else None)
+    assert torch.equal(fused(*given, activation="prelu", slope=slope), expected)
+    into = torch.empty_like(expected)
+    torch.ops.cudnn_autotune.conv_fused_into_(into, *given, *GEOMETRY, "prelu", slope=slope)
+    assert torch.equal(into, expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("activation", "slope", "message"),
+    [
+        ("prelu", None, "slope must be a tensor with the activation prelu, and None with any"),
+        ("relu", SLOPE, "slope must be a tensor with the activation prelu, and None with any"),
+        ("prelu", SLOPE[:1], r"slope must have the shape \(6,\) and .*, got \[1\]"),
+        ("prelu", SLOPE.float(), r"slope must have the shape \(6,\) and .*, got \[6\] .*[Ff]loat"),
+        ("prelu", SLOPE.reshape(2, 3), r"slope must have the shape \(6,\) and .*, got \[2, 3\]"),
+    ],
+)
+def test_another_slope_is_refused(
+    device: str, activation: str, slope: Tensor | None, message: str
+) -> None:
+    """CUDA tensors are fake here, as they are while a graph is traced."""
+    with FakeTensorMode(allow_non_fake_inputs=True) if device == "cuda" else nullcontext():
+        given = [None if t is None else t.to(device) for t in (*tensors(), slope)]
+        with pytest.raises(ValueError, match=message):
+            fused(*given[:-1], activation=activation, slope=given[-1])
+
+
+@pytest.mark.parametrize("activation", ["silu", "prelu"])
+def test_the_operator_fulfils_what_torch_expects_of_operators(activation: str) -> None:
+    arguments = (*tensors(torch.float32), *GEOMETRY, activation)
+    slope = {"slope": SLOPE.float()} if activation == "prelu" else {}
     checks = ("test_schema", "test_faketensor")  # it stands below autograd
-    found = torch.library.opcheck(torch.ops.cudnn_autotune.conv_fused, arguments, test_utils=checks)
+    found = torch.library.opcheck(
+        torch.ops.cudnn_autotune.conv_fused, arguments, slope, test_utils=checks
+    )
     assert set(found.values()) == {"SUCCESS"}
 
 
@@ -106,7 +154,9 @@ NO_ACTIVATIONS = [
 
 @pytest.mark.parametrize("name", NO_ACTIVATIONS)
 def test_an_unknown_activation_is_refused(name: str) -> None:
-    allowed = r"'', relu, silu.* leaky_relu\(PARAMETER\), elu\(PARAMETER\) .* from 0.0001 to 1000"
+    allowed = (
+        r"'', relu, silu.* leaky_relu\(PARAMETER\), elu\(PARAMETER\), prelu .* from 0.0001 to 1000"
+    )
     message = rf"activation must be one of {allowed}, got '{re.escape(name)}'"
     with pytest.raises(ValueError, match=message):
         fused(*tensors(), activation=name)
@@ -145,6 +195,15 @@ def test_what_is_not_finite_becomes_what_pytorch_makes_of_it(
     torch.testing.assert_close(found, FUNCTIONS[activation](x), equal_nan=True)
 
 
+def test_prelu_of_what_is_not_finite() -> None:
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 5.0, -5.0]).reshape(1, 1, 1, -1)
+    one, slope = torch.ones(1, 1, 1, 1), torch.tensor([0.25])
+    found = torch.ops.cudnn_autotune.conv_fused(
+        x, one, None, None, [1, 1], [0, 0], [1, 1], 1, "prelu", slope=slope
+    )
+    torch.testing.assert_close(found, F.prelu(x, slope), equal_nan=True)
+
+
 EPILOGUES = [
     {"bias": True},
     {"residual": True, "activation": "relu"},
@@ -153,6 +212,7 @@ EPILOGUES = [
     {"bias": True, "activation": "leaky_relu(0.1)"},
     {"bias": True, "activation": "leaky_relu(0.2)"},
     {"bias": True, "activation": "elu(0.2)"},
+    {"residual": True, "activation": "prelu"},
 ]
 
 
@@ -184,7 +244,7 @@ def test_cudnn_lists_engines_of_fused_problems(name: str, epilogue: dict[str, ob
     assert engines != {c.engine for c in ca.expert.candidates(unfused, device=name)}
 
 
-@pytest.mark.parametrize("activation", NAMES)
+@pytest.mark.parametrize("activation", [*NAMES, "prelu"])
 @pytest.mark.parametrize("dims", [2, 3])
 def test_cudnn_takes_the_graph_of_every_activation(dims: int, activation: str) -> None:
     """Without the driver 9.24 lists a precompiled engine for some of them, and none for others."""

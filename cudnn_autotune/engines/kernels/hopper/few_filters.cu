@@ -196,7 +196,7 @@ __device__ __forceinline__ void add_columns(float (&sums)[kColumns / 2], float* 
 // Adds the bias and the residual to the sums of 16 positions, which a warp holds, and stores them.
 __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigned char* scratch,
                                       ELEMENT* out, const ELEMENT* bias, const ELEMENT* residual,
-                                      const Place& place, const Sizes& s) {
+                                      const ELEMENT* slope, const Place& place, const Sizes& s) {
   const int lane = threadIdx.x % 32, group = lane / 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -211,7 +211,7 @@ __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigne
                : -1;
     const bool adds = residual != nullptr && exists;
     finish_row<ACTIVATION, kOutPlanes, OUT_CHANNELS>(
-        sums, h, bias, adds ? residual + static_cast<long long>(pixel) * OUT : nullptr,
+        sums, h, bias, adds ? residual + static_cast<long long>(pixel) * OUT : nullptr, slope,
         scratch + group * kScratchPitch);
     __syncwarp();
 #pragma unroll
@@ -235,10 +235,11 @@ __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigne
 // the rows behind it that the last matrix has.
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     few_filters(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
-                const ELEMENT* residual, int in_depth, int in_height, int in_width, int in_stride,
-                int out_depth, int out_height, int out_width, int out_stride, int first_depth,
-                int first_row, int first_column, int depth_dilation, int row_dilation,
-                int tile_rows, int tile_columns, int all_tiles, int tiles, int positions) {
+                const ELEMENT* residual, const ELEMENT* slope, int in_depth, int in_height,
+                int in_width, int in_stride, int out_depth, int out_height, int out_width,
+                int out_stride, int first_depth, int first_row, int first_column,
+                int depth_dilation, int row_dilation, int tile_rows, int tile_columns,
+                int all_tiles, int tiles, int positions) {
   DYNAMIC_SHARED(shared);
   const Sizes s{in_depth,     in_height,      in_width,     in_stride,   out_depth,
                 out_height,   out_width,      out_stride,   first_depth, first_row,
@@ -286,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     products_done<0>();
     if (i % kTileStages == kTileStages - 1) {
       add_columns(sums, exchange + warp * (kLacking * OUT));
-      store(sums, scratch + warp * (8 * kScratchPitch), out, bias, residual, place, s);
+      store(sums, scratch + warp * (8 * kScratchPitch), out, bias, residual, slope, place, s);
       place.to_next(s);
 #pragma unroll
       for (int j = 0; j < kColumns / 2; ++j) sums[j] = 0.0f;

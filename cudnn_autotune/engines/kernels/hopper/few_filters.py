@@ -17,6 +17,7 @@ from cudnn_autotune.engines.kernels.family import (
     addends,
     occupancy,
     operands,
+    slope,
 )
 from cudnn_autotune.engines.kernels.hopper import wgmma
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
@@ -295,6 +296,7 @@ class FewFilters(KernelFamily[_Tiling]):
     version = sources.version_of(__name__)
     min_capability = (wgmma.CAPABILITY_MAJOR, 0)
     takes_slices = True
+    takes_slope = True
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if gpu.compute_capability[0] != wgmma.CAPABILITY_MAJOR:
@@ -331,6 +333,7 @@ class FewFilters(KernelFamily[_Tiling]):
             arguments=(
                 *operands(problem),
                 *addends(problem),
+                slope(problem),
                 *(*layer.in_size, layer.in_stride, *layer.out_size, layer.out_stride),
                 *(*layer.first, *layer.dilation),
                 *(tiling.rows, tiling.columns, tiling.tiles, tiles, tiling.positions),

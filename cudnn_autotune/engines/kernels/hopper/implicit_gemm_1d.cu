@@ -95,7 +95,7 @@ struct FilterCopy {
 // Adds the bias and the residual to the sums of 16 positions, which a warp holds, and stores them.
 __device__ __forceinline__ void store(const float (&sums)[N_TILE / 2], unsigned char* scratch,
                                       ELEMENT* out, const ELEMENT* bias, const ELEMENT* residual,
-                                      const Sizes& s, int first, int step) {
+                                      const ELEMENT* slope, const Sizes& s, int first, int step) {
   const int lane = threadIdx.x % 32;
   const auto place_of = [&](int r) {
     return static_cast<long long>(first + r * step) * s.out_channels;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void store(const float (&sums)[N_TILE / 2], unsigned 
     const int r = lane / 4 + 8 * h;
     const bool adds = residual != nullptr && first + r * step < s.out_length;
     finish_row<ACTIVATION, kOutPlanes>(sums, h, bias, adds ? residual + place_of(r) : nullptr,
-                                       scratch + r * kScratchPitch);
+                                       slope, scratch + r * kScratchPitch);
   }
   __syncwarp();
   for (int i = lane; i < 16 * kOutPlanes; i += 32) {
@@ -164,9 +164,10 @@ __device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILE / 2], uns
 // held_stages are in shared memory at a time.
 extern "C" __global__ void __launch_bounds__(kThreads, REGISTER_BLOCKS)
     implicit_gemm_1d(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
-                     const ELEMENT* residual, int in_length, int in_channels, int out_length,
-                     int out_channels, int kernel, int padding, int dilation, int stride, int tiles,
-                     int all_tiles, int pitch, int buffer_bytes, int stage_taps, int held_stages) {
+                     const ELEMENT* residual, const ELEMENT* slope, int in_length, int in_channels,
+                     int out_length, int out_channels, int kernel, int padding, int dilation,
+                     int stride, int tiles, int all_tiles, int pitch, int buffer_bytes,
+                     int stage_taps, int held_stages) {
   DYNAMIC_SHARED(shared);
   const int out_width = out_channels / (in_channels / kInWidth), slices = out_width / N_TILE;
   const int group = blockIdx.y / slices, slice = blockIdx.y % slices;
@@ -181,6 +182,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, REGISTER_BLOCKS)
   out += first_channel;
   if (bias != nullptr) bias += first_channel;
   if (residual != nullptr) residual += first_channel;
+  if (slope != nullptr) slope += first_channel;
 
   const int stages = (taps.count + stage_taps - 1) / stage_taps;
   const int stage_bytes = 16 * stage_taps * kTapRows;
@@ -250,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, REGISTER_BLOCKS)
     for (int m = 0; m < M_TILES; ++m) {
       const int unit = tile % tiles * kTile + first_row + 64 * m + threadIdx.x % 128 / 32 * 16;
       store(sums[m], scratch, out + first, bias, residual == nullptr ? residual : residual + first,
-            s, unit * stride + phase, stride);
+            slope, s, unit * stride + phase, stride);
     }
   }
 }

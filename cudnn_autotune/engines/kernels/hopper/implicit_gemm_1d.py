@@ -15,6 +15,7 @@ from cudnn_autotune.engines.kernels.family import (
     addends,
     occupancy,
     operands,
+    slope,
 )
 from cudnn_autotune.engines.kernels.hopper import wgmma
 from cudnn_autotune.engines.kernels.hopper.implicit_gemm_1d_layer import (
@@ -188,6 +189,7 @@ class ImplicitGemm1d(KernelFamily[_Tiling]):
     name = "implicit_gemm_1d"
     version = sources.version_of(__name__)
     min_capability = (wgmma.CAPABILITY_MAJOR, 0)
+    takes_slope = True
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if gpu.compute_capability[0] != wgmma.CAPABILITY_MAJOR:
@@ -212,6 +214,7 @@ class ImplicitGemm1d(KernelFamily[_Tiling]):
             arguments=(
                 *operands(problem),
                 *addends(problem),
+                slope(problem),
                 *(layer.in_length, layer.groups * layer.in_width),
                 *(layer.out_length, layer.groups * layer.out_width),
                 *(layer.kernel, layer.padding, layer.dilation, layer.phases),

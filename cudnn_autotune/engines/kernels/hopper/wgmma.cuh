@@ -30,29 +30,37 @@ struct Matrix {
 
 // Adds bias and residual, which may be null, to the first `eights` * 8 columns of a row of a
 // result, row g + 8 h of a warp's, and writes what the activation gives for them to shared memory.
-// Where fewer columns than these have a bias, there is no residual.
-template <int activation, int eights, int biases = 8 * eights, typename T, int count>
+// Bias and slope are of the first `filters` columns; where these are fewer than all, there is no
+// residual. Only PReLU reads a slope.
+template <int activation, int eights, int filters = 8 * eights, typename T, int count>
 __device__ __forceinline__ void finish_row(const float (&d)[count], int h, const T* bias,
-                                           const T* residual, unsigned char* row) {
-  const int column = threadIdx.x % 4 * 2;
+                                           const T* residual, const T* slope, unsigned char* row) {
+  constexpr bool kIsWhole = filters == 8 * eights;
+  const auto pair_at = [](const T* from, int at) {
+    if (kIsWhole) return reinterpret_cast<const Two<T>*>(from + at)->values();
+    return make_float2(at < filters ? to_float(from[at]) : 0.0f,
+                       at + 1 < filters ? to_float(from[at + 1]) : 0.0f);
+  };
 #pragma unroll
   for (int j = 0; j < eights; ++j) {
+    const int at = 8 * j + threadIdx.x % 4 * 2;
     float low = d[4 * j + 2 * h], high = d[4 * j + 2 * h + 1];
-    if (biases < 8 * eights) {
-      const int at = 8 * j + column;
-      if (bias != nullptr && at < biases) low += to_float(bias[at]);
-      if (bias != nullptr && at + 1 < biases) high += to_float(bias[at + 1]);
-    } else if (bias != nullptr) {
-      const float2 more = reinterpret_cast<const Two<T>*>(bias + 8 * j + column)->values();
+    if (bias != nullptr) {
+      const float2 more = pair_at(bias, at);
       low += more.x;
       high += more.y;
     }
-    if (biases == 8 * eights && residual != nullptr) {
-      const float2 more = reinterpret_cast<const Two<T>*>(residual + 8 * j + column)->values();
+    if (kIsWhole && residual != nullptr) {
+      const float2 more = pair_at(residual, at);
       low += more.x;
       high += more.y;
     }
-    *reinterpret_cast<Two<T>*>(row + (8 * j + column) * 2) =
+    if (activation == kPrelu) {
+      const float2 below = pair_at(slope, at);
+      low = low > 0.0f ? low : low * below.x;
+      high = high > 0.0f ? high : high * below.y;
+    }
+    *reinterpret_cast<Two<T>*>(row + at * 2) =
         Two<T>::of(activate<activation>(low), activate<activation>(high));
   }
 }

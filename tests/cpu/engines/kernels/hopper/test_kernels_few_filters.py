@@ -143,7 +143,7 @@ def test_a_block_goes_over_several_tiles(op: str, x: Any, is_reversed: bool) -> 
 @emulated
 @covering(
     epilogue=[("bias",), ("residual",), ("bias", "residual")],
-    activation=["", "relu", "leaky_relu(0.1)", "silu"],
+    activation=["", "relu", "leaky_relu(0.1)", "silu", "prelu"],
     channels=[(16, 16), (64, 24), (32, 3)],
 )
 def test_epilogues(epilogue: tuple[str, ...], activation: str, channels: Any) -> None:

@@ -125,7 +125,7 @@ def test_a_block_goes_over_several_tiles(op: str, width: int, is_reversed: bool)
 @emulated
 @covering(
     epilogue=[("bias",), ("residual",), ("bias", "residual")],
-    activation=["", "relu", "leaky_relu(0.1)", "silu"],
+    activation=["", "relu", "leaky_relu(0.1)", "silu", "prelu"],
     width=[16, (24, 8)],
 )
 def test_epilogues(epilogue: tuple[str, ...], activation: str, width: Any) -> None:
