@@ -65,7 +65,7 @@ def test_prelu_is_offered_by_kernels_that_read_its_slopes() -> None:
     computing: dict[str, set[str]] = {}
     for activation in ("relu", "prelu"):
         rng = random.Random(0)
-        for kind in [*KINDS] * 100:
+        for kind in [*KINDS] * 300:
             problem = random_problem(rng, kind)
             if problem.op == "fprop":
                 fused = replace(problem, alignment=(32, 32, 32), activation=activation)
