@@ -10,20 +10,23 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cudnn_autotune.engines.problem import strides_of
 from cudnn_autotune.engines.weights import operators as weight_operators
+from cudnn_autotune.nn.backend.aliasing import (
+    fake_tensors,
+    storages,
+    storages_when_run,
+    written_among,
+    written_operands,
+)
 from cudnn_autotune.nn.backend.comparison import LOCAL, all_nodes, namespaces_of
-from cudnn_autotune.nn.backend.norms import storages_of, written_among, written_operands
 from cudnn_autotune.nn.conv_layout import laid_out
 from cudnn_autotune.nn.formulas import FORMULAS, conv_each_image
 from cudnn_autotune.nn.functional import conv2d
@@ -43,9 +46,6 @@ _BY_STRIDES = {
     *("resize_", "resize_as_", "set_"),
     *("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"),
 }
-# Modes that a graph enters by one call and leaves by another one.
-_MODES = (torch.autocast, torch.inference_mode)
-
 _version = operator.attrgetter("_version")
 
 
@@ -110,7 +110,7 @@ def _convolve_each_image(graph: Graph, node: Node) -> None:
     if bias is not None or isinstance(padding, str) or not all(map(_reshapes, (joined, *users))):
         return
     images = joined.args[0] if joined.args else joined.kwargs["input"]
-    tensors = _tensors([images, joined, weight, node, *users])
+    tensors = fake_tensors([images, joined, weight, node, *users])
     dtypes = {value.dtype for value in tensors.values()}
     if len(tensors) < 4 + len(users) or len(dtypes) > 1 or not dtypes <= _HALF_TYPES:
         return
@@ -270,7 +270,7 @@ def in_layout(
     laid_out_as = dict(zip(given.graph.nodes, graph.graph.nodes, strict=True))
     placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
     output = graph.graph.output_node()
-    inputs, outputs = _tensors(placeholders), _tensors(output.all_input_nodes)
+    inputs, outputs = fake_tensors(placeholders), fake_tensors(output.all_input_nodes)
     if any(isinstance(step, torch.SymInt) for x in outputs.values() for step in x.stride()):
         raise ValueError("sizes are dynamic")
     memory, others = (
@@ -318,7 +318,7 @@ def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node
         graph: a copy of it that is laid out.
         laid_out: the node of the copy for each of the graph.
     """
-    found = _memory(graph)
+    found = storages_when_run(graph)
     taken = {one for node in graph.graph.find_nodes(op="placeholder") for one in found[node]}
     for node in graph.graph.output_node().all_input_nodes:
         if not taken.isdisjoint(found[node]):
@@ -327,7 +327,7 @@ def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node
     before, after = {}, {}
     for node, copy in laid_out.items():
         if node.op != "output":
-            before[node], after[node] = storages_of(node.meta.get("example_value")), found[copy]
+            before[node], after[node] = storages(node), found[copy]
     for operand in {one for node in given.graph.nodes for one in written_operands(node)}:
         sharing = (
             {node for node, memory in each.items() if not memory.isdisjoint(each[operand])}
@@ -335,29 +335,6 @@ def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node
         )
         if next(sharing) != next(sharing):
             raise ValueError("it writes into memory that is shared in one layout only")
-
-
-def _memory(graph: GraphModule) -> dict[Node, set[int]]:
-    """Returns the memory that the values of a graph lie in when it runs with the fake inputs that
-    Dynamo had."""
-    inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
-    modes = (value.fake_mode for value in inputs if isinstance(value, FakeTensor))
-    interpreter = torch.fx.Interpreter(graph, garbage_collect_values=False)
-    with ExitStack() as stack:
-        if (mode := next(modes, None)) is not None:
-            stack.enter_context(mode)
-            if mode.shape_env is not None:  # sizes that depend on data have symbols already
-                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(disable_autocast_cache())
-        try:
-            interpreter.run(*inputs)
-        finally:
-            values = interpreter.env
-            for node, value in reversed(values.items()):
-                if isinstance(value, _MODES) and values.keys().isdisjoint(node.users):
-                    value.__exit__(None, None, None)
-    return {node: storages_of(value) for node, value in values.items()}
 
 
 def _reads_by_strides(graph: GraphModule) -> bool:
@@ -390,7 +367,7 @@ def _repeated(weights: Iterable[Node]) -> list[Node]:
             others = [node for node in waiting.pop().all_input_nodes if node not in seen]
             waiting += others
             seen.update(others)
-            for node, value in _tensors(others).items():
+            for node, value in fake_tensors(others).items():
                 if node.op == "placeholder" and _is_part(value.shape, shape):
                     found.append(node)
     return found
@@ -431,12 +408,6 @@ def _lay_out_weights(
                 copy.meta = dict(weight.meta)
                 for reader in readers[weight]:
                     reader.replace_input_with(weight, copy)
-
-
-def _tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
-    """Returns the nodes that stand for tensors, each with its fake one."""
-    values = {node: node.meta.get("example_value") for node in nodes}
-    return {node: value for node, value in values.items() if isinstance(value, Tensor)}
 
 
 # Inductor traces what these do with the tensors that it has for their inputs.

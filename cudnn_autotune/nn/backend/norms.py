@@ -11,23 +11,19 @@ a kernel for each would cost more than what it computes.
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.engines.norms.operators import unsupported
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.nn.backend.aliasing import PLAIN, storages, value_of, written_by
 from cudnn_autotune.nn.backend.groups import is_same_shape
 from cudnn_autotune.nn.models.routing import CONVOLUTIONS
 
@@ -72,12 +68,6 @@ _ACTIVATIONS: Mapping[Any, tuple[str, Sequence[str]]] = {
     "sigmoid": ("sigmoid", ()),
     "sigmoid_": ("sigmoid", ()),
 }
-
-# Methods of Python that write into their first operand, as functions of `operator` do.
-_IN_PLACE = "add and concat floordiv lshift matmul mod mul or pow rshift sub truediv xor"
-_WRITING = {"__setitem__", "__delitem__", *(f"__i{name}__" for name in _IN_PLACE.split())}
-
-_PLAIN = (FakeTensor, Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -132,7 +122,7 @@ class Norm:
 
     def report(self) -> NormReport:
         """Returns what is known before it is decided on. Without an obstacle there is no reason."""
-        sizes = _value(self.arguments["input"]).shape
+        sizes = value_of(self.arguments["input"]).shape
         known = (size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes)
         shape = tuple(-1 if size is None else int(size) for size in known)
         return NormReport(self.text, shape, False, self.obstacle or "")
@@ -152,7 +142,7 @@ def find_norms(graph: Graph) -> list[Norm]:
         return []
     sharing = _sharing(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
-    writes = {node: memory for node in graph.nodes if (memory := _written(node))}
+    writes = {node: memory for node in graph.nodes if (memory := written_by(node))}
     claimed: set[Node] = set()
     found: list[Norm] = []
     for node in reversed(graph.nodes):
@@ -185,32 +175,18 @@ def _arguments(node: Node) -> dict[str, Any]:
     names = ("running_mean", "running_var", "weight", "bias")
     arguments = {**dict.fromkeys(names), **_DEFAULTS, **given, **node.kwargs}
     for name in ("momentum", "eps"):
-        if isinstance(value := arguments[name], Node) and isinstance(_value(value), torch.SymFloat):
+        if isinstance(value := arguments[name], Node) and isinstance(
+            value_of(value), torch.SymFloat
+        ):
             # Numbers are symbolic where sizes are dynamic. The graph is compiled for this one.
-            arguments[name] = float(_value(value))
+            arguments[name] = float(value_of(value))
     return arguments
-
-
-def _value(node: Node) -> Any:
-    """Returns what Dynamo has as the value of a node: a fake tensor, or any other."""
-    return node.meta.get("example_value")
-
-
-def _storages(node: Node) -> set[int]:
-    """Returns the memory that the tensors among the values of a node lie in."""
-    return storages_of(_value(node))
-
-
-def storages_of(value: Any) -> set[int]:
-    """Returns the memory that the tensors in a value lie in."""
-    leaves = tree_leaves(value)
-    return {leaf.untyped_storage()._cdata for leaf in leaves if type(leaf) in _PLAIN}
 
 
 def _sharing(graph: Graph) -> Counter[int]:
     """Returns how many inputs of a graph lie in each memory."""
     inputs = graph.find_nodes(op="placeholder")
-    return Counter(storage for node in inputs for storage in _storages(node))
+    return Counter(storage for node in inputs for storage in storages(node))
 
 
 def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str | None:
@@ -221,8 +197,8 @@ def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str |
     """
     names = ("input", "weight", "bias", "running_mean", "running_var")
     tensors = [arguments[name] for name in names]
-    x, weight, bias, *running = [_value(n) if isinstance(n, Node) else n for n in tensors]
-    if any(value is not None and type(value) not in _PLAIN for value in (x, weight, bias)):
+    x, weight, bias, *running = [value_of(n) if isinstance(n, Node) else n for n in tensors]
+    if any(value is not None and type(value) not in PLAIN for value in (x, weight, bias)):
         return "it computes with tensors of a class with rules of its own"
     if not all(isinstance(arguments[name], (int, float)) for name in ("momentum", "eps")):
         return "its momentum or epsilon is computed"
@@ -236,11 +212,11 @@ def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str |
     if running == [None, None]:
         return None
     for node, value in zip(tensors[3:], running, strict=True):
-        if not isinstance(node, Node) or node.op != "placeholder" or type(value) not in _PLAIN:
+        if not isinstance(node, Node) or node.op != "placeholder" or type(value) not in PLAIN:
             return "its running statistics are no buffers"
         if (value.dtype, value.device) != (torch.float32, x.device):
             return f"its running statistics are {value.dtype} on the device {value.device}"
-        if len(node.users) > 1 or any(sharing[storage] > 1 for storage in _storages(node)):
+        if len(node.users) > 1 or any(sharing[storage] > 1 for storage in storages(node)):
             return "its running statistics are used elsewhere too"
     return None
 
@@ -255,12 +231,12 @@ def _with_residual(norm: Norm) -> Norm | None:
         return None
     first, second = addition.args
     other: Any = second if first is tail else first
-    if not isinstance(other, Node) or type(_value(other)) not in _PLAIN:
+    if not isinstance(other, Node) or type(value_of(other)) not in PLAIN:
         return None
     # Nobody else may see that it writes into its first operand.
     if _ADDITIONS[addition.target] and first is not tail and not _is_new(other):
         return None
-    ours, theirs = _value(tail), _value(other)
+    ours, theirs = value_of(tail), value_of(other)
     if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
         return None
     if not is_same_shape(ours.shape, theirs.shape):
@@ -301,13 +277,13 @@ def _is_whole(norm: Norm) -> bool:
     """Returns whether the norm may be computed where its last node is: between its nodes no other
     one writes into an operand, or changes a mode such as that of autograd."""
     operands = [norm.arguments[name] for name in ("input", "weight", "bias")] + [norm.residual]
-    memory = {one for node in operands if isinstance(node, Node) for one in _storages(node)}
+    memory = {one for node in operands if isinstance(node, Node) for one in storages(node)}
     node = norm.node
     while node is not norm.output:
         node = node.next
         if not node.op.startswith("call") or node in norm.nodes:
             continue
-        if _value(node) is None or not memory.isdisjoint(_written(node)):
+        if value_of(node) is None or not memory.isdisjoint(written_by(node)):
             return False
     return True
 
@@ -320,55 +296,7 @@ def _saved(norm: Norm) -> set[int]:
     saved = [norm.arguments["bias"], norm.residual]
     if norm.residual is not None and NORM_ACTIVATIONS[norm.activation].by_output:
         saved = [norm.output]
-    return {one for node in saved if isinstance(node, Node) for one in _storages(node)}
-
-
-def _written(node: Node) -> set[int]:
-    """Returns the memory that a call may write into, that of running statistics aside."""
-    return {storage for operand in written_operands(node) for storage in _storages(operand)}
-
-
-def written_operands(node: Node) -> Sequence[Node]:
-    """Returns the operands that a call may write into; all of them if it is not known which."""
-    target, operands = node.target, node.all_input_nodes
-    if not node.op.startswith("call") or target in _PARAMETERS:
-        return ()
-    if isinstance(target, torch._ops.OpOverload):
-        return operands if target._schema.is_mutable else ()
-    is_operator = getattr(target, "__module__", "") == "_operator"
-    if isinstance(target, str) or is_operator:
-        name = target if isinstance(target, str) else f"__{target.__name__}__"
-        is_in_place = name.endswith("_") and not name.endswith("__")
-        return operands[:1] if is_in_place or name in _WRITING else ()
-    if "out" in node.kwargs:
-        return operands
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        schemas = [getattr(target, name)._schema for name in target.overloads()]
-        arguments = [argument for schema in schemas for argument in schema.arguments]
-        # Results that are written into are given by name.
-        written = (a for a in arguments if a.alias_info is not None and a.alias_info.is_write)
-        return operands if any(not argument.kwarg_only for argument in written) else ()
-    if isinstance(target, FunctionType):
-        try:
-            given = inspect.signature(target).bind(*node.args, **node.kwargs).arguments
-        except TypeError:
-            return operands
-        return operands[:1] if given.get("inplace") else ()
-    # Dynamo also puts functions in C into a graph, and operators with graphs of their own.
-    is_function = isinstance(target, (BuiltinFunctionType, MethodDescriptorType))
-    return () if is_function and not target.__name__.endswith("_") else operands
-
-
-def written_among(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
-    """Returns the nodes into whose memory a call in a graph of Dynamo may write, running statistics
-    of batch norms aside."""
-    written = {storage for node in graph.nodes for storage in _written(node)}
-    return {node for node in nodes if not written.isdisjoint(_storages(node))}
-
-
-def written_inputs(graph: Graph) -> set[Node]:
-    """Returns the inputs of a graph of Dynamo among the nodes of :func:`written_among`."""
-    return written_among(graph, graph.find_nodes(op="placeholder"))
+    return {one for node in saved if isinstance(node, Node) for one in storages(node)}
 
 
 def running_statistics(graph: Graph) -> set[Node]:
@@ -417,7 +345,7 @@ def serve_norms(graph: Graph, norms: Sequence[Norm]) -> None:
         for node in reversed(norm.nodes):
             graph.erase_node(node)
         if norm.running is not None:
-            key = (float(norm.arguments["momentum"]), _value(norm.running[0]).device)
+            key = (float(norm.arguments["momentum"]), value_of(norm.running[0]).device)
             updates.setdefault(key, []).extend(zip(norm.running, (mean, variance), strict=True))
     with graph.inserting_before(graph.output_node()):
         for (momentum, _), pairs in updates.items():
@@ -439,12 +367,12 @@ def _count_together(graph: Graph) -> None:
             and isinstance(counter, Node)
             and counter.op == "placeholder"
             and len(counter.users) == 1
-            and type(_value(counter)) in _PLAIN
-            and _value(counter).dtype == torch.int64
-            and all(sharing[storage] == 1 for storage in _storages(counter))
+            and type(value_of(counter)) in PLAIN
+            and value_of(counter).dtype == torch.int64
+            and all(sharing[storage] == 1 for storage in storages(counter))
         )
         if is_counted:
-            counters.setdefault(_value(counter).device, []).append(counter)
+            counters.setdefault(value_of(counter).device, []).append(counter)
             graph.erase_node(node)
     for together in counters.values():
         graph.call_function(_aten._foreach_add_.Scalar, (together, 1))

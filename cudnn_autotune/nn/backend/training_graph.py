@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.nn.backend.aliasing import written_among
 from cudnn_autotune.nn.backend.comparison import Run, communicates
 from cudnn_autotune.nn.backend.compiled_graph import (
     OURS,
@@ -25,12 +26,7 @@ from cudnn_autotune.nn.backend.compiled_graph import (
 )
 from cudnn_autotune.nn.backend.graph_copies import weights_of, with_our_convolutions
 from cudnn_autotune.nn.backend.groups import Decompositions, is_same_shape, reads_in_place
-from cudnn_autotune.nn.backend.norms import (
-    find_norms,
-    running_statistics,
-    serve_norms,
-    written_inputs,
-)
+from cudnn_autotune.nn.backend.norms import find_norms, running_statistics, serve_norms
 from cudnn_autotune.nn.backend.programs import Options, compile_plain, tagged
 
 WITHOUT_NORMS = f"{OURS}, PyTorch's norms"
@@ -93,7 +89,7 @@ class TrainingGraph(ComparedGraph):
             return "communicates between ranks"
         placeholders = graph.graph.find_nodes(op="placeholder")
         buffers = {placeholders[i]: i for i in self._weights if not inputs[i].requires_grad}
-        written = written_inputs(graph.graph)
+        written = written_among(graph.graph, placeholders)
         if not written <= buffers.keys():
             return "writes into its inputs"
         written |= running_statistics(graph.graph)

@@ -1,0 +1,111 @@
+"""Tells which memory the values of a graph of Dynamo lie in, and which calls write into it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+from torch.utils._pytree import tree_leaves
+
+PLAIN = (FakeTensor, Tensor, nn.Parameter)
+"""The classes of tensors that have no rules of their own."""
+
+_BATCH_NORMS = (F.batch_norm, torch.batch_norm)
+
+# Methods of Python that write into their first operand, as functions of `operator` do.
+_IN_PLACE = "add and concat floordiv lshift matmul mod mul or pow rshift sub truediv xor"
+_WRITING = {"__setitem__", "__delitem__", *(f"__i{name}__" for name in _IN_PLACE.split())}
+# Modes that a graph enters by one call and leaves by another one.
+_MODES = (torch.autocast, torch.inference_mode)
+
+
+def value_of(node: Node) -> Any:
+    """Returns what Dynamo has as the value of a node: a fake tensor, or any other."""
+    return node.meta.get("example_value")
+
+
+def fake_tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
+    """Returns the nodes that stand for tensors, each with its fake one."""
+    values = {node: value_of(node) for node in nodes}
+    return {node: value for node, value in values.items() if isinstance(value, Tensor)}
+
+
+def storages(value: Any) -> set[int]:
+    """Returns the storages of the tensors in a value, or in the one that a node stands for."""
+    leaves = tree_leaves(value_of(value) if isinstance(value, Node) else value)
+    return {leaf.untyped_storage()._cdata for leaf in leaves if type(leaf) in PLAIN}
+
+
+def storages_when_run(graph: GraphModule) -> dict[Node, set[int]]:
+    """Returns the storages of each value of a graph when it runs with the fake inputs that Dynamo
+    had."""
+    inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+    modes = (value.fake_mode for value in inputs if isinstance(value, FakeTensor))
+    interpreter = torch.fx.Interpreter(graph, garbage_collect_values=False)
+    with ExitStack() as stack:
+        if (mode := next(modes, None)) is not None:
+            stack.enter_context(mode)
+            if mode.shape_env is not None:  # sizes that depend on data have symbols already
+                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(disable_autocast_cache())
+        try:
+            interpreter.run(*inputs)
+        finally:
+            values = interpreter.env
+            for node, value in reversed(values.items()):
+                if isinstance(value, _MODES) and values.keys().isdisjoint(node.users):
+                    value.__exit__(None, None, None)
+    return {node: storages(value) for node, value in values.items()}
+
+
+def written_by(node: Node) -> set[int]:
+    """Returns the storages that a call may write into, those of running statistics aside."""
+    return {storage for operand in written_operands(node) for storage in storages(operand)}
+
+
+def written_operands(node: Node) -> Sequence[Node]:
+    """Returns the operands that a call may write into; all of them if it is not known which."""
+    target, operands = node.target, node.all_input_nodes
+    if not node.op.startswith("call") or target in _BATCH_NORMS:
+        return ()
+    if isinstance(target, torch._ops.OpOverload):
+        return operands if target._schema.is_mutable else ()
+    is_operator = getattr(target, "__module__", "") == "_operator"
+    if isinstance(target, str) or is_operator:
+        name = target if isinstance(target, str) else f"__{target.__name__}__"
+        is_in_place = name.endswith("_") and not name.endswith("__")
+        return operands[:1] if is_in_place or name in _WRITING else ()
+    if "out" in node.kwargs:
+        return operands
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        schemas = [getattr(target, name)._schema for name in target.overloads()]
+        arguments = [argument for schema in schemas for argument in schema.arguments]
+        # Results that are written into are given by name.
+        written = (a for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+        return operands if any(not argument.kwarg_only for argument in written) else ()
+    if isinstance(target, FunctionType):
+        try:
+            given = inspect.signature(target).bind(*node.args, **node.kwargs).arguments
+        except TypeError:
+            return operands
+        return operands[:1] if given.get("inplace") else ()
+    # Dynamo also puts functions in C into a graph, and operators with graphs of their own.
+    is_function = isinstance(target, (BuiltinFunctionType, MethodDescriptorType))
+    return () if is_function and not target.__name__.endswith("_") else operands
+
+
+def written_among(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
+    """Returns the nodes into whose memory a call in a graph of Dynamo may write, running statistics
+    of batch norms aside."""
+    written = {storage for node in graph.nodes for storage in written_by(node)}
+    return {node for node in nodes if not written.isdisjoint(storages(node))}
