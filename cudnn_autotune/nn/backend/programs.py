@@ -22,18 +22,10 @@ from torch.fx import GraphModule, Node
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.backend.comparison import Run, communicates
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport, write_in_place
+from cudnn_autotune.nn.backend.each_image import convolve_each_image
 from cudnn_autotune.nn.backend.folding import fold, settle
-from cudnn_autotune.nn.backend.graph_copies import (
-    FrozenWeights,
-    convolve_each_image,
-    copied,
-    favours_channels_last,
-    in_layout,
-    use_formulas,
-    weights_of,
-    with_constants,
-    with_our_convolutions,
-)
+from cudnn_autotune.nn.backend.frozen_weights import FrozenWeights, weights_of, with_constants
+from cudnn_autotune.nn.backend.graph_copies import copied, use_formulas, with_our_convolutions
 from cudnn_autotune.nn.backend.groups import (
     JUDGES,
     GroupReport,
@@ -43,6 +35,7 @@ from cudnn_autotune.nn.backend.groups import (
     fuse_judged,
     never,
 )
+from cudnn_autotune.nn.backend.layouts import favours_channels_last, in_layout
 from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.tuning.settings import check_policy
 

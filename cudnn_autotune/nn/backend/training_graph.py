@@ -24,7 +24,8 @@ from cudnn_autotune.nn.backend.compiled_graph import (
     Compilation,
     is_capturing,
 )
-from cudnn_autotune.nn.backend.graph_copies import weights_of, with_our_convolutions
+from cudnn_autotune.nn.backend.frozen_weights import weights_of
+from cudnn_autotune.nn.backend.graph_copies import with_our_convolutions
 from cudnn_autotune.nn.backend.groups import Decompositions, is_same_shape, reads_in_place
 from cudnn_autotune.nn.backend.norms import find_norms, running_statistics, serve_norms
 from cudnn_autotune.nn.backend.programs import Options, compile_plain, tagged

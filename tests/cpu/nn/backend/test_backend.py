@@ -30,7 +30,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn import formulas
-from cudnn_autotune.nn.backend import compiled_graph, entry, graph_copies, groups, programs
+from cudnn_autotune.nn.backend import compiled_graph, entry, graph_copies, groups, layouts, programs
 from cudnn_autotune.nn.backend.comparison import Comparison
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
@@ -691,7 +691,7 @@ class TestLayout:
         self, module: Callable[[], Any], favoured: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found: list[bool] = []
-        favours = graph_copies.favours_channels_last
+        favours = layouts.favours_channels_last
 
         def asked(graph: Any) -> bool:
             found.append(favours(graph))
