@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.backend import groups
+from cudnn_autotune.nn.backend import judges
 from cudnn_autotune.nn.backend.comparison import communicates
-from cudnn_autotune.nn.backend.groups import Group, Measured, Verdict
+from cudnn_autotune.nn.backend.groups import Group
+from cudnn_autotune.nn.backend.judges import Measured, Verdict
 
 
 class _Reduced(torch.autograd.Function):
@@ -70,8 +71,8 @@ def compiled(kind: str, by_clock: bool) -> dict[str, Any]:
     torch._dynamo.reset()
     model, x = Communicates(kind).eval(), torch.randn(2, 3, 16, 16)
     options = {"fuse": "always", "cpp.weight_prepack": False}
-    judges = {"always": _ByClock} if by_clock else {}
-    with torch.no_grad(), mock.patch.dict(groups.JUDGES, judges):  # type: ignore[arg-type]
+    replaced = {"always": _ByClock} if by_clock else {}
+    with torch.no_grad(), mock.patch.dict(judges.JUDGES, replaced):  # type: ignore[arg-type]
         output = torch.compile(model, backend="cudnn_autotune", options=options)(x)
         error = (output - model(x)).norm() / output.norm()
     record = ca.compilations()[-1]

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem, strides_of
-from cudnn_autotune.nn.backend.groups import Judge, Measured, Verdict, reads_in_place, times_ms
+from cudnn_autotune.nn.backend.groups import reads_in_place
+from cudnn_autotune.nn.backend.judges import Judge, Measured, Verdict, times_ms
 from cudnn_autotune.nn.conv_layout import conv_memory_format
 from cudnn_autotune.nn.inductor import _mark_input
 from cudnn_autotune.tuning import compiling_ahead

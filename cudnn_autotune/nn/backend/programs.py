@@ -26,12 +26,12 @@ from cudnn_autotune.nn.backend.each_image import convolve_each_image
 from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.frozen_weights import FrozenWeights, weights_of, with_constants
 from cudnn_autotune.nn.backend.graph_copies import copied, use_formulas, with_our_convolutions
-from cudnn_autotune.nn.backend.groups import (
+from cudnn_autotune.nn.backend.groups import find_groups
+from cudnn_autotune.nn.backend.judges import (
     JUDGES,
     GroupReport,
     Judge,
     Measured,
-    find_groups,
     fuse_judged,
     never,
 )

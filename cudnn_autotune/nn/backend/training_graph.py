@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.nn.backend.activations import Decompositions
 from cudnn_autotune.nn.backend.aliasing import written_among
 from cudnn_autotune.nn.backend.comparison import Run, communicates
 from cudnn_autotune.nn.backend.compiled_graph import (
@@ -26,7 +27,7 @@ from cudnn_autotune.nn.backend.compiled_graph import (
 )
 from cudnn_autotune.nn.backend.frozen_weights import weights_of
 from cudnn_autotune.nn.backend.graph_copies import with_our_convolutions
-from cudnn_autotune.nn.backend.groups import Decompositions, is_same_shape, reads_in_place
+from cudnn_autotune.nn.backend.groups import is_same_shape, reads_in_place
 from cudnn_autotune.nn.backend.norms import find_norms, running_statistics, serve_norms
 from cudnn_autotune.nn.backend.programs import Options, compile_plain, tagged
 

@@ -30,7 +30,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.nn import formulas
-from cudnn_autotune.nn.backend import compiled_graph, entry, graph_copies, groups, layouts, programs
+from cudnn_autotune.nn.backend import compiled_graph, entry, graph_copies, judges, layouts, programs
 from cudnn_autotune.nn.backend.comparison import Comparison
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
@@ -102,9 +102,9 @@ def formats_of_groups(monkeypatch: pytest.MonkeyPatch) -> list[torch.memory_form
 
     def judge(group: Any) -> Any:
         formats.append(group.problem().memory_format)
-        return groups.always(group)
+        return judges.always(group)
 
-    monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+    monkeypatch.setitem(judges.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
     return formats
 
 
@@ -350,8 +350,8 @@ class TestComparison:
     ) -> None:
         """Outputs are compared with PyTorch's. If they differ, or there is not enough memory for
         PyTorch, programs are compared as usual."""
-        verdict = groups.Verdict(True, "for a test", fused_ms=1.0, several_ms=1.3)
-        monkeypatch.setitem(groups.JUDGES, "always", lambda: lambda group: verdict)
+        verdict = judges.Verdict(True, "for a test", fused_ms=1.0, several_ms=1.3)
+        monkeypatch.setitem(judges.JUDGES, "always", lambda: lambda group: verdict)
         compare = compiled_graph.compare
         seen: list[list[str]] = []
 
@@ -609,9 +609,9 @@ class TestLayout:
 
         def judge(group: Any) -> Any:
             problems.append(group.problem())
-            return groups.always(group)
+            return judges.always(group)
 
-        monkeypatch.setitem(groups.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        monkeypatch.setitem(judges.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
         self.win(monkeypatch, "channels_last")
         block, input = Chain1d().eval(), torch.randn(2, 5, 11)
         model = compiled(block, **self.options("channels_last"), freezing=freezing)

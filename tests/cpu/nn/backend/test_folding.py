@@ -20,15 +20,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cudnn_autotune.nn.backend.folding import fold, settle
-from cudnn_autotune.nn.backend.groups import (
-    Group,
-    Judge,
-    Verdict,
-    always,
-    find_groups,
-    fuse_judged,
-    never,
-)
+from cudnn_autotune.nn.backend.groups import Group, find_groups
+from cudnn_autotune.nn.backend.judges import Judge, Verdict, always, fuse_judged, never
 
 _aten = torch.ops.aten
 FOLD = torch.ops.cudnn_autotune.fold_weights.default

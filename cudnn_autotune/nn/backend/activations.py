@@ -1,0 +1,170 @@
+"""Finds activations in a functional graph of ATen operators, as Inductor has it.
+
+A graph does not say ``silu``: Inductor decomposes it into a handful of operators, other ones for
+the half types, and other ones in another version of torch. So each activation is traced by the same
+decompositions, and the traced operators are looked for in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+
+from cudnn_autotune.engines.activations import (
+    ACTIVATIONS,
+    PARAMETERS,
+    Activation,
+    is_parameter,
+)
+from cudnn_autotune.engines.problem import DTYPES
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+_aten = torch.ops.aten
+
+# A number that stands for the parameter in what is traced, and that no model has by chance.
+_PARAMETER = 0.6180339887498949
+_ALL = [Activation(kind, _PARAMETER if kind in PARAMETERS else None) for kind in ACTIVATIONS]
+
+
+def _elu(x: Tensor, alpha: float | None = None) -> Tensor:
+    """Returns what Inductor makes of ELU: it removes multiplications by 1, as by ``alpha``."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    below = torch.expm1(wide)
+    return torch.where(wide > 0, wide, below if alpha is None else below * alpha).to(x.dtype)
+
+
+# The activations by all ways to write them.
+_SPELLINGS: Sequence[tuple[Activation, Callable[[Tensor], Tensor]]] = (
+    *zip(_ALL, _ALL, strict=True),
+    (Activation("silu"), lambda x: x * torch.sigmoid(x)),
+    (Activation("hardswish"), lambda x: x * F.relu6(x + 3) / 6),
+    (Activation("mish"), lambda x: x * torch.tanh(F.softplus(x))),
+    (Activation("elu", _PARAMETER), lambda x: _elu(x, _PARAMETER)),
+    (Activation("elu", 1.0), _elu),
+)
+_COMMUTATIVE = (_aten.add.Tensor, _aten.mul.Tensor)
+
+
+@dataclass(frozen=True)
+class Found:
+    """An activation in a graph: ``output`` is ``activation(input)``."""
+
+    activation: str
+    """Name, with the parameter if there is one."""
+    input: Node
+    output: Node
+    nodes: frozenset[Node]
+    """Nodes that compute it, ``output`` among them."""
+
+
+def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node, list[Found]]:
+    """Finds the activations of a functional graph, by the node that they are applied to.
+
+    Only those are found whose intermediate values nothing else uses. Where two overlap, as the
+    sigmoid within ``x * sigmoid(x)``, both are listed, the one of more nodes first.
+
+    Args:
+        graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
+        decompositions: those that the graph was traced with.
+    """
+    patterns: dict[torch.dtype, list[tuple[Activation, Node]]] = {}
+    found: dict[Node, list[Found]] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(value, Tensor):
+            continue
+        if value.dtype not in DTYPES:
+            continue
+        if value.dtype not in patterns:
+            patterns[value.dtype] = _traced(value.dtype, decompositions)
+        for activation, pattern in patterns[value.dtype]:
+            bound = _match(pattern, node, _Bound({}))
+            if bound is None:
+                continue
+            if bound.parameter is not None:
+                activation = replace(activation, parameter=bound.parameter)
+            if not is_parameter(activation.kind, activation.parameter):
+                continue
+            input = next(given for of, given in bound.nodes.items() if of.op == "placeholder")
+            nodes = frozenset(bound.nodes.values()) - {input}
+            if _is_closed(nodes, node):
+                found.setdefault(input, []).append(Found(activation.name, input, node, nodes))
+    for several in found.values():
+        several.sort(key=lambda one: len(one.nodes), reverse=True)
+    return found
+
+
+def _traced(dtype: torch.dtype, decompositions: Decompositions) -> list[tuple[Activation, Node]]:
+    """Returns the activation of each spelling, and the node of its result."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
+    def spelled(x: Tensor) -> list[Tensor]:
+        return [function(x) for _, function in _SPELLINGS]
+
+    trace = make_fx(spelled, decomposition_table=dict(decompositions))
+    with FakeTensorMode(), torch.no_grad():
+        traced = trace(torch.empty(2, 3, dtype=dtype))
+    traced.graph.eliminate_dead_code()
+    results: Any = traced.graph.output_node().args[0]
+    return [(activation, node) for (activation, _), node in zip(_SPELLINGS, results, strict=True)]
+
+
+class _Bound(NamedTuple):
+    """The parts of a graph that stand for those of a pattern."""
+
+    nodes: Mapping[Node, Node]
+    """Nodes by those of the pattern."""
+    parameter: float | None = None
+    """Number in the place of ``_PARAMETER``, once it is known."""
+
+    def plus(self, pattern: Node, value: Node) -> _Bound:
+        return self._replace(nodes={**self.nodes, pattern: value})
+
+
+def _match(pattern: Any, value: Any, bound: _Bound) -> _Bound | None:
+    """Returns what stands for the pattern if ``value`` computes it, or None.
+
+    ``bound`` is what is known already.
+    """
+    if isinstance(pattern, Node):
+        if pattern in bound.nodes:
+            return bound if bound.nodes[pattern] is value else None
+        if not isinstance(value, Node):
+            return None
+        if pattern.op == "placeholder":
+            return bound.plus(pattern, value)
+        if pattern.target != value.target or pattern.kwargs != value.kwargs:
+            return None
+        if len(pattern.args) != len(value.args):
+            return None
+        orders = [value.args]
+        if pattern.target in _COMMUTATIVE:
+            orders.append(value.args[::-1])
+        for args in orders:
+            result: _Bound | None = bound.plus(pattern, value)
+            for one, other in zip(pattern.args, args, strict=True):
+                result = result if result is None else _match(one, other, result)
+            if result is not None:
+                return result
+        return None
+    if pattern == _PARAMETER and isinstance(value, (int, float)):
+        is_same = bound.parameter in (None, value)
+        return bound._replace(parameter=float(value)) if is_same else None
+    if isinstance(value, Node) or type(value) is not type(pattern):
+        # One version writes 6, another 6.0.
+        is_number = isinstance(value, (int, float)) and isinstance(pattern, (int, float))
+        return bound if is_number and value == pattern else None
+    return bound if value == pattern else None
+
+
+def _is_closed(nodes: frozenset[Node], output: Node) -> bool:
+    """Returns whether nothing but ``output`` is used outside of ``nodes``."""
+    return all(user in nodes for node in nodes if node is not output for user in node.users)
