@@ -25,7 +25,8 @@ from cudnn_autotune.nn.backend.comparison import (
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport
 from cudnn_autotune.nn.backend.frozen_weights import weights_of
 from cudnn_autotune.nn.backend.graph_copies import copied
-from cudnn_autotune.nn.backend.judges import JUDGES, GroupReport, gain
+from cudnn_autotune.nn.backend.groups import GroupReport
+from cudnn_autotune.nn.backend.judges import JUDGES, gain
 from cudnn_autotune.nn.backend.layouts import OTHER_LAYOUT
 from cudnn_autotune.nn.backend.norms import NormReport
 from cudnn_autotune.nn.backend.programs import (

@@ -1,5 +1,5 @@
-"""Finds concatenations whose parts convolutions can write in place, and measures whether that is
-faster.
+"""Finds concatenations in a functional graph of ATen operators whose parts convolutions can write
+in place.
 
 A concatenation copies its parts, and a dense block copies them again for each of its convolutions.
 Here the largest one becomes a tensor of its own. Convolutions write their slices of its channels
@@ -10,8 +10,7 @@ DenseNet, the kernels that Inductor makes of these read slices, and not many par
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,18 +18,14 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem, strides_of
+from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED
 from cudnn_autotune.nn.backend.groups import reads_in_place
-from cudnn_autotune.nn.backend.judges import Judge, Measured, Verdict, times_ms
 from cudnn_autotune.nn.conv_layout import conv_memory_format
 from cudnn_autotune.nn.inductor import _mark_input
-from cudnn_autotune.tuning import compiling_ahead
 
-_aten = torch.ops.aten
-_cat = _aten.cat.default
-_convolution = _aten.convolution.default
+_cat = torch.ops.aten.cat.default
+_convolution = torch.ops.aten.convolution.default
 _fused = torch.ops.cudnn_autotune.conv_fused.default
-_fused_into = torch.ops.cudnn_autotune.conv_fused_into_.default
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class ConcatenationReport:
         return f"concatenation of {self.parts} -> {shape}: {what}, {self.reason}"
 
 
-class _Convolution(NamedTuple):
+class ConvolutionCall(NamedTuple):
     """A call of this package's convolution in a graph."""
 
     node: Node
@@ -65,7 +60,7 @@ class _Convolution(NamedTuple):
     """Arguments of ``conv_fused`` behind the residual."""
 
     @classmethod
-    def of(cls, node: Node) -> _Convolution | None:
+    def of(cls, node: Node) -> ConvolutionCall | None:
         """Reads a call; returns None for other nodes, and for transposed convolutions."""
         arguments: Any = node.args
         if node.target is _fused:
@@ -80,7 +75,7 @@ class _Convolution(NamedTuple):
         return cls(node, (input, weight, bias, None), options)
 
     @classmethod
-    def reading(cls, user: Node) -> _Convolution | None:
+    def reading(cls, user: Node) -> ConvolutionCall | None:
         """Returns the convolution whose input a value is through this user, if that is all that the
         user is for."""
         if user.target is _mark_input:
@@ -110,7 +105,7 @@ class Family:
     """First channel and number of channels of each part and each concatenation."""
     written: frozenset[Node]
     """Parts that convolutions write in place."""
-    convolutions: tuple[_Convolution, ...]
+    convolutions: tuple[ConvolutionCall, ...]
     """Convolutions that write a part or read a slice, in the graph's order."""
 
     @property
@@ -241,23 +236,23 @@ def _family(
     channels = cats[0].meta["val"].shape[1]
     size = cats[0].meta["val"].element_size()
 
-    def fits(node: Node, one: _Convolution) -> bool:
+    def fits(node: Node, one: ConvolutionCall) -> bool:
         """Returns whether a convolution can have a slice as its input or its output."""
         is_aligned = all(n * size % MOST_ALIGNED == 0 for n in (slices[node][0], channels))
         return is_aligned and (channels_last or one.is_channels_last())
 
-    def readers(node: Node) -> list[_Convolution] | None:
+    def readers(node: Node) -> list[ConvolutionCall] | None:
         """Returns the convolutions that read a node; None if some user cannot read slices."""
         found = []
         for user in node.users:
-            one = _Convolution.reading(user)
+            one = ConvolutionCall.reading(user)
             if one is not None and node not in one.operands[1:] and fits(node, one):
                 found.append(one)
             elif one is not None or not (user in cats or reads_in_place(user)):
                 return None
         return found
 
-    convolutions: dict[Node, _Convolution] = {}
+    convolutions: dict[Node, ConvolutionCall] = {}
     for cat in cats:
         reading = readers(cat)
         if reading is None and cat is cats[0]:
@@ -271,7 +266,7 @@ def _family(
     is_convolved = bool(convolutions)
     written = set()
     for part in parts:
-        one, reading = _Convolution.of(part), readers(part)
+        one, reading = ConvolutionCall.of(part), readers(part)
         if one is not None and reading is not None and fits(part, one):
             written.add(part)
             convolutions.update((each.node, each) for each in (one, *reading))
@@ -281,251 +276,3 @@ def _family(
         return family if written or len(cats) > 1 else None
     is_shared = any(len(family.concatenations_of(part)) > 1 for part in written)
     return family if is_shared else None
-
-
-def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[ConcatenationReport]:
-    """Lets convolutions write into the concatenations of a graph that a judge is for.
-
-    Args:
-        graph, channels_last: as of :func:`find_families`.
-        judge: decides for each family.
-
-    Returns:
-        What became of each family, in the graph's order.
-    """
-    families = find_families(graph, channels_last=channels_last)
-    verdicts = [
-        _judged(judge, family) if isinstance(judge, Measured) else judge(family)
-        for family in families
-    ]
-    pairs = [*zip(families, verdicts, strict=True)]
-    replace_families(graph, [family for family, verdict in pairs if verdict.fuse])
-    return [
-        ConcatenationReport(len(family.parts), tuple(family.value.shape), *verdict)
-        for family, verdict in pairs
-    ]
-
-
-def replace_families(graph: Graph, families: Sequence[Family]) -> None:
-    """Makes one tensor of each family of concatenations, whose slices are written in place.
-
-    Args:
-        families: some of those found in the graph, in its order. They do not hold afterwards.
-    """
-    if not families:
-        return
-    from torch._inductor.inductor_prims import force_stride_order  # slow to import
-
-    strides = {node: node.meta["val"].stride() for node in _behind(graph, families)}
-    replaced: dict[Node, Node] = {}
-    for family in families:
-        _replace(graph, family, replaced)
-    # Inductor gives outputs the strides of the graph's tensors, which follow those of the slices.
-    for node, expected in strides.items():
-        value = replaced.get(node, node)
-        users = tuple(value.users)
-        with graph.inserting_after(value):
-            result = graph.call_function(force_stride_order, (value, expected))
-        result.meta = dict(node.meta)
-        value.replace_all_uses_with(result, users.__contains__)
-
-
-def _behind(graph: Graph, families: Sequence[Family]) -> list[Node]:
-    """Returns values that are computed from families and that a graph returns, or views of them."""
-    behind = {node for family in families for node in (*family.parts, *family.concatenations)}
-    for node in graph.nodes:
-        if not behind.isdisjoint(node.all_input_nodes):
-            behind.add(node)
-    found: dict[Node, None] = {}
-    for node in graph.output_node().all_input_nodes:
-        while _is_view(node):
-            node = node.args[0]
-        if node in behind and node.op == "call_function" and _has_known_strides(node):
-            found[node] = None
-    return list(found)
-
-
-def _has_known_strides(node: Node) -> bool:
-    value = node.meta["val"]
-    return isinstance(value, Tensor) and all(isinstance(n, int) for n in value.stride())
-
-
-def _is_view(node: Node) -> bool:
-    """Returns whether a node's value has its memory in common with its first argument."""
-    schema = getattr(node.target, "_schema", None)
-    aliased = schema.arguments[0].alias_info if schema and schema.arguments else None
-    return aliased is not None and not aliased.is_write
-
-
-def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
-    """Makes one tensor of a family.
-
-    Args:
-        replaced: nodes by those that stood for the same value when families were found.
-    """
-
-    def now(node: Node) -> Node:
-        return replaced.get(node, node)
-
-    order = {node: index for index, node in enumerate(graph.nodes)}
-
-    def first_of(nodes: Iterable[Node]) -> Node:
-        return min(map(now, nodes), key=order.__getitem__)
-
-    value = family.value
-    sizes, mode = list(value.shape), value.fake_mode  # type: ignore[attr-defined]
-    strides = list(strides_of(sizes, channels_last=True))
-    options: Any = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-    with graph.inserting_before(first_of((*family.concatenations, *family.written))):
-        whole = graph.call_function(_aten.empty_strided.default, (sizes, strides), options)
-    with mode:
-        whole.meta["val"] = torch.empty_strided(sizes, strides, **options)
-
-    def sliced(node: Node) -> Node:
-        first, count = family.slices[node]
-        found = graph.call_function(_aten.slice.Tensor, (whole, 1, first, first + count))
-        with mode:
-            found.meta["val"] = whole.meta["val"].narrow(1, first, count)
-        return found
-
-    for part in family.copied:
-        with graph.inserting_before(first_of(family.concatenations_of(part))):
-            copy = graph.call_function(_aten.copy_.default, (sliced(part), now(part)))
-        copy.meta["val"] = copy.args[0].meta["val"]  # type: ignore[union-attr]
-    for node in (one.node for one in family.convolutions):
-        one = _Convolution.of(now(node))
-        if one is None:  # it writes a part of another family
-            continue
-        arguments = (*one.operands, *one.options)
-        with graph.inserting_before(one.node):
-            if node in family.written:
-                call = graph.call_function(_fused_into, (sliced(node), *arguments))
-                call.meta["val"] = None
-                result = sliced(node)
-            else:
-                result = graph.call_function(_fused, arguments)
-                result.meta = dict(one.node.meta)
-        marked = one.node.args[0]
-        one.node.replace_all_uses_with(result)
-        graph.erase_node(one.node)
-        replaced[node] = result
-        if isinstance(marked, Node) and marked.target is _mark_input and not marked.users:
-            graph.erase_node(marked)
-    for cat in family.concatenations:
-        with graph.inserting_before(cat):
-            replaced[cat] = sliced(cat)
-        cat.replace_all_uses_with(replaced[cat])
-        graph.erase_node(cat)
-
-
-# Whether a family is written in place
-
-
-def _judged(judge: Measured, family: Family) -> Verdict:
-    """Measures a family, if its like has not been measured yet."""
-    device = family.value.device
-    if device.type != "cuda":
-        return Verdict(False, f"it is on the device {device}")
-    try:
-        problems = [_problem(family, one) for one in family.convolutions]
-    except ValueError as error:
-        return Verdict(False, str(error))
-    nodes = (*family.parts, *family.concatenations)
-    slices = [(*family.slices[node], node in family.unconvolved) for node in nodes]
-    key = repr((problems, slices, [one.options for one in family.convolutions]))
-    return judge.remembered(key, device, lambda: _measure(family, problems))
-
-
-def _problem(family: Family, one: _Convolution) -> ConvProblem:
-    """Returns a convolution of a family as the problem that it is in place."""
-    x, w = (node.meta["val"] for node in one.operands[:2])
-    _, _, bias, residual = one.operands
-    stride, padding, dilation, groups, activation = one.options[:5]
-    channels = family.value.shape[1]
-    return ConvProblem(
-        *("fprop", x.shape, w.shape, stride, padding, dilation, groups, x.dtype),
-        torch.channels_last,
-        bias=bias is not None,
-        residual=residual is not None,
-        activation=activation,
-        pixel_strides=(
-            channels if family.is_slice(one.input) else x.shape[1],
-            channels if one.node in family.written else w.shape[0],
-        ),
-    )
-
-
-def _measure(family: Family, problems: Sequence[ConvProblem]) -> Verdict:
-    device = family.value.device
-    needed = []
-    for one, problem in zip(family.convolutions, problems, strict=True):
-        sampling, limit = one.options[-2:]
-        needed.append((problem, device, sampling, None if limit < 0 else limit))
-    try:
-        # Autocast would make other problems of these.
-        with (
-            torch.autocast("cuda", enabled=False),
-            torch.random.fork_rng([device]),
-            compiling_ahead.compiling(needed),
-        ):
-            forms = _Forms(family)
-            times = times_ms([forms.in_place, forms.several], [()])
-    except torch.OutOfMemoryError:
-        return Verdict(False, "there was not enough memory to measure it")
-    text = f"{1e3 * times[0]:.1f} us in place, {1e3 * times[1]:.1f} us with copies"
-    return Verdict(times[0] < times[1], text, *times)
-
-
-class _Forms:
-    """The convolutions of a family, with its copies, on random tensors.
-
-    Inductor computes a concatenation that no convolution reads in the kernels that read it, up to a
-    number of parts, and else before them. A pass by ATen that does the same stands for these: it
-    reads and writes as many bytes.
-    """
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-        self._whole = _random(family.concatenations[0])
-        operands = (node for one in family.convolutions for node in one.operands)
-        nodes = {*family.parts, *(node for node in operands if node is not None)}
-        self._dense = {node: _random(node) for node in nodes}
-
-    def _slice(self, node: Node) -> Tensor:
-        return self._whole.narrow(1, *self._family.slices[node])
-
-    def in_place(self, _: object) -> None:
-        family = self._family
-        for part in family.copied:
-            self._slice(part).copy_(self._dense[part])
-        for one in family.convolutions:
-            first, *others = one.operands
-            input = self._slice(first) if family.is_slice(first) else self._dense[first]
-            arguments = (input, *map(self._dense.get, others), *one.options)
-            if one.node in family.written:
-                _fused_into(self._slice(one.node), *arguments)
-            else:
-                _fused(*arguments)
-        for cat in self._family.unconvolved:
-            self._slice(cat).clone()
-
-    def several(self, _: object) -> None:
-        from torch._inductor import config  # slow to import
-
-        for cat in self._family.concatenations:
-            parts = self._family.parts_of(cat)
-            whole = torch.cat([self._dense[part] for part in parts], 1)
-            if cat in self._family.unconvolved and len(parts) > config.max_pointwise_cat_inputs:
-                whole.clone()
-        for one in self._family.convolutions:
-            _fused(*map(self._dense.get, one.operands), *one.options)
-
-
-def _random(node: Node) -> Tensor:
-    value = node.meta["val"]
-    found = torch.randn(value.shape, dtype=value.dtype, device=value.device)
-    if value.dim() < 4:
-        return found
-    # Products of such a weight do not overflow.
-    found *= math.prod(value.shape[1:]) ** -0.5
-    return found.contiguous(memory_format=torch.channels_last)

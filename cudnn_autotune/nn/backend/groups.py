@@ -38,6 +38,25 @@ _READ_IN_PLACE = (
 
 
 @dataclass(frozen=True)
+class GroupReport:
+    """A convolution of a graph, and whether it was fused with what follows it."""
+
+    text: str
+    """Computation in words: ``conv + bias + relu``."""
+    output_shape: tuple[int, ...]
+    is_fused: bool
+    reason: str
+    fused_ms: float | None = None
+    """Milliseconds of a call that computes it at once; None if that was not measured."""
+    several_ms: float | None = None
+    """Milliseconds of the convolution by itself and of a kernel for what follows it."""
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.output_shape))
+        return f"{self.text} -> {shape}: {'fused' if self.is_fused else 'left'}, {self.reason}"
+
+
+@dataclass(frozen=True)
 class Group:
     """A convolution, and the nodes after it that ``conv_fused`` could compute with it."""
 

@@ -1,43 +1,37 @@
-"""Decides which groups of a graph are fused: as asked for, or by measuring both forms on the GPU."""
+"""Decides which groups of a graph are fused and which concatenations are written in place: as asked
+for, or by measuring both forms on the GPU."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import GraphModule
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cudnn_autotune.engines.problem import ConvProblem, Operands
-from cudnn_autotune.nn.backend.groups import Group, fuse_groups
+from cudnn_autotune.nn.backend.concatenations import (
+    ConcatenationReport,
+    ConvolutionCall,
+    Family,
+    find_families,
+)
+from cudnn_autotune.nn.backend.groups import Group, GroupReport, fuse_groups
+from cudnn_autotune.nn.backend.slices import replace_families
 from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
 from cudnn_autotune.tuning import compiling_ahead
+
+_fused = torch.ops.cudnn_autotune.conv_fused.default
+_fused_into = torch.ops.cudnn_autotune.conv_fused_into_.default
 
 # Calls of a form of a group in a CUDA graph, and the number of turns in which it is replayed.
 _CALLS = 10
 _ROUNDS = 9
-
-
-@dataclass(frozen=True)
-class GroupReport:
-    """A convolution of a graph, and whether it was fused with what follows it."""
-
-    text: str
-    """Computation in words: ``conv + bias + relu``."""
-    output_shape: tuple[int, ...]
-    is_fused: bool
-    reason: str
-    fused_ms: float | None = None
-    """Milliseconds of a call that computes it at once; None if that was not measured."""
-    several_ms: float | None = None
-    """Milliseconds of the convolution by itself and of a kernel for what follows it."""
-
-    def __str__(self) -> str:
-        shape = "x".join(map(str, self.output_shape))
-        return f"{self.text} -> {shape}: {'fused' if self.is_fused else 'left'}, {self.reason}"
 
 
 class Verdict(NamedTuple):
@@ -188,6 +182,139 @@ def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> li
     pairs = zip(groups, verdicts, strict=True)
     fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
     return reports
+
+
+def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[ConcatenationReport]:
+    """Lets convolutions write into the concatenations of a graph that a judge is for.
+
+    Args:
+        graph, channels_last: as of :func:`find_families`.
+        judge: decides for each family.
+
+    Returns:
+        What became of each family, in the graph's order.
+    """
+    families = find_families(graph, channels_last=channels_last)
+    verdicts = [
+        _judged(judge, family) if isinstance(judge, Measured) else judge(family)
+        for family in families
+    ]
+    pairs = [*zip(families, verdicts, strict=True)]
+    replace_families(graph, [family for family, verdict in pairs if verdict.fuse])
+    return [
+        ConcatenationReport(len(family.parts), tuple(family.value.shape), *verdict)
+        for family, verdict in pairs
+    ]
+
+
+def _judged(judge: Measured, family: Family) -> Verdict:
+    """Measures a family, if its like has not been measured yet."""
+    device = family.value.device
+    if device.type != "cuda":
+        return Verdict(False, f"it is on the device {device}")
+    try:
+        problems = [_problem(family, one) for one in family.convolutions]
+    except ValueError as error:
+        return Verdict(False, str(error))
+    nodes = (*family.parts, *family.concatenations)
+    slices = [(*family.slices[node], node in family.unconvolved) for node in nodes]
+    key = repr((problems, slices, [one.options for one in family.convolutions]))
+    return judge.remembered(key, device, lambda: _measure(family, problems))
+
+
+def _problem(family: Family, one: ConvolutionCall) -> ConvProblem:
+    """Returns a convolution of a family as the problem that it is in place."""
+    x, w = (node.meta["val"] for node in one.operands[:2])
+    _, _, bias, residual = one.operands
+    stride, padding, dilation, groups, activation = one.options[:5]
+    channels = family.value.shape[1]
+    return ConvProblem(
+        *("fprop", x.shape, w.shape, stride, padding, dilation, groups, x.dtype),
+        torch.channels_last,
+        bias=bias is not None,
+        residual=residual is not None,
+        activation=activation,
+        pixel_strides=(
+            channels if family.is_slice(one.input) else x.shape[1],
+            channels if one.node in family.written else w.shape[0],
+        ),
+    )
+
+
+def _measure(family: Family, problems: Sequence[ConvProblem]) -> Verdict:
+    device = family.value.device
+    needed = []
+    for one, problem in zip(family.convolutions, problems, strict=True):
+        sampling, limit = one.options[-2:]
+        needed.append((problem, device, sampling, None if limit < 0 else limit))
+    try:
+        # Autocast would make other problems of these.
+        with (
+            torch.autocast("cuda", enabled=False),
+            torch.random.fork_rng([device]),
+            compiling_ahead.compiling(needed),
+        ):
+            forms = _Forms(family)
+            times = times_ms([forms.in_place, forms.several], [()])
+    except torch.OutOfMemoryError:
+        return Verdict(False, "there was not enough memory to measure it")
+    text = f"{1e3 * times[0]:.1f} us in place, {1e3 * times[1]:.1f} us with copies"
+    return Verdict(times[0] < times[1], text, *times)
+
+
+class _Forms:
+    """The convolutions of a family, with its copies, on random tensors.
+
+    Inductor computes a concatenation that no convolution reads in the kernels that read it, up to a
+    number of parts, and else before them. A pass by ATen that does the same stands for these: it
+    reads and writes as many bytes.
+    """
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._whole = _random(family.concatenations[0])
+        operands = (node for one in family.convolutions for node in one.operands)
+        nodes = {*family.parts, *(node for node in operands if node is not None)}
+        self._dense = {node: _random(node) for node in nodes}
+
+    def _slice(self, node: Node) -> Tensor:
+        return self._whole.narrow(1, *self._family.slices[node])
+
+    def in_place(self, _: object) -> None:
+        family = self._family
+        for part in family.copied:
+            self._slice(part).copy_(self._dense[part])
+        for one in family.convolutions:
+            first, *others = one.operands
+            input = self._slice(first) if family.is_slice(first) else self._dense[first]
+            arguments = (input, *map(self._dense.get, others), *one.options)
+            if one.node in family.written:
+                _fused_into(self._slice(one.node), *arguments)
+            else:
+                _fused(*arguments)
+        for cat in self._family.unconvolved:
+            self._slice(cat).clone()
+
+    def several(self, _: object) -> None:
+        from torch._inductor import config  # slow to import
+
+        for cat in self._family.concatenations:
+            parts = self._family.parts_of(cat)
+            whole = torch.cat([self._dense[part] for part in parts], 1)
+            if cat in self._family.unconvolved and len(parts) > config.max_pointwise_cat_inputs:
+                whole.clone()
+        for one in self._family.convolutions:
+            _fused(*map(self._dense.get, one.operands), *one.options)
+
+
+def _random(node: Node) -> Tensor:
+    value = node.meta["val"]
+    found = torch.randn(value.shape, dtype=value.dtype, device=value.device)
+    if value.dim() < 4:
+        return found
+    # Products of such a weight do not overflow.
+    found *= math.prod(value.shape[1:]) ** -0.5
+    return found.contiguous(memory_format=torch.channels_last)
 
 
 def gain(groups: Iterable[GroupReport]) -> float:

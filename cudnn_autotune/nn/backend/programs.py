@@ -21,19 +21,19 @@ from torch.fx import GraphModule, Node
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.backend.comparison import Run, communicates
-from cudnn_autotune.nn.backend.concatenations import ConcatenationReport, write_in_place
+from cudnn_autotune.nn.backend.concatenations import ConcatenationReport
 from cudnn_autotune.nn.backend.each_image import convolve_each_image
 from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.frozen_weights import FrozenWeights, weights_of, with_constants
 from cudnn_autotune.nn.backend.graph_copies import copied, use_formulas, with_our_convolutions
-from cudnn_autotune.nn.backend.groups import find_groups
+from cudnn_autotune.nn.backend.groups import GroupReport, find_groups
 from cudnn_autotune.nn.backend.judges import (
     JUDGES,
-    GroupReport,
     Judge,
     Measured,
     fuse_judged,
     never,
+    write_in_place,
 )
 from cudnn_autotune.nn.backend.layouts import favours_channels_last, in_layout
 from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1

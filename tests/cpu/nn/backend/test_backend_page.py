@@ -28,7 +28,7 @@ def test_every_stop_exists_and_every_file_has_one() -> None:
 def test_files_import_files_of_later_stops_only() -> None:
     order = ["entry", "training_graph", "compiled_graph", "programs", "each_image"]
     order += ["layouts", "frozen_weights", "graph_copies", "norms", "aliasing", "folding"]
-    order += ["concatenations", "judges", "groups", "activations", "comparison"]
+    order += ["judges", "slices", "concatenations", "groups", "activations", "comparison"]
     assert sorted(order) == FILES
     for i, file in enumerate(order):
         tree = ast.parse((FOLDER / f"{file}.py").read_text("utf-8"))
