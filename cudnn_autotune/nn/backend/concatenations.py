@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED
+from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem
 from cudnn_autotune.nn.backend.groups import reads_in_place
 from cudnn_autotune.nn.conv_layout import conv_memory_format
 from cudnn_autotune.nn.inductor import _mark_input
@@ -115,6 +115,10 @@ class Family:
         return value
 
     @property
+    def device(self) -> torch.device:
+        return self.value.device
+
+    @property
     def copied(self) -> list[Node]:
         return [part for part in self.parts if part not in self.written]
 
@@ -137,6 +141,30 @@ class Family:
     def is_slice(self, node: Node) -> bool:
         """Returns whether a value will be a slice of the family's tensor."""
         return node in self.written or node in self.concatenations
+
+    def problems(self) -> list[ConvProblem]:
+        """Returns the convolutions as the problems that they are in place.
+
+        Raises:
+            ValueError: cuDNN does not count as far as the sizes of one.
+        """
+        return [self._problem(one) for one in self.convolutions]
+
+    def _problem(self, one: ConvolutionCall) -> ConvProblem:
+        x, w, bias, residual = (node and node.meta["val"] for node in one.operands)
+        stride, padding, dilation, groups, activation = one.options[:5]
+        channels = self.value.shape[1]
+        return ConvProblem(
+            *("fprop", x.shape, w.shape, stride, padding, dilation, groups, x.dtype),
+            torch.channels_last,
+            bias=bias is not None,
+            residual=residual is not None,
+            activation=activation,
+            pixel_strides=(
+                channels if self.is_slice(one.input) else x.shape[1],
+                channels if one.node in self.written else w.shape[0],
+            ),
+        )
 
 
 def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:

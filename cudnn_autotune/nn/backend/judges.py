@@ -15,21 +15,17 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cudnn_autotune.engines.problem import ConvProblem, Operands
-from cudnn_autotune.nn.backend.concatenations import (
-    ConcatenationReport,
-    ConvolutionCall,
-    Family,
-    find_families,
-)
+from cudnn_autotune.nn.backend.concatenations import ConcatenationReport, Family, find_families
 from cudnn_autotune.nn.backend.groups import Group, GroupReport, fuse_groups
 from cudnn_autotune.nn.backend.slices import replace_families
 from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
 from cudnn_autotune.tuning import compiling_ahead
 
+_fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _fused = torch.ops.cudnn_autotune.conv_fused.default
 _fused_into = torch.ops.cudnn_autotune.conv_fused_into_.default
 
-# Calls of a form of a group in a CUDA graph, and the number of turns in which it is replayed.
+# Calls of a form in a CUDA graph, and the number of turns in which it is replayed.
 _CALLS = 10
 _ROUNDS = 9
 
@@ -55,83 +51,166 @@ def never(reason: str) -> Judge:
 
 
 class Measured:
-    """Fuses what is faster fused, on the GPU that the group is on.
-
-    If the group is not fused, the compiler makes one kernel of all that follows the convolution, or
-    none if the next kernel reads the convolution's output anyway.
-    """
+    """Fuses groups and writes families in place where that is faster, on the GPU that they are on.
+    What is like another one is measured once."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Verdict] = {}
 
-    def __call__(self, group: Group) -> Verdict:
-        device = group.device
-        if device.type != "cuda":
-            return Verdict(False, f"it is on the device {device}")
-        try:
-            problem = group.problem()
-        except ValueError as error:
-            return Verdict(False, str(error))
-        key = (problem, group.is_stored, *group.policy)
-        return self.remembered(key, device, lambda: self._measure(group, problem, device))
-
-    def remembered(
-        self, key: Hashable, device: torch.device, measure: Callable[[], Verdict]
-    ) -> Verdict:
-        """Returns what is known of a key, or else what is measured on a GPU."""
-        if key not in self._known:
+    def __call__(self, change: Group | Family) -> Verdict:
+        forms = _forms_of(change)
+        if isinstance(forms, str):
+            return Verdict(False, forms)
+        if forms.key not in self._known:
             # While a graph is being compiled, calls on tensors may be recorded.
-            with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
-                self._known[key] = measure()
-        return self._known[key]
+            with _disable_current_modes(), torch.no_grad(), torch.cuda.device(change.device):
+                self._known[forms.key] = _measured(forms, change.device)
+        return self._known[forms.key]
 
-    def problems(self, group: Group) -> list[ConvProblem]:
-        """Returns the problems that are searched to measure a group: its own, and that of its
-        convolution."""
-        try:
-            problem = group.problem()
-        except ValueError:
-            return []
-        if group.device.type != "cuda":
-            return []
+
+def _forms_of(change: Group | Family) -> _GroupForms | _FamilyForms | str:
+    """Returns the forms of a group or a family to measure, or why they cannot be measured."""
+    if change.device.type != "cuda":
+        return f"it is on the device {change.device}"
+    try:
+        return _GroupForms(change) if isinstance(change, Group) else _FamilyForms(change)
+    except ValueError as error:
+        return str(error)
+
+
+def _measured(forms: _GroupForms | _FamilyForms, device: torch.device) -> Verdict:
+    try:
+        # Autocast would make other problems of these.
+        with (
+            torch.autocast("cuda", enabled=False),
+            torch.random.fork_rng([device]),
+            compiling_ahead.compiling(forms.searches),
+        ):
+            times = times_ms([forms.fused, forms.several], forms.operands())
+    except torch.OutOfMemoryError:
+        return Verdict(False, "there was not enough memory to measure it")
+    text = ", ".join(
+        f"{1e3 * ms:.1f} us {name}" for ms, name in zip(times, forms.names, strict=True)
+    )
+    return Verdict(times[0] < times[1], text, *times)
+
+
+class _GroupForms:
+    """A group as one call, and as several kernels.
+
+    A compiler makes one kernel of all that follows a convolution, or none if the next kernel reads
+    the convolution's output anyway.
+    """
+
+    names = ("fused", "in several kernels")
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._problem = group, group.problem()
         # Inductor adds the bias later.
-        return [problem, replace(problem, bias=False, residual=False, activation="")]
+        alone = replace(self._problem, bias=False, residual=False, activation="")
+        self.key = (self._problem, group.is_stored, *group.policy)
+        self.searches = [
+            _search(problem, group.device, *group.policy) for problem in (self._problem, alone)
+        ]
+        geometry = (alone.stride, alone.padding, alone.dilation, alone.groups)
+        self._options = (*geometry, self._problem.activation, *group.policy)
 
-    def _measure(self, group: Group, problem: ConvProblem, device: torch.device) -> Verdict:
-        policy = group.policy
-        geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    def operands(self) -> Sequence[Operands]:
+        return cold_sets(self._problem, operands(self._problem, self._group.device), _CALLS)
 
-        def one_operator(data: Operands) -> None:
-            x, w, _, *added = data
-            bias, residual = added_operands(problem, added)
-            torch.ops.cudnn_autotune.conv_fused(
-                x, w, bias, residual, *geometry, problem.activation, *policy
-            )
+    def fused(self, data: Operands) -> None:
+        x, w, _, *added = data
+        _fused(x, w, *added_operands(self._problem, added), *self._options)
 
-        def several(data: Operands) -> None:
-            x, w, _, *added = data
-            _, residual = added_operands(problem, added)
-            y = torch.ops.cudnn_autotune.conv_fprop(x, w, None, *geometry, *policy)
-            # This reads and writes what a generated kernel would, at the speed of the memory.
-            if group.is_stored and residual is not None:
-                torch.add(y, residual, out=y)
-            elif group.is_stored:
-                torch.relu_(y)
-
-        try:
-            # Autocast would make other problems of these.
-            with torch.autocast("cuda", enabled=False), torch.random.fork_rng([device]):
-                sets = cold_sets(problem, operands(problem, device), _CALLS)
-                times = times_ms([one_operator, several], sets)
-        except torch.OutOfMemoryError:
-            return Verdict(False, "there was not enough memory to measure it")
-        text = f"{1e3 * times[0]:.1f} us fused, {1e3 * times[1]:.1f} us in several kernels"
-        return Verdict(times[0] < times[1], text, *times)
+    def several(self, data: Operands) -> None:
+        x, w, _, *added = data
+        _, residual = added_operands(self._problem, added)
+        *geometry, _, sampling, workspace_limit = self._options
+        y = _fprop(x, w, None, *geometry, sampling, workspace_limit)
+        # This reads and writes what a generated kernel would, at the speed of the memory.
+        if self._group.is_stored and residual is not None:
+            torch.add(y, residual, out=y)
+        elif self._group.is_stored:
+            torch.relu_(y)
 
 
-def times_ms(
-    programs: Sequence[Callable[[Operands], None]], sets: Sequence[Operands]
-) -> list[float]:
+class _FamilyForms:
+    """The convolutions of a family with what it copies: in place, and with concatenations.
+
+    Inductor computes a concatenation that no convolution reads in the kernels that read it, up to a
+    number of parts, and else before them. A pass by ATen that does the same stands for these: it
+    reads and writes as many bytes.
+    """
+
+    names = ("in place", "with copies")
+
+    def __init__(self, family: Family) -> None:
+        self._family, problems = family, family.problems()
+        nodes = (*family.parts, *family.concatenations)
+        slices = [(*family.slices[node], node in family.unconvolved) for node in nodes]
+        self.key = repr((problems, slices, [one.options for one in family.convolutions]))
+        self.searches = [
+            _search(problem, family.device, *one.options[-2:])
+            for one, problem in zip(family.convolutions, problems, strict=True)
+        ]
+
+    def operands(self) -> Sequence[tuple[Tensor, dict[Node, Tensor]]]:
+        """Returns one set: the tensor of the family, and those of parts and operands by node."""
+        family = self._family
+        operands = (node for one in family.convolutions for node in one.operands)
+        nodes = {*family.parts, *(node for node in operands if node is not None)}
+        return [(_random(family.concatenations[0]), {node: _random(node) for node in nodes})]
+
+    def fused(self, data: tuple[Tensor, dict[Node, Tensor]]) -> None:
+        family, (whole, dense) = self._family, data
+
+        def sliced(node: Node) -> Tensor:
+            return whole.narrow(1, *family.slices[node])
+
+        for part in family.copied:
+            sliced(part).copy_(dense[part])
+        for one in family.convolutions:
+            first, *others = one.operands
+            input = sliced(first) if family.is_slice(first) else dense[first]
+            arguments = (input, *map(dense.get, others), *one.options)
+            if one.node in family.written:
+                _fused_into(sliced(one.node), *arguments)
+            else:
+                _fused(*arguments)
+        for cat in family.unconvolved:
+            sliced(cat).clone()
+
+    def several(self, data: tuple[Tensor, dict[Node, Tensor]]) -> None:
+        from torch._inductor import config  # slow to import
+
+        family, (_, dense) = self._family, data
+        for cat in family.concatenations:
+            parts = family.parts_of(cat)
+            whole = torch.cat([dense[part] for part in parts], 1)
+            if cat in family.unconvolved and len(parts) > config.max_pointwise_cat_inputs:
+                whole.clone()
+        for one in family.convolutions:
+            _fused(*map(dense.get, one.operands), *one.options)
+
+
+def _search(
+    problem: ConvProblem, device: torch.device, sampling: str, workspace_limit: int
+) -> tuple[ConvProblem, torch.device, str, int | None]:
+    """Returns what :func:`compiling_ahead.compiling` takes, by the policy of an operator."""
+    return problem, device, sampling, None if workspace_limit < 0 else workspace_limit
+
+
+def _random(node: Node) -> Tensor:
+    value = node.meta["val"]
+    found = torch.randn(value.shape, dtype=value.dtype, device=value.device)
+    if value.dim() < 4:
+        return found
+    # Products of such a weight do not overflow.
+    found *= math.prod(value.shape[1:]) ** -0.5
+    return found.contiguous(memory_format=torch.channels_last)
+
+
+def times_ms(programs: Sequence[Callable[[Any], None]], sets: Sequence[Any]) -> list[float]:
     """Returns the median time of a call of each program, in milliseconds. They take turns, in CUDA
     graphs, and rotate over the sets of operands. The first call of each chooses its engine."""
     graphs = []
@@ -163,23 +242,18 @@ def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> li
     Returns:
         What became of each group, in their order.
     """
-    needed = []
+    searches = []
     if isinstance(judge, Measured):
-        for group in groups:
-            if group.obstacle is None:
-                sampling, limit = group.policy
-                policy = (group.device, sampling, None if limit < 0 else limit)
-                needed += [(problem, *policy) for problem in judge.problems(group)]
-    with compiling_ahead.compiling(needed):
+        # The engines of all groups are compiled side by side.
+        forms = [_forms_of(group) for group in groups if group.obstacle is None]
+        searches = [search for one in forms if not isinstance(one, str) for search in one.searches]
+    with compiling_ahead.compiling(searches):
         verdicts = [
             judge(group) if group.obstacle is None else Verdict(False, group.obstacle)
             for group in groups
         ]
-    reports = [
-        GroupReport(group.text, group.output_shape, *verdict)
-        for group, verdict in zip(groups, verdicts, strict=True)
-    ]
-    pairs = zip(groups, verdicts, strict=True)
+    pairs = [*zip(groups, verdicts, strict=True)]
+    reports = [GroupReport(group.text, group.output_shape, *verdict) for group, verdict in pairs]
     fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
     return reports
 
@@ -195,126 +269,12 @@ def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[C
         What became of each family, in the graph's order.
     """
     families = find_families(graph, channels_last=channels_last)
-    verdicts = [
-        _judged(judge, family) if isinstance(judge, Measured) else judge(family)
-        for family in families
-    ]
-    pairs = [*zip(families, verdicts, strict=True)]
+    pairs = [(family, judge(family)) for family in families]
     replace_families(graph, [family for family, verdict in pairs if verdict.fuse])
     return [
         ConcatenationReport(len(family.parts), tuple(family.value.shape), *verdict)
         for family, verdict in pairs
     ]
-
-
-def _judged(judge: Measured, family: Family) -> Verdict:
-    """Measures a family, if its like has not been measured yet."""
-    device = family.value.device
-    if device.type != "cuda":
-        return Verdict(False, f"it is on the device {device}")
-    try:
-        problems = [_problem(family, one) for one in family.convolutions]
-    except ValueError as error:
-        return Verdict(False, str(error))
-    nodes = (*family.parts, *family.concatenations)
-    slices = [(*family.slices[node], node in family.unconvolved) for node in nodes]
-    key = repr((problems, slices, [one.options for one in family.convolutions]))
-    return judge.remembered(key, device, lambda: _measure(family, problems))
-
-
-def _problem(family: Family, one: ConvolutionCall) -> ConvProblem:
-    """Returns a convolution of a family as the problem that it is in place."""
-    x, w = (node.meta["val"] for node in one.operands[:2])
-    _, _, bias, residual = one.operands
-    stride, padding, dilation, groups, activation = one.options[:5]
-    channels = family.value.shape[1]
-    return ConvProblem(
-        *("fprop", x.shape, w.shape, stride, padding, dilation, groups, x.dtype),
-        torch.channels_last,
-        bias=bias is not None,
-        residual=residual is not None,
-        activation=activation,
-        pixel_strides=(
-            channels if family.is_slice(one.input) else x.shape[1],
-            channels if one.node in family.written else w.shape[0],
-        ),
-    )
-
-
-def _measure(family: Family, problems: Sequence[ConvProblem]) -> Verdict:
-    device = family.value.device
-    needed = []
-    for one, problem in zip(family.convolutions, problems, strict=True):
-        sampling, limit = one.options[-2:]
-        needed.append((problem, device, sampling, None if limit < 0 else limit))
-    try:
-        # Autocast would make other problems of these.
-        with (
-            torch.autocast("cuda", enabled=False),
-            torch.random.fork_rng([device]),
-            compiling_ahead.compiling(needed),
-        ):
-            forms = _Forms(family)
-            times = times_ms([forms.in_place, forms.several], [()])
-    except torch.OutOfMemoryError:
-        return Verdict(False, "there was not enough memory to measure it")
-    text = f"{1e3 * times[0]:.1f} us in place, {1e3 * times[1]:.1f} us with copies"
-    return Verdict(times[0] < times[1], text, *times)
-
-
-class _Forms:
-    """The convolutions of a family, with its copies, on random tensors.
-
-    Inductor computes a concatenation that no convolution reads in the kernels that read it, up to a
-    number of parts, and else before them. A pass by ATen that does the same stands for these: it
-    reads and writes as many bytes.
-    """
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-        self._whole = _random(family.concatenations[0])
-        operands = (node for one in family.convolutions for node in one.operands)
-        nodes = {*family.parts, *(node for node in operands if node is not None)}
-        self._dense = {node: _random(node) for node in nodes}
-
-    def _slice(self, node: Node) -> Tensor:
-        return self._whole.narrow(1, *self._family.slices[node])
-
-    def in_place(self, _: object) -> None:
-        family = self._family
-        for part in family.copied:
-            self._slice(part).copy_(self._dense[part])
-        for one in family.convolutions:
-            first, *others = one.operands
-            input = self._slice(first) if family.is_slice(first) else self._dense[first]
-            arguments = (input, *map(self._dense.get, others), *one.options)
-            if one.node in family.written:
-                _fused_into(self._slice(one.node), *arguments)
-            else:
-                _fused(*arguments)
-        for cat in self._family.unconvolved:
-            self._slice(cat).clone()
-
-    def several(self, _: object) -> None:
-        from torch._inductor import config  # slow to import
-
-        for cat in self._family.concatenations:
-            parts = self._family.parts_of(cat)
-            whole = torch.cat([self._dense[part] for part in parts], 1)
-            if cat in self._family.unconvolved and len(parts) > config.max_pointwise_cat_inputs:
-                whole.clone()
-        for one in self._family.convolutions:
-            _fused(*map(self._dense.get, one.operands), *one.options)
-
-
-def _random(node: Node) -> Tensor:
-    value = node.meta["val"]
-    found = torch.randn(value.shape, dtype=value.dtype, device=value.device)
-    if value.dim() < 4:
-        return found
-    # Products of such a weight do not overflow.
-    found *= math.prod(value.shape[1:]) ** -0.5
-    return found.contiguous(memory_format=torch.channels_last)
 
 
 def gain(groups: Iterable[GroupReport]) -> float:
