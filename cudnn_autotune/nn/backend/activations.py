@@ -17,12 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from cudnn_autotune.engines.activations import (
-    ACTIVATIONS,
-    PARAMETERS,
-    Activation,
-    is_parameter,
-)
+from cudnn_autotune.engines.activations import ACTIVATIONS, PARAMETERS, Activation, is_parameter
 from cudnn_autotune.engines.problem import DTYPES
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -54,7 +49,7 @@ _COMMUTATIVE = (_aten.add.Tensor, _aten.mul.Tensor)
 
 
 @dataclass(frozen=True)
-class Found:
+class ActivationMatch:
     """An activation in a graph: ``output`` is ``activation(input)``."""
 
     activation: str
@@ -65,7 +60,9 @@ class Found:
     """Nodes that compute it, ``output`` among them."""
 
 
-def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node, list[Found]]:
+def find_activations(
+    graph: Graph, decompositions: Decompositions
+) -> dict[Node, list[ActivationMatch]]:
     """Finds the activations of a functional graph, by the node that they are applied to.
 
     Only those are found whose intermediate values nothing else uses. Where two overlap, as the
@@ -76,7 +73,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
         decompositions: those that the graph was traced with.
     """
     patterns: dict[torch.dtype, list[tuple[Activation, Node]]] = {}
-    found: dict[Node, list[Found]] = {}
+    found: dict[Node, list[ActivationMatch]] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, Tensor):
@@ -84,7 +81,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
         if value.dtype not in DTYPES:
             continue
         if value.dtype not in patterns:
-            patterns[value.dtype] = _traced(value.dtype, decompositions)
+            patterns[value.dtype] = _patterns(value.dtype, decompositions)
         for activation, pattern in patterns[value.dtype]:
             bound = _match(pattern, node, _Bound({}))
             if bound is None:
@@ -96,14 +93,16 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
             input = next(given for of, given in bound.nodes.items() if of.op == "placeholder")
             nodes = frozenset(bound.nodes.values()) - {input}
             if _is_closed(nodes, node):
-                found.setdefault(input, []).append(Found(activation.name, input, node, nodes))
+                found.setdefault(input, []).append(
+                    ActivationMatch(activation.name, input, node, nodes)
+                )
     for several in found.values():
         several.sort(key=lambda one: len(one.nodes), reverse=True)
     return found
 
 
-def _traced(dtype: torch.dtype, decompositions: Decompositions) -> list[tuple[Activation, Node]]:
-    """Returns the activation of each spelling, and the node of its result."""
+def _patterns(dtype: torch.dtype, decompositions: Decompositions) -> list[tuple[Activation, Node]]:
+    """Returns each activation by all ways to write it, with the node that computes it so."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 
     def spelled(x: Tensor) -> list[Tensor]:

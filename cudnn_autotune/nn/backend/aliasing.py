@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 PLAIN = (FakeTensor, Tensor, nn.Parameter)
 """The classes of tensors that have no rules of their own."""
@@ -39,9 +39,9 @@ def fake_tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
     return {node: value for node, value in values.items() if isinstance(value, Tensor)}
 
 
-def storages(value: Any) -> set[int]:
-    """Returns the storages of the tensors in a value, or in the one that a node stands for."""
-    leaves = tree_leaves(value_of(value) if isinstance(value, Node) else value)
+def storages(values: Any) -> set[int]:
+    """Returns the storages of the tensors among values, and among those that nodes stand for."""
+    leaves = tree_leaves(tree_map_only(Node, value_of, values))
     return {leaf.untyped_storage()._cdata for leaf in leaves if type(leaf) in PLAIN}
 
 
@@ -70,7 +70,7 @@ def storages_when_run(graph: GraphModule) -> dict[Node, set[int]]:
 
 def written_by(node: Node) -> set[int]:
     """Returns the storages that a call may write into, those of running statistics aside."""
-    return {storage for operand in written_operands(node) for storage in storages(operand)}
+    return storages(written_operands(node))
 
 
 def written_operands(node: Node) -> Sequence[Node]:

@@ -76,8 +76,8 @@ class ConvolutionCall(NamedTuple):
 
     @classmethod
     def reading(cls, user: Node) -> ConvolutionCall | None:
-        """Returns the convolution whose input a value is through this user, if that is all that the
-        user is for."""
+        """Returns the convolution that a user of a value is, or whose input the user marks; None if
+        it is neither."""
         if user.target is _mark_input:
             found = [cls.of(convolution) for convolution in user.users]
             return found[0] if len(found) == 1 else None
@@ -95,7 +95,8 @@ class ConvolutionCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """Concatenations of a graph that are slices of one of them."""
+    """Concatenations of a graph of which the largest one can be a tensor of its own, and the others
+    slices of its channels."""
 
     parts: tuple[Node, ...]
     """Parts of the largest one."""
@@ -241,8 +242,8 @@ def _slices_of(parts: Sequence[Node]) -> dict[Node, tuple[int, int]]:
 
 
 def _place_of(some: Sequence[Node], parts: Sequence[Node]) -> int | None:
-    """Returns where the parts of a concatenation begin among those of another one, if they follow
-    each other there."""
+    """Returns the index at which a sequence of parts begins in a longer one; None if that does not
+    contain it."""
     place = parts.index(some[0]) if some[0] in parts else len(parts)
     return place if tuple(parts[place : place + len(some)]) == tuple(some) else None
 
@@ -254,20 +255,21 @@ def _family(
     order: dict[Node, int],
 ) -> Family | None:
     """Returns concatenations as a family, without those that somebody needs as a dense tensor; None
-    if the largest one is such, or nothing would be saved.
+    if the largest one is such or its pixels are not aligned, or nothing would be saved.
 
     A concatenation that convolutions read is a tensor that something has to write. One that they do
     not read is computed in the kernels that read it: it saves something only if a part that a
     convolution writes would otherwise be read for another one too.
     """
     cats = tuple(node for node in slices if node not in parts)
-    channels = cats[0].meta["val"].shape[1]
-    size = cats[0].meta["val"].element_size()
+    whole = cats[0].meta["val"]
+    step = MOST_ALIGNED // whole.element_size()
+    if whole.shape[1] % step:
+        return None
 
     def fits(node: Node, one: ConvolutionCall) -> bool:
         """Returns whether a convolution can have a slice as its input or its output."""
-        is_aligned = all(n * size % MOST_ALIGNED == 0 for n in (slices[node][0], channels))
-        return is_aligned and (channels_last or one.is_channels_last())
+        return slices[node][0] % step == 0 and (channels_last or one.is_channels_last())
 
     def readers(node: Node) -> list[ConvolutionCall] | None:
         """Returns the convolutions that read a node; None if some user cannot read slices."""

@@ -31,6 +31,8 @@ _ROUNDS = 9
 
 
 class Verdict(NamedTuple):
+    """The decision on a group or a family, with the milliseconds of both forms if measured."""
+
     fuse: bool
     reason: str
     fused_ms: float | None = None

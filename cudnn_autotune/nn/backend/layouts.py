@@ -184,8 +184,8 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
 
 
 def _repeated(weights: Iterable[Node]) -> list[Node]:
-    """Returns the inputs of a graph of whose filters larger weights of convolutions are computed,
-    as StyleGAN2 scales the same filters for each image. They are read many times."""
+    """Returns the inputs of a graph whose filters larger weights of convolutions repeat: StyleGAN2
+    scales the same ones for each image, and so reads them many times."""
     found = []
     for weight in weights:
         shape = weight.meta["example_value"].shape

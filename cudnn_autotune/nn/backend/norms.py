@@ -277,7 +277,7 @@ def _is_whole(norm: Norm) -> bool:
     """Returns whether the norm may be computed where its last node is: between its nodes no other
     one writes into an operand, or changes a mode such as that of autograd."""
     operands = [norm.arguments[name] for name in ("input", "weight", "bias")] + [norm.residual]
-    memory = {one for node in operands if isinstance(node, Node) for one in storages(node)}
+    memory = storages(operands)
     node = norm.node
     while node is not norm.output:
         node = node.next
@@ -296,7 +296,7 @@ def _saved(norm: Norm) -> set[int]:
     saved = [norm.arguments["bias"], norm.residual]
     if norm.residual is not None and NORM_ACTIVATIONS[norm.activation].by_output:
         saved = [norm.output]
-    return {one for node in saved if isinstance(node, Node) for one in storages(node)}
+    return storages(saved)
 
 
 def running_statistics(graph: Graph) -> set[Node]:

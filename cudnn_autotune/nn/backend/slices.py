@@ -43,7 +43,7 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
 
 
 def _behind(graph: Graph, families: Sequence[Family]) -> list[Node]:
-    """Returns values that are computed from families and that a graph returns, or views of them."""
+    """Returns the values computed from families that a graph returns, or returns views of."""
     behind = {node for family in families for node in (*family.parts, *family.concatenations)}
     for node in graph.nodes:
         if not behind.isdisjoint(node.all_input_nodes):
@@ -52,14 +52,11 @@ def _behind(graph: Graph, families: Sequence[Family]) -> list[Node]:
     for node in graph.output_node().all_input_nodes:
         while _is_view(node):
             node = node.args[0]
-        if node in behind and node.op == "call_function" and _has_known_strides(node):
-            found[node] = None
+        if node in behind and node.op == "call_function":
+            value = node.meta["val"]
+            if isinstance(value, Tensor) and all(isinstance(n, int) for n in value.stride()):
+                found[node] = None
     return list(found)
-
-
-def _has_known_strides(node: Node) -> bool:
-    value = node.meta["val"]
-    return isinstance(value, Tensor) and all(isinstance(n, int) for n in value.stride())
 
 
 def _is_view(node: Node) -> bool:
@@ -73,7 +70,8 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
     """Makes one tensor of a family.
 
     Args:
-        replaced: nodes by those that stood for the same value when families were found.
+        replaced: the new node of each value that was replaced, by the node that the family knows;
+            those of this family are added.
     """
 
     def now(node: Node) -> Node:
