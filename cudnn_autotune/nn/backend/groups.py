@@ -298,9 +298,12 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
     Args:
         groups: some of those found in the graph, in its order. They do not hold afterwards.
     """
-    # From the last one: an output may be an operand of a later call, which is updated then.
+    fused_of: dict[Node | None, Node] = {}
+    # From the last one: an output may be an operand of a later call, which is updated then. It may
+    # also be the residual of a convolution before it.
     for group in reversed(groups):
-        operands = (group.input, group.weight, group.bias, group.residual)
+        residual = fused_of.get(group.residual, group.residual)
+        operands = (group.input, group.weight, group.bias, residual)
         options = (*group.geometry, group.activation, *group.policy)
         marked = group.marked
         with graph.inserting_before(group.output):
@@ -308,6 +311,7 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
                 torch.ops.cudnn_autotune.conv_fused.default, (*operands, *options)
             )
         fused.meta = dict(group.output.meta)
+        fused_of[group.output] = fused
         group.output.replace_all_uses_with(fused)
         for node in reversed(group.nodes):
             graph.erase_node(node)

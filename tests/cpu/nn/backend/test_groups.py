@@ -177,6 +177,26 @@ def test_the_later_of_two_convolutions_takes_their_sum() -> None:
     torch.testing.assert_close(graph(*inputs), program(*inputs))
 
 
+def test_the_output_of_a_later_group_is_a_residual() -> None:
+    """As in a shortcut that is computed first."""
+
+    def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        shortcut = F.conv2d(x, w, b)
+        return (shortcut + F.conv2d(x, w.flip(0), b).relu()).tanh()
+
+    inputs = operands()[:3]
+    graph = traced(program, *inputs)
+    found = find_groups(graph.graph, decompositions())
+    assert [group.text for group in found] == [
+        "conv + bias + residual + tanh",
+        "conv + bias + relu",
+    ]
+    fuse_groups(graph.graph, found)
+    graph.graph.lint()
+    graph.recompile()
+    torch.testing.assert_close(graph(*inputs), program(*inputs))
+
+
 def test_a_convolution_by_itself_is_in_no_group() -> None:
     x, w, _, _ = operands()
     found = groups_of(lambda x, w: F.conv2d(x, w).exp(), x, w)
