@@ -49,20 +49,18 @@ _COMMUTATIVE = (_aten.add.Tensor, _aten.mul.Tensor)
 
 
 @dataclass(frozen=True)
-class ActivationMatch:
-    """An activation in a graph: ``output`` is ``activation(input)``."""
+class Match:
+    """The nodes of a graph that compute an activation."""
 
     activation: str
     """Name, with the parameter if there is one."""
-    input: Node
     output: Node
+    """Node whose value is the activation of the input."""
     nodes: frozenset[Node]
     """Nodes that compute it, ``output`` among them."""
 
 
-def find_activations(
-    graph: Graph, decompositions: Decompositions
-) -> dict[Node, list[ActivationMatch]]:
+def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node, list[Match]]:
     """Finds the activations of a functional graph, by the node that they are applied to.
 
     Only those are found whose intermediate values nothing else uses. Where two overlap, as the
@@ -73,7 +71,7 @@ def find_activations(
         decompositions: those that the graph was traced with.
     """
     patterns: dict[torch.dtype, list[tuple[Activation, Node]]] = {}
-    found: dict[Node, list[ActivationMatch]] = {}
+    found: dict[Node, list[Match]] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, Tensor):
@@ -93,9 +91,7 @@ def find_activations(
             input = next(given for of, given in bound.nodes.items() if of.op == "placeholder")
             nodes = frozenset(bound.nodes.values()) - {input}
             if _is_closed(nodes, node):
-                found.setdefault(input, []).append(
-                    ActivationMatch(activation.name, input, node, nodes)
-                )
+                found.setdefault(input, []).append(Match(activation.name, node, nodes))
     for several in found.values():
         several.sort(key=lambda one: len(one.nodes), reverse=True)
     return found

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem, as_images
-from cudnn_autotune.nn.backend.activations import ActivationMatch, Decompositions, find_activations
+from cudnn_autotune.nn.backend.activations import Decompositions, Match, find_activations
 from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.nn.inductor import _mark_input
 
@@ -280,9 +280,7 @@ def is_same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
     )
 
 
-def _only_use(
-    tail: Node, found: Sequence[ActivationMatch], claimed: set[Node]
-) -> ActivationMatch | None:
+def _only_use(tail: Node, found: Sequence[Match], claimed: set[Node]) -> Match | None:
     """Returns the activation that is all that uses the value of ``tail``, in its dtype."""
     dtype = tail.meta["val"].dtype
     for one in found:

@@ -81,6 +81,7 @@ def _forms_of(change: Group | Family) -> _GroupForms | _FamilyForms | str:
 
 
 def _measured(forms: _GroupForms | _FamilyForms, device: torch.device) -> Verdict:
+    """Times both forms, and is for ``fused`` where that is the faster one."""
     try:
         # Autocast would make other problems of these.
         with (
@@ -98,7 +99,7 @@ def _measured(forms: _GroupForms | _FamilyForms, device: torch.device) -> Verdic
 
 
 class _GroupForms:
-    """A group as one call, and as several kernels.
+    """The two forms of a group: one call, and several kernels.
 
     A compiler makes one kernel of all that follows a convolution, or none if the next kernel reads
     the convolution's output anyway.
@@ -137,7 +138,7 @@ class _GroupForms:
 
 
 class _FamilyForms:
-    """The convolutions of a family with what it copies: in place, and with concatenations.
+    """The two forms of a family's convolutions and copies: in place, and with concatenations.
 
     Inductor computes a concatenation that no convolution reads in the kernels that read it, up to a
     number of parts, and else before them. A pass by ATen that does the same stands for these: it
