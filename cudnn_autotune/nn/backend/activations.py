@@ -26,7 +26,9 @@ _aten = torch.ops.aten
 
 # A number that stands for the parameter in what is traced, and that no model has by chance.
 _PARAMETER = 0.6180339887498949
-_ALL = [Activation(kind, _PARAMETER if kind in PARAMETERS else None) for kind in ACTIVATIONS]
+# No group has PReLU, whose slopes are a tensor.
+_KINDS = [kind for kind in ACTIVATIONS if kind != "prelu"]
+_ALL = [Activation(kind, _PARAMETER if kind in PARAMETERS else None) for kind in _KINDS]
 
 
 def _elu(x: Tensor, alpha: float | None = None) -> Tensor:

@@ -123,11 +123,12 @@ class _GroupForms:
 
     def fused(self, data: Operands) -> None:
         x, w, _, *added = data
-        _fused(x, w, *added_operands(self._problem, added), *self._options)
+        bias, residual, _ = added_operands(self._problem, added)
+        _fused(x, w, bias, residual, *self._options)
 
     def several(self, data: Operands) -> None:
         x, w, _, *added = data
-        _, residual = added_operands(self._problem, added)
+        _, residual, _ = added_operands(self._problem, added)
         *geometry, _, sampling, workspace_limit = self._options
         y = _fprop(x, w, None, *geometry, sampling, workspace_limit)
         # This reads and writes what a generated kernel would, at the speed of the memory.
