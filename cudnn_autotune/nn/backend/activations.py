@@ -26,8 +26,8 @@ _aten = torch.ops.aten
 
 # A number that stands for the parameter in what is traced, and that no model has by chance.
 _PARAMETER = 0.6180339887498949
-# No group has PReLU, whose slopes are a tensor.
-_KINDS = [kind for kind in ACTIVATIONS if kind != "prelu"]
+_PRELU = Activation("prelu")
+_KINDS = [kind for kind in ACTIVATIONS if kind != _PRELU.kind]
 _ALL = [Activation(kind, _PARAMETER if kind in PARAMETERS else None) for kind in _KINDS]
 
 
@@ -38,7 +38,7 @@ def _elu(x: Tensor, alpha: float | None = None) -> Tensor:
     return torch.where(wide > 0, wide, below if alpha is None else below * alpha).to(x.dtype)
 
 
-# The activations by all ways to write them.
+# The activations of one tensor by all ways to write them.
 _SPELLINGS: Sequence[tuple[Activation, Callable[[Tensor], Tensor]]] = (
     *zip(_ALL, _ALL, strict=True),
     (Activation("silu"), lambda x: x * torch.sigmoid(x)),
@@ -60,6 +60,8 @@ class Match:
     """Node whose value is the activation of the input."""
     nodes: frozenset[Node]
     """Nodes that compute it, ``output`` among them."""
+    slope: Node | None = None
+    """Node of PReLU's slopes, one for each channel; None for other activations."""
 
 
 def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node, list[Match]]:
@@ -72,7 +74,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
         decompositions: those that the graph was traced with.
     """
-    patterns: dict[torch.dtype, list[tuple[Activation, Node]]] = {}
+    patterns: dict[torch.dtype, list[_Pattern]] = {}
     found: dict[Node, list[Match]] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -82,36 +84,70 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
             continue
         if value.dtype not in patterns:
             patterns[value.dtype] = _patterns(value.dtype, decompositions)
-        for activation, pattern in patterns[value.dtype]:
-            bound = _match(pattern, node, _Bound({}))
+        for pattern in patterns[value.dtype]:
+            bound = _match(pattern.output, node, _Bound({}))
             if bound is None:
                 continue
+            activation = pattern.activation
             if bound.parameter is not None:
                 activation = replace(activation, parameter=bound.parameter)
             if not is_parameter(activation.kind, activation.parameter):
                 continue
-            input = next(given for of, given in bound.nodes.items() if of.op == "placeholder")
-            nodes = frozenset(bound.nodes.values()) - {input}
+            input, slope = bound.nodes[pattern.input], bound.nodes.get(pattern.slope)
+            if slope is not None and not _is_per_channel(slope, input):
+                continue
+            nodes = frozenset(bound.nodes.values()) - {input, slope}
             if _is_closed(nodes, node):
-                found.setdefault(input, []).append(Match(activation.name, node, nodes))
+                found.setdefault(input, []).append(Match(activation.name, node, nodes, slope))
     for several in found.values():
         several.sort(key=lambda one: len(one.nodes), reverse=True)
     return found
 
 
-def _patterns(dtype: torch.dtype, decompositions: Decompositions) -> list[tuple[Activation, Node]]:
-    """Returns each activation by all ways to write it, with the node that computes it so."""
+class _Pattern(NamedTuple):
+    """A way to write an activation, as a traced graph has it."""
+
+    activation: Activation
+    output: Node
+    input: Node
+    slope: Node
+    """Node of PReLU's slopes, which other activations do not read."""
+
+
+def _patterns(dtype: torch.dtype, decompositions: Decompositions) -> list[_Pattern]:
+    """Returns the activations by all ways to write them."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 
-    def spelled(x: Tensor) -> list[Tensor]:
-        return [function(x) for _, function in _SPELLINGS]
+    def spelled(x: Tensor, slope: Tensor) -> list[Tensor]:
+        prelu = torch.where(x > 0, x, slope * x)
+        return [*(function(x) for _, function in _SPELLINGS), prelu]
 
     trace = make_fx(spelled, decomposition_table=dict(decompositions))
     with FakeTensorMode(), torch.no_grad():
-        traced = trace(torch.empty(2, 3, dtype=dtype))
+        traced = trace(torch.empty(2, 3, dtype=dtype), torch.empty(1, 3, dtype=dtype))
     traced.graph.eliminate_dead_code()
+    input, slope = traced.graph.find_nodes(op="placeholder")
     results: Any = traced.graph.output_node().args[0]
-    return [(activation, node) for (activation, _), node in zip(_SPELLINGS, results, strict=True)]
+    activations = [*(activation for activation, _ in _SPELLINGS), _PRELU]
+    return [
+        _Pattern(activation, node, input, slope)
+        for activation, node in zip(activations, results, strict=True)
+    ]
+
+
+def _is_per_channel(slope: Node, input: Node) -> bool:
+    """Returns whether a tensor has a number for each channel of another one, which is dimension 1,
+    in its dtype and on its device."""
+    value, numbers = input.meta.get("val"), slope.meta.get("val")
+    if not isinstance(value, Tensor) or not isinstance(numbers, Tensor):
+        return False
+    channels = (1, value.shape[1], *(1,) * (value.dim() - 2)) if value.dim() > 1 else ()
+    is_alike = (numbers.dtype, numbers.device) == (value.dtype, value.device)
+    return (
+        is_alike
+        and all(isinstance(size, int) for size in (*numbers.shape, *channels))
+        and (tuple(numbers.shape) in (channels, channels[1:]))
+    )
 
 
 class _Bound(NamedTuple):

@@ -10,7 +10,7 @@ DenseNet, the kernels that Inductor makes of these read slices, and not many par
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,17 +54,19 @@ class ConvolutionCall(NamedTuple):
     """A call of this package's convolution in a graph."""
 
     node: Node
-    operands: tuple[Any, Any, Any, Any]
-    """Nodes of the input, the weight, and the bias and the residual, which may be None."""
+    operands: tuple[Any, Any, Any, Any, Any]
+    """Nodes of the input and the weight, and of the bias, the residual and the slopes, which may be
+    None."""
     options: tuple[Any, ...]
-    """Arguments of ``conv_fused`` behind the residual."""
+    """Arguments of ``conv_fused`` between the residual and the slopes."""
 
     @classmethod
     def of(cls, node: Node) -> ConvolutionCall | None:
         """Reads a call; returns None for other nodes, and for transposed convolutions."""
         arguments: Any = node.args
         if node.target is _fused:
-            return cls(node, arguments[:4], arguments[4:])
+            slope = arguments[11] if len(arguments) > 11 else None
+            return cls(node, (*arguments[:4], slope), arguments[4:11])
         if node.target is not _convolution:
             return None
         marked, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
@@ -72,7 +74,7 @@ class ConvolutionCall(NamedTuple):
             return None
         input, *policy = marked.args
         options = (stride, padding, dilation, groups, "", *policy)
-        return cls(node, (input, weight, bias, None), options)
+        return cls(node, (input, weight, bias, None, None), options)
 
     @classmethod
     def reading(cls, user: Node) -> ConvolutionCall | None:
@@ -87,6 +89,11 @@ class ConvolutionCall(NamedTuple):
     def input(self) -> Node:
         node: Node = self.operands[0]
         return node
+
+    def arguments(self, operands: Iterable[Any]) -> tuple[Any, ...]:
+        """Returns the arguments of ``conv_fused`` with these operands."""
+        *first, slope = operands
+        return (*first, *self.options, slope)
 
     def is_channels_last(self) -> bool:
         input, weight = (node.meta["val"] for node in self.operands[:2])
@@ -152,7 +159,7 @@ class Family:
         return [self._problem(one) for one in self.convolutions]
 
     def _problem(self, one: ConvolutionCall) -> ConvProblem:
-        x, w, bias, residual = (node and node.meta["val"] for node in one.operands)
+        x, w, bias, residual, _ = (node and node.meta["val"] for node in one.operands)
         stride, padding, dilation, groups, activation = one.options[:5]
         channels = self.value.shape[1]
         return ConvProblem(

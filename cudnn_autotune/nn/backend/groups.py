@@ -67,6 +67,8 @@ class Group:
     """Nodes that it replaces, in the graph's order, ``convolution`` first."""
     residual: Node | None = None
     activation: str = ""
+    slope: Node | None = None
+    """Node of PReLU's slopes, one for each channel; None for other activations."""
     is_stored: bool = False
     """Whether its value has to be written to memory, even where a compiler makes one kernel of
     pointwise operators: something else than those reads it."""
@@ -204,14 +206,14 @@ def find_groups(
             continue
         obstacle = _obstacle(node)
         nodes, tail, residual = [node], node, None
-        activation = ""
+        activation, slope = "", None
         if obstacle is None:
             if (addition := _residual_addition(tail)) is not None and addition[0] not in claimed:
                 tail, residual = addition
                 nodes.append(tail)
             if (applied := _only_use(tail, activations.get(tail, []), claimed)) is not None:
                 nodes += applied.nodes
-                tail, activation = applied.output, applied.activation
+                tail, activation, slope = applied.output, applied.activation, applied.slope
             if len(nodes) == 1 and node.args[2] is None:
                 obstacle = "no bias, residual or activation follows that it could compute"
         if obstacle is not None:
@@ -221,8 +223,8 @@ def find_groups(
         in_order = tuple(sorted(nodes, key=order.__getitem__))
         # Other groups before this one in the graph are not its users.
         is_stored = any(user in claimed or not reads_in_place(user) for user in tail.users)
-        group = Group(node, tail, in_order, residual, activation, is_stored, channels_last)
-        found.append(group)
+        after = (residual, activation, slope)
+        found.append(Group(node, tail, in_order, *after, is_stored, channels_last))
     return found[::-1]
 
 
@@ -305,8 +307,9 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
         options = (*group.geometry, group.activation, *group.policy)
         marked = group.marked
         with graph.inserting_before(group.output):
+            slope = () if group.slope is None else (_flat(graph, group.slope),)
             fused = graph.call_function(
-                torch.ops.cudnn_autotune.conv_fused.default, (*operands, *options)
+                torch.ops.cudnn_autotune.conv_fused.default, (*operands, *options, *slope)
             )
         fused.meta = dict(group.output.meta)
         fused_of[group.output] = fused
@@ -315,3 +318,12 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
             graph.erase_node(node)
         if marked.target is _mark_input and not marked.users:
             graph.erase_node(marked)
+
+
+def _flat(graph: Graph, node: Node) -> Node:
+    """Returns a node of one dimension with the numbers of another one."""
+    if node.target is _aten.view.default and node.args[0].meta["val"].dim() == 1:  # type: ignore[union-attr]
+        return node.args[0]  # type: ignore[return-value]
+    flat = graph.call_function(_aten.reshape.default, (node, [-1]))
+    flat.meta["val"] = node.meta["val"].reshape(-1)
+    return flat

@@ -123,8 +123,8 @@ class _GroupForms:
 
     def fused(self, data: Operands) -> None:
         x, w, _, *added = data
-        bias, residual, _ = added_operands(self._problem, added)
-        _fused(x, w, bias, residual, *self._options)
+        bias, residual, slope = added_operands(self._problem, added)
+        _fused(x, w, bias, residual, *self._options, slope)
 
     def several(self, data: Operands) -> None:
         x, w, _, *added = data
@@ -176,7 +176,7 @@ class _FamilyForms:
         for one in family.convolutions:
             first, *others = one.operands
             input = sliced(first) if family.is_slice(first) else dense[first]
-            arguments = (input, *map(dense.get, others), *one.options)
+            arguments = one.arguments((input, *map(dense.get, others)))
             if one.node in family.written:
                 _fused_into(sliced(one.node), *arguments)
             else:
@@ -194,7 +194,7 @@ class _FamilyForms:
             if cat in family.unconvolved and len(parts) > config.max_pointwise_cat_inputs:
                 whole.clone()
         for one in family.convolutions:
-            _fused(*map(dense.get, one.operands), *one.options)
+            _fused(*one.arguments(map(dense.get, one.operands)))
 
 
 def _search(

@@ -106,7 +106,7 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
         one = ConvolutionCall.of(now(node))
         if one is None:  # it writes a part of another family
             continue
-        arguments = (*one.operands, *one.options)
+        arguments = one.arguments(one.operands)
         with graph.inserting_before(one.node):
             if node in family.written:
                 call = graph.call_function(_fused_into, (sliced(node), *arguments))

@@ -135,6 +135,23 @@ def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor)
     assert codes[0].count("conv_fused.default(") == 3
 
 
+@pytest.mark.basic(1)
+@pytest.mark.parametrize(("dims", "freezing"), [(1, False), (2, False), (2, True), (3, False)])
+def test_prelu_follows_its_slopes(dims: int, freezing: bool) -> None:
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    model = nn.Sequential(conv(4, 8, 3), nn.PReLU(8), conv(8, 6, 3), nn.PReLU()).eval()
+    nn.init.normal_(model[1].weight)
+    x = torch.randn(2, 4, *[9] * dims)
+    program = compiled(model, freezing=freezing)
+    with torch.no_grad():
+        for _ in range(2):
+            expected = copy.deepcopy(model).double()(x.double())
+            assert_close(program(x), expected, TOLERANCES[torch.float32])
+            texts = [group.text for group in last().groups]
+            assert texts == ["conv + bias + prelu", "conv + bias"]
+            model[1].weight.neg_()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: torch.dtype) -> None:
     model, input = Block(F.elu).eval().to(dtype), input.to(dtype)

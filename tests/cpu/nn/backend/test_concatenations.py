@@ -40,6 +40,20 @@ class Dense(nn.Module):
         return parts[-1] + x
 
 
+class Sloped(Dense):
+    """Has PReLU, whose slopes go with the convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes = nn.ParameterList(torch.randn(conv.out_channels) for conv in self.convs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x]
+        for conv, slope in zip(self.convs, self.slopes, strict=True):
+            parts.append(F.prelu(conv(self.joined(parts)), slope))
+        return parts[-1] + x
+
+
 class NewestFirst(Dense):
     def joined(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts[::-1], 1)
@@ -186,6 +200,7 @@ class Mixed(nn.Module):
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "dense": (Dense, 1),
+    "sloped": (Sloped, 1),
     "newest first": (NewestFirst, 1),
     "twice": (Twice, 2),
     "skips": (Skips, 1),

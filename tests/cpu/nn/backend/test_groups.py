@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from fused_cases import FUNCTIONS
 from inductors_graphs import inductors_graphs
-from references import TOLERANCES, assert_close
+from references import CONVOLUTIONS, TOLERANCES, assert_close
 from torch import Tensor, nn
 from torch._inductor.compile_fx import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -74,6 +74,67 @@ def test_a_group_becomes_one_operator(
     assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [FUSED]
     expected = program(*(tensor.double() for tensor in inputs))
     assert_close(graph(*inputs), expected, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_residual", [True, False])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_prelu_of_each_channel_is_fused(dims: int, has_residual: bool, dtype: torch.dtype) -> None:
+    def program(x: Tensor, w: Tensor, r: Tensor, s: Tensor) -> Tensor:
+        y = CONVOLUTIONS[dims](x, w, padding=1)
+        return F.prelu(y + r if has_residual else y, s)
+
+    torch.manual_seed(0)
+    shapes = ((2, 4, *[7] * dims), (6, 4, *[3] * dims), (2, 6, *[7] * dims), (6,))
+    inputs = [torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes]
+    graph = traced(program, *inputs)
+    (group,) = found = find_groups(graph.graph, decompositions())
+    assert group.text == "conv + residual + prelu" if has_residual else "conv + prelu"
+    assert group.problem().activation == "prelu"
+    fuse_groups(graph.graph, found)
+    graph.graph.eliminate_dead_code()
+    graph.graph.lint()
+    graph.recompile()
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [FUSED]
+    assert_close(graph(*inputs), program(*(t.double() for t in inputs)), TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_fused"),
+    [
+        ((6, 1, 1), True),
+        ((1, 6, 1, 1), True),
+        ((1, 1, 1, 1), False),
+        ((2, 6, 1, 1), False),
+        ((9, 1), False),
+        ((6,), False),
+        ((1, 6, 9, 6), False),
+        ((2, 6, 9, 6), False),
+    ],
+)
+def test_prelu_has_a_slope_for_each_channel_and_nothing_else(
+    shape: tuple[int, ...], is_fused: bool
+) -> None:
+    def program(x: Tensor, w: Tensor, b: Tensor, s: Tensor) -> Tensor:
+        y = F.conv2d(x, w, b, padding=(1, 0))
+        return torch.where(y > 0, y, y * s)
+
+    torch.manual_seed(0)
+    inputs = (*operands()[:3], torch.randn(shape))
+    graph = traced(program, *inputs)
+    (group,) = found = find_groups(graph.graph, decompositions())
+    assert group.activation == ("prelu" if is_fused else "")
+    fuse_groups(graph.graph, found)
+    graph.graph.lint()
+    graph.recompile()
+    assert_close(graph(*inputs), program(*(t.double() for t in inputs)), TOLERANCES[torch.float32])
+
+
+def test_slopes_of_another_dtype_are_left() -> None:
+    x, w, b, _ = operands(torch.float16)
+    s = torch.randn(6, 1, 1)
+    program = lambda x, w, b, s: torch.where((y := F.conv2d(x, w, b)) > 0, y, y * s)  # noqa: E731
+    assert texts(program, x, w, b, s) == ["conv + bias"]
 
 
 @pytest.mark.parametrize(
