@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 from fused_cases import FUNCTIONS
-from references import relative_error, tolerance
+from references import relative_error, tolerance, with_epilogue
 from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.timers.measuring import added_operands, operands, run_operator
 
 pytestmark = pytest.mark.gpu
+
+ACTIVATIONS = (*FUNCTIONS, "prelu")
 
 NHWC = torch.channels_last
 SHAPES: dict[str, dict[str, Any]] = {
@@ -45,21 +47,21 @@ def make(shape: str, types: str, activation: str, **added: bool) -> ca.ConvProbl
 
 def reference(problem: ca.ConvProblem, data: tuple[Tensor, ...]) -> Tensor:
     x, w, _, *added = (t.cpu().double() for t in data)
-    bias, residual = added_operands(problem, added)
+    bias, residual, slope = added_operands(problem, added)
     n = problem.spatial_dims
     pre, post = problem.padding[:n], problem.padding[n:]
     pairs = [side for d in reversed(range(n)) for side in (pre[d], post[d])]
     x = torch.nn.functional.pad(x, pairs)
     convolution = (torch.conv1d, torch.conv2d, torch.conv3d)[n - 1]
     sums = convolution(x, w, bias, problem.stride, 0, problem.dilation, problem.groups)
-    return FUNCTIONS[problem.activation](sums if residual is None else sums + residual)
+    return with_epilogue(problem, sums, None, residual, slope)
 
 
 def allowed(problem: ca.ConvProblem) -> float:
     return tolerance(problem.dtype, problem.allow_tf32)
 
 
-@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", ["3x3", "1x1"])
 def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activation: str) -> None:
@@ -71,7 +73,7 @@ def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activa
         types,
         activation,
         bias=True,
-        residual=activation in ("", "relu", "silu", "leaky_relu(0.1)"),
+        residual=activation in ("", "relu", "silu", "leaky_relu(0.1)", "prelu"),
     )
     data = operands(problem)
     expected = reference(problem, data)
@@ -98,7 +100,7 @@ def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activa
         assert ran > 0, "\n".join(refused)
 
 
-@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("added", [{"bias": True}, {"residual": True}], ids=str)
 def test_the_operator_is_right(shape: str, activation: str, added: dict[str, bool]) -> None:
@@ -110,7 +112,7 @@ def test_the_operator_is_right(shape: str, activation: str, added: dict[str, boo
     assert output.is_contiguous(memory_format=NHWC)
 
 
-NEW = ["relu6", "tanh", "mish", "leaky_relu(0.1)", "elu(0.7)"]
+NEW = ["relu6", "tanh", "mish", "leaky_relu(0.1)", "elu(0.7)", "prelu"]
 OTHER_DIMS: dict[str, dict[str, Any]] = {
     "1-d as images of height 1": {
         "input_shape": (4, 64, 1, 256), "weight_shape": (64, 64, 1, 7), "padding": (0, 9),
@@ -153,15 +155,18 @@ def test_other_parameters(activation: str) -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
 def test_every_engine_passes_on_what_is_not_finite(value: float, activation: str) -> None:
     problem = make("1x1", "fp16_nhwc", activation, bias=True)
-    x, w, _, bias = operands(problem)
+    x, w, _, *added = operands(problem)
+    bias, _, slope = added_operands(problem, added)
+    assert bias is not None
     w.fill_(1 / w.shape[1])
     x[0, :, 3, 5] = value
-    expected = FUNCTIONS[activation](torch.conv2d(x.double(), w.double(), bias.double()))
+    sums = torch.conv2d(x.double(), w.double())
+    expected = with_epilogue(problem, sums, bias, None, slope)
     listed = {c.engine_name: c.text for c in ca.expert.candidates(problem, device="cuda")}
     others = {}
     for text in listed.values():
         try:
-            found = ca.expert.execute(problem, text, x, w, bias)
+            found = ca.expert.execute(problem, text, x, w, *added)
         except ca.CudnnError:
             continue
         if not torch.allclose(found.double(), expected, 1e-2, 1e-2, equal_nan=True):
