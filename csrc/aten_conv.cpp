@@ -202,6 +202,9 @@ at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups, const Activation& activation,
                       const std::optional<at::Tensor>& slope) {
+  TORCH_CHECK_VALUE(activation.kind != ActivationKind::prelu || input.dim() == weight.dim(),
+                    "input must have a batch with the activation prelu, got ", input.dim(),
+                    " dimensions and a weight of ", weight.dim());
   return aten_epilogue(aten_fprop(input, weight, bias, stride, padding, dilation, groups), residual,
                        activation, slope);
 }

@@ -26,8 +26,8 @@ constexpr double kMostParameter = 1e3;
     allowed += ", " + std::string(kActivationNames[i]) + (one.has_parameter() ? "(PARAMETER)" : "");
   }
   throw std::invalid_argument("activation must be one of " + allowed +
-                              " with a PARAMETER from 0.0001 to 1000, got '" + std::string(name) +
-                              "'");
+                              ", where PARAMETER is from 0.0001 to 1000, got '" +
+                              std::string(name) + "'");
 }
 
 }  // namespace

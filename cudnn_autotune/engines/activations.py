@@ -63,8 +63,8 @@ class Activation:
                 return cls(match[1], parameter)
         allowed = ", ".join(k + "(PARAMETER)" * (k in PARAMETERS) for k in ACTIVATIONS)
         raise ValueError(
-            f"activation must be '' or one of {allowed} with a PARAMETER from {LEAST_PARAMETER} to "
-            f"{MOST_PARAMETER:g}, got {shown(name)}"
+            f"activation must be '' or one of {allowed}, where PARAMETER is from {LEAST_PARAMETER} "
+            f"to {MOST_PARAMETER:g}, got {shown(name)}"
         )
 
     @property

@@ -99,6 +99,15 @@ def test_another_slope_is_refused(
             fused(*given[:-1], activation=activation, slope=given[-1])
 
 
+def test_prelu_without_a_batch_is_refused() -> None:
+    """The output's channels are its first dimension then, and PyTorch has slopes along the second
+    one, here of the same size."""
+    x, w, slope = torch.randn(4, 8), torch.randn(6, 4, 3), torch.randn(6)
+    geometry = ([1], [0], [1], 1)
+    with pytest.raises(ValueError, match="input must have a batch with the activation prelu"):
+        torch.ops.cudnn_autotune.conv_fused(x, w, None, None, *geometry, "prelu", slope=slope)
+
+
 @pytest.mark.parametrize("activation", ["silu", "prelu"])
 def test_the_operator_fulfils_what_torch_expects_of_operators(activation: str) -> None:
     arguments = (*tensors(torch.float32), *GEOMETRY, activation)
@@ -154,10 +163,9 @@ NO_ACTIVATIONS = [
 
 @pytest.mark.parametrize("name", NO_ACTIVATIONS)
 def test_an_unknown_activation_is_refused(name: str) -> None:
-    allowed = (
-        r"'', relu, silu.* leaky_relu\(PARAMETER\), elu\(PARAMETER\), prelu .* from 0.0001 to 1000"
-    )
-    message = rf"activation must be one of {allowed}, got '{re.escape(name)}'"
+    allowed = r"'', relu, silu.* leaky_relu\(PARAMETER\), elu\(PARAMETER\), prelu"
+    range_of = "where PARAMETER is from 0.0001 to 1000"
+    message = rf"activation must be one of {allowed}, {range_of}, got '{re.escape(name)}'"
     with pytest.raises(ValueError, match=message):
         fused(*tensors(), activation=name)
     with pytest.raises(ValueError, match=message.replace("one of '',", "'' or one of")):
