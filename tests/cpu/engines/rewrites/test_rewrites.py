@@ -229,13 +229,17 @@ def test_the_engine_has_the_epilogue(activation: str, residual: bool) -> None:
     for layout in (last, plain):
         check_first(PATCHES, layout("fprop", (9, 8, 3, 2), (16, 8, 3, 2), 1, **fused))
     check_first(PATCHES, last("fprop", (2, 3, 28, 43), (8, 3, 14, 14), 14, **fused))
+    check_first(PATCHES, last("fprop", (2, 3, 4, 9, 8), (8, 3, 2, 4, 4), (2, 4, 4), **fused))
     contiguous = plain("fprop", (2, 3, 28, 43), (8, 3, 14, 14), 14, **fused)
+    deep = plain("fprop", (2, 3, 4, 9, 8), (8, 3, 2, 4, 4), (2, 4, 4), **fused)
     few = last("fprop", (1, 24, 4, 5), (3, 24, 3, 3), 1, 1, **fused)
     if residual:
         assert not PAD.offers(few, H200), "the residual would have to be padded"
-        assert not PATCHES.offers(contiguous, H200), "the residual would have to be transposed"
+        for one in (contiguous, deep):
+            assert not PATCHES.offers(one, H200), "the residual would have to be transposed"
     else:
         check_first(PATCHES, contiguous)
+        check_first(PATCHES, deep)
         check_first(PAD, few)
 
 
