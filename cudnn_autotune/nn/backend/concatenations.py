@@ -26,6 +26,8 @@ from cudnn_autotune.nn.inductor import _mark_input
 _cat = torch.ops.aten.cat.default
 _convolution = torch.ops.aten.convolution.default
 _fused = torch.ops.cudnn_autotune.conv_fused.default
+# Its last arguments where a call leaves them out: activation, sampling, workspace limit, slope.
+_DEFAULTS = ("", "", -1, None)
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class ConvolutionCall(NamedTuple):
         """Reads a call; returns None for other nodes, and for transposed convolutions."""
         arguments: Any = node.args
         if node.target is _fused:
-            slope = arguments[11] if len(arguments) > 11 else None
-            return cls(node, (*arguments[:4], slope), arguments[4:11])
+            arguments = (*arguments, *_DEFAULTS[len(arguments) - 8 :])
+            return cls(node, (*arguments[:4], arguments[11]), arguments[4:11])
         if node.target is not _convolution:
             return None
         marked, weight, bias, stride, padding, dilation, transposed, _, groups = arguments

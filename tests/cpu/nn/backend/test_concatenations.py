@@ -54,6 +54,24 @@ class Sloped(Dense):
         return parts[-1] + x
 
 
+class Called(nn.Module):
+    """Calls the operator itself, without its last arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(24, 16, 1)
+        self.slope = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv = self.first
+        geometry = (conv.weight, conv.bias, None, [1, 1], [1, 1], [1, 1], 1)
+        ops = torch.ops.cudnn_autotune
+        parts = [ops.conv_fused(x, *geometry, "relu"), ops.conv_fused(x, *geometry)]
+        parts.append(ops.conv_fused(x, *geometry, "prelu", slope=self.slope))
+        result: Tensor = self.last(torch.cat(parts, 1))
+        return result
+
+
 class NewestFirst(Dense):
     def joined(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts[::-1], 1)
@@ -201,6 +219,7 @@ class Mixed(nn.Module):
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "dense": (Dense, 1),
     "sloped": (Sloped, 1),
+    "called": (Called, 1),
     "newest first": (NewestFirst, 1),
     "twice": (Twice, 2),
     "skips": (Skips, 1),
