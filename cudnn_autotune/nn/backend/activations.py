@@ -94,7 +94,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
             if not is_parameter(activation.kind, activation.parameter):
                 continue
             input, slope = bound.nodes[pattern.input], bound.nodes.get(pattern.slope)
-            if slope is not None and not _is_per_channel(slope, input):
+            if slope is not None and (slope is input or not _is_per_channel(slope, input)):
                 continue
             nodes = frozenset(bound.nodes.values()) - {input, slope}
             if _is_closed(nodes, node):

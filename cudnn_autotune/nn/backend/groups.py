@@ -300,16 +300,17 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
     """
     fused_of: dict[Node | None, Node] = {}
     # From the last one: an output may be an operand of a later call, which is updated then. It may
-    # also be the residual of a convolution before it.
+    # also be the residual or the slope of a convolution before it.
     for group in reversed(groups):
         residual = fused_of.get(group.residual, group.residual)
+        slope = fused_of.get(group.slope, group.slope)
         operands = (group.input, group.weight, group.bias, residual)
         options = (*group.geometry, group.activation, *group.policy)
         marked = group.marked
         with graph.inserting_before(group.output):
-            slope = () if group.slope is None else (_flat(graph, group.slope),)
+            slopes = () if slope is None else (_flat(graph, slope),)
             fused = graph.call_function(
-                torch.ops.cudnn_autotune.conv_fused.default, (*operands, *options, *slope)
+                torch.ops.cudnn_autotune.conv_fused.default, (*operands, *options, *slopes)
             )
         fused.meta = dict(group.output.meta)
         fused_of[group.output] = fused

@@ -130,6 +130,33 @@ def test_prelu_has_a_slope_for_each_channel_and_nothing_else(
     assert_close(graph(*inputs), program(*(t.double() for t in inputs)), TOLERANCES[torch.float32])
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_output_of_another_group_is_a_slope(is_first: bool) -> None:
+    """As the gate of a single image, which has one number for each channel."""
+
+    def program(x: Tensor, w: Tensor, v: Tensor, b: Tensor) -> Tensor:
+        gate = lambda: F.conv2d(x.mean((2, 3), keepdim=True), v, b).sigmoid()  # noqa: E731
+        slope = gate() if is_first else None
+        y = F.conv2d(x, w, b)
+        return torch.where(y > 0, y, y * (gate() if slope is None else slope))
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in ((1, 4, 9, 8), (6, 4, 3, 3), (6, 4, 1, 1), (6,))]
+    graph = traced(program, *inputs)
+    found = find_groups(graph.graph, decompositions())
+    assert {group.text for group in found} == {"conv + bias + prelu", "conv + bias + sigmoid"}
+    fuse_groups(graph.graph, found)
+    graph.graph.lint()
+    graph.recompile()
+    torch.testing.assert_close(graph(*inputs), program(*inputs))
+
+
+def test_a_value_is_no_slope_of_itself() -> None:
+    x, w, b = (torch.randn(shape) for shape in ((1, 4, 3, 3), (6, 4, 3, 3), (6,)))
+    program = lambda x, w, b: torch.where((y := F.conv2d(x, w, b)) > 0, y, y * y)  # noqa: E731
+    assert texts(program, x, w, b) == ["conv + bias"]
+
+
 def test_slopes_of_another_dtype_are_left() -> None:
     x, w, b, _ = operands(torch.float16)
     s = torch.randn(6, 1, 1)
