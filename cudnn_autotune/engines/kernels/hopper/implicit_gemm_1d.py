@@ -62,9 +62,10 @@ class _Tiling(BlockTile):
 
     @property
     def registers(self) -> int:
-        # So that a multiprocessor holds two blocks of 256 threads. More sums would be spilled.
-        few = self.m_tiles * self.n_tile // 2 <= _FEW_SUMS
-        return min(super().registers, _HALF_OF_REGISTERS) if few else super().registers
+        # So that a multiprocessor holds two blocks of 256 threads. ptxas would spill more sums, and
+        # as many in four matrices.
+        has_few = self.m_tiles <= 2 and self.m_tiles * self.n_tile // 2 <= _FEW_SUMS
+        return min(super().registers, _HALF_OF_REGISTERS) if has_few else super().registers
 
     @property
     def positions(self) -> int:
