@@ -240,9 +240,9 @@ def test_operands_are_no_more_aligned_than_the_problem_says() -> None:
 
 
 def test_an_engine_that_adds_a_bias_is_given_one() -> None:
-    with pytest.raises(_C.PlanError, match="lacks a bias or residual"):
+    with pytest.raises(_C.PlanError, match="lacks a tensor of its epilogue, or is given one more"):
         plan(replace(ENGINE, problem=FUSED))
-    with pytest.raises(_C.PlanError, match="lacks a bias or residual"):
+    with pytest.raises(_C.PlanError, match="lacks a tensor of its epilogue, or is given one more"):
         plan(replace(ENGINE, bias=Y))
 
 
