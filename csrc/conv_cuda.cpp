@@ -210,10 +210,10 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
     const bool fits = !has_residual || (residual->sizes() == at::IntArrayRef(output_size) &&
                                         residual->scalar_type() == input.scalar_type() &&
                                         residual->device() == input.device());
-    const bool has_slope = activation.kind == ActivationKind::prelu;
-    const bool has_given = slope && slope->defined();
-    if (!fits || (has_bias && !bias_fits(*bias, input, weight.size(0))) || has_slope != has_given ||
-        (has_slope && !bias_fits(*slope, input, weight.size(0)))) {
+    const bool wants_slope = activation.kind == ActivationKind::prelu;
+    const bool has_slope = slope && slope->defined();
+    if (!fits || (has_bias && !bias_fits(*bias, input, weight.size(0))) ||
+        wants_slope != has_slope || (has_slope && !bias_fits(*slope, input, weight.size(0)))) {
       reason = kNotTaken;
     }
   }
