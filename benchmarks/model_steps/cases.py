@@ -16,7 +16,7 @@ class Model:
     train: tuple[int, ...] = (64,)
 
 
-# Models of torchvision or timm; the last twenty are those of networks.py.
+# Models of torchvision or timm; the last 21 are those of networks.py.
 MODELS = {
     "resnet50": Model(),
     "efficientnet_v2_s": Model(),
@@ -44,6 +44,7 @@ MODELS = {
     "parallel_wavegan": Model(((1, 24000), (80, 100)), (1, 8), ()),
     "nnunet3d": Model(((1, 128, 128, 128),), (1, 2), ()),
     "vnet": Model(((1, 64, 128, 128),), (1, 2), ()),
+    "rife": Model(((3, 640, 1280), (3, 640, 1280)), (1, 4), ()),
 }
 # Step -> what it is called in a table.
 STEPS = {"infer": "inference", "train": "training", "optimize": "training with SGD"}

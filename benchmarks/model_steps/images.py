@@ -2,7 +2,8 @@
 
 The U-Net and the VAE decoder of diffusion are those of Stable Diffusion 1.5; the detector is built
 as YOLOv8-S, without its decoding of boxes; StyleGAN2 is its synthesis network, with bilinear
-upsampling in place of filters of its own.
+upsampling in place of filters of its own. RIFE (arXiv 2011.06294) is its network of flows, from
+coarse to fine, without the one that refines the frame.
 """
 
 from __future__ import annotations
@@ -358,3 +359,59 @@ class ESRGAN(nn.Module):
         for up in (self.up1, self.up2):
             x = F.leaky_relu(up(F.interpolate(x, scale_factor=2.0)), 0.2)
         return self.out(F.leaky_relu(self.last(x), 0.2))
+
+
+def _sloped(i: int, o: int, stride: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(i, o, 3, stride, 1), nn.PReLU(o))
+
+
+class FlowBlock(nn.Module):
+    """forward: images and what is known (N, C, H, W), of sizes that ``4 * scale`` divides -> what
+    is added to the flows and to the mask (N, 5, H, W)."""
+
+    def __init__(self, i: int, width: int, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+        self.down = nn.Sequential(_sloped(i, width // 2, 2), _sloped(width // 2, width, 2))
+        self.convs = nn.Sequential(*(_sloped(width, width) for _ in range(8)))
+        self.out = nn.ConvTranspose2d(width, 5, 4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(F.interpolate(x, scale_factor=1 / self.scale, mode="bilinear"))
+        x = self.out(x + self.convs(x))
+        x = F.interpolate(x, scale_factor=2.0 * self.scale, mode="bilinear")
+        flow, mask = x.split((4, 1), 1)
+        return torch.cat((flow * self.scale, mask), 1)
+
+
+class RIFE(nn.Module):
+    """forward: two frames (N, 3, H, W) each -> the frame between them (N, 3, H, W)."""
+
+    def __init__(self, widths: Sequence[int] = (240, 150, 90)) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            FlowBlock(6 if level == 0 else 17, width, 2 ** (len(widths) - 1 - level))
+            for level, width in enumerate(widths)
+        )
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        frames = torch.cat((first, second), 1)
+        known = self.blocks[0](frames)
+        for block in list(self.blocks)[1:]:
+            known = known + block(torch.cat((frames, *self.warped(first, second, known), known), 1))
+        one, other = self.warped(first, second, known)
+        mask = torch.sigmoid(known[:, 4:])
+        return one * mask + other * (1 - mask)
+
+    def warped(self, first: Tensor, second: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns both frames, moved by their flows, which are in pixels."""
+        height, width = first.shape[2:]
+        identity = torch.eye(2, 3, dtype=first.dtype, device=first.device)[None]
+        grid = F.affine_grid(identity, [1, 3, height, width], align_corners=False)
+        unit = known.new_tensor([2 / width, 2 / height])
+        flows = known[:, :4].permute(0, 2, 3, 1)
+        one, other = (
+            F.grid_sample(frame, grid + flow * unit, padding_mode="border", align_corners=False)
+            for frame, flow in ((first, flows[..., :2]), (second, flows[..., 2:]))
+        )
+        return one, other

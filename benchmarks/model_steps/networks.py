@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from model_steps.audio import ConvTasNet, HiFiGAN, Wav2Vec2, WhisperEncoder
-from model_steps.images import ESRGAN, Detector, DiffusionUNet, StyleGAN2, UNet, vae_decoder
+from model_steps.images import ESRGAN, RIFE, Detector, DiffusionUNet, StyleGAN2, UNet, vae_decoder
 from model_steps.vocoders import BigVGAN, Demucs, ParallelWaveGAN, dac_decoder, encodec, melgan
 from model_steps.volumes import UNet3d, VideoDecoder, VNet
 
@@ -37,4 +37,5 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
         lambda: UNet3d((4, 8, 8), classes=4),
     ),
     "vnet": (VNet, lambda: VNet(4, 2)),
+    "rife": (RIFE, lambda: RIFE((8, 4, 4))),
 }

@@ -41,14 +41,14 @@ NETWORKS = (
     *("unet3d", "video_decoder"),
     *("hifigan", "conv_tasnet", "whisper_encoder", "wav2vec2"),
     *("encodec", "dac_decoder", "demucs", "melgan", "bigvgan", "parallel_wavegan"),
-    *("nnunet3d", "vnet"),
+    *("nnunet3d", "vnet", "rife"),
 )
 MILLIONS = (
     *(859.521, 49.489, 11.167, 31.038, 27.933, 16.698),
     *(31.194, 63.240),
     *(13.926, 5.051, 8.205, 94.343),
     *(6.447, 54.104, 22.331, 4.266, 6.449, 1.302),
-    *(16.547, 6.929),
+    *(16.547, 6.929, 6.820),
 )
 
 
@@ -309,6 +309,7 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions
             "parallel_wavegan": [(1, 1, 24000)],
             "nnunet3d": [(1, 4, 128, 128, 128)],
             "vnet": [(1, 2, 64, 128, 128)],
+            "rife": [(1, 3, 640, 1280)],
         }[name]
     )
 
