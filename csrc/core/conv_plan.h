@@ -38,7 +38,7 @@ constexpr int64_t kUidResidual = 5;
 // x * min(max(x + 3, 0), 6) / 6.
 constexpr int64_t kUidThree = 6;
 constexpr int64_t kUidSixth = 7;
-// Of the slopes of prelu.
+// The slopes of prelu.
 constexpr int64_t kUidSlope = 8;
 
 // What a launch of a problem binds: unique ids, and an address for each. It is made in calls, so it

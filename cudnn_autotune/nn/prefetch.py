@@ -65,11 +65,11 @@ def prefetch(model: nn.Module, *inputs: Any, **kwargs: Any) -> Prefetched:
     kept = [kernels_are_kept(c.text, c.problem, gpu_of(c.device)) for c in wanted]
     begun = [prefetching.start([(c.problem, c.text)], c.device, may_compile=True) for c in wanted]
     wait(built for one in begun for built in one)
-    read_back = compiled = 0
-    for are_kept, one in zip(kept, begun, strict=True):
-        for built in one:
-            if built.cancelled() or built.exception() or (plan := built.result()) is None:
-                continue
-            is_read_back = are_kept or plan.is_read_back
-            read_back, compiled = read_back + is_read_back, compiled + (not is_read_back)
-    return Prefetched(len(problems), len(known), read_back, compiled)
+    is_read_back = [
+        are_kept or ((plan := built.result()) is not None and plan.is_read_back)
+        for are_kept, one in zip(kept, begun, strict=True)
+        for built in one
+        if not built.cancelled() and not built.exception()
+    ]
+    read_back = sum(is_read_back)
+    return Prefetched(len(problems), len(known), read_back, len(is_read_back) - read_back)

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 from fused_cases import FUNCTIONS
-from references import relative_error, tolerance, with_epilogue
+from references import expected, relative_error, tolerance, with_epilogue
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.timers.measuring import added_operands, operands, run_operator
+from cudnn_autotune.timers.measuring import (
+    added_names,
+    added_operands,
+    operands,
+    run_operator,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -46,15 +51,8 @@ def make(shape: str, types: str, activation: str, **added: bool) -> ca.ConvProbl
 
 
 def reference(problem: ca.ConvProblem, data: tuple[Tensor, ...]) -> Tensor:
-    x, w, _, *added = (t.cpu().double() for t in data)
-    bias, residual, slope = added_operands(problem, added)
-    n = problem.spatial_dims
-    pre, post = problem.padding[:n], problem.padding[n:]
-    pairs = [side for d in reversed(range(n)) for side in (pre[d], post[d])]
-    x = torch.nn.functional.pad(x, pairs)
-    convolution = (torch.conv1d, torch.conv2d, torch.conv3d)[n - 1]
-    sums = convolution(x, w, bias, problem.stride, 0, problem.dilation, problem.groups)
-    return with_epilogue(problem, sums, None, residual, slope)
+    names = ("x", "w", "y", *added_names(problem))
+    return expected(problem, {name: t.cpu() for name, t in zip(names, data, strict=True)})
 
 
 def allowed(problem: ca.ConvProblem) -> float:

@@ -300,10 +300,9 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
     """
     fused_of: dict[Node | None, Node] = {}
     # From the last one: an output may be an operand of a later call, which is updated then. It may
-    # also be the residual or the slope of a convolution before it.
+    # also be the residual or the slopes of a convolution before it.
     for group in reversed(groups):
-        residual = fused_of.get(group.residual, group.residual)
-        slope = fused_of.get(group.slope, group.slope)
+        residual, slope = (fused_of.get(node, node) for node in (group.residual, group.slope))
         operands = (group.input, group.weight, group.bias, residual)
         options = (*group.geometry, group.activation, *group.policy)
         marked = group.marked

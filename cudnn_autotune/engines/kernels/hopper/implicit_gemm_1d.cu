@@ -125,12 +125,13 @@ __device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILE / 2], uns
                                          int pitch, unsigned filters, unsigned zeros,
                                          const Taps& taps, int first_tap, int count) {
   rows += 16 * first_tap * taps.step;
-  int tap = 0;
+  int done = 0;
+  // There is a tap, and each begins by itself: else ptxas may wait behind every product.
 #pragma unroll 1
   do {
     begin_products();
-    const Matrix left = Matrix::at(rows + 16 * tap * taps.step, pitch, 8);
-    const Matrix right = Matrix::at(filters + 16 * tap * kTapRows, kAlongSum, kAcross);
+    const Matrix left = Matrix::at(rows + 16 * done * taps.step, pitch, 8);
+    const Matrix right = Matrix::at(filters + 16 * done * kTapRows, kAlongSum, kAcross);
 #pragma unroll
     for (int pair = 0; pair < PLANES / 2; ++pair) {
 #pragma unroll
@@ -139,7 +140,7 @@ __device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILE / 2], uns
                                     right + 2 * pair * kAlongSum);
       }
     }
-  } while (++tap < count);
+  } while (++done < count);
   if (PLANES % 2 == 1) {
 #pragma unroll 1
     for (int tap = 0; tap < count; tap += 2) {

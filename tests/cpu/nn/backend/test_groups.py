@@ -132,7 +132,7 @@ def test_prelu_has_a_slope_for_each_channel_and_nothing_else(
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_output_of_another_group_is_a_slope(is_first: bool) -> None:
-    """As the gate of a single image, which has one number for each channel."""
+    """The gate of a single image has one number for each channel, as slopes have."""
 
     def program(x: Tensor, w: Tensor, v: Tensor, b: Tensor) -> Tensor:
         gate = lambda: F.conv2d(x.mean((2, 3), keepdim=True), v, b).sigmoid()  # noqa: E731
@@ -266,7 +266,7 @@ def test_the_later_of_two_convolutions_takes_their_sum() -> None:
 
 
 def test_the_output_of_a_later_group_is_a_residual() -> None:
-    """As in a shortcut that is computed first."""
+    """A shortcut may be computed first."""
 
     def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         shortcut = F.conv2d(x, w, b)
