@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+Place = tuple[float, ...]
+"""A place in the queue; places compare as tuples do."""
+_LAST: Place = (math.inf,)
+_numbers = itertools.count()
 
 CORES = len(os.sched_getaffinity(0))
 """Number of cores that the process may use."""
@@ -27,8 +34,8 @@ def spare_threads(most: int) -> int:
 
 
 class BackgroundThreads:
-    """Threads that run work in the order in which it was given, and end when there is none. What
-    is needed next may come first (:meth:`submit_next`).
+    """Threads that run work in the order in which it was given, or in another one
+    (:meth:`submit_at`), and end when there is none.
 
     When the process exits, work that has begun is finished and the rest is cancelled. A forked
     process has none of it.
@@ -48,15 +55,19 @@ class BackgroundThreads:
         Raises:
             RuntimeError: the system gives no thread, or the process exits.
         """
-        return self._submit(partial(work, *args, **kwargs), is_next=False)
+        return self.submit_at(_LAST, work, *args, **kwargs)
 
-    def submit_next(
-        self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
+    @staticmethod
+    def first_place() -> Place:
+        """Returns a place before all that these or other threads were asked for. ``(*place, 0)``,
+        ``(*place, 1)``, ... follow each other in it."""
+        return (-next(_numbers),)
+
+    def submit_at(
+        self, place: Place, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> Future[_T]:
-        """Begins work as :meth:`submit` does, before all that was submitted and has not begun."""
-        return self._submit(partial(work, *args, **kwargs), is_next=True)
-
-    def _submit(self, work: Callable[[], _T], *, is_next: bool) -> Future[_T]:
+        """Begins work as :meth:`submit` does, after what has a smaller place and before what has a
+        larger one or none."""
         future: Future[_T] = Future()
         with self._lock:
             if self._running < self._most:
@@ -67,8 +78,9 @@ class BackgroundThreads:
                         raise
                 else:
                     self._running += 1
-            add = self._waiting.appendleft if is_next else self._waiting.append
-            add((future, work))
+            # The number makes that works of one place keep their order and are not compared.
+            call = partial(work, *args, **kwargs)
+            heappush(self._waiting, (place, next(_numbers), future, call))
         return future
 
     def _run(self) -> None:
@@ -82,12 +94,12 @@ class BackgroundThreads:
         """Runs what comes next; returns False if the thread is to end."""
         with self._lock:
             if not threading.main_thread().is_alive():
-                for future, _ in self._waiting:
+                for *_, future, _ in self._waiting:
                     future.cancel()
             if not self._waiting:
                 self._running -= 1
                 return False
-            future, work = self._waiting.popleft()
+            *_, future, work = heappop(self._waiting)
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(work())
@@ -98,9 +110,12 @@ class BackgroundThreads:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._waiting: list[tuple[Place, int, Future[Any], partial[Any]]] = []
         self._running = 0
 
 
 COMPILING = BackgroundThreads(spare_threads(_MOST_COMPILING))
 """The threads on which engines are compiled before a call or a search asks for them."""
+COMPILING_CUDNN = BackgroundThreads(spare_threads(_MOST_COMPILING))
+"""Such threads for engines of cuDNN where many are compiled at once: cuDNN compiles but one at a
+time for a part of each, and kernels of the package would stand behind them."""

@@ -43,19 +43,19 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
         PlanError: it does not compile, or NVRTC is not there. The compiler's log is in the message.
     """
     options = _options(kernel, compute_capability)
-    digest = _digest(kernel, options)
+    key = _digest(kernel, options)
     mine = Future[bytes]()
     with _lock:
-        found = _asked_for(digest)
+        found = _asked_for(key)
         if found is None:
-            _remember(digest, mine)
+            _remember(key, mine)
     if found is not None:
         return found.result()
     try:
-        code = _found_or_compiled(kernel, options, digest)
+        code = _found_or_compiled(kernel, options, key)
     except BaseException as error:
         with _lock:
-            _compiled.pop(digest, None)  # whoever asks next tries again
+            _compiled.pop(key, None)  # whoever asks next tries again
         mine.set_exception(error)
         raise
     mine.set_result(code)
@@ -65,32 +65,37 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
 def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
     """Returns whether :func:`cubin` returns without compiling, because this process or an earlier
     one has compiled the kernel."""
-    digest = _digest(kernel, _options(kernel, compute_capability))
+    key = digest(kernel, compute_capability)
     with _lock:
-        found = _asked_for(digest)
+        found = _asked_for(key)
     if found is not None:
         return found.done() and found.exception() is None
-    code = _kept_code(kernel, digest)
+    code = _kept_code(kernel, key)
     if code is None:
         return False
     kept = Future[bytes]()
     kept.set_result(code)
     with _lock:
-        if digest not in _compiled:
-            _remember(digest, kept)
+        if key not in _compiled:
+            _remember(key, kept)
     return True
 
 
-def _asked_for(digest: str) -> Future[bytes] | None:
+def digest(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
+    """Returns a text that two kernels share only if :func:`cubin` returns the same for both."""
+    return _digest(kernel, _options(kernel, compute_capability))
+
+
+def _asked_for(key: str) -> Future[bytes] | None:
     """Returns what has or will have the kernel's code, if it is remembered, and makes it the last
     to be dropped. The caller holds the lock, here and in :func:`_remember`."""
-    if digest in _compiled:
-        _compiled.move_to_end(digest)
-    return _compiled.get(digest)
+    if key in _compiled:
+        _compiled.move_to_end(key)
+    return _compiled.get(key)
 
 
-def _remember(digest: str, code: Future[bytes]) -> None:
-    _compiled[digest] = code
+def _remember(key: str, code: Future[bytes]) -> None:
+    _compiled[key] = code
     while len(_compiled) > _MOST:
         _compiled.popitem(last=False)
 
@@ -107,17 +112,17 @@ def _options(kernel: Kernel, compute_capability: tuple[int, int]) -> list[str]:
     return [architecture, "--std=c++17", *defines]
 
 
-def _found_or_compiled(kernel: Kernel, options: list[str], digest: str) -> bytes:
-    if code := _kept_code(kernel, digest):
+def _found_or_compiled(kernel: Kernel, options: list[str], key: str) -> bytes:
+    if code := _kept_code(kernel, key):
         return code
     code = _C.compile_kernel(kernel.source, kernel.function, options)
     if _kept is not None:
-        _kept[1](kernel.function, digest, code)
+        _kept[1](kernel.function, key, code)
     return code
 
 
-def _kept_code(kernel: Kernel, digest: str) -> bytes | None:
-    return None if _kept is None else _kept[0](kernel.function, digest)
+def _kept_code(kernel: Kernel, key: str) -> bytes | None:
+    return None if _kept is None else _kept[0](kernel.function, key)
 
 
 def clear() -> None:

@@ -154,16 +154,16 @@ def cuda_index(device: Device) -> int | None:
         return None
     if isinstance(device, PathLike):
         return None
-    refused = ValueError(
-        f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
-        f"file, got {device!r}"
-    )
     try:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if wanted.type != "cuda":
+            raise TypeError(f"it is of the type {wanted.type}")
     except (RuntimeError, TypeError) as error:
-        raise refused from error
-    if wanted.type != "cuda":
-        raise refused
+        # The names are read from a folder: only here, since each search asks for an index.
+        raise ValueError(
+            f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
+            f"file, got {device!r}"
+        ) from error
     count = torch.cuda.device_count()
     index = torch.cuda.current_device() if wanted.index is None and count else wanted.index or 0
     if index >= count:

@@ -7,7 +7,7 @@ import random
 import statistics
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
@@ -276,6 +276,11 @@ def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterato
     rules, timer = found.rules, found.timer
     found.aten_is_cudnn = candidates.aten_uses_cudnn
     groups = _grouped(candidates, limits, found)
+    floor_ms = None if found.budget.is_limited else limits.aten_floor_ms
+    if floor_ms is not None:
+        others = [c for c in groups.without_engine if c.text != ATEN.text]
+        floor_ms = floor_ms if len(others) < len(groups.without_engine) else None
+        groups = replace(groups, without_engine=others)
     _screen_precompiled(groups, found)
     found.unseen = [*groups.often, *groups.seldom]
     yield
@@ -289,6 +294,19 @@ def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterato
             yield from takewhile(lambda _: timer.is_building(), rounds)
     if found.unseen:
         yield from race_late(found, is_unfinished=bool(groups.often))
+    if floor_ms is not None:
+        yield from _race_aten(found, floor_ms)
+
+
+def _race_aten(found: SearchState, floor_ms: float) -> Iterator[None]:
+    """Races PyTorch's own path with the best of the others, if it may be faster than they are."""
+    best_ms = found.ms(found.leader) if found.is_raced else None
+    if best_ms is not None and best_ms <= floor_ms:
+        why = f"takes at least {1e3 * floor_ms:.1f} us: its convolution alone, then what follows"
+        found.screening.eliminate([ATEN], why)
+    else:
+        found.unseen = [ATEN]
+        yield from race_late(found)
 
 
 def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Groups:

@@ -26,6 +26,10 @@ class Limits:
     Candidates beyond the budget are left out, and the evidence says so. PyTorch's own path (the
     heuristics' first plan where that is cuDNN) is timed at any cost. For ``online`` the
     budget bounds how long the caller's calls wait for building and checking, but not the turns."""
+    aten_floor_ms: float | None = None
+    """Time in milliseconds that PyTorch's own path takes at least; None: not known. A search
+    without a budget times it last, and only if nothing else is as fast as that: its first call may
+    be one of PyTorch's benchmark mode, which takes as long as a search."""
 
 
 def check_mode_name(name: object, argument: str) -> str:

@@ -3,12 +3,14 @@
 A search compiles on several threads, but mostly waits for the one or two engines of its problem. So
 the cores are busy only if the engines of many problems are compiled side by side: those of a
 compiled graph's problems (:func:`compiling`), and those of a backward while its forward is searched
-(:func:`start_backward`). What was begun last is compiled first, since a backward runs backwards.
+(:func:`start_backward`). What was begun last is compiled first, since a backward runs backwards;
+the problems of a graph are compiled in their order.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +19,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from cudnn_autotune import sampling
-from cudnn_autotune.core.background import COMPILING, CORES, BackgroundThreads
+from cudnn_autotune.core.background import (
+    COMPILING,
+    COMPILING_CUDNN,
+    CORES,
+    BackgroundThreads,
+    Place,
+)
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.engines.candidates import QueriedCandidates
+from cudnn_autotune.engines.compiled_kernels import digest
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
-from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.offers import gpu_of, recipe_of
 from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.sampling.strategy import Shortlister
 from cudnn_autotune.store import Policy
@@ -45,6 +56,7 @@ Plans = dict[str, "Future[Built]"]
 _Key = tuple[bytes, int | str]
 
 _begun: OrderedDict[_Key, Future[Plans]] = OrderedDict()
+_kernels: set[str] = set()  # digests of the package's kernels whose compilation was begun here
 
 
 def start(
@@ -53,15 +65,17 @@ def start(
     mode: str,
     workspace_limit: int | None,
     threads: BackgroundThreads | None = None,
+    place: Place | None = None,
 ) -> None:
     """Begins to compile what a search of ``problem`` would, unless a choice is known.
 
     Args:
         mode: the sampling mode; an empty text stands for the settings'.
         workspace_limit: bytes; None: no limit.
-        threads: None: those that compile where nothing else does.
+        threads: None: ``COMPILING``, and ``COMPILING_CUDNN`` for engines of cuDNN.
+        place: the place in the threads' queue; None: before all that was begun.
     """
-    threads = threads or COMPILING
+    threads, of_cudnn = threads or COMPILING, threads or COMPILING_CUDNN
     mode = mode or settings.get_sampling()
     is_limited = settings.get_budget_ms() is not None or settings.get_benchmark_limit() > 0
     key = _key(problem, device)
@@ -75,9 +89,9 @@ def start(
             return
         nearby = remembering.similar(problem, index)
     with LOCK, suppress(RuntimeError):  # the system gives no thread: the search compiles
-        _begun[key] = threads.submit_next(
-            _compile, threads, problem, device, traits.shortlist, workspace_limit, nearby
-        )
+        place = place or threads.first_place()
+        arguments = (problem, device, traits.shortlist, workspace_limit, nearby)
+        _begun[key] = threads.submit_at(place, _compile, threads, of_cudnn, place, *arguments)
         while len(_begun) > _MOST:
             _cancel(_begun.popitem(last=False)[1])
 
@@ -110,14 +124,24 @@ def take(problem: ConvProblem, device: Device) -> Plans:
     return {text: plan for text, plan in listing.result().items() if not plan.cancel()}
 
 
+def is_ready(problem: ConvProblem, device: Device) -> bool:
+    """Returns whether a search of ``problem`` would not wait for what is being compiled here."""
+    with LOCK:
+        listing = _begun.get(_key(problem, device))
+    if listing is None or listing.cancelled():
+        return True
+    return listing.done() and all(plan.done() for plan in listing.result().values())
+
+
 @contextmanager
 def compiling(
     wanted: Sequence[tuple[ConvProblem, Device, str, int | None]],
 ) -> Iterator[None]:
     """Compiles for problems as long as the context lasts, each given by the arguments of
     :func:`start`, in this order. What no search has taken by then is dropped."""
-    for problem, device, mode, workspace_limit in reversed(wanted):
-        start(problem, device, mode, workspace_limit)
+    first = COMPILING.first_place()
+    for number, (problem, device, mode, workspace_limit) in enumerate(wanted):
+        start(problem, device, mode, workspace_limit, place=(*first, number))
     try:
         yield
     finally:
@@ -150,25 +174,53 @@ class _WithoutOperands(QueriedCandidates):
 
 def _compile(
     threads: BackgroundThreads,
+    of_cudnn: BackgroundThreads,
+    place: Place,
     problem: ConvProblem,
     device: Device,
     shortlist: Shortlister,
     workspace_limit: int | None,
     nearby: Sequence[Candidate],
 ) -> Plans:
-    """Begins to build the plans, each on a thread of its own."""
+    """Begins to build the plans, each on a thread of its own, before what comes after ``place``."""
     try:
         search = open_search(problem, device)
         gpu = gpu_of(device)
         every = shortlist(_WithoutOperands(search, problem, (), workspace_limit, nearby, gpu), 0)
         # A user's implementation may first be run in another process, for which its search waits.
-        texts = dict.fromkeys(c.text for c in every if c.is_compiled and not is_users(c.text))
-        build = search.build_many
-        return {text: threads.submit_next(build, [text], 1) for text in reversed(texts)}
+        compiled = {c.text: c for c in every if c.is_compiled and not is_users(c.text)}
+        build, plans = search.build_many, {}
+        for text, candidate in compiled.items():
+            if candidate.engine is not None:
+                plans[text] = of_cudnn.submit_at(place, build, [text], 1)
+            else:
+                # A thread would wait for one that compiles the same kernel.
+                at = place if _is_first(text, problem, gpu) else (place[0], math.inf)
+                plans[text] = threads.submit_at(at, build, [text], 1)
+        return plans
     except Exception as error:  # the search meets it too, and knows what to do
         _log.debug("%s: nothing is compiled ahead: %s", problem.text, error)
         return {}
 
 
+def _is_first(text: str, problem: ConvProblem, gpu: Gpu) -> bool:
+    """Returns whether a candidate of the package has a kernel that no earlier one asked about here
+    has."""
+    try:
+        kernels = recipe_of(text, problem, gpu).kernels or ()
+    except ImplementationError:  # it does not build either, which says why
+        return True
+    digests = {digest(kernel, gpu.compute_capability) for kernel in kernels}
+    with LOCK:
+        is_first = not digests or not digests <= _kernels
+        _kernels.update(digests)
+    return is_first
+
+
+def _forget() -> None:
+    _begun.clear()
+    _kernels.clear()
+
+
 # A child process has none of the threads that would compile.
-os.register_at_fork(after_in_child=_begun.clear)
+os.register_at_fork(after_in_child=_forget)

@@ -13,6 +13,7 @@ On a hit no code of this file runs.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -296,7 +297,8 @@ def _search(miss: _Miss, mode: str) -> Served:
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.policy.workspace, nearby)
-        selection = strategy.select(candidates, timer, miss.limits)
+        limits = replace(miss.limits, aten_floor_ms=_aten_floor_ms(miss))
+        selection = strategy.select(candidates, timer, limits)
     except torch.OutOfMemoryError as error:
         # A handler that keeps log records would keep an error's frames, and their tensors.
         why = f"out of memory: {error}"
@@ -309,6 +311,32 @@ def _search(miss: _Miss, mode: str) -> Served:
     finally:
         timer.close()  # from here on the check and the plans allocate their own workspace
     return _concluded(replace(miss, tensors=tensors), selection, timer, why)
+
+
+# Bytes that a multiprocessor reads from or writes to the L2 cache in a clock, at most.
+_L2_BYTES_A_CLOCK = 64
+# Time between the begins of two kernels in a stream, at least.
+_LAUNCH_MS = 1e-3
+
+
+def _aten_floor_ms(miss: _Miss) -> float | None:
+    """Returns a time that PyTorch's own path takes at least. What adds a residual or applies an
+    activation runs behind its convolution, and reads and writes the result once more. None where
+    that convolution has not been timed in this process, with all that PyTorch may run for it."""
+    problem = miss.problem
+    if not (problem.residual or problem.activation):
+        return None
+    alone = replace(problem, bias=False, residual=False, activation="")
+    known = choice_log.find(alone, miss.policy, miss.device)
+    if known is None or known.origin != "tuned" or known.lacking or known.time_ms is None:
+        return None
+    gpu = torch.cuda.get_device_properties(miss.device)
+    clock_khz = getattr(gpu, "clock_rate", None)  # older versions of PyTorch do not say it
+    if not clock_khz:
+        return None
+    bytes_a_ms = _L2_BYTES_A_CLOCK * gpu.multi_processor_count * clock_khz
+    moved = (2 + problem.residual) * math.prod(problem.output_shape) * problem.dtype.itemsize
+    return known.time_ms + _LAUNCH_MS + moved / bytes_a_ms
 
 
 def _to_measure_on(problem: ConvProblem, tensors: Operands) -> Operands:

@@ -272,7 +272,8 @@ def _compile_later(kernels: Sequence[Kernel], gpu: Gpu) -> None:
     while len(_waiting) >= _MOST_WAITING:
         _waiting.popleft().cancel()
     with suppress(RuntimeError):  # the system gives no thread
-        _waiting.append(_BACKGROUND.submit_next(_compile, kernels, gpu.compute_capability))
+        first = _BACKGROUND.first_place()
+        _waiting.append(_BACKGROUND.submit_at(first, _compile, kernels, gpu.compute_capability))
 
 
 def _compile(kernels: Sequence[Kernel], compute_capability: tuple[int, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -190,6 +191,25 @@ def test_operands_of_any_layout_and_alignment() -> None:
     ):
         output = run_operator(problem, given, "sample_once")
         assert relative_error(output, expected) <= allowed(problem)
+
+
+@pytest.mark.parametrize("knows_alone", [False, True])
+def test_pytorchs_own_path_is_left_out_only_for_the_time_of_its_convolution(
+    knows_alone: bool,
+) -> None:
+    problem = make("3x3", "fp16_nhwc", "relu", bias=True)
+    if knows_alone:
+        alone = replace(problem, bias=False, activation="")
+        run_operator(alone, operands(alone), "auto")
+    data = operands(problem)
+    output = run_operator(problem, data, "auto")
+    assert relative_error(output, reference(problem, data)) <= allowed(problem)
+    choice = next(choice for choice in ca.choices() if choice.problem == problem)
+    (aten,) = (one for one in choice.selection.ranking if one.candidate.text == "aten")
+    if aten.time_ms is None:
+        assert knows_alone
+        assert "its convolution alone" in aten.eliminated
+        assert choice.text != "aten"
 
 
 def test_a_fused_convolution_is_captured() -> None:

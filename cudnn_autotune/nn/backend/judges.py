@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -64,8 +65,14 @@ class Measured:
         if isinstance(forms, str):
             return Verdict(False, forms)
         if forms.key not in self._known:
-            # While a graph is being compiled, calls on tensors may be recorded.
-            with _disable_current_modes(), torch.no_grad(), torch.cuda.device(change.device):
+            # While a graph is being compiled, calls on tensors may be recorded, and PyTorch takes
+            # its Python decompositions in place of its kernels.
+            with (
+                _disable_current_modes(),
+                no_python_dispatcher(),
+                torch.no_grad(),
+                torch.cuda.device(change.device),
+            ):
                 self._known[forms.key] = _measured(forms, change.device)
         return self._known[forms.key]
 
@@ -89,7 +96,8 @@ def _measured(forms: _GroupForms | _FamilyForms, device: torch.device) -> Verdic
             torch.random.fork_rng([device]),
             compiling_ahead.compiling(forms.searches),
         ):
-            times = times_ms([forms.fused, forms.several], forms.operands())
+            # The engines of the unfused convolution are searched first: fewer of them are compiled.
+            times = times_ms([forms.several, forms.fused], forms.operands())[::-1]
     except torch.OutOfMemoryError:
         return Verdict(False, "there was not enough memory to measure it")
     text = ", ".join(
@@ -197,10 +205,14 @@ class _FamilyForms:
             _fused(*one.arguments(map(dense.get, one.operands)))
 
 
+_Search = tuple[ConvProblem, torch.device, str, int | None]
+"""A search as :func:`compiling_ahead.compiling` takes it."""
+
+
 def _search(
     problem: ConvProblem, device: torch.device, sampling: str, workspace_limit: int
-) -> tuple[ConvProblem, torch.device, str, int | None]:
-    """Returns what :func:`compiling_ahead.compiling` takes, by the policy of an operator."""
+) -> _Search:
+    """Returns the search of a problem by the policy of an operator."""
     return problem, device, sampling, None if workspace_limit < 0 else workspace_limit
 
 
@@ -246,20 +258,32 @@ def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> li
     Returns:
         What became of each group, in their order.
     """
-    searches = []
-    if isinstance(judge, Measured):
-        # The engines of all groups are compiled side by side.
-        forms = [_forms_of(group) for group in groups if group.obstacle is None]
-        searches = [search for one in forms if not isinstance(one, str) for search in one.searches]
-    with compiling_ahead.compiling(searches):
-        verdicts = [
-            judge(group) if group.obstacle is None else Verdict(False, group.obstacle)
-            for group in groups
-        ]
-    pairs = [*zip(groups, verdicts, strict=True)]
+    pairs = [*zip(groups, _verdicts(groups, judge), strict=True)]
     reports = [GroupReport(group.text, group.output_shape, *verdict) for group, verdict in pairs]
     fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
     return reports
+
+
+def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
+    """Returns what the judge says of each group. If it measures them, the engines of all are
+    compiled side by side, and those whose engines are compiled are measured first."""
+    verdicts = [Verdict(False, group.obstacle or "") for group in groups]
+    searches: dict[int, Sequence[_Search]] = {}
+    for number, group in enumerate(groups):
+        if group.obstacle is None:
+            forms = _forms_of(group) if isinstance(judge, Measured) else ""
+            searches[number] = () if isinstance(forms, str) else forms.searches
+    with compiling_ahead.compiling([search for some in searches.values() for search in some]):
+        while searches:
+            ready = (number for number, some in searches.items() if _are_ready(some))
+            number = next(ready, next(iter(searches)))
+            verdicts[number] = judge(groups[number])
+            del searches[number]
+    return verdicts
+
+
+def _are_ready(searches: Sequence[_Search]) -> bool:
+    return all(compiling_ahead.is_ready(problem, device) for problem, device, *_ in searches)
 
 
 def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[ConcatenationReport]:

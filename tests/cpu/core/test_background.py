@@ -26,14 +26,20 @@ def test_work_is_done_in_order_and_returns_its_result() -> None:
     assert done == list(range(20))
 
 
-def test_what_is_needed_next_comes_first() -> None:
+def test_work_is_done_in_the_order_of_its_places() -> None:
     threads, may_go_on = BackgroundThreads(1), threading.Event()
     done: list[str] = []
-    begun = [threads.submit(may_go_on.wait, 30), threads.submit(done.append, "one")]
-    begun += [threads.submit_next(done.append, "two"), threads.submit_next(done.append, "three")]
+    begun = [threads.submit(may_go_on.wait, 30), threads.submit(done.append, "last")]
+    for run in ("second", "first"):
+        place = threads.first_place()
+        for number in (1, 0):
+            name = f"{run} {number}"
+            begun.append(threads.submit_at((*place, number), done.append, name))
+        begun.append(threads.submit_at((*place, 0), done.append, f"{run} 0 again"))
     may_go_on.set()
     wait(begun, 30)
-    assert done == ["three", "two", "one"]
+    runs = [[f"{run} 0", f"{run} 0 again", f"{run} 1"] for run in ("first", "second")]
+    assert done == [*runs[0], *runs[1], "last"]
 
 
 def test_so_many_threads_at_once_and_none_when_there_is_no_work() -> None:

@@ -6,6 +6,7 @@ that cuDNN has for a GPU that is described.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
@@ -13,15 +14,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from problems import make
 from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.core.background import BackgroundThreads
-from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.configs import Candidate, open_search
+from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.unlisted import without_cudnn
 from cudnn_autotune.tuning import compiling_ahead
-from cudnn_autotune.tuning.compiling_ahead import compiling, start, start_backward, take
+from cudnn_autotune.tuning.compiling_ahead import (
+    compiling,
+    is_ready,
+    start,
+    start_backward,
+    take,
+)
 
 pytestmark = pytest.mark.search
 
@@ -35,6 +45,7 @@ def all_are_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for key in list(compiling_ahead._begun):
         compiling_ahead._drop([key])
+    compiling_ahead._kernels.clear()
 
 
 def finish() -> None:
@@ -54,7 +65,8 @@ def built(problem: ca.ConvProblem) -> dict[str, _C.Plan]:
 def busy_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The only thread that compiles waits for this event."""
     threads, event, is_waiting = BackgroundThreads(1), threading.Event(), threading.Event()
-    monkeypatch.setattr(compiling_ahead, "COMPILING", threads)
+    for name in ("COMPILING", "COMPILING_CUDNN"):
+        monkeypatch.setattr(compiling_ahead, name, threads)
 
     def work() -> None:
         is_waiting.set()
@@ -111,7 +123,9 @@ def test_what_was_begun_last_is_compiled_first(
 ) -> None:
     order: list[str] = []
 
-    def listed(_: Any, problem: ca.ConvProblem, *more: Any) -> dict[str, Future[Any]]:
+    def listed(
+        _: Any, of_cudnn: Any, place: Any, problem: ca.ConvProblem, *more: Any
+    ) -> dict[str, Future[Any]]:
         order.append(problem.op)
         return {}
 
@@ -121,6 +135,70 @@ def test_what_was_begun_last_is_compiled_first(
     busy_threads.set()
     finish()
     assert order == ["fprop", "dgrad", "wgrad"]
+
+
+def test_a_graphs_problems_are_compiled_in_their_order(
+    busy_threads: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with all of its engines, and before those that were begun earlier."""
+    done: list[str] = []
+
+    class Recorded:
+        def __init__(self, problem: ca.ConvProblem, device: str) -> None:
+            self._op, self._search = problem.op, open_search(problem, device)
+            done.append(f"list {self._op}")
+
+        def build_many(self, texts: list[str], threads: int) -> Any:
+            done.append(f"build {self._op}")
+            return self._search.build_many(texts, threads)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._search, name)
+
+    monkeypatch.setattr(compiling_ahead, "open_search", Recorded)
+    start(WGRAD, "h200", "auto", None)
+    with compiling([(p, "h200", "auto", None) for p in (PROBLEM, DGRAD)]):
+        busy_threads.set()
+        finish()
+    steps = [step for step, _ in itertools.groupby(done)]
+    assert steps == [
+        f"{what} {op}" for op in ("fprop", "dgrad", "wgrad") for what in ("list", "build")
+    ]
+
+
+def test_a_problem_is_ready_once_its_engines_are_compiled(busy_threads: threading.Event) -> None:
+    assert is_ready(PROBLEM, "h200")
+    with compiling([(PROBLEM, "h200", "auto", None)]):
+        assert not is_ready(PROBLEM, "h200")
+        assert is_ready(DGRAD, "h200")
+        busy_threads.set()
+        finish()
+        assert is_ready(PROBLEM, "h200")
+        assert built(PROBLEM)
+        assert is_ready(PROBLEM, "h200")
+
+
+def test_kernels_that_problems_share_are_compiled_for_the_first_of_them() -> None:
+    gpu = gpu_of("h200")
+    long, longer = (
+        ca.ConvProblem(
+            "fprop",
+            (8, 64, 1, length),
+            (64, 64, 1, 7),
+            padding=(0, 3),
+            dtype=torch.float16,
+            memory_format=torch.channels_last,
+        )
+        for length in (16384, 16640)
+    )
+    texts = [
+        c.text for c in without_cudnn(long, gpu, None) if c.text.startswith("implicit_gemm_1d@")
+    ]
+    shared = set(texts) & {c.text for c in without_cudnn(longer, gpu, None)}
+    assert len(shared) > 1
+    for text in shared:
+        assert compiling_ahead._is_first(text, long, gpu)
+        assert not compiling_ahead._is_first(text, longer, gpu)
 
 
 def test_problems_beyond_a_number_are_dropped(
@@ -162,6 +240,8 @@ def test_a_forked_process_has_none_of_it() -> None:
 import os
 
 import cudnn_autotune as ca
+from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.unlisted import without_cudnn
 from cudnn_autotune.tuning import compiling_ahead
 
 problem = ca.ConvProblem("fprop", (8, 64, 56, 56), (64, 64, 3, 3), padding=1)

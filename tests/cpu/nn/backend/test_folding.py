@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cudnn_autotune.nn.backend import judges
 from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.groups import Group, find_groups
 from cudnn_autotune.nn.backend.judges import Judge, Verdict, always, fuse_judged, never
@@ -323,6 +324,26 @@ def test_what_is_not_fused_is_not_folded(fused: str) -> None:
     assert traced.targets().count(_aten.convolution.default) == 1
     assert traced.targets().count(FOLD) == 1
     torch.testing.assert_close(traced(), model(traced.x))
+
+
+def test_groups_whose_engines_are_compiled_are_judged_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reports are in the graph's order all the same."""
+    traced = Traced(Two().eval(), torch.randn(2, 4, 9, 8))
+    judged: list[str] = []
+
+    def judge(group: Group) -> Verdict:
+        judged.append(group.text)
+        return Verdict(True, group.text)
+
+    are_ready = iter([False, True])
+    monkeypatch.setattr(judges, "_are_ready", lambda searches: next(are_ready, False))
+    assert traced.fold(judge) == 2
+    assert judged == ["conv + bias + residual + relu", "conv + bias"]
+    assert [(report.text, report.reason) for report in traced.reports] == [
+        (text, text) for text in reversed(judged)
+    ]
 
 
 def test_nothing_is_left_of_a_folding_that_is_taken_back() -> None:
