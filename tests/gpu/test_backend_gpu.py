@@ -19,6 +19,7 @@ from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import kept_plans
+from cudnn_autotune.tuning import compiling_ahead
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
 
@@ -133,6 +134,34 @@ def test_engines_of_all_groups_are_compiled_ahead_and_once(tmp_path: Path, sampl
     assert compiled == len(list(tmp_path.glob("plans-*/*.plan"))), "nothing is compiled twice"
     assert compiled >= 6
     assert after["read"] == before["read"], "the searches take what was compiled, from memory"
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_engines_of_other_convolutions_are_compiled_ahead(
+    dims: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the problems that the first call searches."""
+    begun: list[ca.ConvProblem] = []
+    start = compiling_ahead.start
+
+    def recorded(problem: ca.ConvProblem, *arguments: Any, **options: Any) -> None:
+        begun.append(problem)
+        start(problem, *arguments, **options)
+
+    monkeypatch.setattr(compiling_ahead, "start", recorded)
+    conv, up = ((nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d),
+                (nn.Conv3d, nn.ConvTranspose3d))[dims - 1]  # fmt: skip
+    model = nn.Sequential(conv(16, 32, 3, bias=False), up(32, 16, 4, 2, 1), nn.Flatten(2))
+    input = torch.randn(4, 16, *(24, 20, 12)[:dims], device="cuda", dtype=torch.float16)
+    model = model.eval().cuda().half()
+    with torch.no_grad():
+        program = torch.compile(model, backend="cudnn_autotune", options={"compare": False})
+        output = program(input)
+        assert_close(output, model.double()(input.double()), 2 * tolerance(torch.float16))
+    problems = [choice.problem for choice in ca.choices() if choice.problem.input_shape[0] == 4]
+    assert sorted(problem.op for problem in problems) == ["dgrad", "fprop"]
+    assert set(problems) <= set(begun)
 
 
 @pytest.mark.parametrize("dims", [2, 3])

@@ -16,7 +16,11 @@ from torch.fx import Graph, Node
 
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem, as_images
 from cudnn_autotune.nn.backend.activations import Decompositions, Match, find_activations
-from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
+from cudnn_autotune.nn.conv_layout import (
+    conv_memory_format,
+    is_dgrad_of_height_1,
+    is_image_of_height_1,
+)
 from cudnn_autotune.nn.inductor import _mark_input
 
 _aten = torch.ops.aten
@@ -132,9 +136,14 @@ class Group:
         """
         return tuple(_hints(self.output.meta["val"].shape))
 
+    @property
+    def is_transposed(self) -> bool:
+        return bool(self.convolution.args[6])
+
     def problem(self) -> ConvProblem:
         """Returns the group as a problem, with the flags of PyTorch's defaults: a 1-d one in
-        channels_last as one of images of height 1.
+        channels_last as one of images of height 1, and a transposed convolution, to which a bias is
+        added later, as a gradient of the input.
 
         Sizes that are symbolic are taken by their hints, which are those of the first call.
 
@@ -147,9 +156,10 @@ class Group:
         spatial_dims = x.dim() - 2
         if self.channels_last and spatial_dims == 2 and x.dtype != torch.float64:
             memory_format = CHANNELS_LAST[spatial_dims]
+        output = self.convolution.meta["val"]
         problem = ConvProblem(
-            "fprop",
-            _hints(x.shape),
+            "dgrad" if self.is_transposed else "fprop",
+            _hints(output.shape if self.is_transposed else x.shape),
             _hints(w.shape),
             _hints(stride),
             _hints(padding),
@@ -157,11 +167,15 @@ class Group:
             _hint(groups),
             x.dtype,
             memory_format,
-            bias=self.bias is not None,
+            bias=self.bias is not None and not self.is_transposed,
             residual=self.residual is not None,
             activation=self.activation,
         )
-        if not is_image_of_height_1(x, w, pads=False):
+        if self.is_transposed:
+            is_image = is_dgrad_of_height_1(x, w)
+        else:
+            is_image = is_image_of_height_1(x, w, pads=False)
+        if not is_image:
             return problem
         return replace(as_images(problem), memory_format=torch.channels_last)
 
@@ -217,7 +231,8 @@ def find_groups(
             if len(nodes) == 1 and node.args[2] is None:
                 obstacle = "no bias, residual or activation follows that it could compute"
         if obstacle is not None:
-            found.append(Group(node, node, (node,), obstacle=obstacle))
+            alone = Group(node, node, (node,), channels_last=channels_last, obstacle=obstacle)
+            found.append(alone)
             continue
         claimed.update(nodes)
         in_order = tuple(sorted(nodes, key=order.__getitem__))

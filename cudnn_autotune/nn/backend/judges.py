@@ -253,12 +253,15 @@ def times_ms(programs: Sequence[Callable[[Any], None]], sets: Sequence[Any]) -> 
 
 
 def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> list[GroupReport]:
-    """Fuses the groups of a graph that a judge is for.
+    """Fuses the groups of a graph that a judge is for. If it measures, the engines of the other
+    convolutions begin to be compiled, for the first call of the program.
 
     Returns:
         What became of each group, in their order.
     """
     pairs = [*zip(groups, _verdicts(groups, judge), strict=True)]
+    if isinstance(judge, Measured):
+        _compile_ahead(group for group, verdict in pairs if not verdict.fuse)
     reports = [GroupReport(group.text, group.output_shape, *verdict) for group, verdict in pairs]
     fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
     return reports
@@ -280,6 +283,18 @@ def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
             verdicts[number] = judge(groups[number])
             del searches[number]
     return verdicts
+
+
+def _compile_ahead(groups: Iterable[Group]) -> None:
+    for group in groups:
+        if group.marked is group.input or group.device.type != "cuda":
+            continue  # it is PyTorch's own
+        try:
+            problem = group.problem()
+        except ValueError:  # the first call says what is wrong
+            continue
+        alone = replace(problem, bias=False, residual=False, activation="")
+        compiling_ahead.start(*_search(alone, group.device, *group.policy))
 
 
 def _are_ready(searches: Sequence[_Search]) -> bool:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudnn_autotune as ca
+from cudnn_autotune.nn.backend import judges
 from cudnn_autotune.nn.backend.groups import Group, find_groups, fuse_groups
 
 FUSED = torch.ops.cudnn_autotune.conv_fused.default
@@ -298,6 +299,45 @@ def test_a_transposed_convolution_is_in_no_group() -> None:
     w, b = torch.randn(4, 6, 3, 3), torch.randn(6)
     found = groups_of(lambda x, w, b: F.conv_transpose2d(x, w, b).relu(), x, w, b)
     assert [(group.text, group.obstacle) for group in found] == [("conv", "it is transposed")]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_transposed_convolution_is_a_gradient_of_the_input(dims: int) -> None:
+    convolution = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
+    x, w, b = torch.randn(2, 4, *(7, 6, 5)[:dims]), torch.randn(4, 6, *[3] * dims), torch.randn(12)
+
+    def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return convolution(x, w, b, stride=2, padding=1, output_padding=1, groups=2)
+
+    (group,) = groups_of(program, x, w, b)
+    problem = group.problem()
+    assert (problem.op, problem.bias, problem.groups) == ("dgrad", False, 2)
+    assert problem.input_shape == program(x, w, b).shape
+    assert problem.weight_shape == w.shape
+    assert problem.output_shape == x.shape
+
+
+@pytest.mark.search
+def test_engines_of_what_is_not_fused_begin_to_be_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of PyTorch's own layers do not."""
+
+    def model() -> nn.Module:
+        up = ca.ConvTranspose2d(8, 16, 2, 2, sampling="race", workspace_limit=4096)
+        return nn.Sequential(up, nn.ConvTranspose2d(16, 4, 2, 2))
+
+    begun: list[tuple[object, ...]] = []
+    monkeypatch.setattr(judges.compiling_ahead, "start", lambda *search: begun.append(search))
+    graph = fake_cuda_graph(model)
+    groups = find_groups(graph.graph, decompositions())
+    judges.fuse_judged(graph, groups, judges.always)
+    assert begun == []
+    judges.fuse_judged(graph, groups, judges.Measured())
+    ((problem, device, *policy),) = begun
+    assert isinstance(problem, ca.ConvProblem)
+    assert (problem.op, problem.input_shape) == ("dgrad", (4, 16, 64, 64))
+    assert (str(device), *policy) == ("cuda:0", "race", 4096)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
