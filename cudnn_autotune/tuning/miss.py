@@ -324,11 +324,13 @@ def _aten_floor_ms(miss: _Miss) -> float | None:
     activation runs behind its convolution, and reads and writes the result once more. None where
     that convolution has not been timed in this process, with all that PyTorch may run for it."""
     problem = miss.problem
-    if not (problem.residual or problem.activation):
+    if not (problem.residual or problem.activation) or miss.policy.benchmark:
         return None
     alone = replace(problem, bias=False, residual=False, activation="")
     known = choice_log.find(alone, miss.policy, miss.device)
     if known is None or known.origin != "tuned" or known.lacking or known.time_ms is None:
+        return None
+    if known.selection.evidence.budget_ms is not None:  # it cut the search short
         return None
     gpu = torch.cuda.get_device_properties(miss.device)
     clock_khz = getattr(gpu, "clock_rate", None)  # older versions of PyTorch do not say it
