@@ -42,8 +42,7 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
     Raises:
         PlanError: it does not compile, or NVRTC is not there. The compiler's log is in the message.
     """
-    options = _options(kernel, compute_capability)
-    key = _digest(kernel, options)
+    key = digest(kernel, compute_capability)
     mine = Future[bytes]()
     with _lock:
         found = _asked_for(key)
@@ -52,7 +51,7 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
     if found is not None:
         return found.result()
     try:
-        code = _found_or_compiled(kernel, options, key)
+        code = _found_or_compiled(kernel, _options(kernel, compute_capability), key)
     except BaseException as error:
         with _lock:
             _compiled.pop(key, None)  # whoever asks next tries again
@@ -83,7 +82,9 @@ def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
 
 def digest(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
     """Returns a text that two kernels share only if :func:`cubin` returns the same for both."""
-    return _digest(kernel, _options(kernel, compute_capability))
+    options = _options(kernel, compute_capability)
+    depends_on = [kernel.source, kernel.function, options, _C.nvrtc_version()]
+    return hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
 
 
 def _asked_for(key: str) -> Future[bytes] | None:
@@ -98,11 +99,6 @@ def _remember(key: str, code: Future[bytes]) -> None:
     _compiled[key] = code
     while len(_compiled) > _MOST:
         _compiled.popitem(last=False)
-
-
-def _digest(kernel: Kernel, options: list[str]) -> str:
-    depends_on = [kernel.source, kernel.function, options, _C.nvrtc_version()]
-    return hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
 
 
 def _options(kernel: Kernel, compute_capability: tuple[int, int]) -> list[str]:

@@ -286,6 +286,7 @@ def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
 
 
 def _compile_ahead(groups: Iterable[Group]) -> None:
+    """Begins to compile engines for the convolutions of groups, by themselves."""
     for group in groups:
         if group.marked is group.input or group.device.type != "cuda":
             continue  # it is PyTorch's own
