@@ -16,11 +16,7 @@ from torch.fx import Graph, Node
 
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem, as_images
 from cudnn_autotune.nn.backend.activations import Decompositions, Match, find_activations
-from cudnn_autotune.nn.conv_layout import (
-    conv_memory_format,
-    is_dgrad_of_height_1,
-    is_image_of_height_1,
-)
+from cudnn_autotune.nn.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.nn.inductor import _mark_input
 
 _aten = torch.ops.aten
@@ -171,11 +167,7 @@ class Group:
             residual=self.residual is not None,
             activation=self.activation,
         )
-        if self.is_transposed:
-            is_image = is_dgrad_of_height_1(x, w)
-        else:
-            is_image = is_image_of_height_1(x, w, pads=False)
-        if not is_image:
+        if not is_image_of_height_1(x, w, pads=False):
             return problem
         return replace(as_images(problem), memory_format=torch.channels_last)
 

@@ -317,6 +317,16 @@ def test_a_transposed_convolution_is_a_gradient_of_the_input(dims: int) -> None:
     assert problem.output_shape == x.shape
 
 
+def test_a_transposed_convolution_of_length_1_runs_as_the_operator_takes_it() -> None:
+    """Such an input may be contiguous and an image in channels_last at once."""
+    x, w = torch.randn(2, 1, 8).transpose(1, 2), torch.randn(8, 6, 3)
+    assert x.is_contiguous()
+    (group,) = groups_of(F.conv_transpose1d, x, w)
+    problem = group.problem()
+    assert problem.input_shape == (2, 6, 1, 3)
+    assert problem.memory_format == torch.channels_last
+
+
 @pytest.mark.search
 def test_engines_of_what_is_not_fused_begin_to_be_compiled(
     monkeypatch: pytest.MonkeyPatch,
