@@ -307,6 +307,8 @@ def _race_aten(found: SearchState, floor_ms: float) -> Iterator[None]:
     else:
         found.unseen = [ATEN]
         yield from race_late(found)
+        if found.races:  # it was screened in comparison with those that failed
+            yield from found.race_again(found.rules)
 
 
 def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Groups:
