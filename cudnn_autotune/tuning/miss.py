@@ -322,23 +322,28 @@ _LAUNCH_MS = 1e-3
 def _aten_floor_ms(miss: _Miss) -> float | None:
     """Returns a time that PyTorch's own path takes at least. What adds a residual or applies an
     activation runs behind its convolution, and reads and writes the result once more. None where
-    that convolution has not been timed in this process, with all that PyTorch may run for it."""
-    problem = miss.problem
-    if not (problem.residual or problem.activation) or miss.policy.benchmark:
+    that convolution has not been timed in this process, with all that PyTorch may run for it: what
+    it runs keeps to no workspace limit, and writes to dense memory."""
+    problem, policy = miss.problem, miss.policy
+    is_bound = policy.benchmark or policy.workspace is not None or problem.pixel_strides
+    if not (problem.residual or problem.activation) or is_bound:
         return None
     alone = replace(problem, bias=False, residual=False, activation="")
-    known = choice_log.find(alone, miss.policy, miss.device)
-    if known is None or known.origin != "tuned" or known.lacking or known.time_ms is None:
+    known = choice_log.find(alone, policy, miss.device)
+    if known is None or known.origin != "tuned" or known.lacking or known.chosen is None:
         return None
-    if known.selection.evidence.budget_ms is not None:  # it cut the search short
+    alone_ms, evidence = known.chosen.low_ms or known.time_ms, known.selection.evidence
+    if alone_ms is None or evidence.budget_ms is not None:  # it cut the search short
         return None
+    if evidence.clock_mhz and evidence.max_clock_mhz:  # the clock may be higher by now
+        alone_ms *= min(1.0, evidence.clock_mhz / evidence.max_clock_mhz)
     gpu = torch.cuda.get_device_properties(miss.device)
     clock_khz = getattr(gpu, "clock_rate", None)  # older versions of PyTorch do not say it
     if not clock_khz:
         return None
     bytes_a_ms = _L2_BYTES_A_CLOCK * gpu.multi_processor_count * clock_khz
     moved = (2 + problem.residual) * math.prod(problem.output_shape) * problem.dtype.itemsize
-    return known.time_ms + _LAUNCH_MS + moved / bytes_a_ms
+    return alone_ms + _LAUNCH_MS + moved / bytes_a_ms
 
 
 def _to_measure_on(problem: ConvProblem, tensors: Operands) -> Operands:
