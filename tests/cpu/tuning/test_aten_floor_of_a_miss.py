@@ -17,6 +17,7 @@ from cudnn_autotune.tuning import choice_log, miss
 from cudnn_autotune.tuning.choice import Choice
 
 FUSED = problem(activation="relu")
+POLICY = decision().policy
 BYTES = 2 * 2 * 64 * 64 * 56 * 56  # the result is read and written once more
 ADDED_MS = 1e-3 + BYTES / (64 * 132 * 1_980_000)
 
@@ -29,9 +30,7 @@ def described_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     choice_log.forget()
 
 
-def floor_ms(
-    fused: ConvProblem = FUSED, policy: Policy = decision().policy, **evidence: Any
-) -> float | None:
+def floor_ms(fused: ConvProblem = FUSED, policy: Policy = POLICY, **evidence: Any) -> float | None:
     """Returns the floor once the convolution alone takes 0.99 to 1.01 ms."""
     alone = replace(fused, bias=False, residual=False, activation="")
     entry = timed("fastest", 1.0, low_ms=0.99, high_ms=1.01)
@@ -51,8 +50,8 @@ def test_a_clock_that_was_low_may_have_risen() -> None:
 
 
 def test_there_is_none_where_the_convolution_was_limited_and_pytorchs_is_not() -> None:
-    assert floor_ms(policy=replace(decision().policy, workspace=4096)) is None
-    assert floor_ms(policy=replace(decision().policy, benchmark=2)) is None
+    assert floor_ms(policy=replace(POLICY, workspace=4096)) is None
+    assert floor_ms(policy=replace(POLICY, benchmark=2)) is None
     assert floor_ms(budget_ms=20.0) is None
 
 
