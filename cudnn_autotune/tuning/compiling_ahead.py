@@ -128,9 +128,10 @@ def is_ready(problem: ConvProblem, device: Device) -> bool:
     """Returns whether a search of ``problem`` would not wait for what is being compiled here."""
     with LOCK:
         listing = _begun.get(_key(problem, device))
-    if listing is None or listing.cancelled():
-        return True
-    return listing.done() and all(plan.done() for plan in listing.result().values())
+    if listing is None or not listing.done():
+        return listing is None
+    # It may be cancelled by another thread at any time before it is done.
+    return listing.cancelled() or all(plan.done() for plan in listing.result().values())
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from cudnn_autotune.core.background import COMPILING
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport, Family, find_families
 from cudnn_autotune.nn.backend.groups import Group, GroupReport, fuse_groups
@@ -286,16 +287,17 @@ def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
 
 
 def _compile_ahead(groups: Iterable[Group]) -> None:
-    """Begins to compile engines for the convolutions of groups, by themselves."""
-    for group in groups:
+    """Begins to compile engines for the convolutions of groups, by themselves and in this order."""
+    first = COMPILING.first_place()
+    for number, group in enumerate(groups):
         if group.marked is group.input or group.device.type != "cuda":
             continue  # it is PyTorch's own
         try:
-            problem = group.problem()
+            alone = replace(group.problem(), bias=False, residual=False, activation="")
         except ValueError:  # the first call says what is wrong
             continue
-        alone = replace(problem, bias=False, residual=False, activation="")
-        compiling_ahead.start(*_search(alone, group.device, *group.policy))
+        search = _search(alone, group.device, *group.policy)
+        compiling_ahead.start(*search, place=(*first, number))
 
 
 def _are_ready(searches: Sequence[_Search]) -> bool:

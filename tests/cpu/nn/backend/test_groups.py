@@ -331,23 +331,30 @@ def test_a_transposed_convolution_of_length_1_runs_as_the_operator_takes_it() ->
 def test_engines_of_what_is_not_fused_begin_to_be_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of PyTorch's own layers do not."""
+    """Those of the first layer come first. Those of PyTorch's own layers do not begin."""
 
     def model() -> nn.Module:
-        up = ca.ConvTranspose2d(8, 16, 2, 2, sampling="race", workspace_limit=4096)
-        return nn.Sequential(up, nn.ConvTranspose2d(16, 4, 2, 2))
+        policy = {"sampling": "race", "workspace_limit": 4096}
+        ups = [ca.ConvTranspose2d(8, 8, 2, 2, **policy) for _ in range(2)]
+        return nn.Sequential(*ups, nn.ConvTranspose2d(8, 4, 2, 2))
 
-    begun: list[tuple[object, ...]] = []
-    monkeypatch.setattr(judges.compiling_ahead, "start", lambda *search: begun.append(search))
+    begun: list[tuple[tuple[float, ...], tuple[object, ...]]] = []
+
+    def start(*search: object, place: tuple[float, ...]) -> None:
+        begun.append((place, search))
+
+    monkeypatch.setattr(judges.compiling_ahead, "start", start)
     graph = fake_cuda_graph(model)
     groups = find_groups(graph.graph, decompositions())
     judges.fuse_judged(graph, groups, judges.always)
     assert begun == []
     judges.fuse_judged(graph, groups, judges.Measured())
-    ((problem, device, *policy),) = begun
-    assert isinstance(problem, ca.ConvProblem)
-    assert (problem.op, problem.input_shape) == ("dgrad", (4, 16, 64, 64))
-    assert (str(device), *policy) == ("cuda:0", "race", 4096)
+    shapes = []
+    for _, (problem, device, *policy) in sorted(begun, key=lambda one: one[0]):
+        assert isinstance(problem, ca.ConvProblem)
+        assert (problem.op, str(device), *policy) == ("dgrad", "cuda:0", "race", 4096)
+        shapes.append(problem.input_shape)
+    assert shapes == [(4, 8, 64, 64), (4, 8, 128, 128)]
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
