@@ -280,6 +280,12 @@ def _error(value: float) -> float:
     return float(value) if 0 <= value <= MOST else math.inf
 
 
+def _is_left_out(entry: Measurement) -> bool:
+    """Returns whether an entry is PyTorch's own path, which could run and was not timed."""
+    is_unknown = entry.time_ms is None and not entry.runs
+    return is_unknown and entry.candidate.id.kind == "aten" and "failed" not in entry.eliminated
+
+
 def ranked_again(
     selection: Selection,
     chosen: Measurement,
@@ -304,7 +310,8 @@ def ranked_again(
         rejected: Texts of the candidates whose output was wrong.
 
     Returns:
-        The selection, or None if no entry meets the constraints.
+        The selection, or None if no entry meets the constraints, or PyTorch's own path may be the
+        fastest that does and was left out of the search (``Limits.aten_floor_ms``).
     """
     by_text = {entry.candidate.text: entry.candidate for entry in selection.ranking}
 
@@ -333,6 +340,8 @@ def ranked_again(
     if any(entry is chosen for entry in serving):
         first, tied = chosen, [text for text in evidence.tied if text not in out]
         evidence = replace(evidence, tied=tuple(tied))
+    elif any(_is_left_out(entry) for entry in selection.ranking):
+        return None
     else:
         equal, rule = ties.break_ties(_fastest(serving, evidence))
         first = next(entry for entry in serving if entry.candidate is equal[0])

@@ -265,9 +265,13 @@ def searched(problem: ConvProblem, selection: Selection | None, timer: GpuTimer)
         del _searched[key]
 
 
-def _search(miss: _Miss, mode: str) -> Served:
+def _search(miss: _Miss, mode: str, *, times_aten: bool = False) -> Served:
     """Searches, and checks the chosen candidate's output; returns PyTorch's own path if none is
-    right."""
+    right.
+
+    Args:
+        times_aten: whether PyTorch's own path is timed in any case.
+    """
     problem, strategy = miss.problem, sampling.get(mode)
     concluded = _searched.get((threading.get_ident(), problem))
     if concluded is not None and not miss.is_probe:
@@ -293,11 +297,12 @@ def _search(miss: _Miss, mode: str) -> Served:
     timer = GpuTimer(problem, search, tensors, refusal=refusal(problem, tensors), begun=begun)
     if is_short:
         timer.lacks_memory()
-    selection, why = None, "no candidate runs"
+    selection, why, floor_ms = None, "no candidate runs", None
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.policy.workspace, nearby)
-        limits = replace(miss.limits, aten_floor_ms=_aten_floor_ms(miss))
+        floor_ms = None if times_aten else _aten_floor_ms(miss)
+        limits = replace(miss.limits, aten_floor_ms=floor_ms)
         selection = strategy.select(candidates, timer, limits)
     except torch.OutOfMemoryError as error:
         # A handler that keeps log records would keep an error's frames, and their tensors.
@@ -310,7 +315,11 @@ def _search(miss: _Miss, mode: str) -> Served:
         raise
     finally:
         timer.close()  # from here on the check and the plans allocate their own workspace
-    return _concluded(replace(miss, tensors=tensors), selection, timer, why)
+    served = _concluded(replace(miss, tensors=tensors), selection, timer, why)
+    if served.choice.rejected and floor_ms is not None:
+        # What was faster than PyTorch's own path is wrong, and the others may be slower.
+        return _search(miss, mode, times_aten=True)
+    return served
 
 
 # Bytes that a multiprocessor reads from or writes to the L2 cache in a clock, at most.

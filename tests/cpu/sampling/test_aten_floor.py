@@ -14,6 +14,7 @@ from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.sampling.sustained import Sustained
+from cudnn_autotune.store.decision import ranked_again
 
 MODES = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
 OF_CUDNN = engine("first", 1.0)
@@ -85,3 +86,16 @@ def test_a_budget_has_it_timed_in_any_case(mode: Strategy) -> None:
     selection, aten = chosen(mode, Limits(budget_ms=20.0, aten_floor_ms=1.2), 1.5, OF_CUDNN)
     assert selection.winner.candidate == OF_CUDNN.candidate
     assert aten.time_ms == pytest.approx(1.5, rel=0.1)
+
+
+@pytest.mark.parametrize("aten_floor_ms", [None, 1.2])
+def test_the_others_are_not_ranked_again_without_it(aten_floor_ms: float | None) -> None:
+    """Where the fastest is wrong, they may be slower than PyTorch."""
+    limits, slow = Limits(aten_floor_ms=aten_floor_ms), engine("slow", 4.0)
+    selection, aten = chosen(Race(seed=0), limits, 1.3, OF_CUDNN, slow)
+    again = ranked_again(selection, selection.winner, {OF_CUDNN.candidate.text}, False, None)
+    if aten_floor_ms is None:
+        assert again is not None
+        assert again.winner.candidate == aten.candidate
+    else:
+        assert again is None
