@@ -317,7 +317,7 @@ def _search(miss: _Miss, mode: str, *, times_aten: bool = False) -> Served:
         timer.close()  # from here on the check and the plans allocate their own workspace
     served = _concluded(replace(miss, tensors=tensors), selection, timer, why)
     if served.choice.rejected and floor_ms is not None:
-        # What was faster than PyTorch's own path is wrong, and the others may be slower.
+        # An engine that was faster than PyTorch's own path is wrong, and others may be slower.
         return _search(miss, mode, times_aten=True)
     return served
 
