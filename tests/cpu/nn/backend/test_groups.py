@@ -331,7 +331,7 @@ def test_a_transposed_convolution_of_length_1_runs_as_the_operator_takes_it() ->
 def test_engines_of_what_is_not_fused_begin_to_be_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of the first layer come first. Those of PyTorch's own layers do not begin."""
+    """Engines of the first layer come first; those of PyTorch's own layers do not begin."""
 
     def model() -> nn.Module:
         policy = {"sampling": "race", "workspace_limit": 4096}
