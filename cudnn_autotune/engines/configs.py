@@ -156,14 +156,10 @@ def cuda_index(device: Device) -> int | None:
         return None
     try:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if wanted.type != "cuda":
-            raise TypeError(f"it is of the type {wanted.type}")
     except (RuntimeError, TypeError) as error:
-        # The names are read from a folder: only here, since each search asks for an index.
-        raise ValueError(
-            f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
-            f"file, got {device!r}"
-        ) from error
+        raise _refusal(device) from error
+    if wanted.type != "cuda":
+        raise _refusal(device)
     count = torch.cuda.device_count()
     index = torch.cuda.current_device() if wanted.index is None and count else wanted.index or 0
     if index >= count:
@@ -172,6 +168,14 @@ def cuda_index(device: Device) -> int | None:
             f"name one of {', '.join(devices.names())} or a path to a property file"
         )
     return index
+
+
+def _refusal(device: Device) -> ValueError:
+    # Reads a folder for the names, which each search that asks for an index would wait for.
+    return ValueError(
+        f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
+        f"file, got {device!r}"
+    )
 
 
 def query(

@@ -16,7 +16,8 @@ from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.auto import Shortlist
 from cudnn_autotune.sampling.race import race_selection
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.search import SearchState, race_late, steps
+from cudnn_autotune.sampling.search import race_late, steps
+from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 
 # The race ends once the step is expected to lose no more than this, relative.

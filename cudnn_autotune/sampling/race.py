@@ -14,7 +14,8 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
-from cudnn_autotune.sampling.search import SearchState, search
+from cudnn_autotune.sampling.search import search
+from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.steady_final import FinalRules
 from cudnn_autotune.sampling.strategy import Candidates, Limits, everything, left_unseen
 from cudnn_autotune.timers.timer import Timer

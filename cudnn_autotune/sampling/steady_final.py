@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling.search import SearchState
+from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA, SustainedRun, run_ms
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 

@@ -17,7 +17,8 @@ from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.race import build_selection, race_selection
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.search import SearchState, at_once, search
+from cudnn_autotune.sampling.search import at_once, search
+from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.steady_final import FinalRules, SteadyFinal, SteadyTimes
 from cudnn_autotune.sampling.strategy import Candidates, Limits, everything
 from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms

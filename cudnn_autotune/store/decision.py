@@ -281,9 +281,8 @@ def _error(value: float) -> float:
 
 
 def _is_left_out(entry: Measurement) -> bool:
-    """Returns whether an entry is PyTorch's own path, which could run and was not timed."""
-    is_unknown = entry.time_ms is None and not entry.runs
-    return is_unknown and entry.candidate.id.kind == "aten" and "failed" not in entry.eliminated
+    """Returns whether an entry is PyTorch's own path, and was not timed."""
+    return entry.candidate.id.is_own_path and entry.time_ms is None and not entry.runs
 
 
 def ranked_again(

@@ -51,6 +51,8 @@ _MOST = 256
 # first step of an EfficientNet-B0 took 24 s with twelve threads and 21 s with four.
 _BESIDE_A_SEARCH = BackgroundThreads(max(1, min(CORES // 4, 4)))
 
+Search = tuple[ConvProblem, Device, str, int | None]
+"""A problem to search: the first four arguments of :func:`start`."""
 Plans = dict[str, "Future[Built]"]
 """Candidate text -> future of its plan."""
 _Key = tuple[bytes, int | str]
@@ -134,15 +136,18 @@ def is_ready(problem: ConvProblem, device: Device) -> bool:
     return listing.cancelled() or all(plan.done() for plan in listing.result().values())
 
 
-@contextmanager
-def compiling(
-    wanted: Sequence[tuple[ConvProblem, Device, str, int | None]],
-) -> Iterator[None]:
-    """Compiles for problems as long as the context lasts, each given by the arguments of
-    :func:`start`, in this order. What no search has taken by then is dropped."""
+def start_all(wanted: Iterable[Search]) -> None:
+    """Begins to compile for problems, in this order and before all that was begun."""
     first = COMPILING.first_place()
-    for number, (problem, device, mode, workspace_limit) in enumerate(wanted):
-        start(problem, device, mode, workspace_limit, place=(*first, number))
+    for number, search in enumerate(wanted):
+        start(*search, place=(*first, number))
+
+
+@contextmanager
+def compiling(wanted: Sequence[Search]) -> Iterator[None]:
+    """Compiles for problems as long as the context lasts, in this order. What no search has taken
+    by then is dropped."""
+    start_all(wanted)
     try:
         yield
     finally:

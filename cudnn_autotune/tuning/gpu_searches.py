@@ -18,7 +18,7 @@ from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.model_race import Entrant, is_final, rules, steps_in_model
-from cudnn_autotune.sampling.search import SearchState
+from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer

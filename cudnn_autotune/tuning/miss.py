@@ -13,7 +13,6 @@ On a hit no code of this file runs.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,7 @@ from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import surrounded, telling_operands
 from cudnn_autotune.tuning import (
+    aten_floor,
     choice_log,
     compiling_ahead,
     deferred,
@@ -301,7 +301,8 @@ def _search(miss: _Miss, mode: str, *, times_aten: bool = False) -> Served:
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.policy.workspace, nearby)
-        floor_ms = None if times_aten else _aten_floor_ms(miss)
+        if not times_aten:
+            floor_ms = aten_floor.floor_ms(problem, miss.policy, miss.device)
         limits = replace(miss.limits, aten_floor_ms=floor_ms)
         selection = strategy.select(candidates, timer, limits)
     except torch.OutOfMemoryError as error:
@@ -320,39 +321,6 @@ def _search(miss: _Miss, mode: str, *, times_aten: bool = False) -> Served:
         # An engine that was faster than PyTorch's own path is wrong, and others may be slower.
         return _search(miss, mode, times_aten=True)
     return served
-
-
-# Bytes that a multiprocessor reads from or writes to the L2 cache in a clock, at most.
-_L2_BYTES_A_CLOCK = 64
-# Time between the begins of two kernels in a stream, at least.
-_LAUNCH_MS = 1e-3
-
-
-def _aten_floor_ms(miss: _Miss) -> float | None:
-    """Returns a time that PyTorch's own path takes at least. What adds a residual or applies an
-    activation runs behind its convolution, and reads and writes the result once more. None where
-    that convolution has not been timed in this process, with all that PyTorch may run for it: what
-    it runs keeps to no workspace limit, and writes to dense memory."""
-    problem, policy = miss.problem, miss.policy
-    is_bound = policy.benchmark or policy.workspace is not None or problem.pixel_strides
-    if not (problem.residual or problem.activation) or is_bound:
-        return None
-    alone = replace(problem, bias=False, residual=False, activation="")
-    known = choice_log.find(alone, policy, miss.device)
-    if known is None or known.origin != "tuned" or known.lacking or known.chosen is None:
-        return None
-    alone_ms, evidence = known.chosen.low_ms or known.time_ms, known.selection.evidence
-    if alone_ms is None or evidence.budget_ms is not None:  # it cut the search short
-        return None
-    if evidence.clock_mhz and evidence.max_clock_mhz:  # the clock may be higher by now
-        alone_ms *= min(1.0, evidence.clock_mhz / evidence.max_clock_mhz)
-    gpu = torch.cuda.get_device_properties(miss.device)
-    clock_khz = getattr(gpu, "clock_rate", None)  # older versions of PyTorch do not say it
-    if not clock_khz:
-        return None
-    bytes_a_ms = _L2_BYTES_A_CLOCK * gpu.multi_processor_count * clock_khz
-    moved = (2 + problem.residual) * math.prod(problem.output_shape) * problem.dtype.itemsize
-    return alone_ms + _LAUNCH_MS + moved / bytes_a_ms
 
 
 def _to_measure_on(problem: ConvProblem, tensors: Operands) -> Operands:

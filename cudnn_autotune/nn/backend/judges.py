@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,13 +15,13 @@ from torch._dispatch.python import no_python_dispatcher
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cudnn_autotune.core.background import COMPILING
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport, Family, find_families
 from cudnn_autotune.nn.backend.groups import Group, GroupReport, fuse_groups
 from cudnn_autotune.nn.backend.slices import replace_families
 from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
 from cudnn_autotune.tuning import compiling_ahead
+from cudnn_autotune.tuning.compiling_ahead import Search
 
 _fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _fused = torch.ops.cudnn_autotune.conv_fused.default
@@ -206,13 +206,9 @@ class _FamilyForms:
             _fused(*one.arguments(map(dense.get, one.operands)))
 
 
-_Search = tuple[ConvProblem, torch.device, str, int | None]
-"""A search as :func:`compiling_ahead.compiling` takes it."""
-
-
 def _search(
     problem: ConvProblem, device: torch.device, sampling: str, workspace_limit: int
-) -> _Search:
+) -> Search:
     """Returns the search of a problem by the policy of an operator."""
     return problem, device, sampling, None if workspace_limit < 0 else workspace_limit
 
@@ -262,7 +258,8 @@ def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> li
     """
     pairs = [*zip(groups, _verdicts(groups, judge), strict=True)]
     if isinstance(judge, Measured):
-        _compile_ahead(group for group, verdict in pairs if not verdict.fuse)
+        others = [group for group, verdict in pairs if not verdict.fuse]
+        compiling_ahead.start_all(_alone(others))
     reports = [GroupReport(group.text, group.output_shape, *verdict) for group, verdict in pairs]
     fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
     return reports
@@ -272,7 +269,7 @@ def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
     """Returns what the judge says of each group. If it measures them, the engines of all are
     compiled side by side, and those whose engines are compiled are measured first."""
     verdicts = [Verdict(False, group.obstacle or "") for group in groups]
-    searches: dict[int, Sequence[_Search]] = {}
+    searches: dict[int, Sequence[Search]] = {}
     for number, group in enumerate(groups):
         if group.obstacle is None:
             forms = _forms_of(group) if isinstance(judge, Measured) else ""
@@ -286,21 +283,19 @@ def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
     return verdicts
 
 
-def _compile_ahead(groups: Iterable[Group]) -> None:
-    """Begins to compile engines for the convolutions of groups, by themselves and in this order."""
-    first = COMPILING.first_place()
-    for number, group in enumerate(groups):
+def _alone(groups: Iterable[Group]) -> Iterator[Search]:
+    """Yields the searches of the convolutions of groups by themselves."""
+    for group in groups:
         if group.marked is group.input or group.device.type != "cuda":
             continue  # it is PyTorch's own
         try:
             alone = replace(group.problem(), bias=False, residual=False, activation="")
         except ValueError:  # the first call says what is wrong
             continue
-        search = _search(alone, group.device, *group.policy)
-        compiling_ahead.start(*search, place=(*first, number))
+        yield _search(alone, group.device, *group.policy)
 
 
-def _are_ready(searches: Sequence[_Search]) -> bool:
+def _are_ready(searches: Sequence[Search]) -> bool:
     return all(compiling_ahead.is_ready(problem, device) for problem, device, *_ in searches)
 
 

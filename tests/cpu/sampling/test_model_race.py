@@ -25,7 +25,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.nn.tune import _say_that_nothing_is_tuned
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.model_race import Entrant, ModelRace, is_final, rules, steps_in_model
-from cudnn_autotune.sampling.search import SearchState
+from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.store import Decision, Policy, Store
 from cudnn_autotune.store.decision import was_cut_short

@@ -13,7 +13,7 @@ from decisions import EVIDENCE, decision, problem, selection, timed
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store import Policy
-from cudnn_autotune.tuning import choice_log, miss
+from cudnn_autotune.tuning import aten_floor, choice_log
 from cudnn_autotune.tuning.choice import Choice
 
 FUSED = problem(activation="relu")
@@ -36,7 +36,7 @@ def floor_ms(fused: ConvProblem = FUSED, policy: Policy = POLICY, **evidence: An
     entry = timed("fastest", 1.0, low_ms=0.99, high_ms=1.01)
     found = selection([entry], replace(EVIDENCE, **evidence))
     choice_log.record(Choice(decision(problem=alone, policy=policy, selection=found), 0))
-    return miss._aten_floor_ms(miss._Miss(fused, policy, 0, ()))
+    return aten_floor.floor_ms(fused, policy, 0)
 
 
 def test_it_begins_at_the_interval_of_the_convolution() -> None:
