@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,35 @@ def compiled_once(
         return kept_plans._files(compiled_in_this_run, True, True, gpu, kind)
 
     monkeypatch.setattr(kept_plans, "files_for", files_for)
+
+
+@pytest.fixture
+def crowd() -> Iterator[Callable[[int | None], None]]:
+    """Returns a function that leaves only so many bytes to allocate, or all of them for ``None``.
+
+    What the allocator keeps unused beside tensors that live on, as cuBLAS's workspaces of earlier
+    tests do, would come on top of these bytes, so it is held.
+    """
+    held: list[torch.Tensor] = []
+
+    def leave(room: int | None) -> None:
+        held.clear()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        if room is None:
+            return
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        reserved = torch.cuda.memory_reserved()
+        torch.cuda.set_per_process_memory_fraction(reserved / total)
+        for mebibytes in (512, 128, 32, 8, 2):
+            with suppress(torch.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(mebibytes << 20, dtype=torch.uint8, device="cuda"))
+        torch.cuda.set_per_process_memory_fraction((reserved + room) / total)
+
+    yield leave
+    leave(None)
 
 
 @pytest.fixture

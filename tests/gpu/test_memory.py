@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,21 +26,6 @@ HUNGRY: dict[str, Any] = {
     "dtype": torch.float32,
 }
 HEADROOM = 24 << 20  # bytes left for all but the result
-
-
-@pytest.fixture
-def crowd() -> Iterator[Callable[[int], None]]:
-    """``crowd(bytes)`` leaves only so many to allocate; the limit goes after the test."""
-
-    def leave(room: int) -> None:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
-
-    yield leave
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    torch.cuda.empty_cache()
 
 
 @pytest.fixture(params=["fprop", "dgrad", "wgrad"])
@@ -68,7 +53,7 @@ def result_bytes(problem: ca.ConvProblem) -> int:
 def test_tuning_where_workspaces_cannot_be_had(
     mode: str,
     problem: ca.ConvProblem,
-    crowd: Callable[[int], None],
+    crowd: Callable[[int | None], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     a, b = random_operands(problem, "cuda")
@@ -83,7 +68,7 @@ def test_tuning_where_workspaces_cannot_be_had(
     assert not any(record.exc_info for record in caplog.records)
 
 
-def test_copies_that_keep_the_cache_cold_leave_room(crowd: Callable[[int], None]) -> None:
+def test_copies_that_keep_the_cache_cold_leave_room(crowd: Callable[[int | None], None]) -> None:
     problem = ca.ConvProblem(op="fprop", input_shape=(1, 64, 64, 64), weight_shape=(64, 64, 1, 1))
     data = operands(problem)
     crowd(HEADROOM)
@@ -99,7 +84,7 @@ def test_copies_that_keep_the_cache_cold_leave_room(crowd: Callable[[int], None]
 
 
 def test_running_where_the_chosen_workspace_cannot_be_had(
-    problem: ca.ConvProblem, crowd: Callable[[int], None]
+    problem: ca.ConvProblem, crowd: Callable[[int | None], None]
 ) -> None:
     """Tuned with all the memory there is; by the second call it is gone, by the third back."""
     a, b = random_operands(problem, "cuda")
@@ -114,12 +99,12 @@ def test_running_where_the_chosen_workspace_cannot_be_had(
     assert_close(output, right, TF32_TOLERANCE, problem.op)
     assert any("workspace" in reason for reason in ca.fallbacks())
     del output
-    torch.cuda.set_per_process_memory_fraction(1.0)
+    crowd(None)
     output = run(problem, a, b, HUNGRIEST.name)
     assert_close(output, right, TF32_TOLERANCE, problem.op)
 
 
-def test_a_result_that_cannot_be_had_is_out_of_memory(crowd: Callable[[int], None]) -> None:
+def test_a_result_that_cannot_be_had_is_out_of_memory(crowd: Callable[[int | None], None]) -> None:
     """As PyTorch: the caller's error, not a fallback."""
     input = torch.randn(1, 8, 64, 64, device="cuda")
     weight = torch.randn(8192, 8, 1, 1, device="cuda")  # an output of 128 MiB

@@ -33,23 +33,6 @@ PROBLEM = ca.ConvProblem("fprop", **HUNGRY)
 FIRST_CALLS = 16
 
 
-@pytest.fixture
-def crowd() -> Iterator[Callable[[int | None], None]]:
-    """``crowd(bytes)`` leaves only so many to allocate, and ``crowd(None)`` all that there are."""
-
-    def leave(room: int | None) -> None:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        used = torch.cuda.memory_reserved()
-        fraction = 1.0 if room is None else (used + room) / total
-        torch.cuda.set_per_process_memory_fraction(fraction)
-
-    yield leave
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    torch.cuda.empty_cache()
-
-
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path) -> ca.Store:
     ca.set_store(tmp_path, mode="read_write")
@@ -101,9 +84,13 @@ def layer(crowd: Callable[[int | None], None]) -> Layer:
 
 
 def test_available_memory_is_what_can_be_allocated(crowd: Callable[[int | None], None]) -> None:
+    whole = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    del whole
+    beside_a_hole = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
     crowd(64 << 20)
     found = available_bytes(0)
     unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    assert unused < beside_a_hole.nbytes
     assert abs(found - (64 << 20) - unused) < 4096  # the share is a rounded fraction
     held = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
     assert available_bytes(0) == found - held.nbytes
