@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.unlisted import timed_by_pytorch
+from cudnn_autotune.sampling.screening import SLOW
 from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import choice_log
 
@@ -20,8 +24,8 @@ _LAUNCH_MS = 1e-3
 def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
     """Returns a time in milliseconds that PyTorch's own path takes at least.
 
-    What adds a residual or applies an activation runs behind its convolution, and reads and writes
-    the result once more.
+    A kernel for each of the residual, the activation and, behind an engine of cuDNN, the bias runs
+    after its convolution, and reads and writes the result once more.
 
     Args:
         policy, device: as of ``choice_log.find``.
@@ -36,11 +40,13 @@ def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
         return None
     alone = replace(problem, bias=False, residual=False, activation="")
     known = choice_log.find(alone, policy, device)
-    if known is None or known.origin != "tuned" or known.lacking or known.chosen is None:
+    if known is None or known.searched is None or known.lacking:
         return None
-    alone_ms, evidence = known.chosen.low_ms or known.time_ms, known.selection.evidence
-    if alone_ms is None or evidence.budget_ms is not None:  # it cut the search short
+    evidence, pytorchs = known.searched.evidence, _of_pytorch(alone, known.searched)
+    if pytorchs is None or evidence.budget_ms is not None:  # it cut the search short
         return None
+    # One launch may have been disturbed; the screening allows as much.
+    alone_ms = min(one.low_ms or (one.time_ms or math.inf) / SLOW for one in pytorchs)
     if evidence.clock_mhz and evidence.max_clock_mhz:  # the clock may be higher by now
         alone_ms *= min(1.0, evidence.clock_mhz / evidence.max_clock_mhz)
     gpu = torch.cuda.get_device_properties(device)
@@ -48,5 +54,19 @@ def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
     if not clock_khz:
         return None
     bytes_a_ms = _L2_BYTES_A_CLOCK * gpu.multi_processor_count * clock_khz
-    moved = (2 + problem.residual) * math.prod(problem.output_shape) * problem.dtype.itemsize
-    return alone_ms + _LAUNCH_MS + moved / bytes_a_ms
+    adds_bias = problem.bias and any(one.runs for one in pytorchs)
+    # Reads and writes of the result, by each kernel behind the convolution.
+    passes = [2] * adds_bias + [3] * problem.residual + [2] * (problem.activation != "")
+    moved = sum(passes) * math.prod(problem.output_shape) * problem.dtype.itemsize
+    return alone_ms + len(passes) * _LAUNCH_MS + moved / bytes_a_ms
+
+
+def _of_pytorch(alone: ConvProblem, selection: Selection) -> list[Measurement] | None:
+    """Returns the measurements of what PyTorch may run for a convolution: its own path and all
+    engines of cuDNN, not the package's kernels. None if not all of it was timed."""
+    measured = {one.candidate: one for one in selection.ranking}
+    engines = sorted((c for c in measured if c.engine is not None), key=lambda c: c.place)
+    needed = [*timed_by_pytorch(alone, engines), ATEN]
+    if any(c not in measured or measured[c].time_ms is None for c in needed):
+        return None
+    return [measured[c] for c in (*engines, ATEN)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +11,19 @@ import pytest
 import torch
 from decisions import EVIDENCE, decision, problem, selection, timed
 
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import aten_floor, choice_log
 from cudnn_autotune.tuning.choice import Choice
 
 FUSED = problem(activation="relu")
 POLICY = decision().policy
-BYTES = 2 * 2 * 64 * 64 * 56 * 56  # the result is read and written once more
-ADDED_MS = 1e-3 + BYTES / (64 * 132 * 1_980_000)
+PASS_MS = 2 * 64 * 64 * 56 * 56 / (64 * 132 * 1_980_000)  # the result is read or written once
+ADDED_MS = 1e-3 + 2 * PASS_MS
+ENGINE = timed("fastest", 1.0, low_ms=0.99, high_ms=1.01)
+RUNS_IT = Measurement(ATEN, 1.0, 9, low_ms=0.99, high_ms=1.01, runs="fastest")
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +34,64 @@ def described_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     choice_log.forget()
 
 
-def floor_ms(fused: ConvProblem = FUSED, policy: Policy = POLICY, **evidence: Any) -> float | None:
-    """Returns the floor once the convolution alone takes 0.99 to 1.01 ms."""
+def floor_ms(
+    fused: ConvProblem = FUSED,
+    policy: Policy = POLICY,
+    ranking: Sequence[Measurement] = (ENGINE, RUNS_IT),
+    **evidence: Any,
+) -> float | None:
+    """Returns the floor once the convolution alone has been searched, with ``ranking``."""
     alone = replace(fused, bias=False, residual=False, activation="")
-    entry = timed("fastest", 1.0, low_ms=0.99, high_ms=1.01)
-    found = selection([entry], replace(EVIDENCE, **evidence))
-    choice_log.record(Choice(decision(problem=alone, policy=policy, selection=found), 0))
+    found = selection(ranking, replace(EVIDENCE, **evidence))
+    found_alone = decision(problem=alone, policy=policy, selection=found)
+    choice_log.record(Choice(found_alone, 0, searched=found))
     return aten_floor.floor_ms(fused, policy, 0)
 
 
 def test_it_begins_at_the_interval_of_the_convolution() -> None:
     assert floor_ms() == pytest.approx(0.99 + ADDED_MS)
     assert floor_ms(max_clock_mhz=1980.0) == pytest.approx(0.99 + ADDED_MS)
+
+
+def test_each_step_behind_the_convolution_is_a_kernel() -> None:
+    both = floor_ms(replace(FUSED, residual=True))
+    assert both == pytest.approx(0.99 + 2e-3 + 5 * PASS_MS)
+    only = floor_ms(replace(FUSED, residual=True, activation=""))
+    assert only == pytest.approx(0.99 + 1e-3 + 3 * PASS_MS)
+
+
+def test_a_bias_is_one_more_kernel_only_behind_an_engine_of_cudnn() -> None:
+    biased = replace(FUSED, bias=True)
+    assert floor_ms(biased) == pytest.approx(0.99 + 2 * ADDED_MS)
+    own = Measurement(ATEN, 0.5, 9, low_ms=0.48, high_ms=0.52)
+    assert floor_ms(biased, ranking=[own, ENGINE]) == pytest.approx(0.48 + ADDED_MS)
+
+
+def test_kernels_that_pytorch_lacks_do_not_count() -> None:
+    kernel = timed("fastest", 0.25, low_ms=0.24, high_ms=0.26)
+    ours = replace(kernel, candidate=replace(kernel.candidate, engine=None))
+    assert floor_ms(ranking=[ours, ENGINE, RUNS_IT]) == pytest.approx(0.99 + ADDED_MS)
+
+
+def test_one_launch_may_have_been_disturbed() -> None:
+    slow = timed("slow", 1.2, rank=2, eliminated="1.60 times the best")
+    assert floor_ms(ranking=[ENGINE, RUNS_IT, slow]) == pytest.approx(1.2 / 1.5 + ADDED_MS)
+
+
+def test_there_is_none_where_not_all_that_pytorch_may_run_was_timed() -> None:
+    assert floor_ms(ranking=[ENGINE]) is None
+    assert floor_ms(ranking=[ENGINE, Measurement(ATEN, None, 0, eliminated="failed")]) is None
+    untimed = timed("untimed", None, rank=2, eliminated="eng2 is more than 5 times slower")
+    assert floor_ms(ranking=[ENGINE, RUNS_IT, untimed]) is None
+    of_b = replace(untimed, candidate=replace(untimed.candidate, heuristic_mode="B"))
+    assert floor_ms(ranking=[ENGINE, RUNS_IT, of_b]) == pytest.approx(0.99 + ADDED_MS)
+
+
+def test_there_is_none_where_another_process_searched() -> None:
+    alone = replace(FUSED, activation="")
+    found = decision(problem=alone, policy=POLICY, selection=selection([ENGINE, RUNS_IT]))
+    choice_log.record(Choice(found, 0, "store"))
+    assert aten_floor.floor_ms(FUSED, POLICY, 0) is None
 
 
 def test_a_clock_that_was_low_may_have_risen() -> None:
