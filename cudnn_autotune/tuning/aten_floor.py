@@ -43,7 +43,8 @@ def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
     if known is None or known.searched is None or known.lacking:
         return None
     evidence, pytorchs = known.searched.evidence, _of_pytorch(alone, known.searched)
-    if pytorchs is None or evidence.budget_ms is not None:  # it cut the search short
+    # A search that was cut short bounds no regret: it has left engines out, or hardly timed them.
+    if pytorchs is None or evidence.regret_bound is None:
         return None
     # One launch may have been disturbed; the screening allows as much.
     alone_ms = min(one.low_ms or (one.time_ms or math.inf) / SLOW for one in pytorchs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 from decisions import EVIDENCE, decision, problem, selection, timed
+from simulation import engine, timer_of
 
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
+from cudnn_autotune.sampling.model_race import Entrant, rules, steps_in_model
+from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import aten_floor, choice_log
 from cudnn_autotune.tuning.choice import Choice
@@ -102,7 +107,22 @@ def test_a_clock_that_was_low_may_have_risen() -> None:
 def test_there_is_none_where_the_convolution_was_limited_and_pytorchs_is_not() -> None:
     assert floor_ms(policy=replace(POLICY, workspace=4096)) is None
     assert floor_ms(policy=replace(POLICY, benchmark=2)) is None
-    assert floor_ms(budget_ms=20.0) is None
+
+
+def test_there_is_none_where_the_race_of_a_model_ended_first() -> None:
+    """It times a layer that matters little by one launch, which may be before all is compiled."""
+    for steps, is_known in ((1, False), (1000, True)):
+        timer = timer_of(engine("fastest", 1.0), engine("other", 1.2))
+        found = SearchState(timer, Budget(timer, Limits()), rules(), random.Random(0))
+        entrant = Entrant(FUSED, 1, found, steps_in_model(found, timer.candidates, Limits()))
+        for _ in range(steps):
+            entrant.advance()
+        entrant.end()
+        raced = entrant.selection()
+        assert raced is not None
+        assert raced.evidence.budget_ms is None
+        floor = floor_ms(ranking=raced.ranking, **vars(raced.evidence))
+        assert (floor is not None) == is_known
 
 
 def test_there_is_none_where_pytorch_writes_to_dense_memory() -> None:
