@@ -10,7 +10,7 @@ import torch
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.engines.unlisted import timed_by_pytorch
+from cudnn_autotune.engines.unlisted import has_faster_kernels, timed_by_pytorch
 from cudnn_autotune.sampling.screening import SLOW
 from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import choice_log
@@ -64,10 +64,13 @@ def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
 
 def _of_pytorch(alone: ConvProblem, selection: Selection) -> list[Measurement] | None:
     """Returns the measurements of what PyTorch may run for a convolution: its own path and all
-    engines of cuDNN, not the package's kernels. None if not all of it was timed."""
+    engines of cuDNN, and the package's kernels only where they stand for engines that they are
+    faster than. None if not all of it was timed."""
     measured = {one.candidate: one for one in selection.ranking}
     engines = sorted((c for c in measured if c.engine is not None), key=lambda c: c.place)
     needed = [*timed_by_pytorch(alone, engines), ATEN]
     if any(c not in measured or measured[c].time_ms is None for c in needed):
         return None
+    if has_faster_kernels(alone, measured):  # engines that are compiled at run time were left out
+        return list(selection.ranking)
     return [measured[c] for c in (*engines, ATEN)]
