@@ -48,12 +48,11 @@ def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
         return None
     # One launch may have been disturbed; the screening allows as much.
     alone_ms = min(one.low_ms or (one.time_ms or math.inf) / SLOW for one in pytorchs)
-    if evidence.clock_mhz and evidence.max_clock_mhz:  # the clock may be higher by now
-        alone_ms *= min(1.0, evidence.clock_mhz / evidence.max_clock_mhz)
     gpu = torch.cuda.get_device_properties(device)
     clock_khz = getattr(gpu, "clock_rate", None)  # older versions of PyTorch do not say it
-    if not clock_khz:
+    if not clock_khz or not evidence.clock_mhz:
         return None
+    alone_ms *= min(1.0, 1e3 * evidence.clock_mhz / clock_khz)  # it may be higher by now
     bytes_a_ms = _L2_BYTES_A_CLOCK * gpu.multi_processor_count * clock_khz
     adds_bias = problem.bias and any(one.runs for one in pytorchs)
     # Reads and writes of the result, by each kernel behind the convolution.
