@@ -191,8 +191,9 @@ class QueriedCandidates:
     @property
     def aten_uses_cudnn(self) -> bool:
         problem, n = self.problem, self.problem.spatial_dims
-        if problem.residual or problem.activation:
-            return False  # it runs kernels of its own behind cuDNN's
+        is_padded_before = problem.padding[:n] != problem.padding[n:]
+        if problem.residual or problem.activation or is_padded_before:
+            return False  # it runs kernels of its own behind cuDNN's, or one that pads the input
         # A bias is added by a kernel of PyTorch's here too, as behind the first of mode A.
         backend = torch._C._select_conv_backend(
             *self._operands[:2],

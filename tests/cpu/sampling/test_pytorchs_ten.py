@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from simulation import GPU, SimulatedEngine, SimulatedTimer
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.candidates import QueriedCandidates, named
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.unlisted import has_faster_kernels, timed_by_pytorch
 from cudnn_autotune.sampling.auto import Auto, Shortlist
 from cudnn_autotune.sampling.strategy import Limits
@@ -105,6 +107,29 @@ def test_the_fastest_of_them_is_chosen(mode: str, text: str, fields: dict[str, A
     timer.candidates.problem = problem_of(fields)
     strategy: Any = Auto(seed=0) if mode == "auto" else ca.sampling.get(mode)
     assert strategy.select(timer.candidates, timer, Limits()).winner.candidate.text == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_a_plan"),
+    [
+        ({}, True),
+        ({"bias": True}, True),
+        ({"activation": "relu"}, False),
+        ({"padding": (1, 0, 1, 1)}, False),
+        ({"padding": "same", "weight_shape": (64, 64, 4, 3)}, False),
+    ],
+)
+def test_its_own_path_is_timed_unless_it_is_one_of_cudnns_plans(
+    changes: dict[str, Any], is_a_plan: bool
+) -> None:
+    """It pads the input by a kernel of its own where the padding differs before and after."""
+    problem = ca.ConvProblem("fprop", **{**MEASURED, "dtype": torch.float16, **changes})
+    search = open_search(problem, "h200")
+    with FakeTensorMode():
+        shapes = (problem.input_shape, problem.weight_shape)
+        on_gpu = tuple(torch.empty(s, dtype=problem.dtype, device="cuda") for s in shapes)
+        found = QueriedCandidates(search, problem, on_gpu, gpu=gpu_of("h200"))
+        assert found.aten_uses_cudnn == is_a_plan
 
 
 @pytest.mark.search
