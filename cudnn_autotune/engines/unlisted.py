@@ -49,7 +49,7 @@ _LEAST_ELEMENTS = 192
 _SMALL_BYTES = 2**20
 
 # PyTorch's default for torch.backends.cudnn.benchmark_limit.
-_MOST_BY_PYTORCH = 10
+MOST_BY_PYTORCH = 10
 
 _KnownT = TypeVar("_KnownT")
 
@@ -104,7 +104,7 @@ def timed_by_pytorch(problem: ConvProblem | None, listed: Iterable[Candidate]) -
         and problem.memory_format != torch.contiguous_format
     )
     others = [] if is_measured else [c for c in own if c.heuristic_mode == "FALLBACK"]
-    return [*of_a, *others][:_MOST_BY_PYTORCH]
+    return [*of_a, *others][:MOST_BY_PYTORCH]
 
 
 def _is_small_product(problem: ConvProblem) -> bool:

@@ -10,7 +10,7 @@ import torch
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.engines.unlisted import has_faster_kernels, timed_by_pytorch
+from cudnn_autotune.engines.unlisted import MOST_BY_PYTORCH, timed_by_pytorch
 from cudnn_autotune.sampling.screening import SLOW
 from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import choice_log
@@ -63,13 +63,14 @@ def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
 
 def _of_pytorch(alone: ConvProblem, selection: Selection) -> list[Measurement] | None:
     """Returns the measurements of what PyTorch may run for a convolution: its own path and all
-    engines of cuDNN, and the package's kernels only where they stand for engines that they are
-    faster than. None if not all of it was timed."""
+    engines of cuDNN. The package's kernels are among them only where they may stand for engines
+    that the mode left out since they are slower. None if not all of it was timed."""
     measured = {one.candidate: one for one in selection.ranking}
     engines = sorted((c for c in measured if c.engine is not None), key=lambda c: c.place)
-    needed = [*timed_by_pytorch(alone, engines), ATEN]
-    if any(c not in measured or measured[c].time_ms is None for c in needed):
+    timed = timed_by_pytorch(alone, engines)
+    if any(c not in measured or measured[c].time_ms is None for c in [*timed, ATEN]):
         return None
-    if has_faster_kernels(alone, measured):  # engines that are compiled at run time were left out
+    # No engine was left out if all places are there, from the first of mode A on.
+    if [c.place for c in timed] != [(0, rank) for rank in range(MOST_BY_PYTORCH)]:
         return list(selection.ranking)
     return [measured[c] for c in (*engines, ATEN)]
