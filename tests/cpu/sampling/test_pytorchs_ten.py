@@ -109,6 +109,7 @@ def test_the_fastest_of_them_is_chosen(mode: str, text: str, fields: dict[str, A
     assert strategy.select(timer.candidates, timer, Limits()).winner.candidate.text == text
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(
     ("changes", "is_a_plan"),
     [
