@@ -20,6 +20,16 @@ RESNET_FP16: dict[str, Any] = {
     "memory_format": torch.channels_last,
 }
 
+# A weight of 36 MiB that most engines copy into another layout first; the results of fprop and
+# dgrad are small beside it.
+HUNGRY: dict[str, Any] = {
+    "input_shape": (1, 1024, 8, 8),
+    "weight_shape": (1024, 1024, 3, 3),
+    "padding": 1,
+    "dtype": torch.float32,
+}
+HEADROOM = 24 << 20  # bytes left to allocate for all but the result where memory is short
+
 PROBLEMS: dict[str, dict[str, Any]] = {
     "resnet_fp16_nhwc": RESNET_FP16,
     "forum_fp32_nchw": {

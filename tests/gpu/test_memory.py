@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from problems import HEADROOM, HUNGRY
 from references import TF32_TOLERANCE, assert_close, random_operands, reference
 from strategies import HUNGRIEST, ONLY_ATEN
 from torch import Tensor
@@ -16,16 +16,6 @@ import cudnn_autotune as ca
 from cudnn_autotune.timers.measuring import cold_sets, operands
 
 pytestmark = pytest.mark.gpu
-
-# A weight of 36 MiB that most engines copy into another layout first; the results of fprop and
-# dgrad are small beside it.
-HUNGRY: dict[str, Any] = {
-    "input_shape": (1, 1024, 8, 8),
-    "weight_shape": (1024, 1024, 3, 3),
-    "padding": 1,
-    "dtype": torch.float32,
-}
-HEADROOM = 24 << 20  # bytes left for all but the result
 
 
 @pytest.fixture(params=["fprop", "dgrad", "wgrad"])

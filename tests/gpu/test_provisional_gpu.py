@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from problems import HEADROOM, HUNGRY
 from references import TF32_TOLERANCE, assert_close, random_operands, reference
 from torch import Tensor
 
@@ -21,14 +22,6 @@ from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
 
-# A weight of 36 MiB that most engines copy into another layout first; the result is small.
-HUNGRY: dict[str, Any] = {
-    "input_shape": (1, 1024, 8, 8),
-    "weight_shape": (1024, 1024, 3, 3),
-    "padding": 1,
-    "dtype": torch.float32,
-}
-HEADROOM = 24 << 20  # bytes left for all but the result
 PROBLEM = ca.ConvProblem("fprop", **HUNGRY)
 FIRST_CALLS = 16
 
