@@ -25,6 +25,7 @@ from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.display import NONE, bar_console, html_table
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.nn.backend.comparison import is_among_ranks, own_steps, paired
 from cudnn_autotune.nn.modules import check_model
@@ -124,7 +125,8 @@ class ModelComparison:
         is no terminal, a row's cells are apart by tabs."""
         from rich.text import Text
 
-        from cudnn_autotune.audit.table import Table
+        with IMPORTING:
+            from cudnn_autotune.audit.table import Table
 
         columns, *rows = self._lines()
         ending = "\n".join([*self._notes(), self.verdict, *self._code()])

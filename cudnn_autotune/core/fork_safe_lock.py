@@ -1,4 +1,4 @@
-"""Locks that a forked process finds free: of modules, and the one of stores."""
+"""Locks that a forked process finds free: of modules, of stores, and of late imports."""
 
 from __future__ import annotations
 
@@ -53,3 +53,49 @@ to a file would never be completed in the child.
 """
 
 os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+
+class _Importing:
+    """The lock of :data:`IMPORTING`, which a fork waits for."""
+
+    # Most seconds that a fork waits. An import that takes longer has met a deadlock of its own.
+    _PATIENCE_S = 60
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._forking = threading.local()
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
+        )
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _before(self) -> None:
+        self._forking.is_mine = self._lock.acquire(timeout=self._PATIENCE_S)
+
+    def _in_parent(self) -> None:
+        if self._forking.is_mine:
+            self._lock.release()
+
+    def _in_child(self) -> None:
+        if self._forking.is_mine:
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+
+
+IMPORTING = _Importing()
+"""A context for imports of this package's modules within functions::
+
+    with IMPORTING:
+        from cudnn_autotune.engines.built_in import BUILT_IN
+
+Python frees no module's lock in a child process. A child that is forked while another thread
+imports a module would wait for it for ever. So ``os.fork`` waits until no thread is in such a
+context. It is entered before ``LOCK`` by whoever needs both. Functions that run during another
+module's import (:func:`~cudnn_autotune.core.after_import.after_import`) do not enter it.
+"""

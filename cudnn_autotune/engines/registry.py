@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.candidate_id import CandidateId, check_name, check_version, identify
 from cudnn_autotune.engines.implementations import Implementation
@@ -20,7 +20,8 @@ def _registry() -> dict[str, Implementation]:
     asks, so that to import the package takes no longer for them."""
     global _by_name
     if _by_name is None:
-        from cudnn_autotune.engines.built_in import BUILT_IN
+        with IMPORTING:
+            from cudnn_autotune.engines.built_in import BUILT_IN
 
         with _lock:
             if _by_name is None:  # no other thread was faster

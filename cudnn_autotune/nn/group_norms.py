@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.nn.norm_measuring import (
     ERROR_FACTOR,
     PYTORCH,
@@ -219,8 +220,9 @@ def _measured(text: str, call: _Call) -> NormChoice:
 def _forms(call: _Call) -> list[Form]:
     """Returns the forms of this package's kernels that compute a call differently."""
     # They need the kernels, which nobody who tunes nothing has to import.
-    from cudnn_autotune.engines.norms.loading import compiled_forms
-    from cudnn_autotune.engines.norms.plan import NormProblem
+    with IMPORTING:
+        from cudnn_autotune.engines.norms.loading import compiled_forms
+        from cudnn_autotune.engines.norms.plan import NormProblem
 
     input = call.input
     has_parameters = call.weight is not None or call.bias is not None
@@ -250,6 +252,7 @@ def _text(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int
 def _stored_name(text: str) -> str:
     """Returns the name of a choice on disk, which holds for a release of torch and a version of the
     kernels."""
-    from cudnn_autotune.engines.norms import plan
+    with IMPORTING:
+        from cudnn_autotune.engines.norms import plan
 
     return f"group_norm {text} torch={torch.__version__} kernels={plan.VERSION}"

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.nn import group_norms, norm_measuring
 from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice, Signature
 from cudnn_autotune.tuning import remembering, settings
@@ -230,7 +231,8 @@ def _chosen(norm: Any, input: Tensor, signature: Signature, times: bool) -> Norm
 
 def _first_form() -> str:
     """Returns the form of kernels that is expected to be the fastest."""
-    from cudnn_autotune.engines.norms.plan import FORMS
+    with IMPORTING:
+        from cudnn_autotune.engines.norms.plan import FORMS
 
     return FORMS[0]
 
@@ -238,7 +240,8 @@ def _first_form() -> str:
 def _stored_name(signature: Signature) -> str:
     """Returns the name of a signature's choice on disk, which holds for a release of torch, whether
     that uses cuDNN, and a version of the kernels."""
-    from cudnn_autotune.engines.norms import plan
+    with IMPORTING:
+        from cudnn_autotune.engines.norms import plan
 
     of = signature
     fields = {

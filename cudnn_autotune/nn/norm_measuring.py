@@ -23,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C, extension_available
-from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn.backend.comparison import Run, time_in_turns
 from cudnn_autotune.store import norm_file
@@ -106,7 +106,8 @@ class NormChoice:
     """The source of the choice: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
 
     def __post_init__(self) -> None:
-        from cudnn_autotune.engines.norms.plan import FORMS
+        with IMPORTING:
+            from cudnn_autotune.engines.norms.plan import FORMS
 
         allowed = (PYTORCH, *FORMS)
         if self.chosen not in allowed:
@@ -399,8 +400,9 @@ def alignment_of(tensor: Tensor) -> int:
 def _forms(given: _Operands) -> list[Form]:
     """Returns the forms of this package's kernels that compute a step differently."""
     # They need the kernels, which nobody who tunes nothing has to import.
-    from cudnn_autotune.engines.norms.loading import compiled_forms
-    from cudnn_autotune.engines.norms.plan import NormProblem
+    with IMPORTING:
+        from cudnn_autotune.engines.norms.loading import compiled_forms
+        from cudnn_autotune.engines.norms.plan import NormProblem
 
     input = given.input
     spatial = math.prod(input.shape[2:])
@@ -425,7 +427,8 @@ def _forms(given: _Operands) -> list[Form]:
 @contextmanager
 def planned(form: Form, adopts: bool) -> Iterator[None]:
     """Within the context the operators' calls of this thread have a form."""
-    from cudnn_autotune.engines.norms.plan import FORMS
+    with IMPORTING:
+        from cudnn_autotune.engines.norms.plan import FORMS
 
     if extension_available():
         _C.set_norm_form_of_thread(1 + FORMS.index(form), adopts)

@@ -17,6 +17,7 @@ from torch import nn
 from cudnn_autotune import sampling
 from cudnn_autotune.core.display import bar_console, html_table
 from cudnn_autotune.core.extension import extension_available
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.nn.models import memory_format as layouts
@@ -268,7 +269,8 @@ def tune_problems(
     with torch.cuda.device(device), generators_kept([device]):
         if sampling.traits(mode).races_models:
             # It needs the compiled extension, without which this module is imported, too.
-            from cudnn_autotune.tuning.gpu_searches import GpuSearches
+            with IMPORTING:
+                from cudnn_autotune.tuning.gpu_searches import GpuSearches
 
             with GpuSearches(device, mode, retune) as searches:
                 return tune_together(calls, searches, budget_s, report)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.norms import reference
 from cudnn_autotune.engines.norms.reference import (
     MASKED_BYTES,
@@ -180,6 +181,7 @@ def _(*arguments: Any) -> tuple[Tensor | None, ...]:
 def load_plan(*arguments: Any) -> Any:
     """Calls :func:`~cudnn_autotune.engines.norms.loading.load_plan`, which is imported at the first
     norm: it needs the package's kernels."""
-    from cudnn_autotune.engines.norms import loading
+    with IMPORTING:
+        from cudnn_autotune.engines.norms import loading
 
     return loading.load_plan(*arguments)

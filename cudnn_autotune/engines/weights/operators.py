@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.problem import strides_of
 
 SCALE, VARIANCE, MEAN, BIAS, SHIFT = (1 << i for i in range(5))
@@ -133,9 +134,10 @@ def kernel_code(device: int, weight: torch.dtype, folded: torch.dtype) -> bytes:
         PlanError: it does not compile.
     """
     # Programs that fold nothing need not import the kernels.
-    from cudnn_autotune.engines.compiled_kernels import cubin
-    from cudnn_autotune.engines.kernels import sources
-    from cudnn_autotune.engines.recipe import Kernel
+    with IMPORTING:
+        from cudnn_autotune.engines.compiled_kernels import cubin
+        from cudnn_autotune.engines.kernels import sources
+        from cudnn_autotune.engines.recipe import Kernel
 
     kernel = Kernel(
         sources.source(__package__, "fold.cu"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pkgutil
@@ -10,14 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 from problems import make
-from subprocesses import forked
+from subprocesses import forked, python
 
 import cudnn_autotune as ca
 from cudnn_autotune.core import fork_safe_lock
-from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
 from cudnn_autotune.engines import candidates, compiled_kernels, registry
 from cudnn_autotune.store import Policy, kept_plans
 from cudnn_autotune.tuning import choice_log, new_sizes, pins, remembering
@@ -93,7 +95,6 @@ def test_a_lock_that_a_thread_holds(name: str) -> None:
 
 @pytest.mark.slow
 def test_many_forks_while_threads_ask() -> None:
-    asked()  # imports what is imported late: Python itself does not renew locks of imports
     is_over = threading.Event()
     count = [0]
 
@@ -116,6 +117,102 @@ def test_many_forks_while_threads_ask() -> None:
             thread.join()
     assert all(found)
     assert count[0] > 10
+
+
+# A function of each module that imports others of the package late, and one that it imports.
+LATE = {
+    "registry": ("engines.registry.registered()", "engines.kernels.hopper.few_filters"),
+    "norms": ("nn.norm_choices._first_form()", "engines.norms.plan"),
+    "weights": ("engines.weights.operators.kernel_code(0, None, None)", "engines.kernels.sources"),
+}
+_FORK_BESIDE_AN_IMPORT = """
+import importlib.abc, os, signal, sys, threading, time
+import cudnn_autotune
+from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.weights import operators
+from cudnn_autotune.nn import norm_choices
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "cudnn_autotune.{module}":
+            is_importing.set()
+            time.sleep(0.5)
+
+def call():
+    try:
+        cudnn_autotune.{call}
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+
+is_importing = threading.Event()
+sys.meta_path.insert(0, Slow())
+assert "cudnn_autotune.{module}" not in sys.modules
+thread = threading.Thread(target=call)
+thread.start()
+assert is_importing.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    call()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_late_import_in_a_thread(name: str) -> None:
+    call, module = LATE[name]
+    done = python("-W", "ignore", "-c", _FORK_BESIDE_AN_IMPORT.format(call=call, module=module))
+    assert "0" in done.stdout.split(), done.stdout + done.stderr
+
+
+def test_a_fork_does_not_wait_for_an_import_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(IMPORTING), "_PATIENCE_S", 0.1)
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with IMPORTING:
+            is_held.set()
+            is_over.wait(60)
+
+    def enter() -> None:
+        with IMPORTING:
+            pass
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_held.wait(60)
+    found = ends_in_time(enter)
+    is_over.set()
+    thread.join()
+    assert found
+    enter()
+    with IMPORTING:
+        assert ends_in_time(enter), "a fork within an import"
+
+
+def late_imports(tree: ast.AST, is_late: bool = False, is_guarded: bool = False) -> Iterator[str]:
+    """The modules of the package that are imported within functions, not under ``IMPORTING``."""
+    for node in ast.iter_child_nodes(tree):
+        names = [ast.unparse(item) for item in node.items] if isinstance(node, ast.With) else []
+        module = getattr(node, "module", None) or ""
+        if is_late and not is_guarded and module.startswith("cudnn_autotune"):
+            yield module
+        yield from late_imports(
+            node,
+            is_late or isinstance(node, ast.FunctionDef),
+            is_guarded or "IMPORTING" in names,
+        )
+
+
+def test_late_imports_are_guarded() -> None:
+    """Those of the command line and of the audit's workers are the work of their own process."""
+    package = Path(ca.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.parts[len(package.parts)] == "cli" or path == package / "audit" / "worker.py":
+            continue
+        assert list(late_imports(ast.parse(path.read_text("utf-8")))) == [], path
 
 
 def modules() -> Iterator[str]:
