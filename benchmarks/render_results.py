@@ -40,6 +40,7 @@ BENCHMARKS = {
     "auto_against_pytorch": "auto_against_pytorch",
     "warm_start": "warm_processes.report",
     "ranks": "rank_tuning.report",
+    "ddp_norms": "rank_norms.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "gpu_tests",
     "memory_errors": "memory_errors",

@@ -11,6 +11,7 @@ import pytest
 from benchmark_scripts import BENCHMARKS, main, whole_record
 from common import numbers, workers
 from online_mode.overhead import compared
+from rank_norms import report as rank_norms_report
 from rank_tuning.report import agree, is_tuned_once, rows, speedup, tables
 
 DRY_RUNS = {
@@ -83,6 +84,23 @@ def test_what_ranks_do_not_agree_upon_is_seen() -> None:
     (table,) = tables({"results": results, "arguments": {"model": "any", "batch": 1}})
     assert [row[-2:] for row in table.rows] == [("–", "1 of 1"), ("2 of 2", "1 of 2")]
     assert "time limit: the rest was not run." in table.note
+
+
+def test_a_step_of_ranks_is_that_of_the_slowest() -> None:
+    def rank(*pairs: tuple[float, float]) -> dict[str, Any]:
+        plain, ours = map(list, zip(*pairs, strict=True))
+        times = {"enable: PyTorch's": plain, "enable: chosen": ours}
+        return {"times_ms": times, "served": 5, "soaked": {"enable: chosen": 7}, "skipped": {}}
+
+    ranks = [rank((4.0, 2.0), (4.0, 2.0)), rank((2.0, 3.0), (2.0, 5.0))]
+    launch = {"wrapper": "ddp", "bucket_mb": 8, "ranks": ranks}
+    arguments = {"model": "any", "batch": 1, "gpus": 2}
+    (table,) = rank_norms_report.tables({"results": {"launches": [launch]}, "arguments": arguments})
+    rows = [(row[1], row[2], row[4], row[6]) for row in table.rows]
+    assert rows == [
+        ("enable: PyTorch's", "4.00", "–", "–"),
+        ("enable: chosen", "4.00", "1.000", "7"),
+    ]
 
 
 def test_onlines_differences_are_paired_block_by_block() -> None:
