@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from common.network import create
 from model_steps.turns import time_block
-from rank_norms.ways import CHOSEN, PYTORCH, TWO_PASSES, parts
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
+from rank_norms.ways import CHOSEN, PYTORCH, TWO_PASSES, parts
 
 Step = Callable[[], Any]
 
