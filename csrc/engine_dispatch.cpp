@@ -246,6 +246,9 @@ ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> ope
     entry = &cache.put(missed(key, operands, entry));
   }
   if (entry->path.trial != nullptr) end_trial_if_decided(*entry);
+  if (entry->path.trial != nullptr) {
+    if (auto first = entry->path.trial->before_first_step()) return {std::move(first)};
+  }
   return entry->path;
 }
 

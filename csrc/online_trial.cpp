@@ -31,7 +31,9 @@ bool is_idle(cudaStream_t stream) {
 
 OnlineTrial::OnlineTrial(std::shared_ptr<Plan> first, PreparationStep preparation_step,
                          int64_t first_step)
-    : preparation_step_(std::move(preparation_step)), next_step_(first_step) {
+    : preparation_step_(std::move(preparation_step)),
+      first_step_(first_step),
+      next_step_(first_step) {
   join(std::move(first));
 }
 
@@ -55,6 +57,12 @@ std::shared_ptr<Plan> OnlineTrial::decided() const {
     return std::make_shared<AtenPlan>(implementations_.front()->problem());
   }
   return implementations_[static_cast<size_t>(decided)];
+}
+
+std::shared_ptr<Plan> OnlineTrial::before_first_step() {
+  if (schedule_->calls() + 1 >= first_step_) return nullptr;
+  schedule_->count_call();
+  return implementations_.front();
 }
 
 void OnlineTrial::prepare(const Operands& operands) {

@@ -45,6 +45,9 @@ class OnlineTrial {
   // The choice, or null while undecided.
   std::shared_ptr<Plan> decided() const;
 
+  // The plan that serves this call, which it counts, as long as the trial has not begun; then null:
+  // run() serves it. A plan that allocates its result need not be copied until then.
+  std::shared_ptr<Plan> before_first_step();
   // Computes the problem with the implementation whose turn it is, on the current stream. One that
   // fails is dropped, and the leader serves the call. Throws what the last implementation that is
   // left throws (PlanError, c10::Error), and what the preparation step throws.
@@ -80,6 +83,7 @@ class OnlineTrial {
   size_t calls_since_read_ = 0;
   std::vector<std::shared_ptr<Plan>> implementations_;
   PreparationStep preparation_step_;  // empty once the preparation is complete
+  const int64_t first_step_;          // the number of the call that runs it first
   int64_t next_step_;                 // the number of the call that runs it next
   std::shared_ptr<TurnSchedule> schedule_ = std::make_shared<TurnSchedule>();
 };

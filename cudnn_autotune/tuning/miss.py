@@ -1,7 +1,8 @@
 """The miss handler: a known choice, else a search and a check of the output; then a commit.
 
-A new size of a layer whose sizes keep changing is served by its neighbour's engine instead of a
-search (``new_sizes``), and a trial that begins once it is called often decides.
+A new size of a layer whose sizes keep changing is served by the engine of an alike size, or by
+PyTorch's own path, instead of a search (``new_sizes``). A trial that begins once it is called often
+decides.
 
 A choice that was made without something that a later search may have (``timers.lacking``), such as
 memory, is provisional: after some calls, and then ever more of them, C++ asks again, and the
@@ -49,11 +50,14 @@ from cudnn_autotune.tuning import (
 )
 from cudnn_autotune.tuning.checking import OutputChecks, is_telling, refusal
 from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search, untimed
+from cudnn_autotune.tuning.new_sizes import Nearby
 from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, OnlineCommitter, Prepared, Trial
 from cudnn_autotune.tuning.serving import Served, serve
 
 _log = logging.getLogger(__name__)
+# Stored decisions that are looked at for sizes that are alike. Other layers' may be nearer.
+_MOST_STORED = 8
 _searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
 """Results of searches that are over before they begin, by thread id and problem."""
 
@@ -67,8 +71,6 @@ class _Miss:
     device: int
     tensors: Operands
     serving: _C.Plan | None = None
-    is_checked: bool = False
-    """Whether the output is checked even where PyTorch would run the same plan unchecked."""
 
     @property
     def is_probe(self) -> bool:
@@ -130,7 +132,7 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     if miss.policy.probe is not None:
         probing.record(miss.policy.probe, choice)
         return replace(served, choice=choice), None
-    is_tried = served.is_found and _is_tried(miss, choice)
+    is_tried = served.is_found and _is_tried(miss, choice, nearby)
     if is_tried:  # the trial looks at all candidates, and says what it lacks itself
         choice = for_want_of(choice, NOTHING)
     remembering.commit(choice, since)
@@ -177,51 +179,51 @@ def _waited_for(miss: _Miss, known: Choice | None) -> Served:
         return served or _search(miss, probing.MODE if miss.is_probe else miss.policy.mode)
 
 
-def _is_tried(miss: _Miss, first: Choice) -> bool:
+def _is_tried(miss: _Miss, first: Choice, nearby: Nearby | None) -> bool:
     """Returns whether later calls are to decide about the choice that serves the first one."""
-    if first.origin == "neighbour":
-        # A trial copies the result of PyTorch's own path in each call.
-        is_asked = settings.get_new_shapes() == "online" and first.text != ATEN.text
+    if nearby is not None:
+        is_asked = settings.get_new_shapes() == "online" and not nearby.is_known
     else:
         is_asked = first.origin == "tuned" and sampling.traits(miss.policy.mode).decides_later
     return is_asked and not miss.problem.deterministic
 
 
-def _fast_nearby(miss: _Miss) -> list[Candidate] | None:
-    """Returns the engines by which a new size is to be served; None if it is to be searched for.
-    Without timing there is nothing to save."""
+def _fast_nearby(miss: _Miss) -> Nearby | None:
+    """Returns what is known of a new size; None if it is to be searched for. Without timing there
+    is nothing to save."""
     is_searched = miss.is_probe or settings.get_new_shapes() == "tune"
     if is_searched or not sampling.traits(miss.policy.mode).times:
         return None
-    return new_sizes.fast_nearby(miss.problem, miss.device)
+    stored = partial(remembering.nearest, miss.problem, miss.device, _MOST_STORED)
+    return new_sizes.fast_nearby(miss.problem, miss.device, stored)
 
 
-def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
+def _at_once(miss: _Miss, nearby: Nearby) -> Served:
     """Serves a problem without timing: by the first candidate that is built quickly, allowed and
-    right, else by the heuristics' first plan."""
+    right, else by PyTorch's own path."""
     for candidate in new_sizes.ready(nearby, miss.problem, miss.device):
-        entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
-        evidence = Evidence(rule="chosen for a similar problem", tied=(candidate.text,))
-        known = Choice(
-            untimed(miss.problem, miss.policy, entry, evidence), miss.device, "neighbour"
-        )
-        served = serve(known, miss.tensors)
+        served = serve(_unmeasured(miss, candidate, "chosen for a similar problem"), miss.tensors)
         if served is not None:
             return served
-    # It may be the very plan that was wrong.
-    served = _search(replace(miss, is_checked=True), "heuristic")
-    return replace(served, choice=replace(served.choice, origin="neighbour"))
+    rule = "PyTorch's own path, until the size is measured"
+    return Served(_unmeasured(miss, ATEN, rule), _own_path(miss))
+
+
+def _unmeasured(miss: _Miss, candidate: Candidate, rule: str) -> Choice:
+    entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
+    evidence = Evidence(rule=rule, tied=(candidate.text,))
+    return Choice(untimed(miss.problem, miss.policy, entry, evidence), miss.device, "neighbour")
 
 
 def _begin_trial(
-    miss: _Miss, first: Served, since: int, nearby: Sequence[Candidate] | None
+    miss: _Miss, first: Served, since: int, nearby: Nearby | None
 ) -> _C.OnlineTrial | None:
     """Begins a trial, whose first candidate serves until later calls have decided; returns None if
     the system gives no thread for it.
 
     Args:
-        nearby: what was fast nearby, for a new size; its trial has few candidates, and begins once
-            the problem is called often. Else None.
+        nearby: what is known of a new size, whose trial has few candidates, and begins once the
+            problem is called often. Else None.
     """
     step = LazyPreparation()
     first_step = 2 if nearby is None else new_sizes.calls_before_trial(miss.problem, miss.device)
@@ -229,7 +231,8 @@ def _begin_trial(
     shortlist = sampling.traits(miss.policy.mode).shortlist if nearby is None else online.few
     assert shortlist is not None  # a mode that decides later has one
     # It must hold neither the trial, which holds it, nor the call's tensors.
-    begun_with = (trial.schedule, first, since, shortlist, nearby or (), miss.limits.budget_ms)
+    contenders = () if nearby is None else nearby.contenders
+    begun_with = (trial.schedule, first, since, shortlist, contenders, miss.limits.budget_ms)
     step.begin = partial(_preparation, *begun_with)
     return trial if nearby is not None or step.start() else None
 
@@ -345,7 +348,7 @@ def _concluded(
     if selection is None:
         return _by_pytorch(miss, timer.broken_off(why), timer.lacking())
     checks, lacks = OutputChecks(), timer.lacking()
-    is_checked = miss.is_checked or _needs_check(miss.problem, selection)
+    is_checked = _needs_check(miss.problem, selection)
     for timed in selection.ranking:
         text = timed.candidate.text
         # A mode that times nothing does not build PyTorch's own path.

@@ -1,58 +1,59 @@
-"""New sizes of layers whose sizes keep changing: which engines to serve them by without a search.
+"""New sizes of layers whose sizes keep changing: what serves them without a search.
 
 Problems that differ in nothing but the batch size and the spatial sizes belong to one layer. Once a
-size of a layer has been measured in this process, a further one near it is served by what was fast
-there, and later, if it is called often, measured in turns (``tuning.miss``). So is one that is far
-from all that were measured, once the layer has met a few sizes.
+size of a layer has been measured, a further one is served by what beat PyTorch's own path at alike
+sizes (``tuning.alike_sizes``) by more than it may lose on the way to this size. Else PyTorch's own
+path serves. A size that is called often is measured later, in turns (``tuning.miss``).
 
 A kernel of the package has settings that depend on the problem's size, and is compiled for each. So
-where one was fast nearby, any of its settings serves whose kernel is compiled already, or kept by
-an earlier process. If that is not the one that is expected to be the fastest, this one is compiled
-in the background: further sizes, or other layers, may ask for it.
+where one was fast at alike sizes, those of its settings serve that were measured there, or any if
+even the slowest was fast. Its kernel must be compiled already, or kept by an earlier process. If
+that is not the one that is expected to be the fastest, this one is compiled in the background:
+further sizes, or other layers, may ask for it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import operator
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
-from cudnn_autotune.engines.candidate_id import parse
+from cudnn_autotune.engines.candidate_id import identify, parse
 from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.offers import alike, gpu_of, recipe_of
+from cudnn_autotune.engines.offers import alike as offered_alike
+from cudnn_autotune.engines.offers import gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import is_users
+from cudnn_autotune.sampling.screening import SLOW
+from cudnn_autotune.store import Decision
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.tuning import gain
+from cudnn_autotune.tuning.alike_sizes import distance, doubt, is_alike
 from cudnn_autotune.tuning.choice import Choice
 
 _log = logging.getLogger(__name__)
 
-# A size is served by a measured one if that is nearer than this, in powers of two as in
-# store.neighbours: a factor of two in the batch size or in one spatial size. Resolutions of one
-# model are mostly further apart, and what won further away says less (docs/findings/neighbours.md).
-_NEAR = 1.0
-# A layer that has met so many sizes, more than a pyramid's, keeps changing: the nearest one serves
-# however far it is. Each size that is searched for stalls the program, and one that recurs is
-# measured later in any case.
+# A layer that has met this number of sizes, more than a pyramid has, keeps changing: no further one
+# is searched for, which would stall the program. One that recurs is measured later.
 _FEW = 8
 # The engine that won on the nearest of two measured sizes was 4.3 % off the best on the others, and
 # the one with the best weighted mean 3.6 %; with four measured sizes 3.7 and 2.8 % (46 sizes of a
-# ResNet-50 in twelve orders, an H100). What was not timed counts as this many times the best.
+# ResNet-50 in twelve orders, an H100). What was not timed counts as this factor times the best.
 _NOT_TIMED = 1.3
-# At each new size PyTorch's own path asks cuDNN's heuristics, and builds a plan. An engine that was
-# nearly as fast needs the plan only.
-_OWN_PATH = 1.02
+# The doubt between equal sizes: what single times differ by.
+_LEAST_DOUBT = 0.01
 _LEAST_DISTANCE = 0.05
 _MOST_SIZES = 8
 _MOST_SERVING = 3
@@ -61,10 +62,10 @@ _MOST_SERVING = 3
 # the least call, if no time is known.
 _PAID_BACK_MS = 500.0
 _LEAST_CALLS = 16
-# To plan a kernel for a setting takes up to a millisecond.
-_MOST_SETTINGS = 8
+# To plan a kernel for a setting takes up to a millisecond. A search by ``auto`` times this number.
+_MOST_SETTINGS = 4
 # Sizes may keep coming, so that compiling for them takes no more than one core, and the latest ones
-# are compiled first. What waits behind so many is dropped.
+# are compiled first. Older entries of a longer queue are dropped.
 _BACKGROUND = BackgroundThreads(1)
 _MOST_WAITING = 32
 _waiting: deque[Future[None]] = deque()
@@ -74,14 +75,29 @@ _waiting: deque[Future[None]] = deque()
 class _Measured:
     """The results of a search for one size."""
 
-    time_ms: float | None
-    """Milliseconds of a call of the chosen candidate; None if it was not timed."""
+    time_ms: float
+    """Milliseconds of a call of the chosen candidate."""
+    pytorch_ms: float
+    """Milliseconds that a call of PyTorch's own path takes at least."""
     candidates: Mapping[str, Candidate]
-    """Candidates that are right, the chosen one first, by the name of their implementation if they
-    are of one, since its settings depend on the size; else by their text."""
-    logs: Mapping[str, float]
-    """By the same names: the logarithm of the time of each over the chosen one's, or 0 of those
-    that are faster. Of candidates that differ by less than matters, the first was chosen."""
+    """Candidates that are right by their text, the chosen one first."""
+    times_ms: Mapping[str, float]
+    """Milliseconds of a call by the same texts, and those of the slowest setting by the name of an
+    implementation of which several were timed."""
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """What the measured sizes of a layer say of a new one."""
+
+    serving: tuple[Candidate, ...] = ()
+    """Candidates that are expected to beat PyTorch's own path, the best first."""
+    any_setting: frozenset[str] = frozenset()
+    """Names of implementations of which every setting is expected to."""
+    contenders: tuple[Candidate, ...] = ()
+    """Candidates to compare if the size is called often, the best first."""
+    is_known: bool = False
+    """Whether PyTorch's own path was the best at alike sizes, so that nothing needs comparing."""
 
 
 _Layer = tuple[object, ...]
@@ -100,24 +116,46 @@ def _layer(problem: ConvProblem, device: int) -> _Layer:
 def add(choice: Choice) -> None:
     """Records a choice that was measured, here or elsewhere."""
     measured = _measured_by(choice)
+    if measured is None:
+        return
     with _lock:
         sizes = _measured.setdefault(_layer(choice.problem, choice.device), {})
         sizes[choice.problem] = measured
 
 
-def _measured_by(choice: Choice) -> _Measured:
+def _measured_by(choice: Choice) -> _Measured | None:
     wrong = {text for text, _ in choice.rejected}
     candidates: dict[str, Candidate] = {}
     times: dict[str, float] = {}
+    settings: dict[str, list[float]] = {}
     for entry in choice.selection.ranking:
-        candidate = entry.candidate
-        if entry.time_ms and candidate.text not in wrong:
-            name = candidate.engine_name if candidate.id.is_implementation else candidate.text
-            candidates.setdefault(name, candidate)
-            times.setdefault(name, entry.time_ms)
-    chosen_ms = next(iter(times.values()), 1.0)
-    logs = {name: max(0.0, math.log(ms / chosen_ms)) for name, ms in times.items()}
-    return _Measured(choice.time_ms, candidates, logs)
+        candidate, time_ms = entry.candidate, entry.time_ms
+        if time_ms and time_ms < math.inf and candidate.text not in wrong:
+            candidates.setdefault(candidate.text, candidate)
+            times.setdefault(candidate.text, time_ms)
+            if candidate.id.is_implementation:
+                settings.setdefault(candidate.engine_name, []).append(time_ms)
+    if not times:
+        return None
+    for name, of_settings in settings.items():
+        if len(of_settings) > 1:
+            times[name] = max(of_settings)
+    time_ms = next(iter(times.values()))
+    return _Measured(time_ms, _pytorchs_ms(choice, time_ms), candidates, times)
+
+
+def _pytorchs_ms(choice: Choice, chosen_ms: float) -> float:
+    """Returns the least time that PyTorch's own path can have taken."""
+    entry = gain.pytorchs_entry(choice.selection)
+    if entry is not None and entry.time_ms:
+        # A single launch may have been disturbed.
+        return entry.low_ms or (entry.time_ms if entry.samples > 1 else entry.time_ms / SLOW)
+    # It was left out because it takes longer than the chosen candidate, and than its convolution.
+    problem = choice.problem
+    alone = replace(problem, bias=False, residual=False, activation="")
+    with _lock:
+        measured = _measured.get(_layer(alone, choice.device), {}).get(alone)
+    return max(chosen_ms, measured.pytorch_ms) if measured and alone != problem else chosen_ms
 
 
 def remove(problem: ConvProblem) -> None:
@@ -148,16 +186,19 @@ def always_searched(problem: ConvProblem) -> Iterator[None]:
                 del _searched[problem]
 
 
-def fast_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
-    """Returns what was fast on measured sizes of the problem's layer, the best first; the nearer a
-    size is, the more it counts. Behind engines that are compiled at run time, which would stall a
-    call, comes the best of the others.
+def fast_nearby(
+    problem: ConvProblem, device: int, stored: Callable[[], Iterable[Decision]] = tuple
+) -> Nearby | None:
+    """Returns what the measured sizes of the problem's layer say of it.
+
+    Args:
+        stored: looks up decisions for similar problems that this process has not met.
 
     Returns:
-        Different candidates, as described for the nearest size that has timed them. None if the
-        problem is to be searched for: no size of its layer is measured, or those are too
-        different and the layer has met few, or it was measured itself (under another policy), or
-        within :func:`always_searched`, or the store's mode is ``retune``.
+        The findings. None if the problem is to be searched for: this process has no choice for
+        another size of its layer, or no measured size is alike and the layer has met few, or it was
+        measured itself (under another policy), or within :func:`always_searched`, or the store's
+        mode is ``retune``.
     """
     if store_settings.get_store_settings().mode == "retune":
         return None
@@ -170,86 +211,161 @@ def fast_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
             return None
         _met[layer] += 1
         has_met = _met[layer]
-    sizes = [(_distance(problem, other), measured) for other, measured in known.items()]
-    sizes.sort(key=lambda size: size[0])
-    if sizes[0][0] >= _NEAR and has_met < _FEW:
+    if not any(is_alike(problem, size) for size in known):
+        for decision in stored():
+            size = decision.problem
+            is_measured = decision.selection.total_samples > 0
+            if is_measured and size not in known and _layer(size, device) == layer:
+                add(Choice(decision, device, "store"))
+        with _lock:
+            known = dict(_measured.get(layer, {}))
+    alike = [size for size in known if is_alike(problem, size)]
+    if not alike and has_met < _FEW:
         return None
-    ranked = _ranked(sizes[:_MOST_SIZES])
-    serving = [c for c, times_best in ranked if times_best < _NOT_TIMED][:_MOST_SERVING]
+    gpu = gpu_of(device)
+    nearest = sorted(known, key=lambda size: distance(problem, size))[:_MOST_SIZES]
+    ranked = _ranked([(distance(problem, size), known[size]) for size in nearest])
+    expected = _Expected(problem, {size: known[size] for size in alike}, gpu)
+    return replace(expected.nearby(), contenders=_contenders(ranked))
+
+
+class _Expected:
+    """The time of candidates over that of PyTorch's own path, as expected from alike sizes."""
+
+    def __init__(self, problem: ConvProblem, alike: Mapping[ConvProblem, _Measured], gpu: Gpu):
+        self._problem, self._alike, self._gpu = problem, alike, gpu
+
+    def most(self, name: str) -> float:
+        """Returns the logarithm of the largest ratio that is to be expected: the mean over the
+        alike sizes, of which those with little doubt weigh more, and on top of it by how much they
+        disagree, and the least doubt. Infinity if the candidate was timed at none of them.
+
+        Args:
+            name: a candidate's text, or an implementation's name for the slowest of its settings.
+        """
+        logs, weights, doubts = [], [], []
+        has_image_tiles = identify(name).is_implementation
+        for size, measured in self._alike.items():
+            time_ms = measured.times_ms.get(name)
+            least_ms = min(measured.time_ms, measured.pytorch_ms)
+            given = (self._problem, size, self._gpu, least_ms, has_image_tiles)
+            size_doubt = max(_LEAST_DOUBT, doubt(*given))
+            weights.append(size_doubt**-2)
+            logs.append(math.log((time_ms or _NOT_TIMED * measured.time_ms) / measured.pytorch_ms))
+            if time_ms is not None:
+                doubts.append(size_doubt)
+        if not doubts:
+            return math.inf
+        mean = _mean(logs, weights)
+        spread = math.sqrt(_mean([(log - mean) ** 2 for log in logs], weights))
+        return mean + spread + min(doubts)
+
+    def nearby(self) -> Nearby:
+        candidates: dict[str, Candidate] = {}
+        names: set[str] = set()
+        for measured in self._alike.values():
+            for text, candidate in measured.candidates.items():
+                candidates.setdefault(text, candidate)
+            names |= measured.times_ms.keys() - measured.candidates.keys()
+        most = {text: self.most(text) for text in candidates if text != ATEN.text}
+        serving = sorted((text for text in most if most[text] < 0), key=most.__getitem__)
+        return Nearby(
+            serving=tuple(candidates[text] for text in serving),
+            any_setting=frozenset(name for name in names if self.most(name) < 0),
+            is_known=bool(self._alike) and not any(map(_gains, self._alike.values())),
+        )
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(map(operator.mul, values, weights)) / sum(weights)
+
+
+def _gains(measured: _Measured) -> bool:
+    """Returns whether anything was faster than PyTorch's own path at a size, or may have been."""
+    aten_ms = measured.times_ms.get(ATEN.text, math.inf)
+    return measured.time_ms < aten_ms
+
+
+def _contenders(ranked: Iterable[tuple[Candidate, float]]) -> tuple[Candidate, ...]:
+    """Returns the best candidates; behind engines that are compiled at run time, which would stall
+    a call, comes the best of the others."""
+    best = [c for c, times_best in ranked if times_best < _NOT_TIMED][:_MOST_SERVING]
     quick = [c for c, _ in ranked if not c.is_compiled][:1]
-    return list(dict.fromkeys([*serving, *quick]))
+    return tuple(dict.fromkeys([*best, *quick]))
 
 
 def calls_before_trial(problem: ConvProblem, device: int) -> int:
-    """Returns the number of the call of a new size in which its trial begins: so late that what the
-    trial costs is about what the calls until then could have saved. The time of a call is that of
-    the nearest measured size, in proportion to the elements of the input."""
+    """Returns the number of calls of a new size after which its trial pays for itself: what the
+    trial costs is about what they could have saved. The time of a call is that of the nearest
+    measured size, in proportion to the elements of the input."""
     with _lock:
         sizes = list(_measured.get(_layer(problem, device), {}).items())
-    timed = [(size, measured.time_ms) for size, measured in sizes if measured.time_ms]
-    if not timed:
+    if not sizes:
         return _LEAST_CALLS
-    nearest, time_ms = min(timed, key=lambda size: _distance(problem, size[0]))
-    call_ms = time_ms * math.prod(problem.input_shape) / math.prod(nearest.input_shape)
+    nearest, measured = min(sizes, key=lambda size: distance(problem, size[0]))
+    call_ms = measured.time_ms * math.prod(problem.input_shape) / math.prod(nearest.input_shape)
     return max(_LEAST_CALLS, math.ceil(_PAID_BACK_MS / call_ms))
-
-
-def _distance(one: ConvProblem, other: ConvProblem) -> float:
-    """Returns the Euclidean norm of the base-2 logarithms of the ratios of all sizes; channels are
-    equal in one layer."""
-    pairs = zip(one.input_shape, other.input_shape, strict=True)
-    return math.hypot(*(math.log2(a / b) for a, b in pairs))
 
 
 def _ranked(sizes: Sequence[tuple[float, _Measured]]) -> list[tuple[Candidate, float]]:
     """Returns the candidates of measured sizes, which lie at some distance each, the nearest first.
     Each has its time over the best's, in the geometric mean over the sizes, of which near ones
-    weigh more; the best comes first, and each is described as at the nearest size that has it."""
+    weigh more. The best comes first. Of an implementation there is one candidate, its best setting
+    at the nearest size that has it, since its settings depend on the size."""
     found: dict[str, Candidate] = {}
+    logs: list[dict[str, float]] = []
     for _, measured in sizes:
-        for name, candidate in measured.candidates.items():
+        logs.append({})
+        for text, candidate in measured.candidates.items():
+            name = candidate.engine_name if candidate.id.is_implementation else text
             found.setdefault(name, candidate)
-    weighted = [(max(distance, _LEAST_DISTANCE) ** -2, size.logs) for distance, size in sizes]
-    weights = sum(weight for weight, _ in weighted)
+            times_chosen = measured.times_ms[text] / measured.time_ms
+            logs[-1].setdefault(name, max(0.0, math.log(times_chosen)))
+    weights = [max(distance, _LEAST_DISTANCE) ** -2 for distance, _ in sizes]
     not_timed = math.log(_NOT_TIMED)
 
     def mean(name: str) -> float:
-        total = sum(weight * logs.get(name, not_timed) for weight, logs in weighted)
-        return math.exp(total / weights) * (_OWN_PATH if name == ATEN.text else 1.0)
+        return math.exp(_mean([of_size.get(name, not_timed) for of_size in logs], weights))
 
     return sorted(((c, mean(name)) for name, c in found.items()), key=lambda item: item[1])
 
 
-def ready(
-    nearby: Iterable[Candidate], problem: ConvProblem, device: int | Gpu
-) -> Iterator[Candidate]:
+def ready(nearby: Nearby, problem: ConvProblem, device: int | Gpu) -> Iterator[Candidate]:
     """Yields what may serve ``problem`` without compiling anything.
 
     Args:
-        nearby: what was fast on similar problems, as described for these, the best first.
+        nearby: what was fast at alike sizes, as described for these.
         device: the index of a CUDA device, or what is known of it.
 
     Returns:
-        Candidates in the order of ``nearby``, kernels of the package with settings for ``problem``.
+        Candidates in the order of ``nearby.serving``, kernels of the package with settings for
+        ``problem``.
     """
-    for candidate in nearby:
+    asked: set[str] = set()
+    for candidate in nearby.serving:
+        name = candidate.engine_name
         if candidate.id.is_implementation and not is_users(candidate.text):
-            gpu = device if isinstance(device, Gpu) else gpu_of(device)
-            found = _ready_setting(candidate.text, problem, gpu)
-            if found is not None:
-                yield found
+            if name not in asked:
+                asked.add(name)
+                gpu = device if isinstance(device, Gpu) else gpu_of(device)
+                found = _ready_setting(name, nearby, problem, gpu)
+                if found is not None:
+                    yield found
         elif not candidate.is_compiled:
             yield candidate
 
 
-def _ready_setting(text: str, problem: ConvProblem, gpu: Gpu) -> Candidate | None:
-    """Returns a candidate of the implementation that a text names, and has the one that is expected
-    to be the fastest compiled if it is another one."""
-    if parse(text).is_rewrite:
+def _ready_setting(name: str, nearby: Nearby, problem: ConvProblem, gpu: Gpu) -> Candidate | None:
+    """Returns a candidate of an implementation that needs no compiling, and has the one that is
+    expected to be the fastest compiled if it is another one."""
+    wanted = [c.text for c in nearby.serving if c.engine_name == name]
+    if parse(wanted[0]).is_rewrite:
         return None  # a rewrite, whose engine would have to be built
+    offered = {c.text: c for c in offered_alike(wanted[0], problem, gpu)}
+    if name in nearby.any_setting:
+        wanted += [text for text in offered if text not in wanted]
     best: list[Kernel] | None = None
-    found: Candidate | None = None
-    for candidate in alike(text, problem, gpu)[:_MOST_SETTINGS]:
+    for candidate in [offered[text] for text in wanted if text in offered][:_MOST_SETTINGS]:
         if not candidate.is_compiled:
             return candidate
         try:
@@ -260,12 +376,13 @@ def _ready_setting(text: str, problem: ConvProblem, gpu: Gpu) -> Candidate | Non
         if kernels is None:
             continue  # a function may take any time
         if all(is_found(kernel, gpu.compute_capability) for kernel in kernels):
-            found = candidate
-            break
+            if best is not None:
+                _compile_later(best, gpu)
+            return candidate
         best = best or kernels
     if best is not None:
         _compile_later(best, gpu)
-    return found
+    return None
 
 
 def _compile_later(kernels: Sequence[Kernel], gpu: Gpu) -> None:

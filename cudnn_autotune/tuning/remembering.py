@@ -76,18 +76,25 @@ def reject(known: Choice) -> None:
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
     """Returns the candidates chosen for the problems most like ``problem``, nearest problem
     first."""
+    found: dict[str, Candidate] = {}
+    for decision in nearest(problem, device):
+        if decision.chosen is not None:
+            found.setdefault(decision.chosen.candidate.text, decision.chosen.candidate)
+    return list(found.values())
+
+
+def nearest(problem: ConvProblem, device: int, most: int = 3) -> list[Decision]:
+    """Returns up to ``most`` stored decisions for the problems most like ``problem``, the nearest
+    first."""
     if not store_settings.is_read():
         return []
-    found: dict[str, Candidate] = {}
     try:
         layers = store_settings.layers(device)
-        for key in layers.nearest(problem):
-            decision = layers.by_key(key)
-            if decision is not None and decision.chosen is not None:
-                found.setdefault(decision.chosen.candidate.text, decision.chosen.candidate)
+        found = [layers.by_key(key) for key in layers.nearest(problem, most)]
     except Exception:  # a store may hold anything: a call is served
         _log.exception("%s: similar problems in the store cannot be read", problem.text)
-    return list(found.values())
+        return []
+    return [decision for decision in found if decision is not None]
 
 
 def commit(choice: Choice, since: int | None = None) -> None:

@@ -17,7 +17,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.offers import alike, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 from cudnn_autotune.tuning import new_sizes
-from cudnn_autotune.tuning.new_sizes import ready
+from cudnn_autotune.tuning.new_sizes import Nearby, ready
 
 pytestmark = pytest.mark.search
 
@@ -60,8 +60,13 @@ def kernels(problem: ca.ConvProblem) -> list[Candidate]:
     return [c for c in offers_of(problem, H100) if c.text.startswith("few_channels@")]
 
 
-def texts(*nearby: Candidate, problem: ca.ConvProblem = HERE) -> list[str]:
-    return [c.text for c in ready(nearby, problem, H100)]
+def nearby(*serving: Candidate, any_setting: bool = True) -> Nearby:
+    names = {c.engine_name for c in serving if c.id.is_implementation}
+    return Nearby(serving, frozenset(names if any_setting else ()))
+
+
+def texts(*serving: Candidate, problem: ca.ConvProblem = HERE, **others: bool) -> list[str]:
+    return [c.text for c in ready(nearby(*serving, **others), problem, H100)]
 
 
 def test_what_needs_no_compiling_is_ready() -> None:
@@ -85,9 +90,19 @@ def test_the_best_setting_is_compiled_even_if_another_one_is_taken() -> None:
     winner, *_ = kernels(NEARBY)
     best, second, *_ = kernels(HERE)
     compile_for(HERE, second.text)
-    assert next(ready([winner, ATEN], HERE, H100)).text == second.text
+    assert next(ready(nearby(winner, ATEN), HERE, H100)).text == second.text
     finish()
     assert texts(winner) == [best.text]
+
+
+def test_settings_that_were_not_measured_nearby_do_not_serve_where_some_are_slow() -> None:
+    winner, *_ = kernels(NEARBY)
+    best, second, *_ = kernels(HERE)
+    for kernel in (best, second):
+        compile_for(HERE, kernel.text)
+    assert texts(winner, any_setting=False) == []
+    assert texts(winner, second, any_setting=False) == [second.text]
+    assert texts(second, best, any_setting=False) == [second.text]
 
 
 def test_it_is_compiled_for_the_sizes_to_come() -> None:
