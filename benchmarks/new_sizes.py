@@ -8,7 +8,12 @@ turns with graphs of the same model whose convolutions are all tuned, by mode `-
 process. No process finds kernels compiled. A size that is not among them comes first, by the
 heuristics, and is not counted: it loads libraries.
 
+With `--op` lone layers take the place of the model: each has met `--measured` sizes, and then meets
+`--sizes` in all, near and far ones by turns, at each of which its GPU time is put over that of
+PyTorch's own path.
+
     python benchmarks/new_sizes.py --json new_sizes.json
+    python benchmarks/new_sizes.py --op forward --json new_sizes_layers.json
     python benchmarks/new_sizes.py --ways pytorch_off,online --calls 50 --sizes 60
 """
 
@@ -141,8 +146,29 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"size": size, "over": numbers.significant(numbers.median(over))}
 
 
+def of_layers(options: argparse.Namespace) -> int:
+    """Fills the record of lone layers."""
+    from against_pytorch import changing
+    from common.modes import set_torch_mode
+
+    import cudnn_autotune as ca
+
+    ca.set_store(mode="off")
+    set_torch_mode(REFERENCE)
+    found = changing.layers(options.op, options.device == "cpu")
+    each = max(1, options.sizes // len(found))
+
+    def row(name: str, failures: list[str]) -> Iterator[investigation.Row]:
+        yield changing.row(found[name], options.measured, each, options.device)
+
+    title = f"Random sizes of lone layers, {options.op}, GPU time over PyTorch's own path"
+    return investigation.fill(__file__, options, list(found), row, title)
+
+
 def main() -> int:
     p = arguments.parser(__doc__)
+    p.add_argument("--op", choices=("forward", "dgrad", "wgrad"), help="of lone layers")
+    p.add_argument("--measured", type=int, default=10, help="a layer's earlier sizes (%(default)s)")
     p.add_argument("--ways", default=",".join(WAYS), help="%(default)s")
     p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
     p.add_argument("--batch", type=int, default=2)
@@ -159,13 +185,15 @@ def main() -> int:
 
     if options.worker:
         return serve(measure)
+    arguments.check_least(options, batch=1, sizes=1, calls=1, last=1, measured=1)
+    if options.device == "cuda":
+        arguments.check_gpu(__file__)
+    if options.op:
+        return of_layers(options)
     ways = arguments.some_of("--ways", options.ways, WAYS)
     if ways[0] != REFERENCE:
         sys.exit(f"--ways must begin with {REFERENCE}, which the others are compared with")
     arguments.some_of("--tuned", options.tuned, ("auto", "race"))
-    arguments.check_least(options, batch=1, sizes=1, calls=1, last=1)
-    if options.device == "cuda":
-        arguments.check_gpu(__file__)
     drawn = sizes(options)
     reference: list[float] = []
     last = list(dict.fromkeys(drawn[-options.last :]))

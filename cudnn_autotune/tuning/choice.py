@@ -80,8 +80,8 @@ class Choice(_Facts):
     """Index of the CUDA device."""
     origin: str = "tuned"
     """The source of the decision: ``tuned`` (searched for by this process), ``store``,
-    ``agreed`` (between ranks), ``pinned``, or ``neighbour`` (nothing was measured: what won on a
-    near size of the layer serves a new one, or the heuristics' first plan if that cannot)."""
+    ``agreed`` (between ranks), ``pinned``, or ``neighbour`` (nothing was measured: what won at
+    alike sizes of the layer serves a new one, or PyTorch's own path)."""
     tuning_ms: float = 0.0
     """Wall time until the problem was served, in milliseconds; a search includes plan building and
     the check of the output."""

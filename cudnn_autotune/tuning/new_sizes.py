@@ -222,18 +222,30 @@ def fast_nearby(
     alike = [size for size in known if is_alike(problem, size)]
     if not alike and has_met < _FEW:
         return None
-    gpu = gpu_of(device)
-    nearest = sorted(known, key=lambda size: distance(problem, size))[:_MOST_SIZES]
+    nearest = _nearest(problem, known)
     ranked = _ranked([(distance(problem, size), known[size]) for size in nearest])
-    expected = _Expected(problem, {size: known[size] for size in alike}, gpu)
-    return replace(expected.nearby(), contenders=_contenders(ranked))
+    compared = {size: known[size] for size in _nearest(problem, alike)}
+    nearby = _Expected(problem, compared, gpu_of(device)).nearby()
+    return replace(nearby, contenders=_contenders(ranked))
+
+
+def _nearest(problem: ConvProblem, sizes: Iterable[ConvProblem]) -> list[ConvProblem]:
+    return sorted(sizes, key=lambda size: distance(problem, size))[:_MOST_SIZES]
 
 
 class _Expected:
     """The time of candidates over that of PyTorch's own path, as expected from alike sizes."""
 
     def __init__(self, problem: ConvProblem, alike: Mapping[ConvProblem, _Measured], gpu: Gpu):
-        self._problem, self._alike, self._gpu = problem, alike, gpu
+        self._alike = list(alike.values())
+        least_ms = [min(size.time_ms, size.pytorch_ms) for size in self._alike]
+        self._doubts = {
+            tiles: [
+                max(_LEAST_DOUBT, doubt(problem, size, gpu, time_ms, tiles))
+                for size, time_ms in zip(alike, least_ms, strict=True)
+            ]
+            for tiles in (False, True)
+        }
 
     def most(self, name: str) -> float:
         """Returns the logarithm of the largest ratio that is to be expected: the mean over the
@@ -243,27 +255,24 @@ class _Expected:
         Args:
             name: a candidate's text, or an implementation's name for the slowest of its settings.
         """
-        logs, weights, doubts = [], [], []
-        has_image_tiles = identify(name).is_implementation
-        for size, measured in self._alike.items():
-            time_ms = measured.times_ms.get(name)
-            least_ms = min(measured.time_ms, measured.pytorch_ms)
-            given = (self._problem, size, self._gpu, least_ms, has_image_tiles)
-            size_doubt = max(_LEAST_DOUBT, doubt(*given))
-            weights.append(size_doubt**-2)
-            logs.append(math.log((time_ms or _NOT_TIMED * measured.time_ms) / measured.pytorch_ms))
-            if time_ms is not None:
-                doubts.append(size_doubt)
-        if not doubts:
+        doubts = self._doubts[identify(name).is_implementation]
+        times = [measured.times_ms.get(name) for measured in self._alike]
+        timed = [size_doubt for size_doubt, ms in zip(doubts, times, strict=True) if ms]
+        if not timed:
             return math.inf
+        logs = [
+            math.log((ms or _NOT_TIMED * measured.time_ms) / measured.pytorch_ms)
+            for measured, ms in zip(self._alike, times, strict=True)
+        ]
+        weights = [size_doubt**-2 for size_doubt in doubts]
         mean = _mean(logs, weights)
         spread = math.sqrt(_mean([(log - mean) ** 2 for log in logs], weights))
-        return mean + spread + min(doubts)
+        return mean + spread + min(timed)
 
     def nearby(self) -> Nearby:
         candidates: dict[str, Candidate] = {}
         names: set[str] = set()
-        for measured in self._alike.values():
+        for measured in self._alike:
             for text, candidate in measured.candidates.items():
                 candidates.setdefault(text, candidate)
             names |= measured.times_ms.keys() - measured.candidates.keys()
@@ -272,7 +281,7 @@ class _Expected:
         return Nearby(
             serving=tuple(candidates[text] for text in serving),
             any_setting=frozenset(name for name in names if self.most(name) < 0),
-            is_known=bool(self._alike) and not any(map(_gains, self._alike.values())),
+            is_known=bool(self._alike) and not any(map(_gains, self._alike)),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -35,6 +36,18 @@ def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
 
 
 # ---- how figures are made -------------------------------------------------------------------
+
+
+def test_random_sizes_of_lone_layers(tmp_path: Path) -> None:
+    path = tmp_path / "layers.json"
+    small = ("--device", "cpu", "--sizes", "4", "--measured", "3")
+    assert main("new_sizes", "--op", "wgrad", *small, "--json", str(path)) == 0
+    rows = json.loads(path.read_text())["results"]["rows"]
+    assert [row["sizes"] for row in rows] == [2, 2]
+    for row in rows:
+        served = row["by a neighbour"] + row["by PyTorch's own path"] + row["searched"]
+        assert served == row["sizes"] == row["each size"].count(",") + 1
+        assert row["worst"] >= row["geometric mean"] > 0
 
 
 def test_statistics() -> None:
