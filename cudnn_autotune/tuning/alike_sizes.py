@@ -1,4 +1,4 @@
-"""Which sizes of a layer are alike: what a time at one of them tells of another.
+"""The rule for alike sizes of a layer, of which a time at one tells of the time at another.
 
 All functions are pure: they take two problems that differ in nothing but the batch size and the
 spatial sizes, and a GPU that need not be here.

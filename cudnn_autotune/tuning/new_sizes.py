@@ -88,7 +88,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Nearby:
-    """What the measured sizes of a layer say of a new one."""
+    """The findings on a new size, from the measured sizes of its layer."""
 
     serving: tuple[Candidate, ...] = ()
     """Candidates that are expected to beat PyTorch's own path, the best first."""
@@ -211,7 +211,8 @@ def fast_nearby(
             return None
         _met[layer] += 1
         has_met = _met[layer]
-    if not any(is_alike(problem, size) for size in known):
+    alike = [size for size in known if is_alike(problem, size)]
+    if not alike:
         for decision in stored():
             size = decision.problem
             is_measured = decision.selection.total_samples > 0
@@ -219,7 +220,7 @@ def fast_nearby(
                 add(Choice(decision, device, "store"))
         with _lock:
             known = dict(_measured.get(layer, {}))
-    alike = [size for size in known if is_alike(problem, size)]
+        alike = [size for size in known if is_alike(problem, size)]
     if not alike and has_met < _FEW:
         return None
     nearest = _nearest(problem, known)
@@ -237,15 +238,9 @@ class _Expected:
     """The time of candidates over that of PyTorch's own path, as expected from alike sizes."""
 
     def __init__(self, problem: ConvProblem, alike: Mapping[ConvProblem, _Measured], gpu: Gpu):
-        self._alike = list(alike.values())
-        least_ms = [min(size.time_ms, size.pytorch_ms) for size in self._alike]
-        self._doubts = {
-            tiles: [
-                max(_LEAST_DOUBT, doubt(problem, size, gpu, time_ms, tiles))
-                for size, time_ms in zip(alike, least_ms, strict=True)
-            ]
-            for tiles in (False, True)
-        }
+        self._problem, self._gpu = problem, gpu
+        self._sizes, self._alike = list(alike), list(alike.values())
+        self._doubts: dict[bool, list[float]] = {}
 
     def most(self, name: str) -> float:
         """Returns the logarithm of the largest ratio that is to be expected: the mean over the
@@ -255,7 +250,7 @@ class _Expected:
         Args:
             name: a candidate's text, or an implementation's name for the slowest of its settings.
         """
-        doubts = self._doubts[identify(name).is_implementation]
+        doubts = self._doubts_of(has_image_tiles=identify(name).is_implementation)
         times = [measured.times_ms.get(name) for measured in self._alike]
         timed = [size_doubt for size_doubt, ms in zip(doubts, times, strict=True) if ms]
         if not timed:
@@ -268,6 +263,15 @@ class _Expected:
         mean = _mean(logs, weights)
         spread = math.sqrt(_mean([(log - mean) ** 2 for log in logs], weights))
         return mean + spread + min(timed)
+
+    def _doubts_of(self, has_image_tiles: bool) -> list[float]:
+        if has_image_tiles not in self._doubts:
+            least_ms = [min(measured.time_ms, measured.pytorch_ms) for measured in self._alike]
+            self._doubts[has_image_tiles] = [
+                max(_LEAST_DOUBT, doubt(self._problem, size, self._gpu, ms, has_image_tiles))
+                for size, ms in zip(self._sizes, least_ms, strict=True)
+            ]
+        return self._doubts[has_image_tiles]
 
     def nearby(self) -> Nearby:
         candidates: dict[str, Candidate] = {}
