@@ -268,8 +268,8 @@ bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands)
     }
     return true;
   } catch (const c10::OutOfMemoryError&) {
-    if (key.policy.workspace_limit == 0) throw;
-    count_fallback("the workspace of the chosen engine could not be allocated");
+    count_fallback("there was no memory to run what was chosen");
+    if (key.policy.workspace_limit == 0) return false;
   }
   const ChoiceKey other = without_workspace(key);
   const ChosenPath smaller = lookup(other, [&]() -> const Operands& { return operands; });

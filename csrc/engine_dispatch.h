@@ -47,9 +47,10 @@ ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> ope
 bool allocates_result(const ChosenPath& path);
 
 // Computes the problem on the current stream. `path` is the result of lookup(key), and does not
-// allocate the result. If the memory for its workspace cannot be had, the best plan without a
-// workspace runs instead; if that is PyTorch's own path, nothing is run and the result is false.
-// Throws PlanError, c10::Error, and c10::OutOfMemoryError where no workspace is needed.
+// allocate the result. If the memory for its workspace, or for what a function of Python's
+// allocates, cannot be had, the best plan without a workspace runs instead; if that is PyTorch's
+// own path, or runs out of memory too, nothing is run and the result is false. Throws PlanError and
+// c10::Error.
 bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands);
 
 }  // namespace cudnn_autotune

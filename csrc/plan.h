@@ -31,7 +31,7 @@ class Plan {
   // Enqueues the computation on the current stream of the plan's device, which must be current.
   // `workspace` is device memory of workspace_bytes() or more. Returns the result if the plan
   // allocates it, in the layout that the operators promise; else an undefined tensor. Throws
-  // PlanError, and c10::Error where ATen refuses.
+  // PlanError, c10::Error where ATen refuses, and c10::OutOfMemoryError where it allocates more.
   virtual at::Tensor launch(const Operands& operands, void* workspace) = 0;
 
  protected:

@@ -66,6 +66,8 @@ std::string failure_of(const Run& run) {
     run();
   } catch (const PlanError& error) {
     return error.what();
+  } catch (const c10::OutOfMemoryError& error) {
+    return std::string("out of memory: ") + error.what_without_backtrace();
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   }

@@ -123,7 +123,12 @@ FunctionLaunch function_launch(const py::tuple& launch) {
     ask_python([&] {
       auto tensors = operands.list();
       tensors.push_back(workspace);
-      (*held)(*py::cast(tensors));
+      try {
+        (*held)(*py::cast(tensors));
+      } catch (const py::error_already_set& error) {
+        throw_if_torchs(error);
+        throw;
+      }
     });
   }};
 }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -26,6 +28,19 @@ inline std::shared_ptr<pybind11::function> hold(const pybind11::function& functi
             const pybind11::gil_scoped_acquire gil;
             destroy(last);
           }};
+}
+
+// Throws what torch throws in C++ where a Python exception stands for it: that memory of a GPU is
+// short, or that a GPU is lost. Returns for any other. Needs the GIL.
+inline void throw_if_torchs(const pybind11::error_already_set& error) {
+  const auto torch = pybind11::module_::import("torch");
+  const auto message = [&] { return std::string(pybind11::str(error.value())); };
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  if (error.matches(torch.attr("OutOfMemoryError"))) throw c10::OutOfMemoryError(here, message());
+  if (error.matches(torch.attr("AcceleratorError"))) {
+    const auto code = pybind11::getattr(error.value(), "error_code", pybind11::int_(0));
+    throw c10::AcceleratorError(here, code.cast<int32_t>(), message());
+  }
 }
 
 // Calls what calls Python, under the GIL. Throws PlanError for Python's exceptions, except those

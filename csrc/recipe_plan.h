@@ -26,7 +26,7 @@ class RecipePlan final : public Plan {
                                            int64_t workspace_bytes, c10::DeviceIndex device);
   ~RecipePlan() override;
 
-  // Throws PlanError, which names the text.
+  // Throws PlanError, which names the text, and c10::OutOfMemoryError of a FunctionLaunch.
   at::Tensor launch(const Operands& operands, void* workspace) override;
 
  private:

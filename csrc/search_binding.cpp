@@ -252,15 +252,19 @@ void bind_engine_search(py::module_& m) {
       .def_readonly("workspace_bytes", &Candidate::workspace_bytes)
       .def_readonly("numerical_notes", &Candidate::numerical_notes)
       .def_readonly("behavior_notes", &Candidate::behavior_notes)
+      .def_readonly("compute_capability", &Candidate::compute_capability)
       .def_readonly("heuristic_mode", &Candidate::heuristic_mode);
   m.def("is_allowed", &is_allowed, py::arg("candidate"), py::arg("problem"),
         py::arg("workspace_limit"));
   m.def(
       "is_known_wrong",
-      [](const std::string& text, const ConvProblem& problem, int64_t cudnn_version) {
-        return is_known_wrong(EngineConfig::parse(text), problem, cudnn_version);
+      [](const std::string& text, const ConvProblem& problem, int64_t cudnn_version,
+         int64_t compute_capability) {
+        return is_known_wrong(EngineConfig::parse(text), problem, cudnn_version,
+                              compute_capability);
       },
-      py::arg("engine_text"), py::arg("problem"), py::arg("cudnn_version"));
+      py::arg("engine_text"), py::arg("problem"), py::arg("cudnn_version"),
+      py::arg("compute_capability") = 0);
 
   py::class_<Search>(m, "EngineSearch")
       .def_static("on_device", &search_on_device, py::arg("problem"), py::arg("device"),
@@ -290,6 +294,8 @@ void bind_engine_search(py::module_& m) {
           py::arg("engine_text"), WithoutGilCall())
       .def("build_many", &build_many, py::arg("texts"), py::arg("threads"), WithoutGilCall());
 
+  m.def("canonical_engine_text",
+        [](const std::string& text) { return EngineConfig::parse(text).text(); });
   m.def("parse_engine_text", [](const std::string& text) {
     const auto config = EngineConfig::parse(text);
     return std::make_pair(config.engine, config.knobs);

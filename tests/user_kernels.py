@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import subprocess
 import time
@@ -15,6 +16,7 @@ from torch import Tensor
 import cudnn_autotune as ca
 
 Launch = Callable[..., None]
+_RUNS = itertools.count()
 
 
 def always(problem: ca.ConvProblem) -> bool:
@@ -73,6 +75,14 @@ def build(problem: ca.ConvProblem, settings: str) -> Launch:
             os.write(1, b"no json\n")
         elif settings == "raises":
             raise ValueError("not today")
+        elif settings == "out_of_memory":
+            raise torch.OutOfMemoryError("no room for spectra")
+        elif settings == "no_space":
+            raise OSError(28, "No space left on device")
+        elif settings == "interrupted":
+            raise KeyboardInterrupt
+        elif settings == "varies":
+            y.view(-1)[0] *= 1 + 1e-6 * next(_RUNS)
         elif settings == "hangs":
             began()
             time.sleep(3600)

@@ -15,7 +15,10 @@ bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t 
   if (workspace_limit >= 0 && candidate.workspace_bytes > workspace_limit) return false;
   if (problem.deterministic && has("NONDETERMINISTIC")) return false;
   if (has("DOWN_CONVERT_INPUTS")) return false;
-  if (is_known_wrong(candidate.config, problem, cudnn_runtime_version())) return false;
+  if (is_known_wrong(candidate.config, problem, cudnn_runtime_version(),
+                     candidate.compute_capability)) {
+    return false;
+  }
   if (!problem.allow_tf32() && has("TENSOR_CORE")) return false;
   return problem.allow_reduced_precision() || !has("REDUCED_PRECISION_REDUCTION");
 }

@@ -57,9 +57,10 @@ EngineConfig EngineConfig::parse(const std::string& text) {
       does_not_parse(text, "'" + text.substr(begin, end - begin) + "' is not KNOB=value");
     }
     const std::string knob = text.substr(begin, equals - begin);
-    if (!knob_by_name(knob)) does_not_parse(text, "'" + knob + "' is not a knob");
+    const auto number = knob_by_name(knob);
+    if (!number) does_not_parse(text, "'" + knob + "' is not a knob");
     const int64_t value = parse_number(text, text.data() + equals + 1, text.data() + end);
-    if (!config.knobs.emplace(knob, value).second) {
+    if (!config.knobs.emplace(knob_name(*number), value).second) {
       does_not_parse(text, "the knob '" + knob + "' is given twice");
     }
     if (comma == std::string::npos) return config;

@@ -1,6 +1,7 @@
 #include "core/engine_description.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "core/check.h"
@@ -11,27 +12,35 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-// The name of a note without its prefix: TENSOR_CORE for CUDNN_NUMERICAL_NOTE_TENSOR_CORE.
+// The name of a note without its prefix: TENSOR_CORE for CUDNN_NUMERICAL_NOTE_TENSOR_CORE. One that
+// is newer than the frontend is `NOTE_10`.
 template <typename Note>
 std::string note_name(Note note) {
+  constexpr std::string_view kPrefix = "NOTE_";
   const std::string name = fe::to_string(note);
-  const size_t prefix = name.find("NOTE_");
-  return prefix == std::string::npos ? name : name.substr(prefix + 5);
+  const size_t prefix = name.find(kPrefix);
+  if (name.rfind("CUDNN_", 0) != 0 || prefix == std::string::npos) {
+    return std::string(kPrefix) + std::to_string(static_cast<int>(note));
+  }
+  return name.substr(prefix + kPrefix.size());
 }
+
+// More kinds of notes than any version of cuDNN has.
+constexpr int64_t kMostNotes = 64;
 
 template <typename Note>
 std::vector<std::string> notes(cudnnBackendDescriptor_t engine, cudnnBackendAttributeName_t name,
-                               cudnnBackendAttributeType_t type, int64_t most,
-                               const ConvProblem& problem) {
-  std::vector<Note> values(static_cast<size_t>(most));
+                               cudnnBackendAttributeType_t type, const ConvProblem& problem) {
+  std::vector<Note> values(kMostNotes);
   int64_t count = 0;
-  const auto status = fe::detail::get_attribute(engine, name, type, most, &count, values.data());
+  const auto status =
+      fe::detail::get_attribute(engine, name, type, kMostNotes, &count, values.data());
   if (status != CUDNN_STATUS_SUCCESS) {
     throw CudnnError("reading an engine's notes", fe::detail::get_error_string(status),
                      problem.text());
   }
   std::vector<std::string> names;
-  for (int64_t i = 0; i < std::min(count, most); ++i) names.push_back(note_name(values[i]));
+  for (int64_t i = 0; i < std::min(count, kMostNotes); ++i) names.push_back(note_name(values[i]));
   return names;
 }
 
@@ -52,9 +61,9 @@ fe::ManagedOpaqueDescriptor engine_of(const fe::ManagedOpaqueDescriptor& descrip
 
 std::vector<std::string> behavior_notes_of(const fe::ManagedOpaqueDescriptor& engine,
                                            const ConvProblem& problem) {
-  return notes<cudnnBackendBehaviorNote_t>(
-      engine->get_backend_descriptor(), CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
-      CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, problem);
+  return notes<cudnnBackendBehaviorNote_t>(engine->get_backend_descriptor(),
+                                           CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE,
+                                           CUDNN_TYPE_BEHAVIOR_NOTE, problem);
 }
 
 }  // namespace
@@ -89,7 +98,7 @@ Candidate described(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig 
   const auto engine = engine_of(descriptor, problem);
   candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
       engine->get_backend_descriptor(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, problem);
+      problem);
   candidate.behavior_notes = behavior_notes_of(engine, problem);
   return candidate;
 }

@@ -21,7 +21,7 @@ EngineConfig engine_config(const cudnn_frontend::ManagedOpaqueDescriptor& descri
 std::vector<std::string> behavior_notes(const cudnn_frontend::ManagedOpaqueDescriptor& descriptor,
                                         const ConvProblem& problem);
 
-// `heuristic_mode` is the one that lists it, or "".
+// `heuristic_mode` is the one that lists it, or "". Of which GPU it is the descriptor does not say.
 Candidate described(const cudnn_frontend::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
                     const ConvProblem& problem, const std::string& heuristic_mode);
 

@@ -1,6 +1,9 @@
 #include "core/engine_search.h"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -27,15 +30,38 @@ fe::HeurMode_t heuristic_mode(const std::string& mode) {
   throw std::invalid_argument("heuristic_mode must be 'A', 'B' or 'FALLBACK', got '" + mode + "'");
 }
 
+// 86 for 8.6; 0 if there is no device.
+int64_t compute_capability_here() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  const bool is_known =
+      cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
+  return is_known ? int64_t{10} * major + minor : 0;
+}
+
+// The same of a GPU that JSON describes, which cuDNN has taken: `"deviceVer": 860`.
+int64_t compute_capability_in(const std::string& device_json) {
+  const std::string field = "\"deviceVer\"";
+  const size_t found = device_json.find(field);
+  if (found == std::string::npos) return 0;
+  const size_t digits = device_json.find_first_not_of(": \t\r\n", found + field.size());
+  return digits == std::string::npos ? 0 : std::atoll(device_json.c_str() + digits) / 10;
+}
+
 }  // namespace
 
 struct EngineSearch::Impl {
-  Impl(const ConvProblem& problem, HandleOfThread handle) : problem(problem), handle(handle) {
+  Impl(const ConvProblem& problem, HandleOfThread handle)
+      : problem(problem), handle(handle), compute_capability(compute_capability_here()) {
     make_graphs(handle(), nullptr);
   }
   Impl(const ConvProblem& problem, const std::string& device_json)
       : problem(problem), gpu(device_json) {
     make_graphs(nullptr, parse_device_properties(device_json));
+    compute_capability = compute_capability_in(device_json);
   }
 
   void make_graphs(cudnnHandle_t own_handle, const DevicePropertiesPtr& device) {
@@ -112,9 +138,16 @@ struct EngineSearch::Impl {
         if (!listed.insert(config).second) continue;
         descriptors.emplace(config, descriptor);
       }
-      candidates.push_back(described(descriptor, std::move(config), problem, mode));
+      candidates.push_back(describe(descriptor, std::move(config), mode));
     }
     return candidates;
+  }
+
+  Candidate describe(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
+                     const std::string& mode) const {
+    Candidate candidate = described(descriptor, std::move(config), problem, mode);
+    candidate.compute_capability = compute_capability;
+    return candidate;
   }
 
   ConvProblem problem;
@@ -122,7 +155,8 @@ struct EngineSearch::Impl {
   std::optional<ConvGraph> unfused;  // of a problem whose epilogue is a bias alone
   HandleOfThread handle = nullptr;   // null: `gpu` describes the GPU
   std::string gpu;
-  std::mutex mutex;  // of what follows
+  int64_t compute_capability = 0;  // of the GPU: 86 for 8.6
+  std::mutex mutex;                // of what follows
   std::map<EngineConfig, fe::ManagedOpaqueDescriptor> descriptors;
   std::set<EngineConfig> listed;
 };
@@ -173,7 +207,7 @@ std::shared_ptr<ConvPlan> EngineSearch::read_back(const std::string& engine_text
 Candidate EngineSearch::describe(const std::string& engine_text) {
   auto config = parse(engine_text);
   const auto& descriptor = impl_->descriptor(config);
-  return described(descriptor, std::move(config), problem(), "");
+  return impl_->describe(descriptor, std::move(config), "");
 }
 
 }  // namespace cudnn_autotune

@@ -10,15 +10,33 @@ namespace {
 // Versions of cuDNN are without their patch number: 919 is 9.19.
 constexpr int64_t kNotKnown = std::numeric_limits<int64_t>::max();
 
+enum class Fault { wrong, not_deterministic };
+
+// The GPUs on which an erratum holds: 86 is compute capability 8.6.
+struct Capabilities {
+  int64_t first = 0;
+  int64_t last = std::numeric_limits<int64_t>::max();
+};
+
 struct Erratum {
   int64_t seen_in;  // the earliest version in which it was seen
   int64_t engine;
   ConvOp op;
-  bool (*is_wrong)(const ConvProblem&);
-  int64_t mended_in = kNotKnown;  // the earliest version in which it was tried and found mended
+  bool (*is_of)(const ConvProblem&);  // whether it holds for a problem
+  int64_t mended_in = kNotKnown;      // the earliest version in which it was tried and found mended
+  Capabilities gpus = {};
+  Fault fault = Fault::wrong;
 
-  bool holds_in(int64_t version) const { return seen_in <= version && version < mended_in; }
+  bool holds(int64_t version, int64_t capability) const {
+    const bool is_version = seen_in <= version && version < mended_in;
+    return is_version && gpus.first <= capability && capability <= gpus.last;
+  }
+  bool forbids(const ConvProblem& problem) const {
+    return (fault == Fault::wrong || problem.deterministic) && op == problem.op && is_of(problem);
+  }
 };
+
+bool is_any(const ConvProblem&) { return true; }
 
 bool is_pointwise(const ConvProblem& problem) {
   return std::all_of(problem.w.begin() + 2, problem.w.begin() + problem.dims(),
@@ -94,7 +112,7 @@ bool has_wide_stride(const ConvProblem& problem) {
   return std::any_of(problem.stride.begin(), end, [](int32_t s) { return s > kMostStride; });
 }
 
-constexpr std::array<Erratum, 24> kErrata{{
+constexpr std::array<Erratum, 25> kErrata{{
     {919, 0, ConvOp::fprop, has_tanh},
     {919, 1, ConvOp::wgrad, is_asymmetric},
     {919, 18, ConvOp::wgrad, is_asymmetric},
@@ -119,19 +137,22 @@ constexpr std::array<Erratum, 24> kErrata{{
     {919, 10, ConvOp::wgrad, has_odd_groups_of_four},
     {919, 23, ConvOp::wgrad, has_odd_groups_of_four},
     {919, 30, ConvOp::wgrad, has_odd_groups_of_four},
+    // Seen with 9.23.1; PyTorch leaves it out too (pull request 189207).
+    {923, 5, ConvOp::fprop, is_any, 924, {86, 86}, Fault::not_deterministic},
 }};
 
 }  // namespace
 
-bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem, int64_t cudnn_version) {
+bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem, int64_t cudnn_version,
+                    int64_t compute_capability) {
   ConvProblem computed = problem;  // by the engine
   if (config.is_unfused) {
     computed.addends = 0;
     computed.set_activation({});
   }
   return std::any_of(kErrata.begin(), kErrata.end(), [&](const Erratum& erratum) {
-    return erratum.holds_in(cudnn_version / 100) && erratum.engine == config.engine &&
-           erratum.op == problem.op && erratum.is_wrong(computed);
+    return erratum.holds(cudnn_version / 100, compute_capability) &&
+           erratum.engine == config.engine && erratum.forbids(computed);
   });
 }
 

@@ -10,7 +10,7 @@ namespace {
 // The names of cudnnBackendKnobType_t by number. The deprecated ones are here too, because engines
 // 27 and 45 are still offered with KBLOCK set, which the frontend's create_execution_plan cannot
 // set.
-constexpr std::array<const char*, 44> kNames = {
+constexpr std::array<const char*, 46> kNames = {
     "SPLIT_K",
     "SWIZZLE",
     "TILE_SIZE",
@@ -55,28 +55,28 @@ constexpr std::array<const char*, 44> kNames = {
     "TILE_N",
     "WARP_SPEC_CFG",
     "SWAP_AB",
+    "INPUT_TMA_ENABLE",
+    "OUTPUT_TMA_ENABLE",
 };
 
-const std::string kUnknown = "KNOB_";
+const std::string kNumbered = "KNOB_";
 
 }  // namespace
 
 std::string knob_name(cudnnBackendKnobType_t knob) {
   const auto number = static_cast<size_t>(knob);
-  return number < kNames.size() ? kNames[number] : kUnknown + std::to_string(number);
+  return number < kNames.size() ? kNames[number] : kNumbered + std::to_string(number);
 }
 
 std::optional<cudnnBackendKnobType_t> knob_by_name(const std::string& name) {
   for (size_t number = 0; number < kNames.size(); ++number) {
     if (name == kNames[number]) return static_cast<cudnnBackendKnobType_t>(number);
   }
-  if (name.rfind(kUnknown, 0) != 0) return std::nullopt;
+  if (name.rfind(kNumbered, 0) != 0) return std::nullopt;
   int number = 0;
   const char* end = name.data() + name.size();
-  const auto [last, error] = std::from_chars(name.data() + kUnknown.size(), end, number);
-  if (error != std::errc() || last != end || number < static_cast<int>(kNames.size())) {
-    return std::nullopt;
-  }
+  const auto [last, error] = std::from_chars(name.data() + kNumbered.size(), end, number);
+  if (error != std::errc() || last != end || number < 0) return std::nullopt;
   return static_cast<cudnnBackendKnobType_t>(number);
 }
 

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio, Truth
 from cudnn_autotune.audit.summary import truth_of
+from cudnn_autotune.engines.candidate_id import canonical
 from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.sampling.statistics import median_polish
@@ -451,5 +452,6 @@ def against_pytorch(
 def candidate_of(text: str, known: list[Candidate]) -> Candidate:
     """Returns the candidate of that text: one of ``known``, or a config that no heuristic lists.
     Raises ValueError if it is neither."""
-    listed = next((candidate for candidate in known if candidate.text == text), None)
+    asked = canonical(text)
+    listed = next((candidate for candidate in known if candidate.text == asked), None)
     return listed or named(text, len(known))

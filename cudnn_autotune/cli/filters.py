@@ -14,6 +14,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.cli.options import WORD, group, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.core.display import count
+from cudnn_autotune.engines.candidate_id import canonical
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
 from cudnn_autotune.store.decision import Decision
@@ -69,7 +70,7 @@ def _is_by(decision: Decision, engine: str) -> bool:
         return engine == ATEN.text
     if engine.isdecimal():
         return chosen.candidate.engine == int(engine)
-    text = chosen.candidate.text
+    text, engine = chosen.candidate.text, canonical(engine)
     return text == engine or text.startswith((f"{engine}:", f"{engine}@"))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.json_node import shown
 
 Kind = Literal["aten", "matmul", "engine", "unfused", "implementation"]
@@ -18,6 +19,8 @@ Kind = Literal["aten", "matmul", "engine", "unfused", "implementation"]
 UNFUSED = "unfused:"
 """The beginning of the text of an engine config of the convolution alone, for a problem with a bias
 (csrc/core/engine_config.h)."""
+_NUMBERED = "KNOB_"
+"""The beginning of a knob that had no name when its text was written (csrc/core/knob_names.h)."""
 _MOST = 200
 """The most characters of a version, and of settings."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}", re.ASCII)
@@ -116,6 +119,26 @@ def config_of(text: str) -> tuple[int | None, Mapping[str, int]]:
         return None, {}
     knobs = (knob.split("=") for knob in match[2].split(",")) if match[2] else ()
     return int(match[1]), {name: int(value) for name, value in knobs}
+
+
+@lru_cache(maxsize=4096)
+def canonical(text: str) -> str:
+    """Returns the text that this version writes for the candidate that a text names.
+
+    An earlier version has written a knob's number, ``KNOB_44``, if it had no name for it then. A
+    text that no engine of cuDNN has stays as it is.
+    """
+    if _NUMBERED not in text or not extension_available():
+        return text
+    found = identify(text)
+    if found.is_rewrite:
+        return found._replace(settings=canonical(found.settings)).text
+    if not found.is_engine:
+        return text
+    try:
+        return _C.canonical_engine_text(text)
+    except ValueError:
+        return text
 
 
 def check_name(name: object) -> str:

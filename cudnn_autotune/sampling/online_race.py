@@ -6,12 +6,13 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from cudnn_autotune.core import json_dataclass
+from cudnn_autotune.engines.candidate_id import canonical
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
@@ -80,7 +81,9 @@ class TrialRecord:
     @classmethod
     def from_json(cls, tree: object) -> TrialRecord:
         """Raises ValueError if ``tree`` is not what :meth:`to_json` returns."""
-        return json_dataclass.decode(cls, tree)
+        found = json_dataclass.decode(cls, tree)
+        kept = (replace(one, text=canonical(one.text)) for one in found.candidates)
+        return replace(found, candidates=tuple(kept))
 
 
 # The constants are from docs/findings/single-calls.md. A candidate is eliminated after two turns in

@@ -27,7 +27,7 @@ from typing import Any
 
 from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.json_node import MOST, Node
-from cudnn_autotune.engines.candidate_id import config_of
+from cudnn_autotune.engines.candidate_id import canonical, config_of
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_text
@@ -163,6 +163,10 @@ def _text(value: Any, name: str) -> str:
     return value if type(value) is str and value.isascii() else Node(value, name).text()
 
 
+def _candidate(value: Any, name: str) -> str:
+    return canonical(_text(value, name))
+
+
 def _texts(value: Any, name: str) -> tuple[str, ...]:
     return tuple(_text(one, name) for one in value)
 
@@ -192,7 +196,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 _COLUMNS: dict[str, tuple[Callable[[Any, str], Any], Any]] = {
-    "text": (_text, ...),
+    "text": (_candidate, ...),
     "workspace_bytes": (_count, ...),
     "heuristic_mode": (_text, ...),
     "rank": (_count, ...),
@@ -204,7 +208,7 @@ _COLUMNS: dict[str, tuple[Callable[[Any, str], Any], Any]] = {
     "high_ms": (_number, None),
     "sustained_ms": (_number, None),
     "eliminated": (_text, ""),
-    "runs": (_text, ""),
+    "runs": (_candidate, ""),
     "engine": (_engine, None),
     "knobs": (_knobs, None),
 }
@@ -245,7 +249,7 @@ def _timed(row: Sequence[Any]) -> Measurement:
         )
     read = [read(value, name) for (name, read), value in zip(_READERS, row, strict=False)]
     full = read + _DEFAULTS[len(row) :]
-    if full[_KNOBS] is None:
+    if full[_KNOBS] is None or (full[_ENGINE], full[_KNOBS]) == config_of(row[0]):
         engine, knobs = config_of(full[0])
         full[_ENGINE], full[_KNOBS] = engine, dict(knobs)
     return Measurement(Candidate(*_of_candidate(full)), *_measured(full))
@@ -287,11 +291,14 @@ def from_body(tree: Any, problem: ConvProblem, mode: str, benchmark: int) -> Dec
         limit = tree.get("workspace_limit")
         workspace = None if limit is None else _count(limit, "workspace_limit")
         rejected = [
-            (_text(text, "rejected"), _number(error, "rejected"))
+            (_candidate(text, "rejected"), _number(error, "rejected"))
             for text, error in tree.get("rejected", ())
         ]
         tied = tree["evidence"]["tied"]
-        tied = [ranking[one].candidate.text if type(one) is int else one for one in tied]
+        tied = [
+            ranking[one].candidate.text if type(one) is int else _candidate(one, "tied")
+            for one in tied
+        ]
         evidence = {**tree["evidence"], "tied": tied}
         return Decision(
             problem,

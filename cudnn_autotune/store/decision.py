@@ -22,6 +22,9 @@ from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import check_mode_name
 
+NONDETERMINISTIC = "NONDETERMINISTIC"
+"""cuDNN's note of a candidate whose output may differ in its bits from run to run."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -359,7 +362,7 @@ def ranked_again(
 def varies(candidate: Candidate) -> bool:
     """Returns whether the candidate's output may differ in its bits from run to run."""
     # cuBLAS promises bitwise equal results only under conditions that are not checked here.
-    return "NONDETERMINISTIC" in candidate.numerical_notes or candidate.id.kind == "matmul"
+    return NONDETERMINISTIC in candidate.numerical_notes or candidate.id.kind == "matmul"
 
 
 def _fastest(entries: Sequence[Measurement], evidence: Evidence) -> dict[Candidate, float]:

@@ -16,9 +16,15 @@ from cudnn_autotune.core import atomic_file
 from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
-from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import codec
-from cudnn_autotune.store.decision import Decision, Policy, Provenance, key_of
+from cudnn_autotune.store.decision import (
+    NONDETERMINISTIC,
+    Decision,
+    Policy,
+    Provenance,
+    key_of,
+)
 from cudnn_autotune.store.environment import Environment, file_in
 from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.merge import Taken, measured_at, reconciled
@@ -185,20 +191,30 @@ class Store:
         gone = {codec.name_of(decision): decision for decision in _checked(decisions)}
         return self._change([], gone).removed if gone else 0
 
-    def reject(self, answer: Decision) -> None:
+    def reject(self, answer: Decision, *, varies: bool = False) -> None:
         """Records that the chosen candidate of an answer of :meth:`find` cannot serve: it no longer
-        builds, or its output is wrong. The next best of the same measurement takes its place.
+        builds, fails, or its output is wrong. The next best of the same measurement takes its
+        place.
+
+        Args:
+            varies: Whether its only fault is that its output differs from run to run. Then it goes
+                on serving where determinism is not asked for.
 
         Raises:
             TypeError: ``answer`` is not a Decision.
         """
         if not isinstance(answer, Decision):
             raise TypeError(f"answer must be a Decision, got {shown(answer)}")
-        failed = (answer.selection.winner.candidate.text, math.inf)
+        text = answer.selection.winner.candidate.text
         with LOCK:
             known = [d for d in self._known(answer.key) if _has_answered(d, answer)]
         if known:
-            rejected = [replace(d, rejected=(*d.rejected, failed)) for d in known]
+            rejected = [
+                _varying(d, text)
+                if varies and not d.problem.deterministic
+                else replace(d, rejected=(*d.rejected, (text, math.inf)))
+                for d in known
+            ]
             self._change(rejected, {codec.name_of(d): d for d in known})
 
     def nearest(self, problem: ConvProblem, most: int = 3) -> list[tuple[float, str]]:
@@ -377,11 +393,11 @@ class Layered:
         keys = chain.from_iterable(store.keys() for store in (self.user, *self.shipped))
         return iter(dict.fromkeys(keys))
 
-    def reject(self, answer: Decision) -> None:
+    def reject(self, answer: Decision, *, varies: bool = False) -> None:
         """Calls ``Store.reject`` of every store. Shipped ones, which are read-only, remember the
         rejection in this process only."""
         for store in (self.user, *self.shipped):
-            store.reject(answer)
+            store.reject(answer, varies=varies)
 
     def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
         """Adds decisions to the user's store; see ``Store.add``."""
@@ -396,6 +412,19 @@ def _checked(decisions: Iterable[Decision]) -> list[Decision]:
         if not isinstance(one, Decision):
             raise TypeError(f"decisions must hold nothing but Decision, got {shown(one)}")
     return found
+
+
+def _varying(known: Decision, text: str) -> Decision:
+    """Returns a decision in which the candidate of this text is not deterministic."""
+
+    def noted(entry: Measurement) -> Measurement:
+        notes = (*entry.candidate.numerical_notes, NONDETERMINISTIC)
+        return replace(entry, candidate=replace(entry.candidate, numerical_notes=notes))
+
+    ranking = tuple(
+        noted(entry) if entry.candidate.text == text else entry for entry in known.selection.ranking
+    )
+    return replace(known, selection=replace(known.selection, ranking=ranking))
 
 
 def _has_answered(known: Decision, answer: Decision) -> bool:

@@ -46,7 +46,7 @@ text."""
 Refusal = Callable[[str, "_C.Plan"], str]
 """(text, plan) -> why the candidate must not run, or an empty text. Raises OutOfMemoryError where
 there is no memory to find out."""
-_NO_MEMORY = "there is no memory to check it"
+_NO_MEMORY = "out of memory: it could not be checked"
 
 
 class GpuTimer:
@@ -148,8 +148,9 @@ class GpuTimer:
                 why = self._ask_refusal(text, self.plans[text])
             except torch.OutOfMemoryError:
                 why = _NO_MEMORY
-                self._wanted[text] = None
             self._refusals[text] = why
+            if is_passing(why):
+                self._wanted[text] = None
             if why:
                 self._seen[text], self._errors[text] = candidate, why
         return self._refusals[text]
@@ -254,7 +255,8 @@ class GpuTimer:
         if not least and wanted:
             # More than there is: as much again as the operands take.
             least = available_bytes(self._device) + bytes_of(self._operands)
-        return Lacking(least, sum(map(bool, self._wanted)), len(not_built))
+        to_build = min(not_built, default="")
+        return Lacking(least, sum(map(bool, self._wanted)), len(not_built), to_build=to_build)
 
     def close(self) -> None:
         """Frees the timer's GPU memory. The plans stay; what no thread has begun is not built."""

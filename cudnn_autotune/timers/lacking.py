@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 # Names of errors of cuDNN, CUDA, NVRTC, C++, Python and the system for what is short now and need
 # not be later. A kernel that a GPU or a version does not support fails by other names.
 _PASSING = re.compile(
-    r"out.of.memory"  # torch, CUDA_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_OUT_OF_MEMORY
+    r"out.?of.?memory"  # torch, CUDA_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_OUT_OF_MEMORY
     r"|ALLOC(ATION)?_FAILED"  # CUDNN_STATUS_ALLOC_FAILED, ..._HOST_ALLOCATION_FAILED
     r"|bad_alloc|MemoryError|Cannot allocate memory"
     r"|No space left on device|Disk quota exceeded"
@@ -42,6 +42,8 @@ class Lacking:
     """Number of candidates that failed to build for a reason that may pass."""
     check: bool = False
     """Whether the output could not be compared with a reference."""
+    to_build: str = ""
+    """The text of one of the candidates that failed to build; empty if it is not known."""
 
     def __bool__(self) -> bool:
         return self.memory_bytes > 0 or self.not_built > 0 or self.check
@@ -64,14 +66,18 @@ class Lacking:
         least = min(self.memory_bytes or memory_bytes, memory_bytes)
         return replace(self, memory_bytes=least, left_out=self.left_out + 1)
 
-    def and_build(self) -> Lacking:
+    def and_build(self, text: str = "") -> Lacking:
         """Returns this with one more candidate that failed to build for a reason that may pass."""
-        return replace(self, not_built=self.not_built + 1)
+        return replace(self, not_built=self.not_built + 1, to_build=self.to_build or text)
 
-    def may_be_had(self, device: int) -> bool:
+    def may_be_had(self, device: int, builds: Callable[[str], bool]) -> bool:
         """Returns whether another search could do more now: memory is looked for, and allocated
-        once if it seems to be there; what failed to build is worth an attempt at any time."""
-        if self.not_built:
+        once if it seems to be there; one of the candidates that failed to build is built.
+
+        Args:
+            builds: builds a candidate, and returns False if it fails for a reason that may pass.
+        """
+        if self.not_built and (not self.to_build or builds(self.to_build)):
             return True
         return self.memory_bytes > 0 and _has_room(self.memory_bytes, device)
 

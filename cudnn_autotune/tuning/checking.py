@@ -7,7 +7,10 @@ the engine runs, and none may be left. What a candidate writes goes to memory be
 Where the caller's tensors do not tell right from wrong, as zeros do not, random ones do. An output
 is right, wrong, or not comparable, which is not recorded. Wrong ones are rejected: two engines of
 cuDNN 9.19 ignore that padding may differ before and after, and one rounds float32 without a note
-that says so (csrc/core/errata.cpp).
+that says so (csrc/core/errata.cpp). A candidate that raises has no output: it fails.
+
+Where a problem asks for determinism a candidate runs once more on the same operands, and both
+outputs must have the same bits.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ TOLERANCES = {
     torch.bfloat16: 5e-2,
 }
 TOLERANCE_TF32 = 1e-2
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types that tell apart all bits of an element, by its size in bytes."""
 
 
 def is_right(problem: ConvProblem, error: float | None) -> bool:
@@ -176,18 +181,29 @@ class OutputChecks:
     """Relative error of each checked candidate by its text, as of :func:`relative_error`; None if
     its output is neither right nor wrong, because it could not be compared."""
     rejected: list[tuple[str, float]] = field(default_factory=list)
-    """``(engine text, relative error)`` of the candidates whose output is wrong."""
+    """``(engine text, relative error)`` of the candidates whose output is wrong, or differs from
+    run to run where it must not."""
+    varying: set[str] = field(default_factory=set)
+    """The texts of those in ``rejected`` whose only fault is that they differ from run to run."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Reason why a candidate failed to run, by its text."""
 
     def is_right(self, problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> bool:
         """Runs the candidate named ``text`` and compares its output with the reference; returns
-        False if it is wrong. If it is not comparable, ``errors`` say so."""
+        False if it is wrong, or fails. If it is not comparable, ``errors`` say so."""
         return self.conclude(problem, text, examined(problem, text, plan, tensors))
 
     def conclude(self, problem: ConvProblem, text: str, verdict: Verdict) -> bool:
-        """Records a verdict, and returns False if the output is wrong. Waits for the verdict."""
+        """Records a verdict, and returns False if the output is wrong, or if there is none because
+        the candidate failed. Waits for the verdict."""
+        if verdict.failure:
+            self.failures[text] = verdict.failure
+            return False
         error = self.errors[text] = verdict.error()
         if error is None or is_right(problem, error):
             return True
+        if verdict.varies():
+            self.varying.add(text)
         _log.warning("%s: %s %s", problem.text, text, verdict.fault())
         self.rejected.append((text, error))
         return False
@@ -211,7 +227,7 @@ class Verdict:
 
     Args:
         found: what :func:`comparison` returns, and behind it whether guard bands were written
-            to; or the error.
+            to and whether a second run gave other bits; or the error.
         failure: why the candidate failed to run.
         compared: what was compared; None if nothing was.
     """
@@ -220,7 +236,7 @@ class Verdict:
         self, found: Tensor | float | None, failure: str = "", compared: Compared | None = None
     ) -> None:
         self._found = found
-        self._failure = failure
+        self.failure = failure
         self._compared = compared
         self._event: torch.cuda.Event | None = None
         if isinstance(found, Tensor) and found.is_cuda:
@@ -235,18 +251,32 @@ class Verdict:
 
     def error(self) -> float | None:
         """Waits for the device; returns as of :func:`relative_error`, and infinity where guard
-        bands were written to. None as well where there was no memory for them, unless the output is
-        wrong."""
+        bands were written to, or where the output differs from run to run. None as well where there
+        was no memory for the bands, unless the output is wrong."""
+        error = self._error()
+        if self._compared is None or not isinstance(self._found, Tensor):
+            return error
+        if self._is_outside() or self.varies():
+            return math.inf
+        is_guarded = self._compared.is_guarded or not is_right(self._compared.problem, error)
+        return error if is_guarded else None
+
+    def _error(self) -> float | None:
+        """Returns the relative error of the first run's output. Waits for the device."""
         if self._event is not None:
             self._event.synchronize()
         if not isinstance(self._found, Tensor) or self._compared is None:
             return self._found if isinstance(self._found, float) else None
-        if self._is_outside():
-            return math.inf
-        problem = self._compared.problem
-        error = error_in(problem, self._found[:-1])
-        is_guarded = self._compared.is_guarded or not is_right(problem, error)
-        return error if is_guarded else None
+        return error_in(self._compared.problem, self._found[:-2])
+
+    def varies(self) -> bool:
+        """Returns whether a second run gave other bits, and the output has no other fault. Waits
+        for the device."""
+        error = self._error()
+        if not isinstance(self._found, Tensor) or self._compared is None or self._is_outside():
+            return False
+        is_wrong = error is not None and not is_right(self._compared.problem, error)
+        return bool(self._found[-1]) and not is_wrong
 
     @property
     def needs_others(self) -> bool:
@@ -263,10 +293,12 @@ class Verdict:
     def fault(self) -> str:
         """Returns the fault, as the rest of a sentence about the candidate; waits for it."""
         error = self.error()
-        if self._failure:
-            return f"fails: {self._failure}"
+        if self.failure:
+            return f"fails: {self.failure}"
         if self._is_outside():
             return "writes outside of its result or its workspace"
+        if self.varies():
+            return "differs from run to run"
         size = f"relative error {math.nan if error is None else error:.3g}"
         if self._compared is None:
             return f"is wrong ({size})"
@@ -274,7 +306,7 @@ class Verdict:
         return f"is wrong ({size}; {operands}seed {self._compared.seed})"
 
     def _is_outside(self) -> bool:
-        return isinstance(self._found, Tensor) and bool(self._found[-1])
+        return isinstance(self._found, Tensor) and bool(self._found[-2])
 
 
 def examined(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
@@ -332,17 +364,36 @@ def _compared(text: str, plan: _C.Plan, tensors: Operands, compared: Compared) -
             raise
         # PyTorch's own path writes nothing but what it allocates.
         compared = replace(compared, is_guarded=not identify(text).is_engine)
-        found = comparison(problem, partial(_run, problem, plan, tensors), *tensors, seed=seed)
-        whole = None if found is None else torch.cat([found, found.new_zeros(1)])
-        return Verdict(whole, compared=compared)
+        run = partial(_run, problem, plan, tensors)
+        found = comparison(problem, run, *tensors, seed=seed)
+        if found is None or (varies := _varies(problem, run, tensors[place])) is None:
+            return Verdict(None)
+        return Verdict(torch.cat([found, found.new_zeros(1), varies.to(found)]), compared=compared)
     written = result.as_tensor(tensors[place])
     guarded = (*tensors[:place], written, *tensors[place + 1 :])
     run = partial(_run, problem, plan, guarded, workspace.memory)
     found = comparison(problem, run, *guarded, seed=seed)
-    if found is None:
+    if found is None or (varies := _varies(problem, run, written)) is None:
         return Verdict(None)
-    touched = are_touched(result, workspace).to(found.dtype)[None]
-    return Verdict(torch.cat([found, touched]), compared=compared)
+    touched = are_touched(result, workspace)[None]
+    return Verdict(torch.cat([found, touched.to(found), varies.to(found)]), compared=compared)
+
+
+def _varies(problem: ConvProblem, run: Callable[[], None], written: Tensor) -> Tensor | None:
+    """Runs a candidate of a problem that asks for determinism once more, and returns whether the
+    bits of its output, which is in ``written``, are others then. A candidate of any other problem
+    is not run, and the result is false. None if there is no memory. It does not wait for the
+    device."""
+    if not problem.deterministic:
+        return written.new_zeros(1, dtype=torch.bool)
+    try:
+        first = written.clone()
+        written.fill_(math.nan)
+        run()
+        bits = _BITS[written.itemsize]
+        return (first.view(bits) != written.view(bits)).any()[None]
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _run(
@@ -361,6 +412,8 @@ def refusal(problem: ConvProblem, tensors: Operands) -> Callable[[str, _C.Plan],
         if not identify(text).is_implementation:
             return ""
         verdict = examined(problem, text, plan, tensors)
+        if verdict.failure:
+            return f"it {verdict.fault()}"
         if not verdict.is_compared:
             raise torch.OutOfMemoryError("there is no memory to check it")
         error = verdict.error()

@@ -214,6 +214,9 @@ def of_search(
     it is not final; without a ``chosen`` entry, PyTorch's own path serves."""
     decision = untimed(problem, policy, chosen or Measurement(ATEN, None, 0))
     checks = checks or OutputChecks()
+    if selection is not None and checks.failures:
+        ranking = [_failed(entry, checks.failures) for entry in selection.ranking]
+        selection = replace(selection, ranking=tuple(ranking))
     if selection is not None and chosen is not None:
         text = chosen.candidate.text
         others = (entry for entry in selection.ranking if entry.candidate.text != text)
@@ -225,6 +228,15 @@ def of_search(
         )
     decision = replace(decision, rejected=tuple(checks.rejected))
     return for_want_of(Choice(decision, device, searched=selection), lacks)
+
+
+def _failed(entry: Measurement, failures: Mapping[str, str]) -> Measurement:
+    """Returns the entry of a candidate that has failed since without its time; any other as it
+    is."""
+    why = failures.get(entry.candidate.text)
+    if why is None:
+        return entry
+    return Measurement(entry.candidate, None, 0, eliminated=f"failed: {why}")
 
 
 def provenance_now(device: int) -> Provenance:

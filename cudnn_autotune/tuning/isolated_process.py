@@ -112,10 +112,18 @@ def harm_of(
         for memory, tensor in zip(memories, data, strict=True)
     ]
 
+    short: list[torch.OutOfMemoryError] = []
+
     def run() -> None:
-        _C.execute(plan, *copies, workspace=workspace.memory)
+        try:
+            _C.execute(plan, *copies, workspace=workspace.memory)
+        except torch.OutOfMemoryError as error:
+            short.append(error)
+            raise
 
     error = relative_error(problem, run, *copies)
+    if short:  # it did not run to its end
+        raise short[0]
     names = _names(problem)
     for name, memory in zip((*names, "workspace"), (*memories, workspace), strict=True):
         if memory.is_touched():

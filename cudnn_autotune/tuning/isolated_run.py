@@ -37,6 +37,7 @@ from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import ISOLATED, UserImplementation
 from cudnn_autotune.store import checked_outputs
+from cudnn_autotune.timers.lacking import is_passing
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ MOST_HARMFUL = 3
 takes a process, and up to ``RUN_S``."""
 MOST_FAILURES = 3
 """Number of problems for which a setting is tried as long as it raises."""
+AGAIN_S = 60.0
+"""Seconds for which a setting is left out for a problem after a failure that may pass, such as
+memory that is short."""
 _FIRST = 4
 """Number of settings that the mode ``auto`` takes, and one process tries."""
 _MOST_AT_ONCE = 16
@@ -133,6 +137,9 @@ class _Version:
         """Setting -> why it is left out; empty if it has passed."""
         self._failures: dict[str, dict[ConvProblem, str]] = {}
         """Setting -> why it failed for a problem."""
+        self._passing: dict[tuple[str, ConvProblem], tuple[str, float]] = {}
+        """Setting and problem -> why it failed for a reason that may pass, and the time from which
+        on it is tried again."""
         self._untried: str | None = None
         """Why settings that are not tried are left out, empty if they are not; None: they are to be
         tried."""
@@ -155,6 +162,9 @@ class _Version:
             return self._tried[settings]
         if self._untried is not None:
             return self._untried
+        why, until_s = self._passing.get((settings, problem), ("", 0.0))
+        if time.monotonic() < until_s:
+            return why
         failures = self._failures.get(settings, {})
         if problem in failures:
             return failures[problem]
@@ -215,8 +225,13 @@ class _Version:
                 *(name, error),
             )
         except UntriedError as error:
-            self._untried = f"it could not be tested in a separate process ({error})"
-            _log.warning("%s does not compete: %s", name, self._untried)
+            why = f"it could not be tested in a separate process ({error})"
+            if is_passing(str(error)):
+                for settings in left:
+                    self._leave_out_for_now(settings, problem, why)
+                return
+            self._untried = why
+            _log.warning("%s does not compete: %s", name, why)
         if left and self._untried is None:
             self._untried = f"{self._harmful} other settings of {name} do harm"
             _log.warning("%s: what has not been tried is left out: %s", name, self._untried)
@@ -228,6 +243,8 @@ class _Version:
             _log.warning("%s is left out: %s", text, outcome.harm)
             self._harmful += 1
             self._tried[settings] = outcome.harm
+        elif is_passing(outcome.failure):
+            self._leave_out_for_now(settings, problem, why)
         elif outcome.failure:
             if settings not in self._failures:
                 _log.warning("%s is left out, first for %s: %s", text, problem.text, why)
@@ -236,6 +253,13 @@ class _Version:
             self._tried[settings] = ""
             if isinstance(self._device, int):
                 checked_outputs.remember(_KEY, text, self._device, 0.0)
+
+    def _leave_out_for_now(self, settings: str, problem: ConvProblem, why: str) -> None:
+        text = self._text(settings)
+        _log.info("%s is left out for some time, for %s: %s", text, problem.text, why)
+        now_s = time.monotonic()
+        kept = {key: one for key, one in self._passing.items() if one[1] > now_s}
+        self._passing = {**kept, (settings, problem): (why, now_s + AGAIN_S)}
 
     def _has_passed_before(self, settings: str) -> bool:
         if not isinstance(self._device, int):

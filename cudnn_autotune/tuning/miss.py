@@ -48,7 +48,7 @@ from cudnn_autotune.tuning import (
     remembering,
     settings,
 )
-from cudnn_autotune.tuning.checking import OutputChecks, is_telling, refusal
+from cudnn_autotune.tuning.checking import OutputChecks, examined, is_telling, refusal
 from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search, untimed
 from cudnn_autotune.tuning.new_sizes import Nearby
 from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlinePreparation
@@ -151,7 +151,7 @@ def _unchanged(miss: _Miss, earlier: Choice) -> Served | None:
     returns None if the problem is to be searched for again: what was lacking can be had now, or the
     choice is wrong."""
     problem, text, lacks = earlier.problem, earlier.text, earlier.lacking
-    if lacks.may_be_had(miss.device):
+    if lacks.may_be_had(miss.device, partial(_builds, miss)):
         _log.info("%s: tuned again, because %s", problem.text, lacks)
         return None
     plan = miss.serving
@@ -169,6 +169,16 @@ def _unchanged(miss: _Miss, earlier: Choice) -> Served | None:
             checked = replace(earlier, decision=replace(earlier.decision, relative_error=error))
             earlier = for_want_of(checked, replace(lacks, check=False))
     return Served(earlier, plan)
+
+
+def _builds(miss: _Miss, text: str) -> bool:
+    """Returns whether a candidate is built and runs, or fails for a reason that does not pass."""
+    try:
+        plan = _C.build_plan(miss.problem.native(), text, miss.device)
+    except _C.PlanError as failure:
+        return not is_passing(str(failure))
+    verdict = examined(miss.problem, text, plan, miss.tensors)
+    return verdict.is_compared and not is_passing(verdict.failure)
 
 
 def _waited_for(miss: _Miss, known: Choice | None) -> Served:
@@ -320,8 +330,8 @@ def _search(miss: _Miss, mode: str, *, times_aten: bool = False) -> Served:
     finally:
         timer.close()  # from here on the check and the plans allocate their own workspace
     served = _concluded(replace(miss, tensors=tensors), selection, timer, why)
-    if served.choice.rejected and floor_ms is not None:
-        # An engine that was faster than PyTorch's own path is wrong, and others may be slower.
+    if served.has_unfit and floor_ms is not None:
+        # An engine that was faster than PyTorch's own path is unfit, and others may be slower.
         return _search(miss, mode, times_aten=True)
     return served
 
@@ -360,23 +370,28 @@ def _concluded(
             if not admits(miss.policy.workspace, plan.workspace_bytes):
                 continue
             if not checks.is_right(miss.problem, text, plan, miss.tensors):
+                if is_passing(checks.failures.get(text, "")):
+                    lacks = lacks.and_build(text)
                 continue
             lacks = replace(lacks, check=checks.errors[text] is None)
         found = (selection, checks, timed, lacks)
-        return Served(of_search(miss.problem, miss.policy, miss.device, *found), plan)
+        choice = of_search(miss.problem, miss.policy, miss.device, *found)
+        return Served(choice, plan, has_unfit=bool(checks.rejected or checks.failures))
     return _by_pytorch(miss, selection, lacks, checks)
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
     """Returns whether the winner's output must be checked. It need not be if nothing was timed and
     PyTorch would run the same plan unchecked: cuDNN's first one, unless padding differs before and
-    after or the engine computes an epilogue, which PyTorch never passes to cuDNN."""
+    after or the engine computes an epilogue, which PyTorch never passes to cuDNN, or it is to be
+    deterministic."""
     winner = selection.winner.candidate
     is_cudnns_first = bool(winner.heuristic_mode) and (winner.is_unfused or not problem.is_fused)
     n = problem.spatial_dims
     is_symmetric = problem.padding[:n] == problem.padding[n:]
     is_own_path = winner.id.is_own_path
-    is_pytorchs = (is_own_path or is_cudnns_first) and is_symmetric
+    is_trusted = is_own_path or (is_cudnns_first and not problem.deterministic)
+    is_pytorchs = is_trusted and is_symmetric
     return selection.total_samples > 0 or not is_pytorchs
 
 
@@ -388,7 +403,8 @@ def _by_pytorch(
 ) -> Served:
     """Serves by PyTorch's own path, because a search has found no candidate that is right."""
     choice = of_search(miss.problem, miss.policy, miss.device, selection, checks, None, lacks)
-    return Served(choice, _own_path(miss), is_found=False)
+    has_unfit = checks is not None and bool(checks.rejected or checks.failures)
+    return Served(choice, _own_path(miss), is_found=False, has_unfit=has_unfit)
 
 
 def _own_path(miss: _Miss) -> _C.Plan:

@@ -149,21 +149,21 @@ class OnlinePreparation:
                 raise _C.PlanError(f"it needs {plan.workspace_bytes} bytes of workspace")
             verdict = checking.begin(self._problem, candidate.text, plan, tensors)
         except (_C.PlanError, torch.OutOfMemoryError, CancelledError) as failure:
-            self._note(failure, tensors)
+            self._note(candidate, failure, tensors)
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
             if candidate is self._first:
                 self._prepared.first_fails = "failed"
         else:
             self._checking.append((candidate, plan, verdict))
 
-    def _note(self, failure: BaseException, tensors: Operands) -> None:
+    def _note(self, candidate: Candidate, failure: BaseException | str, tensors: Operands) -> None:
         """Notes a failure of a candidate that need not be one in another trial."""
         lacks = self._prepared.lacking
         if isinstance(failure, torch.OutOfMemoryError):
             wanted = available_bytes(self._choice.device) + bytes_of(tensors)
             self._prepared.lacking = lacks.and_memory(wanted)
         elif is_passing(str(failure)):
-            self._prepared.lacking = lacks.and_build()
+            self._prepared.lacking = lacks.and_build(candidate.text)
 
     def _concluded(self, tensors: Operands) -> tuple[Candidate, _C.Plan] | None:
         """Returns the candidate whose check is over next, and its plan, if it is right and is to
@@ -176,16 +176,20 @@ class OnlinePreparation:
             try:
                 again = checking.begin_anew(self._problem, text, plan, tensors)
             except torch.OutOfMemoryError as failure:
-                self._note(failure, tensors)
+                self._note(candidate, failure, tensors)
             else:
                 self._checking.appendleft((candidate, plan, again))
                 return None
-        is_wrong = not checks.conclude(self._problem, text, verdict)
+        is_unfit = not checks.conclude(self._problem, text, verdict)
+        if not verdict.is_compared:
+            self._note(candidate, torch.OutOfMemoryError(), tensors)
+        elif verdict.failure:
+            self._note(candidate, verdict.failure, tensors)
         if candidate is self._first:
-            if is_wrong:
-                self._prepared.first_fails = "wrong"
+            if is_unfit:
+                self._prepared.first_fails = "failed" if verdict.failure else "wrong"
             return None
-        return None if is_wrong or checks.errors[text] is None else (candidate, plan)
+        return None if is_unfit or checks.errors[text] is None else (candidate, plan)
 
     def _list(self, tensors: Operands) -> None:
         others = [c for c in self._offered(tensors) if c.text != self._first.text]

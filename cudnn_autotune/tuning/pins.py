@@ -8,7 +8,7 @@ from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.core.json_node import Node
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.candidate_id import identify, parse
+from cudnn_autotune.engines.candidate_id import canonical, identify, parse
 from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import build_plan, check_engine_text
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
@@ -39,6 +39,7 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
     check_problem(problem)
     check_engine_text(engine_text)
     Node(engine_text, "engine_text").text()
+    engine_text = canonical(engine_text)
     kind = identify(engine_text).kind
     if kind == "matmul":
         if not require_cuda_build().is_matmul(problem.native()):

@@ -61,16 +61,21 @@ def _suffices(decision: Decision) -> bool:
     return is_final and not was_cut_short(decision, settings.get_budget_ms())
 
 
-def reject(known: Choice) -> None:
+def reject(known: Choice, *, varies: bool = False) -> None:
     """Removes a known choice that cannot serve on its device, so that :func:`find` does not prefer
-    it to the choice that will be tuned instead. A pin stays."""
+    it to the choice that will be tuned instead. A pin stays.
+
+    Args:
+        varies: whether its only fault is that it differs from run to run.
+    """
     if known.origin == "pinned":
         return
     if known.origin == "agreed":
         with _lock:
             _agreed.pop((known.device, known.decision.key), None)
     if store_settings.is_read() or store_settings.is_written():
-        deferred.change(partial(store_settings.layers(known.device).reject, known.decision))
+        layers = store_settings.layers(known.device)
+        deferred.change(partial(layers.reject, known.decision, varies=varies))
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:

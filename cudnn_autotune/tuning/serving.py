@@ -36,6 +36,8 @@ _MOST_SHOWN = 1000  # characters of a text in the log
 NO_LONGER_BUILDS = "a remembered choice no longer builds: tuned again"
 NOT_ALLOWED = "a remembered choice is not allowed here: tuned again"
 WRONG = "a remembered choice is wrong: tuned again"
+FAILS = "a remembered choice fails to run: tuned again"
+VARIES = "a remembered choice differs from run to run: tuned again"
 
 
 class UnfitError(Exception):
@@ -44,6 +46,8 @@ class UnfitError(Exception):
 
     is_passing = False
     """Whether it may serve at another time, because it failed for a reason that may pass."""
+    is_varying = False
+    """Whether it may serve where determinism is not asked for."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Served:
     plan: _C.Plan
     is_found: bool = True
     """False if a search found no candidate that is right, and PyTorch's own path serves."""
+    has_unfit: bool = False
+    """Whether candidates that a search ranked before it are wrong, or fail."""
 
 
 def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Served | None:
@@ -92,7 +98,7 @@ def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Serv
         named, why = _printable(text), _printable(details)
         _log.warning("%s: %s (%s): %s (%s)", problem.text, named, known.origin, reason, why)
         if not unfit.is_passing:
-            remembering.reject(known)
+            remembering.reject(known, varies=unfit.is_varying)
         return None
     selection = known.decision.selection
     if known.origin in ("pinned", "neighbour"):
@@ -110,19 +116,28 @@ def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Serv
 
 def _checked(known: Choice, plan: _C.Plan, tensors: Operands) -> float | None:
     """Returns the relative error of the output, None if it cannot be compared; raises UnfitError
-    where it is wrong, unless the choice is pinned."""
+    where it is wrong or there is none, unless the choice is pinned."""
     problem, text, checks = known.problem, known.text, OutputChecks()
     with _verifying(known):
         # No check of a new size is kept.
         if known.origin != "neighbour" and (error := _kept_error(known)) is not None:
             return error
         is_fine = checks.is_right(problem, text, plan, tensors)
-    error = checks.errors[text]
-    if not is_fine and known.origin != "pinned":
-        raise UnfitError(WRONG, f"its relative error is {error:.3g}")
-    if not is_fine:
+    error, failure = checks.errors.get(text), checks.failures.get(text)
+    if is_fine:
+        return error
+    if known.origin == "pinned":
         _log.warning("%s: %s serves all the same: it is pinned", problem.text, text)
-    return error
+        return error
+    if failure is not None:
+        unfit = UnfitError(FAILS, failure)
+        unfit.is_passing = is_passing(failure)
+    elif text in checks.varying:
+        unfit = UnfitError(VARIES, "determinism is asked for")
+        unfit.is_varying = True
+    else:
+        unfit = UnfitError(WRONG, f"its relative error is {error:.3g}")
+    raise unfit
 
 
 def _kept_error(known: Choice) -> float | None:

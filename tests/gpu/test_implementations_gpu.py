@@ -20,6 +20,7 @@ from user_implementations import registered
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
+from cudnn_autotune.store import checked_outputs
 from cudnn_autotune.timers.timer import Batch
 from cudnn_autotune.tuning import isolated_run
 
@@ -88,8 +89,10 @@ def operands() -> tuple[Tensor, Tensor]:
     )
 
 
-def call(x: Tensor, w: Tensor, sampling: str = PrefersOwn.name) -> Tensor:
-    found = ca.functional.conv2d(x, w, sampling=sampling)
+def call(
+    x: Tensor, w: Tensor, sampling: str = PrefersOwn.name, workspace_limit: int | None = None
+) -> Tensor:
+    found = ca.functional.conv2d(x, w, sampling=sampling, workspace_limit=workspace_limit)
     right = F.conv2d(x.double(), w.double())
     assert_close(found, right, ALLOWED)
     return found
@@ -231,3 +234,119 @@ def test_what_cannot_run_elsewhere_is_found_out_here(
     assert entry.time_ms is None
     reason = {"wrong": "it is wrong", "raises": "ValueError: not today"}
     assert reason.get(settings, "it writes outside of its result") in entry.eliminated
+
+
+# It raises
+
+
+class Switched:
+    """A right function, which raises while it is told to."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.runs = 0
+        self.varies = False
+
+    def __call__(self, problem: ca.ConvProblem, settings: str) -> Any:
+        right = user_kernels.build_mm(problem, settings)
+
+        def launch(x: Tensor, w: Tensor, y: Tensor, work: Tensor) -> None:
+            self.runs += 1
+            if self.error is not None:
+                raise self.error
+            right(x, w, y, work)
+            if self.varies:
+                y[0, 0, 0, 0] *= 1 + 2**-9 * (self.runs % 2)
+
+        return launch
+
+
+NO_ROOM = torch.OutOfMemoryError("CUDA out of memory: no room for spectra")
+
+
+def stored() -> list[str]:
+    found = [decision.chosen for decision in ca.get_store()]
+    return [entry.candidate.text for entry in found if entry is not None]
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_a_call_of_one_that_runs_out_of_memory_is_served_by_another(limit: int | None) -> None:
+    one = Switched()
+    register(one, workspace=None)
+    x, w = operands()
+    call(x, w, workspace_limit=limit)
+    assert chosen() == "mine@1:right"
+    one.error = NO_ROOM
+    runs = one.runs
+    for _ in range(3):
+        call(x, w, workspace_limit=limit)
+    assert one.runs == runs + 3
+    assert ca.fallbacks()["there was no memory to run what was chosen"] == 3
+    one.error = None
+    call(x, w, workspace_limit=limit)
+    assert one.runs == runs + 4
+    assert "mine@1:right" in stored()
+
+
+def test_a_search_in_which_one_runs_out_of_memory_is_provisional() -> None:
+    one = Switched()
+    one.error = NO_ROOM
+    register(one)
+    x, w = operands()
+    call(x, w)
+    (choice,) = ca.choices()
+    assert choice.text != "mine@1:right"
+    assert "want of memory" in choice.provisional
+    assert choice.rejected == ()
+    assert stored() == []
+
+
+def test_a_remembered_one_that_runs_out_of_memory_stays_remembered() -> None:
+    one = Switched()
+    register(one)
+    x, w = operands()
+    call(x, w)
+    assert stored() == ["mine@1:right"]
+    ca.forget()
+    checked_outputs._file_at.cache_clear()
+    one.error = NO_ROOM
+    call(x, w)
+    call(x, w)
+    assert stored() == ["mine@1:right"]
+    one.error = None
+    ca.forget()
+    call(x, w)
+    assert chosen() == "mine@1:right"
+
+
+def test_other_errors_and_interrupts_of_a_hit_reach_the_caller() -> None:
+    one = Switched()
+    register(one)
+    x, w = operands()
+    call(x, w)
+    one.error = ValueError("not today")
+    with pytest.raises(RuntimeError, match=r"^mine@1:right: ValueError: not today"):
+        call(x, w)
+    one.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        call(x, w)
+    one.error = None
+    call(x, w)
+
+
+def test_one_that_differs_from_run_to_run_serves_only_where_that_is_allowed() -> None:
+    one = Switched()
+    one.varies = True
+    register(one)
+    x, w = operands()
+    call(x, w)
+    assert chosen() == "mine@1:right"
+    with torch.backends.cudnn.flags(deterministic=True):
+        call(x, w)
+        found = [ca.functional.conv2d(x, w, sampling=PrefersOwn.name) for _ in range(2)]
+    assert torch.equal(*found)
+    strict = [choice for choice in ca.choices() if choice.problem.deterministic]
+    assert [choice.text != "mine@1:right" for choice in strict] == [True]
+    runs = one.runs
+    call(x, w)
+    assert one.runs == runs + 1

@@ -12,6 +12,7 @@ from problems import OPS, PROBLEMS, make
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
+from cudnn_autotune.engines import devices
 
 pytestmark = pytest.mark.search
 
@@ -122,6 +123,39 @@ def test_an_erratum_holds_from_the_cudnn_that_it_was_seen_with(
     assert not is_wrong(SEEN_WITH, number=2, **changes)
     for other in set(OPS) - {op}:
         assert not is_wrong(SEEN_WITH, other, **changes)
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "deterministic", "expected"),
+    [
+        (92301, 86, True, True),
+        (92301, 86, False, False),
+        (92301, 89, True, False),
+        (92301, 80, True, False),
+        (92301, 0, True, False),
+        (92400, 86, True, False),
+        (92200, 86, True, False),
+    ],
+)
+def test_an_engine_that_differs_from_run_to_run_is_wrong_where_that_matters(
+    version: int, capability: int, deterministic: bool, expected: bool
+) -> None:
+    def is_wrong(engine: str, op: str = "fprop") -> bool:
+        native = make("resnet_fp16_nhwc", op, deterministic=deterministic).native()
+        return _C.is_known_wrong(engine, native, version, capability)
+
+    assert is_wrong("eng5:WORKSPACE=0") is expected
+    assert not is_wrong("eng6")
+    assert not is_wrong("eng5", "wgrad")
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [("t4", 75), ("a100", 80), ("l4", 89), ("h200", 90)])
+def test_a_candidate_knows_the_gpu_that_errata_are_of(gpu: str, expected: int) -> None:
+    problem = make("resnet_fp16_nhwc")
+    search = _C.EngineSearch.by_properties(problem.native(), devices.load(gpu))
+    listed = search.query("A")
+    found = {c.compute_capability for c in [*listed, search.describe(listed[0].text)]}
+    assert found == {expected}
 
 
 def test_the_installed_cudnns_wrong_engines_are_left_out() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines.candidate_id import CandidateId, config_of, identify
+from cudnn_autotune.engines.candidate_id import CandidateId, canonical, config_of, identify
 
 pytestmark = pytest.mark.search
 
@@ -170,3 +170,59 @@ def test_a_text_names_an_engine_and_its_knobs(
     text: str, expected: tuple[int | None, dict[str, int]]
 ) -> None:
     assert config_of(text) == expected
+
+
+# Knobs by their numbers
+
+NUMBERED = {
+    "eng67:KNOB_44=1": "eng67:INPUT_TMA_ENABLE=1",
+    "eng67:KNOB_45=0,SWAP_AB=1": "eng67:OUTPUT_TMA_ENABLE=0,SWAP_AB=1",
+    # The order is that of the names.
+    "unfused:eng3:KERNEL_CFG=2,KNOB_44=1": "unfused:eng3:INPUT_TMA_ENABLE=1,KERNEL_CFG=2",
+    "eng3:KNOB_0=2,KNOB_24=1": "eng3:KERNEL_CFG=1,SPLIT_K=2",
+    "eng3:KNOB_46=2": "eng3:KNOB_46=2",
+    "eng3:KNOB_046=2": "eng3:KNOB_46=2",
+    "eng3:KNOB_1000000=2": "eng3:KNOB_1000000=2",
+}
+
+
+@pytest.mark.parametrize("text", NUMBERED)
+def test_a_knob_is_read_by_its_number_whether_it_has_a_name_or_not(text: str) -> None:
+    expected = NUMBERED[text]
+    engine, knobs = ca.expert.parse_engine_text(text)
+    written = ca.expert.engine_text(engine, knobs)
+    assert expected == ("unfused:" if text.startswith("unfused:") else "") + written
+    assert canonical(text) == canonical(expected) == expected
+    assert config_of(expected) == (engine, knobs)
+
+
+def test_every_knob_has_one_text() -> None:
+    for number in range(100):
+        (name,) = ca.expert.parse_engine_text(f"eng3:KNOB_{number}=1")[1]
+        assert ca.expert.parse_engine_text(f"eng3:{name}=1") == (3, {name: 1})
+        assert (name == f"KNOB_{number}") is (number > 45)
+
+
+@pytest.mark.parametrize(
+    "text", ["eng3:KNOB_=1", "eng3:KNOB_-1=1", "eng3:KNOB_9999999999=1", "eng3:KNOB_x=1",
+             "eng3:KNOB_44=1,INPUT_TMA_ENABLE=1", "eng3:knob_44=1"],
+)  # fmt: skip
+def test_no_other_number_is_a_knob(text: str) -> None:
+    with pytest.raises(ValueError, match=r"knob"):
+        ca.expert.parse_engine_text(text)
+    assert canonical(text) == text
+
+
+@pytest.mark.parametrize("text", ["aten", "matmul", "mine@1:KNOB_44", "mine@KNOB_44", "KNOB_44"])
+def test_what_names_no_engine_stays(text: str) -> None:
+    assert canonical(text) == text
+
+
+def test_the_engine_of_a_rewrite_is_read_so_too() -> None:
+    assert canonical("padded@1:eng67:KNOB_44=1") == "padded@1:eng67:INPUT_TMA_ENABLE=1"
+
+
+def test_a_pin_by_number_is_one_by_name() -> None:
+    problem = ca.ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3))
+    ca.pin(problem, "eng3:KNOB_44=1")
+    assert ca.pins() == {problem: "eng3:INPUT_TMA_ENABLE=1"}

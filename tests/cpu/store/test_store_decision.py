@@ -17,7 +17,10 @@ from strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
+from cudnn_autotune.engines.candidate_id import config_of
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem_json import problem_to_json
+from cudnn_autotune.engines.selection import Evidence, Selection
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Provenance, Store, codec, file_format
 
@@ -162,3 +165,38 @@ def test_a_store_serves_the_file_and_leaves_it_as_it_is(tmp_path: Path) -> None:
     assert {codec.encode(known, H200) for known in store} == set(LINES)
     store.add(map(unread, [*store]))
     assert path.read_bytes() == WRITTEN.read_bytes()
+
+
+def test_a_knob_that_has_a_name_by_now_is_found_under_it() -> None:
+    """As an earlier version wrote it, which knew the knob's number only."""
+    texts = ("eng67:KNOB_44=1,SWAP_AB=0", "unfused:eng3:KNOB_45=2", "eng9:KNOB_45=1")
+    names = (
+        "eng67:INPUT_TMA_ENABLE=1,SWAP_AB=0",
+        "unfused:eng3:OUTPUT_TMA_ENABLE=2",
+        "eng9:OUTPUT_TMA_ENABLE=1",
+    )
+    first, second, third = texts
+    ranking = [
+        replace(
+            FRONTIER[0],
+            candidate=replace(FRONTIER[0].candidate, text=text, engine=engine, knobs=knobs),
+        )
+        for text in (first, second)
+        for engine, knobs in [config_of(text)]
+    ]
+    aten = replace(FRONTIER[1], candidate=ATEN, runs=second)
+    evidence = Evidence("fastest", tied=(first, second))
+    known = decision(selection=Selection((*ranking, aten), 9, evidence), rejected=((third, 0.5),))
+    line = codec.encode(known, H200)
+    assert b"KNOB_44" in line
+    found = codec.decode(line, H200)
+    assert [e.candidate.text for e in found.selection.ranking] == [*names[:2], "aten"]
+    assert found.chosen.candidate.knobs == {"INPUT_TMA_ENABLE": 1, "SWAP_AB": 0}
+    assert found.selection.ranking[2].runs == names[1]
+    assert found.selection.evidence.tied == names[:2]
+    assert found.rejected == ((names[2], 0.5),)
+    # What was read is not written in another way as long as nothing of it changes.
+    assert codec.encode(found, H200) == line
+    again = codec.encode(replace(found, omitted=1), H200)
+    assert b"KNOB_" not in again
+    assert codec.decode(again, H200) == replace(found, omitted=1)

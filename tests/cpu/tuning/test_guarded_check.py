@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,10 +64,15 @@ def test_what_is_not_says_why(settings: str, caplog: pytest.LogCaptureFixture) -
     checks = OutputChecks()
     with caplog.at_level(logging.WARNING):
         assert not checks.is_right(PROBLEM, one.text, one, tensors)
+    assert re.search(FAULTS[settings].removeprefix("it "), caplog.text)
+    if settings == "raises":  # it has no output that could be wrong
+        assert checks.failures == {one.text: "mine@1:raises: ValueError: not today"}
+        assert (checks.rejected, checks.errors) == ([], {})
+        return
+    assert checks.failures == {}
     ((text, error),) = checks.rejected
     assert text == one.text
     assert error > 1
-    assert re.search(FAULTS[settings].removeprefix("it "), caplog.text)
 
 
 def test_the_callers_result_is_not_written_to() -> None:
@@ -192,7 +199,88 @@ def test_a_search_measures_on_what_tells(name: str) -> None:
     )
 
 
+# Determinism
+
+STRICT = replace(PROBLEM, deterministic=True)
+
+
+@pytest.mark.parametrize("is_zero", [False, True])
+def test_where_determinism_is_asked_for_the_bits_of_two_runs_are_compared(
+    is_zero: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On random operands too, where the caller's tell nothing."""
+    one, tensors, checks = plan("varies"), spoilt("zero" if is_zero else ""), OutputChecks()
+    assert refusal(STRICT, tensors)(one.text, one) == "it differs from run to run"
+    assert not checks.is_right(STRICT, one.text, one, tensors)
+    assert checks.rejected == [(one.text, math.inf)]
+    assert checks.varying == {one.text}
+    assert f"{one.text} differs from run to run" in caplog.text
+    assert OutputChecks().is_right(PROBLEM, one.text, one, tensors)
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, STRICT])
+def test_only_where_determinism_is_asked_for_it_runs_twice(problem: ca.ConvProblem) -> None:
+    right, runs = _C.build_plan(PROBLEM.native(), "aten", 0), []
+
+    def run(x: Tensor, w: Tensor, y: Tensor, *_: Tensor) -> None:
+        runs.append(1)
+        y.copy_(_C.execute(right, x, w, y))
+
+    assert begin(problem, "mine@1", plan_of("mine@1", problem, run), data()).error() is not None
+    assert len(runs) == (2 if problem.deterministic else 1)
+
+
+def test_what_is_wrong_in_each_run_is_wrong() -> None:
+    runs: list[int] = []
+
+    def run(x: Tensor, w: Tensor, y: Tensor, *_: Tensor) -> None:
+        runs.append(1)
+        y.fill_(len(runs))
+
+    verdict = begin(STRICT, "mine@1", plan_of("mine@1", STRICT, run), data())
+    assert not verdict.varies()
+    assert verdict.fault().startswith("is wrong")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_bits_of_every_type_are_compared(dtype: torch.dtype) -> None:
+    """The sign of a zero is one of them."""
+    problem, sign = replace(STRICT, dtype=dtype), [0.0, -0.0]
+    right = _C.build_plan(problem.native(), "aten", 0)
+
+    def run(x: Tensor, w: Tensor, y: Tensor, *_: Tensor) -> None:
+        y.copy_(_C.execute(right, x, w, y))
+        y[..., 0] = sign.pop()
+
+    x, w, y = operands(problem, "cpu")
+    x.zero_()
+    assert not begin(problem, "aten", right, (x, w, y)).varies()
+    assert begin(problem, "mine@1", plan_of("mine@1", problem, run), (x, w, y)).varies()
+
+
 # Want of memory
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, STRICT])
+def test_one_that_runs_out_of_memory_is_neither_wrong_nor_does_it_fail(
+    problem: ca.ConvProblem,
+) -> None:
+    one, tensors, checks = plan("out_of_memory"), data(), OutputChecks()
+    with pytest.raises(torch.OutOfMemoryError, match=r"^no room for spectra$"):
+        _C.execute(one, *tensors, workspace=torch.empty(1000, dtype=torch.uint8))
+    with pytest.raises(torch.OutOfMemoryError):
+        refusal(problem, tensors)(one.text, one)
+    assert checks.is_right(problem, one.text, one, tensors)
+    assert checks.errors == {one.text: None}
+    assert (checks.rejected, checks.failures) == ([], {})
+
+
+def test_an_interrupt_ends_the_check() -> None:
+    one, tensors = plan("interrupted"), data()
+    with pytest.raises(KeyboardInterrupt):
+        _C.execute(one, *tensors, workspace=torch.empty(1000, dtype=torch.uint8))
+    with pytest.raises(KeyboardInterrupt):
+        begin(PROBLEM, one.text, one, tensors)
 
 
 def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

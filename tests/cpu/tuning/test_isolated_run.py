@@ -154,6 +154,37 @@ def test_what_is_harm(settings: str, harm: str) -> None:
     assert here(settings) == harm
 
 
+def test_one_that_runs_out_of_memory_has_not_run_to_its_end() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="no room for spectra"):
+        here("out_of_memory")
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(failure="it raises OutOfMemoryError: no room for spectra"),
+        Outcome(failure="it raises OSError: [Errno 28] No space left on device"),
+        UntriedError("no process can be started: [Errno 28] No space left on device"),
+    ],
+)
+def test_what_failed_for_a_reason_that_may_pass_is_tried_again_after_some_time(
+    outcome: Outcome | UntriedError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried for other problems meanwhile, for as many as there are."""
+    stands_for = instead(monkeypatch, right=outcome)
+    now_s = [time.monotonic()]
+    monkeypatch.setattr(isolated_run.time, "monotonic", lambda: now_s[0])
+    with registered(implementation(settings=("right",))):
+        for problem in (PROBLEM, *OTHERS, PROBLEM):
+            assert "space left" in left_out("right", problem) or "no room" in left_out("right")
+        assert len(stands_for.asked) == 1 + len(OTHERS)
+        stands_for.outcomes.clear()
+        assert left_out("right")
+        now_s[0] += isolated_run.AGAIN_S + 1
+        assert left_out("right") == ""
+        assert len(stands_for.asked) == 2 + len(OTHERS)
+
+
 def test_what_another_process_cannot_import_is_not_run_there() -> None:
     with pytest.raises(NotImportableError, match="it cannot be imported by name"):
         elsewhere("right", build=lambda problem, settings: print)

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import user_kernels
+from made_up_plans import plan_of
 from problems import make
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.distributed import agreement
 from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import model_race
 from cudnn_autotune.store import Decision, Policy, Store
-from cudnn_autotune.timers import lacking
+from cudnn_autotune.timers import gpu_timer, lacking
+from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import Operands, operands
-from cudnn_autotune.tuning import checking, choice_log, miss, remembering
+from cudnn_autotune.tuning import (
+    checking,
+    choice_log,
+    implementing,
+    isolated_run,
+    miss,
+    remembering,
+)
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.gpu_searches import GpuSearches
+from cudnn_autotune.tuning.isolated_run import Outcome
 from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 
 pytestmark = pytest.mark.search
@@ -34,6 +48,7 @@ PROBLEM = ca.ConvProblem(
     "fprop", (2, 16, 6, 5), (8, 16, 1, 1), dtype=torch.float16, memory_format=torch.channels_last
 )
 SHORT = Lacking(memory_bytes=1 << 30, left_out=12)
+MINE = replace(ATEN, text="mine@1")
 LEFT_OUT = "12 candidates were left out for want of memory"
 
 
@@ -67,10 +82,12 @@ def ask(
     selection: Selection | None,
     serving: _C.Plan | None = None,
     mode: str = "race",
+    more: tuple[_C.Plan, ...] = (),
 ) -> tuple[_C.Plan, bool]:
     """As C++ asks for the choice of the problem. A search, should one be made, ends with this
-    selection, and lacks this."""
+    selection, has built these plans besides PyTorch's, and lacks this."""
     plans = {text: _C.build_plan(PROBLEM.native(), text, 0) for text in ("aten", "matmul")}
+    plans |= {plan.text: plan for plan in more}
     timer: Any = SimpleNamespace(plans=plans, lacking=lambda: lacks, broken_off=lambda why: None)
     with miss.searched(PROBLEM, selection, timer):
         plan, trial, is_provisional, afterwards = miss.choose(
@@ -302,6 +319,143 @@ def test_a_trial_is_provisional_for_what_its_calls_lacked(lacks: Lacking, store:
     assert len(list(store)) == (0 if lacks else 1)
     # Another thread's trial of the problem decides itself.
     assert committer.chosen_elsewhere == (None if lacks else "matmul")
+
+
+# A function of Python's that raises
+
+
+def raising(error: BaseException) -> _C.Plan:
+    def run(*tensors: object) -> None:
+        raise error
+
+    return plan_of("mine@1", PROBLEM, run)
+
+
+def test_one_that_fails_when_it_is_checked_is_not_wrong(data: Operands, store: ca.Store) -> None:
+    plans = (raising(ValueError("not today")),)
+    found, is_provisional = ask(data, NOTHING, ranking(MINE, MATMUL, ATEN), more=plans)
+    assert (found.text, is_provisional) == ("matmul", False)
+    assert made().rejected == ()
+    failed = made().selection.ranking[0]
+    assert failed.candidate == MINE
+    assert (failed.time_ms, failed.eliminated) == (None, "failed: mine@1: ValueError: not today")
+    (kept,) = store
+    assert [entry.candidate.text for entry in kept.selection.ranking] == ["matmul", "aten"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), MemoryError(), RuntimeError("out of memory")]
+)
+def test_one_that_fails_for_a_reason_that_may_pass_makes_the_choice_provisional(
+    error: Exception, data: Operands, store: ca.Store
+) -> None:
+    plans = (raising(error),)
+    found, is_provisional = ask(data, NOTHING, ranking(MINE, MATMUL, ATEN), more=plans)
+    assert (found.text, is_provisional) == ("matmul", True)
+    assert made().rejected == ()
+    assert list(store) == []
+
+
+def test_an_interrupt_ends_a_search(data: Operands) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ask(data, NOTHING, ranking(MINE, ATEN), more=(raising(KeyboardInterrupt()),))
+
+
+def refusals(error: BaseException) -> tuple[str, Lacking]:
+    """What a timer says of a candidate that raises this, and what its search lacked."""
+    timer = object.__new__(GpuTimer)
+    x, w, y = operands(PROBLEM, "cpu")
+    timer.__dict__.update(
+        _ask_refusal=checking.refusal(PROBLEM, (x, w, y)), _refusals={}, _wanted={}, _seen={},
+        _errors={}, _not_built=set(), plans={"mine@1": raising(error)}, _device=x.device,
+        _operands=(x, w, y),
+    )  # fmt: skip
+    with mock.patch.object(gpu_timer, "available_bytes", return_value=0):
+        return timer._refusal(MINE), timer.lacking()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), MemoryError("no room")])
+def test_a_search_that_leaves_one_out_for_want_of_memory_is_provisional(
+    error: Exception,
+) -> None:
+    why, lacks = refusals(error)
+    assert why
+    assert lacks.memory_bytes > 0
+    assert lacks.left_out == 1
+
+
+def test_a_search_that_leaves_one_out_because_it_fails_is_not() -> None:
+    why, lacks = refusals(ValueError("not today"))
+    assert why == "it fails: mine@1: ValueError: not today"
+    assert lacks == NOTHING
+
+
+# Kernels that cannot be built
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Path]]:
+    """An implementation that keeps what it compiles in the last of these files, the first of which
+    is on a full disk. What it has written to so far comes before it."""
+    files = [Path("/dev/full")]
+    h200 = replace(gpu_of("h200"), device=None)
+    monkeypatch.setattr(implementing, "gpu_of", lambda device: h200)
+    monkeypatch.setattr(isolated_run, "run_elsewhere", lambda _, some, *__: [Outcome()] * len(some))
+    builds.clear()
+
+    def build(problem: ca.ConvProblem, settings: str) -> Any:
+        builds.append(files[-1])
+        files[-1].write_bytes(b"code")
+        return user_kernels.build(problem, "right")
+
+    ca.register_implementation("mine", version="1", supports=user_kernels.always)(build)
+    yield files
+    ca.unregister_implementation("mine")
+
+
+builds: list[Path] = []
+
+
+def test_what_a_full_disk_keeps_from_being_built_is_built_alone_before_a_search(
+    data: Operands, store: ca.Store, compiles: list[Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    search = open_search(PROBLEM, "h200")
+    with pytest.raises(_C.PlanError, match="No space left on device") as failure:
+        _C.build_plan(PROBLEM.native(), "mine@1", 0)
+    timer = object.__new__(GpuTimer)
+    timer.__dict__.update(plans={}, _wanted={}, _not_built=set(), _search=search)
+    timer._keep(["mine@1"], [(None, str(failure.value))])
+    lacks = timer.lacking()
+    assert lacks == NOTHING.and_build("mine@1")
+    plan, is_provisional = ask(data, lacks, ranking(ATEN))
+    searches: list[object] = []
+    builds.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(miss, "_search", lambda *args, **_: searches.append(args))
+        for _ in range(5):
+            plan, is_provisional = ask(data, lacks, ranking(ATEN), plan)
+            assert (plan.text, is_provisional) == ("aten", True)
+    assert (searches, builds) == ([], [Path("/dev/full")] * 5)
+    compiles.append(tmp_path / "kernel")
+    mine = _C.build_plan(PROBLEM.native(), "mine@1", 0)
+    found, is_provisional = ask(data, NOTHING, ranking(MINE, ATEN), plan, more=(mine,))
+    assert (found.text, is_provisional) == ("mine@1", False)
+    assert len(list(store)) == 1
+
+
+def test_one_that_still_fails_when_it_runs_is_not_searched_for(
+    data: Operands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it compiles at its first run finds no room either."""
+    one, real = raising(OSError(28, "No space left on device")), _C.build_plan
+    monkeypatch.setattr(_C, "build_plan", lambda n, t, d: one if t == MINE.text else real(n, t, d))
+    first, is_provisional = ask(data, NOTHING, ranking(MINE, ATEN), more=(one,))
+    assert (first.text, is_provisional) == ("aten", True)
+    assert made().lacking == NOTHING.and_build("mine@1")
+    monkeypatch.setattr(miss, "_search", None)
+    again, is_provisional = ask(data, NOTHING, None, first)
+    assert (again.text, is_provisional) == ("aten", True)
 
 
 # What a budget cut short

@@ -119,11 +119,64 @@ def test_another_version_or_other_settings_are_tuned_again(
 
 
 @pytest.mark.parametrize("settings", ["wrong", "behind", "raises"])
-def test_what_turns_out_wrong_is_tuned_again(settings: str) -> None:
+def test_what_turns_out_wrong_or_fails_is_tuned_again(settings: str) -> None:
     register()
     remember(settings)
     assert served() is None
-    assert ca.fallbacks() == {serving.WRONG: 1}
+    reason = serving.FAILS if settings == "raises" else serving.WRONG
+    assert ca.fallbacks() == {reason: 1}
+    assert served() == "aten"
+
+
+def test_one_that_runs_out_of_memory_stays_remembered_and_is_provisional() -> None:
+    """A call of it is served by another, as of any engine that lacks memory."""
+    register(settings=("out_of_memory",))
+    remember("out_of_memory")
+    known = remembering.find(PROBLEM, Policy("race"), 0)
+    assert known is not None
+    found = serving.serve(known, operands(PROBLEM, "cpu"))
+    assert found is not None
+    assert found.plan.text == "mine@1:out_of_memory"
+    assert found.choice.lacking.check
+    assert "could not be compared" in found.choice.provisional
+    assert ca.fallbacks() == {}
+    assert remembering.find(PROBLEM, Policy("race"), 0) == known
+
+
+def test_one_that_fails_for_a_reason_that_may_pass_stays_remembered() -> None:
+    register(settings=("no_space",))
+    remember("no_space")
+    assert served() is None
+    assert ca.fallbacks() == {serving.FAILS: 1}
+    known = remembering.find(PROBLEM, Policy("race"), 0)
+    assert known is not None
+    assert known.text == "mine@1:no_space"
+
+
+def test_an_interrupt_passes_and_the_decision_stays() -> None:
+    register(settings=("interrupted",))
+    remember("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        served()
+    known = remembering.find(PROBLEM, Policy("race"), 0)
+    assert known is not None
+    assert known.text == "mine@1:interrupted"
+
+
+@pytest.mark.parametrize("is_measured_strictly", [False, True])
+def test_what_differs_from_run_to_run_serves_where_that_is_allowed(
+    is_measured_strictly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    strict = replace(PROBLEM, deterministic=True)
+    register(settings=("varies",))
+    remember("varies", strict if is_measured_strictly else PROBLEM)
+    assert served(strict) is None
+    assert ca.fallbacks() == {serving.VARIES: 1}
+    assert "mine@1:varies differs from run to run" in caplog.text
+    assert served(strict) == "aten"
+    if not is_measured_strictly:
+        assert served() == "mine@1:varies"
+    assert ca.fallbacks() == {serving.VARIES: 1}
 
 
 def test_the_store_does_not_say_what_the_implementation_may() -> None:
