@@ -97,7 +97,7 @@ def test_a_second_start_times_nothing(mode: str) -> None:
     assert_close(y, expected, ALLOWED)
 
 
-# A knob by its number, that has a name: as a version wrote it that did not know it.
+# A knob that there is not.
 UNREADABLE = "eng67:KNOB_X=0"
 
 

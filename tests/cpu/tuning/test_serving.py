@@ -27,7 +27,7 @@ from cudnn_autotune.tuning.choice import Choice
 
 pytestmark = pytest.mark.search
 
-# A knob by its number, that has a name: as a version before that knows it.
+# A knob that there is not.
 UNREADABLE = "eng67:KNOB_X=0"
 POINTWISE = ca.ConvProblem(
     "fprop", (2, 16, 6, 5), (8, 16, 1, 1), dtype=torch.float16, memory_format=torch.channels_last
