@@ -4,6 +4,7 @@ of all implementations."""
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from cudnn_autotune.core.extension import _C
@@ -20,7 +21,10 @@ from cudnn_autotune.engines.user_implementation import (
 from cudnn_autotune.tuning import isolated_run, remembering
 
 _log = logging.getLogger(__name__)
-_reported: set[str] = set()
+_MOST_REPORTED = 1024
+_reported: OrderedDict[str, None] = OrderedDict()
+"""The last texts and errors that the log has, each once. An error may name a problem, of which a
+program may have any number."""
 
 
 def register_implementation(
@@ -116,8 +120,10 @@ def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
     except Exception as error:
         # A search leaves it out without a word, since engines that do not build are many. Without
         # NVRTC all kernels fail for one reason, which is logged once.
-        known = {text, str(error)}
-        if _reported.isdisjoint(known):
+        known = (text, str(error))
+        if not any(one in _reported for one in known):
             _log.warning("%s does not build; first for %s: %s", text, problem.text, error)
-        _reported.update(known)
+        _reported.update(dict.fromkeys(known))
+        while len(_reported) > _MOST_REPORTED:
+            _reported.popitem(last=False)
         raise

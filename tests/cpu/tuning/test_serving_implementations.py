@@ -276,6 +276,31 @@ def test_the_log_says_once_why_one_does_not_build(caplog: pytest.LogCaptureFixtu
     ]
 
 
+def test_what_the_log_has_said_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementing, "_MOST_REPORTED", 4)
+    own = ca.register_implementation("broken", version="1", supports=user_kernels.always)
+
+    @own
+    def build(problem: ca.ConvProblem, settings: str) -> Any:
+        raise RuntimeError(problem.text)
+
+    for size in range(5, 12):
+        problem = replace(PROBLEM, input_shape=(2, 3, size, 6))
+        with pytest.raises(_C.PlanError):
+            _C.build_plan(problem.native(), "broken@1", 0)
+    assert len(implementing._reported) == 4
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnns_first_engine_is_checked_where_determinism_is_asked_for(
+    deterministic: bool,
+) -> None:
+    candidate = replace(named("eng0"), heuristic_mode="A")
+    selection = Selection((Measurement(candidate, None, 0),), 0)
+    problem = replace(PROBLEM, deterministic=deterministic)
+    assert miss._needs_check(problem, selection) is deterministic
+
+
 def test_a_winner_that_was_not_timed_is_checked() -> None:
     """PyTorch's own path is not."""
     for candidate, is_checked in ((named("mine@1:right"), True), (ATEN, False)):
