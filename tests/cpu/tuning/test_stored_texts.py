@@ -15,11 +15,12 @@ import torch
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Policy, kept_plans
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import miss, remembering, serving
+from cudnn_autotune.tuning import miss, new_sizes, remembering, serving
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 
@@ -74,6 +75,8 @@ def engines_of_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's, for a GPU that is not here."""
     found = open_search(problem(1), "h200")
     monkeypatch.setattr(serving, "_search_on", lambda native, device: lambda: found)
+    gpu = gpu_of("h200")
+    monkeypatch.setattr(new_sizes, "gpu_of", lambda device: gpu)
 
 
 @pytest.fixture(autouse=True)
