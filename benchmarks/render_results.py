@@ -3,8 +3,8 @@
 
 Every benchmarks/results/<gpu>/*.json becomes the tables of a section of docs/results/<gpu>.md, that
 of an audit or of models also a plot of the same name beside the record. NAME.part1.json,
-NAME.part2.json and so on become one section, as if one run had recorded them all. Older records of
-investigations have their tables on pages of docs/findings instead. Figures without a whole
+NAME.part2.json and so on become one section, as if one run had recorded them all. The tables of older
+records, whose scripts are gone, stay in docs/results/investigations.md. Figures without a whole
 environment record (GPU, driver, versions, commit, command) and dry runs on a CPU are refused: they
 are named and left out, the others are rendered, and it exits with 1. `--check` writes nothing: it
 exits with 1 where a record is refused, a page does not say what the records say, a page has no
@@ -46,7 +46,8 @@ BENCHMARKS = {
     "memory_errors": "memory_errors",
     "pytorch_tests": "pytorch_tests",
 }
-# Records whose tables a page of docs/findings has: their scripts are gone, or shorter now.
+# Record -> its page of docs/findings. Nothing here makes their tables: their scripts are gone, or
+# shorter now. The page INVESTIGATIONS keeps them.
 FINDINGS = {
     "forum_repro": "forum-case",
     "lone_layer": "layer-in-its-model",
@@ -59,6 +60,7 @@ FINDINGS = {
     "online_turns": "single-calls",
     "online_first_call": "single-calls",
 }
+INVESTIGATIONS = "investigations.md"
 
 
 # Records made before this day call `auto` what is `sustained` now.
@@ -222,8 +224,11 @@ def main() -> int:
     for folder in {path.parent for path in records}:
         place = options.pages / f"{folder.name}.md"
         pages[place] = page(place, {p: data for p, data in records.items() if p.parent == folder})
-    written = options.pages.glob("*.md")
-    stale = [f"{place.name} has no records: delete it" for place in written if place not in pages]
+    stale = [
+        f"{place.name} has no records: delete it"
+        for place in options.pages.glob("*.md")
+        if place not in pages and place.name != INVESTIGATIONS
+    ]
     if options.check:
         stale += [
             f"{place.name} is not what the records say: run benchmarks/render_results.py"

@@ -53,7 +53,11 @@ def _blank(block: re.Match[str]) -> str:
 
 PAGES = [
     "README.md",
-    *sorted(f"docs/{path.name}" for path in (checkout.ROOT / "docs").glob("*.md")),
+    *sorted(
+        path.relative_to(checkout.ROOT).as_posix()
+        for path in (checkout.ROOT / "docs").rglob("*.md")
+        if path.parent.name != "results"
+    ),
 ]
 # What a snippet leaves to its reader: a model and its inputs, on the reader's device.
 YOURS = """

@@ -67,7 +67,7 @@ def _converted(model: nn.Module, inputs: Inputs) -> nn.Module:
 
 
 def _by_backend(model: nn.Module, inputs: Inputs, mode: str = "default") -> Any:
-    # The layout of a training graph stays what the weights have (see docs/fusing.md).
+    # The layout of a training graph stays what the weights have (see docs/reference/backend.md).
     model = _converted(model, inputs) if torch.is_grad_enabled() else model
     return torch.compile(model, backend="cudnn_autotune", mode=mode)
 

@@ -89,7 +89,7 @@ class NormChoice:
 
     chosen: str
     """``"pytorch"``, or the form of this package's kernels: ``"kept"``, ``"half kept"`` or
-    ``"two passes"`` (docs/norms.md)."""
+    ``"two passes"`` (docs/reference/norms.md)."""
     times_ms: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds of the GPU for a forward with its backward, by ``"pytorch"`` and by each form;
     empty if nothing was timed."""

@@ -27,7 +27,7 @@ FORMAT = "cudnn-autotune store"
 VERSION = 2
 """The version of the format. It rises when a package of the version before would read a line
 wrongly, or one of this version would not read the lines of the version before. A field that is
-added with a default changes neither (docs/store.md)."""
+added with a default changes neither (docs/reference/store.md)."""
 
 # This finds the version also in a file whose format is otherwise unknown.
 _VERSION = re.compile(

@@ -51,8 +51,8 @@ def register_implementation(
 
     All choices of this process are forgotten, as by :func:`forget`. Decisions that are stored serve
     all the same: a new search (``cudnn-autotune tune --retune``, a store in the mode ``retune``)
-    compares them with the implementation. docs/implementations.md has examples, and says what keeps
-    a wrong implementation from doing harm.
+    compares them with the implementation. docs/how-to/own-implementation.md has examples, and says
+    what keeps a wrong implementation from doing harm.
 
     Args:
         name: an identifier in lower case, of at most 64 characters.
@@ -88,8 +88,8 @@ def register_implementation(
 
 
 def unregister_implementation(name: str) -> None:
-    """Removes an implementation, a user's or one of the package (docs/implementations.md names
-    them). All choices of this process are forgotten, as by :func:`forget`.
+    """Removes an implementation, a user's or one of the package (docs/reference/implementations.md
+    names them). All choices of this process are forgotten, as by :func:`forget`.
 
     Decisions for it stay in the store. While it is not registered, the next best candidate of each
     of them serves.

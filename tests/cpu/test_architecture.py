@@ -43,7 +43,8 @@ def test_the_documentation_lists_every_room() -> None:
 def test_the_files_that_it_names_are_there() -> None:
     """A path begins at the checkout, the package, or a folder that a walk goes through."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    bases = (ROOT, PACKAGE, PACKAGE / "nn" / "models", PACKAGE / "engines" / "kernels")
+    nn, kernels = PACKAGE / "nn", PACKAGE / "engines" / "kernels"
+    bases = (ROOT, PACKAGE, nn / "models", nn / "backend", kernels)
     named = re.findall(r"`([\w/]*)(?:\{([\w/,]+)\})?([\w/]*\.(?:py|pyi|cpp|h|cu|cuh))`", text)
     names = [f"{head}{part}{tail}" for head, parts, tail in named for part in parts.split(",")]
     assert len(names) > 50

@@ -48,7 +48,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_what_a_contributor_is_told_to_open_is_there() -> None:
-    named = re.findall(r"(?<![\w/.])((?:\w+/)+[\w.]*)", CONTRIBUTING.read_text())
+    named = re.findall(r"(?<![\w/.-])((?:[\w-]+/)+[\w.-]*)", CONTRIBUTING.read_text())
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
 
@@ -79,8 +79,8 @@ def test_how_many_plans_a_thread_keeps() -> None:
     limit = int(re.search(r"entries_per_thread\{(\d+)\}", source)[1])  # type: ignore[index]
     said = {
         "cudnn_autotune/tuning/settings.py": f"``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` ({limit:,})",
-        "docs/cli.md": f"how many built plans each thread keeps ({limit}, as PyTorch)",
-        "docs/limits.md": f"({limit:,}\n  plans a thread)",
+        "docs/reference/cli.md": f"how many built plans each thread keeps ({limit}, as PyTorch)",
+        "docs/reference/limits.md": f"({limit:,}\n  plans a thread)",
     }
     for file, text in said.items():
         assert text in (ROOT / file).read_text(), file
@@ -238,7 +238,7 @@ def test_engines_that_auto_leaves_out_beside_kernels_of_groups() -> None:
         and case.rpartition("/")[2] in ("nhwc", "ndhwc")
         and re.match(r"eng(5|6|16|70|71|78)(:KERNEL|$)", row["before"])
     ]
-    text = (ROOT / "docs" / "implementations.md").read_text().replace("\n", " ")
+    text = (ROOT / "docs" / "reference" / "implementations.md").read_text().replace("\n", " ")
     assert f"at most {max(ratios):.2f} of the time of the engines that cuDNN compiles" in text
     assert f"on the {len(ratios)} layers and directions" in text
 
@@ -250,7 +250,8 @@ def in_turns(theirs: list[float], ours: list[float]) -> float:
 
 def test_compiled_models() -> None:
     pages = [
-        README.parent / "docs" / name for name in ("compile.md", "findings/gradient-layout.md")
+        README.parent / "docs" / name
+        for name in ("reference/compile.md", "findings/gradient-layout.md")
     ]
     text = "".join(page.read_text() for page in pages)
     records = [("h100", "models", ("resnet50",)), ("h200", "models", ())]

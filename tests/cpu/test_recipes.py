@@ -1,4 +1,4 @@
-"""The recipes of docs/which.md, each with the real package, on the CPU.
+"""The recipes of docs/how-to/recipes.md, each with the real package, on the CPU.
 
 There nothing is tuned. So what is shown is that a recipe's model, its conversion, wrapping, saving
 and trainer work, and that its numbers are those of the same program without this package.
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.store import Store
 
-PAGE = "docs/which.md"
+PAGE = "docs/how-to/recipes.md"
 # Module that a recipe imports -> its name for pip, by recipe.
 PACKAGES = {
     "timm": {"timm": "timm"},

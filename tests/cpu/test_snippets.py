@@ -16,12 +16,12 @@ from subprocesses import evaluate_forked, python
 from cudnn_autotune_cli import main
 
 ELSEWHERE = {
-    "docs/which.md": "tests/cpu/test_recipes.py",
-    "docs/implementations.md": "tests/cpu/engines/test_user_implementations.py",
+    "docs/how-to/recipes.md": "tests/cpu/test_recipes.py",
+    "docs/how-to/own-implementation.md": "tests/cpu/engines/test_user_implementations.py",
 }
 PROGRAMS = programs(ELSEWHERE)
 # In this snippet a GPU is asked for its candidates at last.
-OF_THIS_GPU = "docs/audit.md, 0, Look before you run"
+OF_THIS_GPU = "docs/how-to/audit.md, 0, Look before you run"
 COMPILED = re.compile(r"torch\.compile|cudnn_autotune\.compare")
 
 
@@ -75,7 +75,7 @@ def commands(page: str) -> list[list[str]]:
     return found
 
 
-ALL_PAGES = [*PAGES, "CONTRIBUTING.md", "docs/findings/forum-case.md"]
+ALL_PAGES = [*PAGES, "CONTRIBUTING.md"]
 
 
 @pytest.mark.parametrize("page", [page for page in ALL_PAGES if commands(page)])

@@ -10,9 +10,9 @@ from subprocesses import python
 
 pytestmark = pytest.mark.gpu
 
-# These have tests of their own there: docs/which.md in test_recipes.py, whose packages may be
-# lacking, and docs/implementations.md in test_implementations_gpu.py.
-ELSEWHERE = ("docs/which.md", "docs/implementations.md")
+# These have tests of their own there: docs/how-to/recipes.md in test_recipes.py, whose packages may
+# be lacking, and docs/how-to/own-implementation.md in test_implementations_gpu.py.
+ELSEWHERE = ("docs/how-to/recipes.md", "docs/how-to/own-implementation.md")
 # What is tuned ahead is a model that is served already.
 SERVED = YOURS + "import cudnn_autotune\ncudnn_autotune.convert(model)\ndel cudnn_autotune\n"
 

@@ -47,7 +47,7 @@ _TOLERANCES = {
 
 # A deep network amplifies rounding, and how much depends on its weights. So the noise of a program
 # is measured: how far its output moves if its inputs change in their last place. Correct programs
-# of 7 architectures were 0.5 to 0.9 times the noise apart (docs/fusing.md).
+# of 7 architectures were 0.5 to 0.9 times the noise apart (docs/reference/backend.md).
 _NOISE_FACTOR = 2.0
 
 # By so much less GPU time another program is kept for captures, beside the one for plain calls.

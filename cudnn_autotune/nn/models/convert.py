@@ -107,13 +107,13 @@ def convert(
             ``torch.contiguous_format`` change it as ``model.to(memory_format=...)`` does, and
             5-dimensional weights become channels_last_3d, those of 1-d convolutions channels_last
             as images of height 1. ``"auto"`` times the model in both, takes
-            the faster, and keeps it contiguous if its outputs differ: see docs/models.md.
+            the faster, and keeps it contiguous if its outputs differ: see docs/reference/convert.md.
         example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
             or a dict of keyword arguments, in the layout in which the model will get them.
         norms: whether batch norms in training on a GPU are measured, with the activation of their
             class or ``torch.nn.Sequential``, and computed by this package's operators where those
-            are faster: see docs/norms.md. False leaves those that are not converted to PyTorch, and
-            group and instance norms that no forward of the model's own calls.
+            are faster: see docs/reference/norms.md. False leaves those that are not converted to
+            PyTorch, and group and instance norms that no forward of the model's own calls.
 
     Returns:
         The same model. If it has nothing to convert, a UserWarning says so.

@@ -98,12 +98,14 @@ def test_the_results_pages_say_what_the_records_say() -> None:
     assert main("render_results", "--check") == 0
 
 
-def test_findings_have_the_tables_that_the_results_pages_leave_out() -> None:
-    findings = BENCHMARKS.parent / "docs" / "findings"
+def test_a_page_of_results_has_the_tables_of_the_findings() -> None:
+    docs = BENCHMARKS.parent / "docs"
+    tables = (docs / "results" / render_results.INVESTIGATIONS).read_text()
     for record, page in render_results.FINDINGS.items():
-        text = (findings / f"{page}.md").read_text()
-        assert f"\n### {record}\n" in text
-        assert f"benchmarks/results/h200/{record}.json" in text
+        assert f"\n## {record}\n" in tables
+        assert f"benchmarks/results/h200/{record}.json" in tables
+        link = f"(../results/{render_results.INVESTIGATIONS}#{record})"
+        assert link in (docs / "findings" / f"{page}.md").read_text()
         assert (RECORDS / f"{record}.json").exists()
 
 

@@ -30,7 +30,7 @@ from cudnn_autotune.tuning.choice import Choice
 
 H200 = replace(gpu_of("h200"), device=None)
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 8, 3, 3), padding=1)
-DOCUMENT = checkout.ROOT / "docs" / "implementations.md"
+DOCUMENT = checkout.ROOT / "docs" / "how-to" / "own-implementation.md"
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""docs/backend.md walks through the code that is there."""
+"""docs/architecture.md walks through the code that is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkout import ROOT
 import cudnn_autotune as ca
 
 FOLDER = Path(ca.__file__).parent / "nn" / "backend"
-PAGE = (ROOT / "docs" / "backend.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 FILES = [path.stem for path in sorted(FOLDER.glob("*.py")) if path.stem != "__init__"]
 
 

@@ -411,7 +411,7 @@ def test_a_compiled_model_is_compiled_again(model: Net, x: Tensor) -> None:
 
 
 def test_tools_that_need_revert(model: Net, x: Tensor) -> None:
-    """What docs/models.md lists: each does something else to a converted model."""
+    """What docs/reference/convert.md lists: each does something else to a converted model."""
     torch._dynamo.reset()
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     ca.convert(plain)
