@@ -106,8 +106,8 @@ def convert(
         memory_format: None leaves the model's layout. ``torch.channels_last`` and
             ``torch.contiguous_format`` change it as ``model.to(memory_format=...)`` does, and
             5-dimensional weights become channels_last_3d, those of 1-d convolutions channels_last
-            as images of height 1. ``"auto"`` times the model in both, takes
-            the faster, and keeps it contiguous if its outputs differ: see docs/reference/convert.md.
+            as images of height 1. ``"auto"`` times the model in both and takes
+            the faster; it stays contiguous if its outputs differ: see docs/reference/convert.md.
         example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
             or a dict of keyword arguments, in the layout in which the model will get them.
         norms: whether batch norms in training on a GPU are measured, with the activation of their
