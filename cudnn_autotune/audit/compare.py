@@ -321,7 +321,7 @@ class _Measurement:
                 "measured in this process, which may have compiled and tuned the model before: "
                 f"another one cannot load it ({_reason(error, _REFERENCE)})"
             )
-        with _untouched() if self._is_here else nullcontext():
+        with _untouched(self._task["device"]) if self._is_here else nullcontext():
             self._expect()
             for name in self._rows:
                 reason = "" if self._on_gpu else WAYS[name].only_on_gpu
@@ -433,10 +433,11 @@ def _reason(error: Exception, name: str) -> str:
 
 
 @contextmanager
-def _untouched() -> Iterator[None]:
+def _untouched(name: str) -> Iterator[None]:
     """Takes back ``enable()`` for a while, and afterwards what this process knows of steps.
-    Restores random number generators."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    Restores the random number generators of the CPU and of the device of that name."""
+    device = torch.device(name)
+    devices = [device.index] if device.type == "cuda" else []
     former = _C.exchange_process_wide(None) if extension_available() else None
     try:
         with own_steps(), generators_kept(devices):

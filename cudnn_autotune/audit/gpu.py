@@ -56,7 +56,6 @@ class GpuBackend:
         self._mode = request["mode"]
         self._budget_ms = request["budget_ms"]
         store_settings.set_store(mode="off")  # choices of earlier processes must not be served
-        torch.manual_seed(self._settings.seed)
         torch.backends.cudnn.allow_tf32 = True
         if self._mode in PYTORCH_MODES:
             benchmark, limit = PYTORCH_MODES[self._mode]

@@ -22,7 +22,7 @@ from cudnn_autotune.audit import pytorch_settings
 from cudnn_autotune.nn.backend.comparison import begin_step
 from cudnn_autotune.nn.backend.entry import compilations
 from cudnn_autotune.nn.models.convert import conversion, convert, revert
-from cudnn_autotune.nn.untouched import tensors_in
+from cudnn_autotune.nn.untouched import seed_generators, tensors_in
 
 EXPECTED, MODEL = "expected", "model"
 """Names of files in the folder of a task."""
@@ -254,7 +254,7 @@ class Runner:
             for tensor, before in self._before:
                 if not torch.equal(tensor, before):  # an expanded input cannot be written to
                     tensor.copy_(before)
-        torch.manual_seed(seed)
+        seed_generators([self._device.index] if self._device.type == "cuda" else [], seed)
         self._step()
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

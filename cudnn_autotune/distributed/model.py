@@ -31,7 +31,6 @@ from cudnn_autotune.nn.tune import (
     passes,
     tune_problems,
 )
-from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning import remembering, settings, tune_problem
@@ -97,12 +96,11 @@ def tune(
     """
 
     def tune_one(problem: ConvProblem) -> Decision:
-        with generators_kept([device] if torch.cuda.is_available() else []):  # operands are random
-            if end_s is None:
-                return tune_problem.tune(problem, device, mode)
-            left_s = max(0.0, end_s - time.monotonic())
-            (decision,) = tune_problems({problem: 1}, device, mode, left_s)
-            return decision
+        if end_s is None:
+            return tune_problem.tune(problem, device, mode)
+        left_s = max(0.0, end_s - time.monotonic())
+        (decision,) = tune_problems({problem: 1}, device, mode, left_s)
+        return decision
 
     check_arguments(model, train, memory_format)
     name, chosen = passes(type(model).__name__, train), None

@@ -133,20 +133,37 @@ def _unmarked(tensor: Tensor) -> tuple[Tensor, tuple[str, int]] | None:
 
 
 class _MarkedConvolution:
-    """Takes the place of Inductor's ``ExternKernelChoice`` for ATen's convolution."""
+    """Takes the place of Inductor's ``ExternKernelChoice`` for ATen's convolution, and of its
+    ``conv_layout``."""
 
     def __init__(self, choices: dict[bool, Any], sampling: str, workspace_limit: int) -> None:
         self._choices = choices  # by whether the convolution is transposed
         self._policy = {"sampling": sampling, "workspace_limit": workspace_limit}
 
-    def bind(
-        self, inputs: Sequence[Any], layout: Any, _kwargs_in_order: Sequence[str], **kwargs: Any
-    ) -> Any:
+    def layout(self, input: Any, weight: Any, _: None, **kwargs: Any) -> Any:
+        """Returns the layout of the operator's result. ATen's may be another one, as in float64 on
+        a CPU."""
+        from torch._inductor import ir
+        from torch._inductor.virtualized import V
+
+        choice = self._choices[bool(kwargs["transposed"])]
+        with V.graph.fake_mode:
+            operands = [ir.ir_node_to_tensor(operand) for operand in (input, weight)]
+            output = choice.op_overload(*operands, bias=None, **self._geometry(kwargs))
+        sizes = (ir.convert_shape_to_inductor(of) for of in (output.size(), output.stride()))
+        return ir.FixedLayout(input.get_device_or_error(), input.get_dtype(), *sizes)
+
+    def _geometry(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the operator between the bias and the policy."""
         names = ["stride", "padding", "dilation"]
         if kwargs["transposed"]:
             names.append("output_padding")
-        geometry = {name: list(kwargs[name]) for name in names}
-        arguments = {**geometry, "groups": kwargs["groups"], **self._policy}
+        return {**{name: list(kwargs[name]) for name in names}, "groups": kwargs["groups"]}
+
+    def bind(
+        self, inputs: Sequence[Any], layout: Any, _kwargs_in_order: Sequence[str], **kwargs: Any
+    ) -> Any:
+        arguments = {**self._geometry(kwargs), **self._policy}
         if len(inputs) == 2:  # on a GPU Inductor adds the bias itself
             arguments["bias"] = None
         choice = self._choices[bool(kwargs["transposed"])]
@@ -225,11 +242,12 @@ def _register(conv: Any) -> None:
         for choice in choices.values():
             choice.use_fallback_kernel = V.graph.cpp_wrapper
         marked = _MarkedConvolution(choices, *input.args[1:])
-        atens, conv.aten_convolution = conv.aten_convolution, marked
+        atens = conv.aten_convolution, conv.conv_layout
+        conv.aten_convolution, conv.conv_layout = marked, marked.layout
         try:
             return lower_aten(*args, **kwargs)
         finally:
-            conv.aten_convolution = atens
+            conv.aten_convolution, conv.conv_layout = atens
 
     lowering.lowerings[aten_convolution] = lower_convolution
     for marker in (_mark_input, _mark_output):

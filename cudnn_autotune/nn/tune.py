@@ -22,7 +22,6 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.modules import check_model
-from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import events, gain, settings, tune_problem
 from cudnn_autotune.tuning.choice_log import choices
@@ -266,7 +265,7 @@ def tune_problems(
     retune: bool = False,
 ) -> list[Decision]:
     """Tunes problems on a CUDA device, in one race if ``mode`` is ``auto``; see :func:`tune`."""
-    with torch.cuda.device(device), generators_kept([device]):
+    with torch.cuda.device(device):
         if sampling.traits(mode).races_models:
             # It needs the compiled extension, without which this module is imported, too.
             with IMPORTING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -46,17 +47,15 @@ def untouched(
     """Restores what runs of the model in the ``with`` block change.
 
     These are buffers (the statistics of a BatchNorm), the contents of the tensors in ``inputs`` and
-    ``kwargs``, and random number generators (PyTorch's and Python's).
+    ``kwargs``, and random number generators (PyTorch's, Python's and NumPy's).
 
     Raises:
         ValueError: the model has lazy parameters that no call has given a shape.
     """
     check_initialized(model)
     given = tensors_in((inputs, kwargs))
-    everything = [*model.parameters(), *model.buffers(), *given]
-    devices = {tensor.device.index for tensor in everything if tensor.is_cuda}
     with (
-        generators_kept(devices),
+        generators_kept(cuda_devices([*model.parameters(), *model.buffers(), *given])),
         _buffers_kept(model),
         _contents_kept(given),
         _gradients_not_averaged(model),
@@ -127,13 +126,35 @@ def _leaves(outputs: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def generators_kept(devices: Iterable[int]) -> Iterator[None]:
-    """Restores the generators of PyTorch (CPU and these CUDA devices) and of Python."""
-    python = random.getstate()
-    with torch.random.fork_rng(sorted(devices)):
+    """Restores the generators of PyTorch (CPU and these CUDA devices), of Python and of NumPy.
+
+    Those of other devices may be in use by other threads, so nothing of this package draws there.
+    """
+    python, numpy = random.getstate(), sys.modules.get("numpy.random")
+    state = None if numpy is None else numpy.get_state(legacy=False)
+    with torch.random.fork_rng(sorted(set(devices))):
         try:
             yield
         finally:
             random.setstate(python)
+            if numpy is not None:
+                numpy.set_state(state)
+
+
+def seed_generators(devices: Iterable[int], seed: int) -> None:
+    """Seeds the generators of the CPU and of these CUDA devices.
+
+    ``torch.manual_seed`` would seed those of all devices.
+    """
+    torch.default_generator.manual_seed(seed)
+    for device in set(devices):
+        torch.cuda.default_generators[device].manual_seed(seed)
+
+
+def cuda_devices(values: Iterable[Any]) -> set[int]:
+    """Returns the indices of the CUDA devices that the tensors among ``values`` are on."""
+    tensors = (value for value in values if isinstance(value, Tensor) and value.is_cuda)
+    return {tensor.device.index for tensor in tensors}
 
 
 @contextmanager

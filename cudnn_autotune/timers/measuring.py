@@ -23,20 +23,14 @@ ADDED = ("bias", "residual", "slope")
 """Names of what a fused problem's operands may be from the fourth on, in their order."""
 
 
-def operands(
-    problem: ConvProblem,
-    device: torch.device | int | str = "cuda",
-    generator: torch.Generator | None = None,
-) -> Operands:
+def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
     """Returns the operands of ``problem`` with normal random data, in its layout and dtype: input,
     weight, output, and what a fused problem has of bias, residual and slopes. Each lies at an
     address that has the problem's alignment for it, and no larger one; the one that the operation
     writes is :func:`surrounded`.
 
-    The data are not zeros, because zeros draw less power, so that engines run faster on them.
-
-    Args:
-        generator: draws the data; None stands for PyTorch's own generator of the device.
+    The data are not zeros, because zeros draw less power, so that engines run faster on them. They
+    are the same at each call, and no random numbers of the caller's are drawn.
 
     Raises:
         ValueError: an alignment is less than one element.
@@ -54,6 +48,7 @@ def operands(
             f"got {problem.alignment}"
         )
     found = []
+    generator = torch.Generator(torch.device(device)).manual_seed(0)
     for place, (shape, alignment) in enumerate(zip(shapes, alignments, strict=True)):
         if place < len(problem.strides):
             strides = problem.strides[place]
@@ -71,12 +66,10 @@ def telling_operands(problem: ConvProblem, device: torch.device | int | str = "c
     """Returns the same :func:`operands` each time, scaled so that results are about as large as
     one: they tell a right output from a wrong one, and none overflows.
 
-    Random numbers of the caller's are not drawn.
-
     Raises:
         OutOfMemoryError: there is no memory for them.
     """
-    data = operands(problem, device, torch.Generator(torch.device(device)).manual_seed(0))
+    data = operands(problem, device)
     share = terms(problem) ** -0.25
     for place, tensor in enumerate(data[:3]):
         if place != WRITTEN[problem.op]:

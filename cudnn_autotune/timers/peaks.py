@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from cudnn_autotune.engines.problem import DTYPES_BY_NAME
 from cudnn_autotune.engines.roofline import TF32, Peaks
@@ -65,13 +66,19 @@ def _bandwidth() -> float:
             f"memory, {free / _MEMORY_SHARE / 2**20:.0f} MiB are free"
         )
     # Zeros would draw less power than data do, and might be compressed.
-    a, b = (torch.rand(size // 4, device="cuda") for _ in range(2))
+    a, b = _random(size // 4)
     c = torch.empty_like(a)
     return max(
         a.nbytes / _least_ms(lambda: a.sum()),
         2 * a.nbytes / _least_ms(lambda: c.copy_(a)),
         3 * a.nbytes / _least_ms(lambda: torch.add(a, b, out=c)),
     )
+
+
+def _random(*shape: int) -> list[Tensor]:
+    """Returns two tensors of random numbers, none of which is drawn from the caller's generator."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    return [torch.randn(shape, generator=generator, device="cuda") for _ in range(2)]
 
 
 def _arithmetics() -> list[str]:
@@ -87,7 +94,7 @@ def _arithmetic(name: str) -> float:
     sides = [side for side in _SIDES if 3 * side**2 * dtype.itemsize <= free]
     with _precision("tf32" if name == TF32 else "ieee"):
         for side in sides:
-            a, b = (torch.randn(side, side, device="cuda").to(dtype) for _ in range(2))
+            a, b = (tensor.to(dtype) for tensor in _random(side, side))
             product = partial(torch.mm, a, b, out=torch.empty_like(a))
             product()  # loads the kernel
             if side == sides[-1] or _batch_ms(product, 1) >= _PRODUCT_MS:

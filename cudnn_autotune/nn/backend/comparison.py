@@ -23,6 +23,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from cudnn_autotune.nn.untouched import cuda_devices, generators_kept, seed_generators
+
 Run = Callable[..., Any]
 
 CUDA_GRAPH_TREES = "torch._inductor.cudagraph_trees"  # importing it takes seconds
@@ -97,7 +99,10 @@ class Comparison:
 
 
 def compare(
-    programs: Mapping[str, Run], inputs: Sequence[Any], weights: Collection[int] = ()
+    programs: Mapping[str, Run],
+    inputs: Sequence[Any],
+    weights: Collection[int] = (),
+    devices: Collection[int] = (),
 ) -> Comparison:
     """Runs programs in turns on the same inputs, which they must not change.
 
@@ -109,27 +114,31 @@ def compare(
         inputs: tensors (on one device) and other values.
         weights: positions of inputs that are weights. They are not changed where the noise of the
             outputs is measured (see :func:`difference`).
+        devices: CUDA devices on which the programs compute, beside those of the inputs.
 
     Raises:
         torch.OutOfMemoryError: there is not enough memory for all programs.
     """
-    devices = {value.device for value in inputs if isinstance(value, Tensor) and value.is_cuda}
-    on_gpu = bool(devices)
-    indices = [device.index for device in devices]
+    of_inputs = cuda_devices(inputs)
+    on_gpu = bool(of_inputs)
+    drawn_on = of_inputs.union(devices)
     reference = next(iter(programs))
     data = {i: value for i, value in enumerate(inputs) if i not in weights}
 
-    def of_reference(data: Mapping[int, Any]) -> list[Tensor]:
-        given = [data.get(i, value) for i, value in enumerate(inputs)]
-        return _outputs(programs[reference], given)
+    def outputs(name: str, given: Sequence[Any] = inputs, seed: int = 0) -> list[Tensor]:
+        seed_generators(drawn_on, seed)
+        return _outputs(programs[name], given)
 
-    with torch.random.fork_rng(indices), torch.no_grad(), own_steps():
-        expected, wrong = _outputs(programs[reference], inputs), {}
+    def of_reference(data: Mapping[int, Any]) -> list[Tensor]:
+        return outputs(reference, [data.get(i, value) for i, value in enumerate(inputs)])
+
+    with generators_kept(drawn_on), torch.no_grad(), own_steps():
+        expected, wrong = outputs(reference), {}
         for name in list(programs)[1:]:
             try:
-                text = difference(expected, _outputs(programs[name], inputs), of_reference, data)
+                text = difference(expected, outputs(name), of_reference, data)
                 if text is not None:
-                    again = _outputs(programs[reference], inputs, seed=1)
+                    again = outputs(reference, seed=1)
                     if difference(expected, again, of_reference, data) is not None:
                         text = f"it may draw random numbers in another order: {text}"
             except torch.OutOfMemoryError:
@@ -147,12 +156,11 @@ def compare(
     return Comparison(times, gpu_times, wrong)
 
 
-def _outputs(program: Run, inputs: Sequence[Any], seed: int = 0) -> list[Tensor]:
-    """Copies of the tensors that a program returns; its random numbers begin at the seed.
+def _outputs(program: Run, inputs: Sequence[Any]) -> list[Tensor]:
+    """Copies of the tensors that a program returns.
 
     A copy outlives the replay of a CUDA graph that would overwrite the output.
     """
-    torch.manual_seed(seed)
     begin_step()
     results = [leaf for leaf in tree_leaves(program(*inputs)) if isinstance(leaf, Tensor)]
     return [result.detach().clone() for result in results]
@@ -358,7 +366,8 @@ def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
     """Returns the milliseconds that the current GPU spends in the convolutions of a call that no
     compiler has made; 0 where the host is too slow to tell."""
     timed = _TimedConvolutions()
-    with torch.random.fork_rng([torch.cuda.current_device()]), torch.no_grad(), own_steps(), timed:
+    devices = {torch.cuda.current_device(), *cuda_devices(inputs)}
+    with generators_kept(devices), torch.no_grad(), own_steps(), timed:
         run(*inputs)  # chooses PyTorch's algorithms
         torch.cuda.synchronize()
         begin_s = time.perf_counter()
@@ -391,6 +400,12 @@ def own_steps() -> Iterator[None]:
     finally:
         if CUDA_GRAPH_TREES in sys.modules:
             sys.modules[CUDA_GRAPH_TREES].MarkStepBox.mark_step_counter = before
+
+
+def cuda_devices_of(graph: GraphModule, inputs: Sequence[Any]) -> set[int]:
+    """Returns the indices of the CUDA devices that the values of a graph of Dynamo are on."""
+    results = (node.meta.get("example_value") for node in all_nodes(graph))
+    return cuda_devices([*inputs, *tree_leaves([*results])])
 
 
 def is_among_ranks() -> bool:

@@ -21,6 +21,7 @@ from cudnn_autotune.nn.backend.comparison import (
     Run,
     compare,
     convolutions_ms,
+    cuda_devices_of,
 )
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport
 from cudnn_autotune.nn.backend.frozen_weights import weights_of
@@ -36,6 +37,7 @@ from cudnn_autotune.nn.backend.programs import (
     compile_fused,
     compile_plain,
 )
+from cudnn_autotune.nn.untouched import generators_kept
 
 OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
 EAGER = "pytorch"
@@ -115,8 +117,9 @@ class ComparedGraph(ABC):
     """A compiled graph whose programs are compared at a call, once no results of the caller's step
     are in use."""
 
-    def __init__(self, inputs: Sequence[Any], record: Compilation) -> None:
+    def __init__(self, graph: GraphModule, inputs: Sequence[Any], record: Compilation) -> None:
         self._record = record
+        self._devices = cuda_devices_of(graph, inputs)
         on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
         self._device: torch.device | None = next(on_gpu, None)
         self._deferrals = 0
@@ -133,7 +136,8 @@ class ComparedGraph(ABC):
             is_free = not is_within_step()
         if is_free:
             contenders, self._contenders = self._contenders, {}
-            self._choose(contenders, inputs)
+            with generators_kept(self._devices):  # what is compiled meanwhile may draw numbers too
+                self._choose(contenders, inputs)
             return
         self._deferrals += 1
         if self._deferrals == _MOST_DEFERRALS:
@@ -152,7 +156,7 @@ class ComparedGraph(ABC):
         try:
             # The device that is synchronised to time programs is the current one.
             with self._on_device():
-                comparison = compare(programs, inputs, weights)
+                comparison = compare(programs, inputs, weights, self._devices)
         except torch.OutOfMemoryError:
             return None
         self._record.times_ms = dict(comparison.times_ms)
@@ -171,7 +175,7 @@ class CompiledGraph(ComparedGraph):
     def __init__(
         self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
     ) -> None:
-        super().__init__(inputs, record)
+        super().__init__(graph, inputs, record)
         self._graph = graph
         self._options = options
         self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
@@ -259,12 +263,15 @@ class CompiledGraph(ComparedGraph):
         if is_capturing():
             weights = self._captured.weights
             if weights is not None and not weights.are_those_of(inputs):
-                # Weights that are folded in a capture have values after a replay only.
-                return self._plain_program(inputs).run(*inputs)
+                # Weights that are folded in a capture have values after a replay only, and nothing
+                # is compiled in one. The first run of a program may compile kernels.
+                has_run = PLAIN in self._record.times_ms
+                return (self._plain_program(inputs).run if has_run else self._graph)(*inputs)
             return self._captured.run(*inputs)
         weights = self._current.weights
         if weights is not None and not weights.are_those_of(inputs):
-            self._follow_weights(inputs)
+            with generators_kept(self._devices):
+                self._follow_weights(inputs)
         if self._contenders:
             self._choose_if_free(inputs)
         return self._current.run(*inputs)

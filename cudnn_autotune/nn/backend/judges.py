@@ -74,7 +74,7 @@ class Measured:
                 torch.no_grad(),
                 torch.cuda.device(change.device),
             ):
-                self._known[forms.key] = _measured(forms, change.device)
+                self._known[forms.key] = _measured(forms)
         return self._known[forms.key]
 
 
@@ -88,13 +88,12 @@ def _forms_of(change: Group | Family) -> _GroupForms | _FamilyForms | str:
         return str(error)
 
 
-def _measured(forms: _GroupForms | _FamilyForms, device: torch.device) -> Verdict:
+def _measured(forms: _GroupForms | _FamilyForms) -> Verdict:
     """Times both forms, and is for ``fused`` where that is the faster one."""
     try:
         # Autocast would make other problems of these.
         with (
             torch.autocast("cuda", enabled=False),
-            torch.random.fork_rng([device]),
             compiling_ahead.compiling(forms.searches),
         ):
             # The engines of the unfused convolution are searched first: fewer of them are compiled.
@@ -215,7 +214,8 @@ def _search(
 
 def _random(node: Node) -> Tensor:
     value = node.meta["val"]
-    found = torch.randn(value.shape, dtype=value.dtype, device=value.device)
+    generator = torch.Generator(value.device).manual_seed(0)
+    found = torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
     if value.dim() < 4:
         return found
     # Products of such a weight do not overflow.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.backend.comparison import Run, communicates
@@ -323,6 +323,8 @@ def _with_weights_frozen(
     from torch._inductor.codecache import PyCodeCache
 
     patches = {**patches, "freezing": bool(positions)}
+    if positions:
+        patches = with_joint_pass(patches, mark_transposed)
     with ExitStack() as stack:
         # Nothing requires a gradient. Inductor makes weights constants only without gradients.
         stack.enter_context(torch.no_grad())
@@ -343,6 +345,49 @@ def _with_weights_frozen(
 
     weakref.finalize(run, _drop_constants, PyCodeCache.modules[loaded:])
     return run
+
+
+def with_joint_pass(patches: Mapping[str, Any], rewrite: Callable[[Graph], None]) -> dict[str, Any]:
+    """Returns patches of Inductor's configuration with a pass over the graph of ATen operators,
+    that of forward and backward where there are both. It comes after the user's passes.
+
+    Args:
+        rewrite: the pass, a function of this package.
+    """
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    given = patches.get("joint_custom_pre_pass", config.joint_custom_pre_pass)
+    before = list(given) if isinstance(given, (list, tuple)) else [given] if given else []
+
+    class JointPass(CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            for one in before:
+                one(graph)
+            rewrite(graph)
+
+        def uuid(self) -> Any:
+            """The key by which Inductor caches; None if one of the user's has none."""
+            keys = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in before]
+            return None if None in keys else ("cudnn_autotune", version(), rewrite.__name__, *keys)
+
+    return {**patches, "joint_custom_pre_pass": JointPass()}
+
+
+def mark_transposed(graph: Graph) -> None:
+    """Marks the outputs of transposed convolutions, so that Inductor folds nothing into their
+    weights. It takes the first dimension of a weight for the output channels, and these are in the
+    second one there."""
+    mark_output = torch.ops.cudnn_autotune.mark_output.default
+    convolution = torch.ops.aten.convolution.default
+    for node in graph.find_nodes(op="call_function", target=convolution):
+        users = [user for user in node.users if user.target is not mark_output]
+        if node.args[6] and users:  # it is transposed
+            with graph.inserting_after(node):
+                marked = graph.call_function(mark_output, (node,))
+            marked.meta = dict(node.meta)
+            for user in users:
+                user.replace_input_with(node, marked)
 
 
 def _drop_constants(modules: Sequence[ModuleType]) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from cudnn_autotune.core.versions import version
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn.backend.activations import Decompositions
 from cudnn_autotune.nn.backend.aliasing import written_among
@@ -29,7 +28,12 @@ from cudnn_autotune.nn.backend.frozen_weights import weights_of
 from cudnn_autotune.nn.backend.graph_copies import with_our_convolutions
 from cudnn_autotune.nn.backend.groups import is_same_shape, reads_in_place
 from cudnn_autotune.nn.backend.norms import find_norms, running_statistics, serve_norms
-from cudnn_autotune.nn.backend.programs import Options, compile_plain, tagged
+from cudnn_autotune.nn.backend.programs import (
+    Options,
+    compile_plain,
+    tagged,
+    with_joint_pass,
+)
 
 WITHOUT_NORMS = f"{OURS}, PyTorch's norms"
 
@@ -51,7 +55,7 @@ class TrainingGraph(ComparedGraph):
     def __init__(
         self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
     ) -> None:
-        super().__init__(inputs, record)
+        super().__init__(graph, inputs, record)
         self._weights = weights_of(graph, inputs)
         self._written: list[int] = []
         """Places of the buffers that a step changes."""
@@ -185,37 +189,15 @@ def compile_training(
     serve_norms(ours.graph, find_norms(ours.graph))
     ours.graph.lint()
     ours.recompile()
-    patches = {**options.inductor, "joint_custom_pre_pass": _joint_pass(options.inductor)}
+    patches = with_joint_pass(options.inductor, _recompute_outputs)
     with tagged():
         return compile_plain(ours, inputs, patches, _compile_with_norms)
 
 
-def _joint_pass(patches: Mapping[str, Any]) -> Any:
-    """Returns the pass over the joint graph of forward and backward, which takes the place of the
-    user's, and calls those.
-
-    Args:
-        patches: of Inductor's configuration.
-    """
-    from torch._inductor import config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
+def _recompute_outputs(graph: Graph) -> None:
     from torch._inductor.decomposition import select_decomp_table
 
-    given = patches.get("joint_custom_pre_pass", config.joint_custom_pre_pass)
-    before = list(given) if isinstance(given, (list, tuple)) else [given] if given else []
-
-    class JointPass(CustomGraphPass):
-        def __call__(self, graph: Graph) -> None:
-            for one in before:
-                one(graph)
-            recompute_outputs(graph, select_decomp_table())
-
-        def uuid(self) -> Any:
-            """The key by which Inductor caches; None if one of the user's has none."""
-            keys = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in before]
-            return None if None in keys else ("cudnn_autotune", version(), *keys)
-
-    return JointPass()
+    recompute_outputs(graph, select_decomp_table())
 
 
 def _compile_with_norms(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:

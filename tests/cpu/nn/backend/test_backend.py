@@ -316,10 +316,11 @@ class TestFrozenWeights:
         assert last().note == "not compared: the graph writes into its inputs"
 
     @pytest.mark.slow
-    def test_nothing_is_folded_while_a_cuda_graph_is_captured(
-        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("compare", [False, True])
+    def test_nothing_is_compiled_while_a_cuda_graph_is_captured(
+        self, compare: bool, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model = compiled(block, freezing=True)
+        model = compiled(block, freezing=True, compare=compare)
         with torch.no_grad():
             model(input)
             record, compiled_once = last(), len(ca.compilations())
@@ -327,14 +328,62 @@ class TestFrozenWeights:
             with monkeypatch.context() as capture:
                 for module in (entry, compiled_graph):
                     capture.setattr(module, "is_capturing", lambda: True)
-                capture.setattr(compiled_graph, "compile_fused", None)
+                for name in ("compile_fused", "compile_frozen", "compile_plain"):
+                    capture.setattr(compiled_graph, name, None)
                 torch.testing.assert_close(model(input), block(input))
                 torch._dynamo.reset()
                 again = compiled(block, freezing=True)
                 torch.testing.assert_close(again(input), block(input))
                 assert "while a CUDA graph was captured" in last().note
-            assert record.is_frozen
+            assert record.is_frozen or compare
             assert len(ca.compilations()) == compiled_once + 1
+            torch.testing.assert_close(model(input), block(input))
+
+    @pytest.mark.basic(2)
+    @pytest.mark.parametrize(
+        ("dims", "channels", "options"),
+        [
+            (1, (6, 6), {"dilation": 2}),
+            (2, (6, 6), {"bias": False}),
+            (2, (6, 6), {"groups": 2, "output_padding": 1}),
+            (2, (6, 9), {"groups": 3}),
+            (2, (6, 3), {"bias": False}),
+            (3, (4, 4), {"groups": 4}),
+        ],
+    )
+    def test_what_scales_a_transposed_convolution(
+        self, dims: int, channels: tuple[int, int], options: dict[str, Any]
+    ) -> None:
+        """Inductor would scale its input channels, of the operator by itself too."""
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first = getattr(nn, f"Conv{dims}d")(channels[0], channels[0], 1)
+                transposed = getattr(nn, f"ConvTranspose{dims}d")
+                self.layers = nn.ModuleList(
+                    transposed(*channels, 3, stride=2, **options) for _ in range(2)
+                )
+                norms = [getattr(nn, f"BatchNorm{dims}d")(channels[1]) for _ in range(2)]
+                self.norms = nn.ModuleList(norms)
+                for norm in norms:
+                    for tensor in (norm.weight, norm.bias, norm.running_mean):
+                        nn.init.normal_(tensor)
+                    nn.init.uniform_(norm.running_var, 0.5, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.first(x)
+                one, other = self.layers
+                lists = ([*size] for size in (one.stride, one.padding, one.dilation))
+                last = (True, [*one.output_padding], one.groups)
+                y = torch.ops.aten.convolution(x, one.weight, one.bias, *lists, *last)
+                return self.norms[0](y) * 2.0 + self.norms[1](other(x))
+
+        model, x = Model().eval(), torch.randn(2, channels[0], *(5,) * dims)
+        with torch.no_grad():
+            output = compiled(model, freezing=True)(x)
+            assert last().is_frozen
+            assert_close(output, model.double()(x.double()), TOLERANCES[torch.float32])
 
     @pytest.mark.slow
     def test_the_model_keeps_its_own(self, block: nn.Module, input: Tensor) -> None:
