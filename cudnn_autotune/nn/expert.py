@@ -4,7 +4,7 @@ and measure them one by one. ``recipe`` holds what implementations of your own l
 from __future__ import annotations
 
 import math
-import secrets
+import random
 from collections.abc import Iterable
 
 import torch
@@ -152,7 +152,7 @@ def measure(
         raise ValueError(f"cache must be 'hot' or 'cold', got {cache!r}")
     configs = [named(text) for text in texts]
     timer = GpuTimer.open(problem, device)
-    turns = Turns(timer, secrets.randbits(32))
+    turns = Turns(timer, random.Random().getrandbits(32))
     times: dict[str, list[float]] = {text: [] for text in texts}
     try:
         for text in set(texts) - {config.text for config in timer.runnable(configs)}:

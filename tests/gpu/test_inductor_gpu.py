@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import re
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
 
@@ -103,3 +105,43 @@ def test_cpp_wrapper(max_autotune: bool) -> None:
     with torch.no_grad():
         expected = theirs.eval()(input)
         torch.testing.assert_close(compiled(input), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["1x1", "grouped", "depthwise", "transposed"])
+@pytest.mark.parametrize("backend", ["inductor", "cudnn_autotune"])
+def test_results_in_float64_have_the_strides_that_are_claimed(
+    backend: str, kind: str, layout: torch.memory_format, train: bool
+) -> None:
+    """Neither cuDNN nor the operators compute in channels_last in float64."""
+    layers: dict[str, Any] = {
+        "1x1": lambda layers: layers.Conv2d(8, 8, 1),
+        "grouped": lambda layers: layers.Conv2d(8, 8, 3, padding=1, groups=2),
+        "depthwise": lambda layers: layers.Conv2d(8, 8, 3, padding=1, groups=8),
+        "transposed": lambda layers: layers.ConvTranspose2d(8, 8, 3, groups=2, stride=2),
+    }
+    found = []
+    options = {"compare": False, "fuse": "always"} if backend == "cudnn_autotune" else None
+    for module in (nn, ca):
+        torch.manual_seed(0)
+        layer = layers[kind](module).cuda().double().to(memory_format=layout)
+        x = torch.randn(2, 8, 6, 7, dtype=torch.float64, device="cuda", requires_grad=train)
+        given = x.to(memory_format=layout)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = layer(mode.from_tensor(given.detach()))
+        torch._dynamo.reset()
+        for run in (layer, torch.compile(layer, backend=backend, options=options)):
+            layer.zero_grad()
+            with torch.set_grad_enabled(train):
+                y = run(given)
+                if train:
+                    (of_input,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+                    y.square().sum().backward()
+                    found.append([y, of_input, layer.weight.grad, layer.bias.grad])
+                else:
+                    found.append([y])
+            assert y.stride() == fake.stride()
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)

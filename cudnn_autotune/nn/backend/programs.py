@@ -23,7 +23,6 @@ from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.backend.comparison import Run, communicates
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport
 from cudnn_autotune.nn.backend.each_image import convolve_each_image
-from cudnn_autotune.nn.backend.folding import fold, settle
 from cudnn_autotune.nn.backend.frozen_weights import FrozenWeights, weights_of, with_constants
 from cudnn_autotune.nn.backend.graph_copies import copied, use_formulas, with_our_convolutions
 from cudnn_autotune.nn.backend.groups import GroupReport, find_groups
@@ -251,6 +250,9 @@ class _FusingCompiler:
         from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.graph import GraphLowering
+
+        # It imports sympy, as Inductor does.
+        from cudnn_autotune.nn.backend.folding import fold, settle
 
         metadata = torch._guards.TracingContext.get().fw_metadata
         assert metadata is not None

@@ -126,10 +126,11 @@ def test_the_markers_keep_strides() -> None:
 
 
 @pytest.mark.basic(1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("dims", "bias"), [(1, False), (2, False), (2, True), (3, True)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_marked_convolution_is_lowered_to_the_operator(
-    bias: bool, transposed: bool, dims: int
+    bias: bool, transposed: bool, dims: int, dtype: torch.dtype
 ) -> None:
     stride, ones, output_padding = [2] * dims, [1] * dims, [int(transposed)] * dims
     geometry = (stride, ones, ones, transposed, output_padding, 1)
@@ -140,12 +141,14 @@ def test_a_marked_convolution_is_lowered_to_the_operator(
         return y.relu() + torch.ops.aten.convolution(x, w, b, *geometry)
 
     torch._dynamo.reset()
-    x, w = torch.randn(2, 4, *[9, 8, 7][:dims]), torch.randn(4, 4, *[3] * dims)
-    b = torch.randn(4) if bias else None
+    shapes = ((2, 4, *[9, 8, 7][:dims]), (4, 4, *[3] * dims), (4,))
+    x, w, b = (torch.randn(shape, dtype=dtype) for shape in shapes)
+    b = b if bias else None
     with torch.no_grad():
         output, codes = run_and_get_code(torch.compile(program, fullgraph=True), x, w, b)
     plain = torch.ops.aten.convolution(x, w, b, *geometry)
     torch.testing.assert_close(output, plain.relu() + plain)
+    assert output.stride() == plain.stride()
     name = "conv_transpose" if transposed else "conv_fprop"
     calls = [line for line in codes[0].splitlines() if f"{name}.default(" in line]
     assert len(calls) == 1
@@ -216,21 +219,31 @@ def test_no_more_is_saved_for_the_backward_than_of_pytorchs_layers() -> None:
     assert saved[0] == saved[1] > 0
 
 
-@pytest.mark.basic(1)
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("size", "groups", "dtype"),
+    [
+        (3, 1, torch.float32),
+        pytest.param(3, 2, torch.float32, marks=pytest.mark.slow),
+        pytest.param(3, 2, torch.float64, marks=pytest.mark.slow),
+        (1, 1, torch.float64),
+    ],
+)
+@pytest.mark.parametrize("transposed", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_gradients_of_a_marked_convolution(
-    transposed: bool, layout: torch.memory_format
+    transposed: bool, layout: torch.memory_format, size: int, groups: int, dtype: torch.dtype
 ) -> None:
-    geometry = ([2, 1], [1, 1], [1, 1], transposed, [int(transposed), 0], 1)
+    """On a CPU PyTorch's convolutions are channels_last in float64 too; the operators are not."""
+    geometry = ([2, 1], [size // 2] * 2, [1, 1], transposed, [int(transposed), 0], groups)
 
     def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         marked = operators.mark_input(x, "race", -1)
         return torch.ops.aten.convolution(marked, w, b, *geometry).relu()
 
     torch._dynamo.reset()
-    shapes = ((2, 4, 9, 8), (4, 6, 3, 3) if transposed else (6, 4, 3, 3), (6,))
-    tensors = [torch.randn(shape) for shape in shapes]
+    channels = (4, 6 // groups) if transposed else (6, 4 // groups)
+    shapes = ((2, 4, 9, 8), (*channels, size, size), (6,))
+    tensors = [torch.randn(shape, dtype=dtype) for shape in shapes]
     tensors = [t.contiguous(memory_format=layout) if t.dim() == 4 else t for t in tensors]
     leaves = [[t.clone().requires_grad_() for t in tensors] for _ in range(2)]
     compiled = torch.compile(program, fullgraph=True)
