@@ -122,6 +122,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         "mem_get_info": lambda: (made.free_bytes, 140 << 30),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    # There is no generator of a GPU.
+    tensors = lambda *shape: [torch.empty(shape, device="cuda") for _ in range(2)]  # noqa: E731
+    monkeypatch.setattr(peaks, "_random", tensors)
     before = torch._C._get_fp32_precision_getter(*PRECISION)
     with FakeTensorMode(), made:
         yield made
