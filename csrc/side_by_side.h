@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 namespace cudnn_autotune {
@@ -18,19 +20,10 @@ namespace cudnn_autotune {
 class SideBySide {
  public:
   SideBySide() : streams_{c10::cuda::getCurrentCUDAStream()} {
-    // The same ones in each call: the memory of a workspace stays with its stream. They are not of
-    // PyTorch's pool, whose streams others have too: while this thread captures, their work would
-    // be captured as well. They are never destroyed.
-    static thread_local std::map<c10::DeviceIndex, std::vector<c10::cuda::CUDAStream>> others;
-    const auto device = streams_[0].device_index();
-    auto& found = others[device];
-    while (found.size() < kMost - 1) {
-      const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-      cudaStream_t stream = nullptr;
-      C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      found.push_back(c10::cuda::getStreamFromExternal(stream, device));
-    }
-    streams_.insert(streams_.end(), found.begin(), found.end());
+    // The same ones in each call of a thread: the memory of a workspace stays with its stream.
+    static thread_local Lent lent;
+    const auto& others = lent.of(streams_[0].device_index());
+    streams_.insert(streams_.end(), others.begin(), others.end());
   }
 
   // Runs `work(n)` for each n below `count`.
@@ -65,7 +58,55 @@ class SideBySide {
 
  private:
   static constexpr size_t kMost = 4;
-  std::vector<c10::cuda::CUDAStream> streams_;
+  using Streams = std::vector<c10::cuda::CUDAStream>;
+
+  // The streams that one thread has, by device. The next thread gets those of a thread that ended.
+  //
+  // They are not of PyTorch's pool, whose streams others have too: while this thread captures,
+  // their work would be captured as well. They are never destroyed.
+  class Lent {
+   public:
+    Lent() = default;
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+    ~Lent() {
+      const std::lock_guard lock(mutex());
+      for (auto& [device, streams] : streams_) unused()[device].push_back(std::move(streams));
+    }
+
+    const Streams& of(c10::DeviceIndex device) {
+      auto& found = streams_[device];
+      if (found.empty()) {
+        const std::lock_guard lock(mutex());
+        auto& others = unused()[device];
+        if (!others.empty()) {
+          found = std::move(others.back());
+          others.pop_back();
+        }
+      }
+      while (found.size() < kMost - 1) {
+        const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+        cudaStream_t stream = nullptr;
+        C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        found.push_back(c10::cuda::getStreamFromExternal(stream, device));
+      }
+      return found;
+    }
+
+   private:
+    // Neither is destroyed: threads may end after the process's statics.
+    static std::mutex& mutex() {
+      static auto* made = new std::mutex();
+      return *made;
+    }
+    static std::map<c10::DeviceIndex, std::vector<Streams>>& unused() {
+      static auto* made = new std::map<c10::DeviceIndex, std::vector<Streams>>();
+      return *made;
+    }
+    std::map<c10::DeviceIndex, Streams> streams_;
+  };
+
+  Streams streams_;
 };
 
 }  // namespace cudnn_autotune
