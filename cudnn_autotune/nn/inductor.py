@@ -143,9 +143,10 @@ class _MarkedConvolution:
     def layout(self, input: Any, weight: Any, _: None, **kwargs: Any) -> Any:
         """Returns the layout of the operator's result. ATen's may be another one, as in float64 on
         a CPU."""
-        from torch._inductor import ir
+        import torch._inductor.ir
         from torch._inductor.virtualized import V
 
+        ir: Any = torch._inductor.ir
         choice = self._choices[bool(kwargs["transposed"])]
         with V.graph.fake_mode:
             operands = [ir.ir_node_to_tensor(operand) for operand in (input, weight)]
