@@ -4,11 +4,11 @@
 Every benchmarks/results/<gpu>/*.json becomes the tables of a section of docs/results/<gpu>.md, that
 of an audit or of models also a plot of the same name beside the record. NAME.part1.json,
 NAME.part2.json and so on become one section, as if one run had recorded them all. Tables of
-investigations, whose scripts are gone, stay in docs/results/investigations.md. Figures without a whole
-environment record (GPU, driver, versions, commit, command) and dry runs on a CPU are refused: they
-are named and left out, the others are rendered, and it exits with 1. `--check` writes nothing: it
-exits with 1 where a record is refused, a page does not say what the records say, a page has no
-records, or a plot is missing.
+investigations, whose scripts are gone, stay in docs/results/investigations.md. Figures without a
+whole environment record (GPU, driver, versions, commit, command) and dry runs on a CPU are
+refused: they are named and left out, the others are rendered, and it exits with 1. `--check`
+writes nothing: it exits with 1 where a record is refused, a page does not say what the records
+say, a page has no records, or a plot is missing.
 
     python benchmarks/render_results.py
     python benchmarks/render_results.py --check

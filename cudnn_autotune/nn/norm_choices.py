@@ -65,8 +65,8 @@ def norm_choices() -> tuple[NormChoice, ...]:
     Norms are served on a GPU (docs/reference/norms.md): training batch norms of a model that was
     converted, instance and group norms within its forward, and all three under :func:`enable`. An
     instance norm is told as the batch norm that PyTorch makes of it, with one image that has the
-    channels of all. ``times_ms`` are those of a forward with the backward that the call needs; of a group norm
-    those of a forward.
+    channels of all. ``times_ms`` are those of a forward with the backward that the call needs; of a
+    group norm those of a forward.
     """
     return (*_choices.values(), *group_norms.choices())
 
