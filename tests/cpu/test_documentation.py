@@ -80,7 +80,7 @@ def test_how_many_plans_a_thread_keeps() -> None:
     said = {
         "cudnn_autotune/tuning/settings.py": f"``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` ({limit:,})",
         "docs/reference/settings.md": f"how many built plans each thread keeps ({limit}, as PyTorch)",
-        "docs/reference/limits.md": f"({limit:,}\n  plans a thread)",
+        "docs/reference/limits.md": f"({limit:,} plans a\n  thread)",
     }
     for file, text in said.items():
         assert text in (ROOT / file).read_text(), file
@@ -238,7 +238,7 @@ def test_engines_that_auto_leaves_out_beside_kernels_of_groups() -> None:
         and case.rpartition("/")[2] in ("nhwc", "ndhwc")
         and re.match(r"eng(5|6|16|70|71|78)(:KERNEL|$)", row["before"])
     ]
-    text = (ROOT / "docs" / "reference" / "implementations.md").read_text().replace("\n", " ")
+    text = (ROOT / "docs" / "findings" / "own-kernels.md").read_text().replace("\n", " ")
     assert f"at most {max(ratios):.2f} of the time of the engines that cuDNN compiles" in text
     assert f"on the {len(ratios)} layers and directions" in text
 
