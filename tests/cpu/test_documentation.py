@@ -238,7 +238,8 @@ def test_engines_that_auto_leaves_out_beside_kernels_of_groups() -> None:
         and case.rpartition("/")[2] in ("nhwc", "ndhwc")
         and re.match(r"eng(5|6|16|70|71|78)(:KERNEL|$)", row["before"])
     ]
-    text = (ROOT / "docs" / "findings" / "own-kernels.md").read_text().replace("\n", " ")
+    text = (ROOT / "docs" / "findings" / "own-kernels.md").read_text()
+    text = " ".join(text.split())
     assert f"at most {max(ratios):.2f} of the time of the engines that cuDNN compiles" in text
     assert f"on the {len(ratios)} layers and directions" in text
 
