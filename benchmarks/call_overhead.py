@@ -4,10 +4,11 @@
 nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d, and F.conv2d against our
 functional: one process, blocks in turns and in random order, the device synchronised between blocks
 and never inside. PyTorch's module takes part twice: how far its ratio to itself is from 1 is the
-error of the method. Five settings are of small models that are bound by the host, plain and
+error of the method. Six settings are of small models that are bound by the host, plain and
 converted: a forward that calls functions (two modulated convolutions), gradients for each image by
-vmap of grad, a checkpointed block, forward and backward, and a batch norm in training, forward and
-backward, alone and with a ReLU behind it.
+vmap of grad, a checkpointed block, forward and backward, and a batch norm in training, forward,
+forward and backward, and with a ReLU behind it. Norms are also timed in the hands of our kernels,
+whatever is chosen.
 
     python benchmarks/call_overhead.py --json overhead.json
 """
@@ -30,6 +31,7 @@ SETTINGS = (
     "functions",
     "per_sample",
     "checkpoint",
+    "norm_forward",
     "norm",
     "norm_act",
 )

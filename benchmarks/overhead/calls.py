@@ -20,14 +20,16 @@ WITH_GRADIENTS = (
     "forward_backward",
     "per_sample",
     "checkpoint",
+    "norm_forward",
     "norm",
     "norm_act",
 )
 
-
 ENABLE = "enable()"
 """Name of the calls of PyTorch's module that are timed while ``cudnn_autotune.enable`` is in force,
 which it is in none of the other blocks."""
+BY_KERNELS = "ours, by kernels"
+"""Name of the calls of our norm that our kernels compute, whatever is chosen."""
 
 
 def context_of(name: str) -> AbstractContextManager[None]:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .calls import BY_KERNELS, ENABLE
+
 Call = Callable[[], Any]
 
 
@@ -92,6 +94,12 @@ def checkpoint_call(model: nn.Module, x: Tensor) -> Call:
     return call
 
 
+def forward_call(model: nn.Module, x: Tensor) -> Call:
+    """A forward in training that autograd records."""
+    leaf = x.detach().requires_grad_()
+    return lambda: model(leaf)
+
+
 def train_call(model: nn.Module, x: Tensor) -> Call:
     """Forward and backward in training."""
     leaf = x.detach().requires_grad_()
@@ -104,6 +112,7 @@ SETTINGS: dict[str, tuple[Callable[[int, int], nn.Module], Callable[[Any, Tensor
     "functions": (TwoModulated, functions_call),
     "per_sample": (block, per_sample_call),
     "checkpoint": (block, checkpoint_call),
+    "norm_forward": (norm, forward_call),
     "norm": (norm, train_call),
     "norm_act": (norm_act, train_call),
 }
@@ -120,8 +129,23 @@ def calls_of(setting: str, request: dict[str, Any], x: Tensor, layout: Any) -> d
         model = model.to(getattr(torch, request["dtype"]))
     if setting != "functions":  # it has filters of five dimensions
         model = model.to(memory_format=layout)  # type: ignore[call-overload]
-    return {
+    calls = {
         "pytorch": call_of(copy.deepcopy(model), x),
         "pytorch, again": call_of(copy.deepcopy(model), x),
         "ours": call_of(ca.convert(copy.deepcopy(model), norms=True), x),
     }
+    if setting.startswith("norm"):
+        calls[ENABLE] = call_of(copy.deepcopy(model), x)
+        calls[BY_KERNELS] = call_of(_by_kernels(copy.deepcopy(model), x), x)
+    return calls
+
+
+def _by_kernels(model: nn.Module, x: Tensor) -> nn.Module:
+    """A model of :func:`norm` or :func:`norm_act`, converted, whose norm our kernels compute."""
+    import cudnn_autotune as ca
+    from cudnn_autotune.core.extension import _C
+
+    activation = "relu" if len(model) > 1 else "identity"  # type: ignore[arg-type]
+    converted = ca.convert(model, norms=True)
+    _C.choose_norm(converted[0], x.detach().requires_grad_(), activation, True)
+    return converted
