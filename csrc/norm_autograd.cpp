@@ -58,27 +58,36 @@ at::Tensor grad_argument(const at::Tensor& grad, const at::Tensor& argument,
   return grad;
 }
 
-// The running statistics that a call updates; null for none.
-using Running = const NormCall*;
-
-// Computes the operator, and updates running statistics. It is below autograd, as PyTorch's kernels
-// are: a call that saved the statistics before does not take the update for a fault.
-NormResults compute(const at::Tensor& input, const OptionalTensor& weight,
-                    const OptionalTensor& bias, const OptionalTensor& residual,
-                    std::string_view activation, double eps, Running running) {
+// Computes a call of a module, and updates its running statistics. It is below autograd, as
+// PyTorch's kernels are: a call that saved the statistics before does not take the update for a
+// fault.
+NormOutputs compute(const NormCall& call, std::string_view activation) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  auto results = norm_op().call(input, weight, bias, residual, activation, eps);
-  if (running != nullptr) update_running(*running, std::get<1>(results), std::get<3>(results));
-  return results;
+#ifdef CUDNN_AUTOTUNE_WITH_CUDA
+  if (auto found = norm_by_kernels(call, std::nullopt, activation)) return *std::move(found);
+#endif
+  const auto [output, mean, inv_std, unbiased_var, mask] =
+      norm_op().call(call.input, call.weight, call.bias, std::nullopt, activation, call.eps);
+  update_running(call, mean, unbiased_var);
+  return {output, mean, inv_std, mask};
 }
 
+// The one of a module has a single output.
 struct NormNode : torch::autograd::Function<NormNode> {
   static variable_list forward(AutogradContext* context, const at::Tensor& input,
                                const OptionalTensor& weight, const OptionalTensor& bias,
-                               const OptionalTensor& residual, const std::string& activation,
-                               double eps, Running running) {
-    auto [output, mean, inv_std, unbiased_var, mask] =
-        compute(input, weight, bias, residual, activation, eps, running);
+                               const OptionalTensor& residual, std::string_view activation,
+                               double eps, const NormCall* module) {
+    variable_list results;
+    if (module != nullptr) {
+      auto found = compute(*module, activation);
+      results = {found.output, found.mean, found.inv_std, at::Tensor(), found.mask};
+    } else {
+      const at::AutoDispatchBelowADInplaceOrView guard;
+      auto found = norm_op().call(input, weight, bias, residual, activation, eps);
+      std::apply([&](const auto&... each) { results = {each...}; }, found);
+    }
+    const auto &output = results[0], &mask = results[4];
     // The least is saved: the mask, or else the output, which lives on as the next layer's input,
     // while a residual may not.
     const bool has_activation = activation != "identity";
@@ -87,20 +96,24 @@ struct NormNode : torch::autograd::Function<NormNode> {
     const auto if_needed = [](const OptionalTensor& tensor, bool is_needed) {
       return is_needed && tensor ? *tensor : at::Tensor();
     };
-    context->save_for_backward({input,
-                                by_mask     ? mask
-                                : by_output ? output
-                                            : at::Tensor(),
-                                if_needed(weight, true),
-                                if_needed(bias, has_activation && !by_output),
-                                if_needed(residual, has_activation && !by_output), mean, inv_std});
-    context->saved_data["activation"] = activation;
+    context->save_for_backward(
+        {input,
+         by_mask     ? mask
+         : by_output ? output
+                     : at::Tensor(),
+         if_needed(weight, true), if_needed(bias, has_activation && !by_output),
+         if_needed(residual, has_activation && !by_output), results[1], results[2]});
+    context->saved_data["activation"] = std::string(activation);
     context->saved_data["eps"] = eps;
     context->saved_data["given"] =
         c10::List<bool>({true, is_given(weight), is_given(bias), is_given(residual)});
-    context->mark_non_differentiable({mean, inv_std, unbiased_var, mask});
     context->set_materialize_grads(false);
-    return {output, mean, inv_std, unbiased_var, mask};
+    if (module != nullptr) {
+      results.resize(1);
+    } else {
+      context->mark_non_differentiable({results.begin() + 1, results.end()});
+    }
+    return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -152,21 +165,16 @@ struct NormNode : torch::autograd::Function<NormNode> {
   }
 };
 
-NormResults computed(const at::Tensor& input, const OptionalTensor& weight,
-                     const OptionalTensor& bias, const OptionalTensor& residual,
-                     std::string_view activation, double eps, Running running) {
-  if (!is_recorded(input, weight, bias, residual)) {
-    return compute(input, weight, bias, residual, activation, eps, running);
-  }
-  const auto found =
-      NormNode::apply(input, weight, bias, residual, std::string(activation), eps, running);
-  return {found[0], found[1], found[2], found[3], found[4]};
-}
-
 NormResults norm_autograd(const at::Tensor& input, const OptionalTensor& weight,
                           const OptionalTensor& bias, const OptionalTensor& residual,
                           std::string_view activation, double eps) {
-  return computed(input, weight, bias, residual, activation, eps, /*running=*/nullptr);
+  if (!is_recorded(input, weight, bias, residual)) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return norm_op().call(input, weight, bias, residual, activation, eps);
+  }
+  const auto found =
+      NormNode::apply(input, weight, bias, residual, activation, eps, /*module=*/nullptr);
+  return {found[0], found[1], found[2], found[3], found[4]};
 }
 
 }  // namespace
@@ -187,8 +195,9 @@ const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op() {
 
 at::Tensor norm_by_operator(const NormCall& call, std::string_view activation) {
   if (is_given(call.steps)) call.steps->add_(1);
-  return std::get<0>(
-      computed(call.input, call.weight, call.bias, std::nullopt, activation, call.eps, &call));
+  if (!is_recorded(call.input, call.weight, call.bias)) return compute(call, activation).output;
+  return NormNode::apply(call.input, call.weight, call.bias, OptionalTensor(), activation, call.eps,
+                         &call)[0];
 }
 
 at::Tensor norm_by_pytorch(const NormCall& call) {

@@ -19,11 +19,6 @@ bool suits_as_parameter(const OptionalTensor& values, const at::Tensor& input) {
           (values->scalar_type() == at::kFloat || values->scalar_type() == input.scalar_type()));
 }
 
-bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input) {
-  return !is_given(values) || (is_channel_vector(values, input) &&
-                               values->scalar_type() == at::kFloat && !values->requires_grad());
-}
-
 }  // namespace
 
 void set_norm_device(c10::DeviceType type) { served_device = type; }
@@ -37,6 +32,11 @@ bool is_channel_vector(const OptionalTensor& values, const at::Tensor& input) {
   return !is_given(values) ||
          (values->device() == input.device() && values->layout() == at::kStrided &&
           values->dim() == 1 && values->size(0) == input.size(1) && values->is_contiguous());
+}
+
+bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input) {
+  return !is_given(values) || (is_channel_vector(values, input) &&
+                               values->scalar_type() == at::kFloat && !values->requires_grad());
 }
 
 bool suits_operator(const NormCall& call) {

@@ -1,9 +1,12 @@
 #include <ATen/cuda/EmptyTensor.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/record_function.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <initializer_list>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "aten_norms.h"
@@ -133,14 +136,15 @@ class Pointers {
   int alignment() const { return static_cast<int>((bits_ | 16) & -(bits_ | 16)); }
   c10::ArrayRef<void*> all() const { return all_; }
 
- private:
   void add(const at::Tensor& tensor) {
     void* const address = tensor.defined() ? tensor.data_ptr() : nullptr;
     all_.push_back(address);
     const bool is_vector = tensor.defined() && tensor.dim() == 1;
     if (!is_vector) bits_ |= reinterpret_cast<uintptr_t>(address);
   }
+  void add_vector(void* address) { all_.push_back(address); }
 
+ private:
   c10::SmallVector<void*, 16> all_;
   uintptr_t bits_ = 0;
 };
@@ -154,42 +158,72 @@ at::ScalarType parameters_of(const OptionalTensor& weight, const OptionalTensor&
   return is_given(bias) ? bias->scalar_type() : at::kFloat;
 }
 
-NormResults batch_norm_act(const at::Tensor& input, const OptionalTensor& weight,
-                           const OptionalTensor& bias, const OptionalTensor& residual,
-                           std::string_view activation, double eps) {
-  const auto by_pytorch = [&] {
-    return NormFallback::instance().forward(input, weight, bias, residual, activation, eps);
-  };
-  if (!suits_kernels(input, weight, bias, residual)) return by_pytorch();
-  const c10::cuda::CUDAGuard device(input.device());
-  NormInput x(input);
+// The place of an activation in kNormActivations; nothing for one that the kernels do not have.
+std::optional<size_t> place_of(std::string_view activation) {
+  const auto* const found = std::find(kNormActivations.begin(), kNormActivations.end(), activation);
+  if (found == kNormActivations.end()) return std::nullopt;
+  return found - kNormActivations.begin();
+}
+
+const at::Tensor& tensor_or_none(const OptionalTensor& tensor) {
+  static const auto* const none = new at::Tensor();
+  return is_given(tensor) ? *tensor : *none;
+}
+
+// Computes a norm by the kernels, and the unbiased variance if it is given. Nothing where they do
+// not compute it.
+std::optional<NormOutputs> computed(const NormCall& call, const OptionalTensor& residual,
+                                    std::string_view activation, at::Tensor* unbiased_var) {
+  const auto place = place_of(activation);
+  if (!place || !suits_kernels(call.input, call.weight, call.bias, residual)) return std::nullopt;
+  const c10::cuda::CUDAGuard device(call.input.device());
+  NormInput x(call.input);
   const int64_t mask_size =
       is_given(residual) && is_derived_by_mask(activation) ? x.mask_size() : 0;
   if (mask_size > 0) x.align();
-  const at::Tensor scale = dense_vector(weight), shift = dense_vector(bias);
+  const at::Tensor scale = dense_vector(call.weight), shift = dense_vector(call.bias);
   const at::Tensor addend = is_given(residual) ? x.in_layout(*residual) : at::Tensor();
-  const at::Tensor output = x.empty(), mean = x.empty_vector(at::kFloat),
-                   inv_std = x.empty_vector(at::kFloat), unbiased = x.empty_vector(at::kFloat),
-                   mask = x.empty_vector(at::kByte, mask_size);
-  const Pointers pointers(
-      {&x.tensor, &scale, &shift, &addend, &output, &mean, &inv_std, &unbiased, &mask});
-  NormKey key{input.device().index(),
+  const at::Tensor none;
+  NormOutputs results{x.empty(), x.empty_vector(at::kFloat), x.empty_vector(at::kFloat),
+                      mask_size > 0 ? x.empty_vector(at::kByte, mask_size) : at::Tensor()};
+  if (unbiased_var != nullptr) *unbiased_var = x.empty_vector(at::kFloat);
+  const Pointers pointers({&x.tensor, &scale, &shift, &addend, &results.output, &results.mean,
+                           &results.inv_std, unbiased_var != nullptr ? unbiased_var : &none,
+                           &results.mask, &tensor_or_none(call.running_mean),
+                           &tensor_or_none(call.running_var)});
+  NormKey key{call.input.device().index(),
               /*is_backward=*/false,
-              input.scalar_type(),
-              parameters_of(weight, bias),
+              call.input.scalar_type(),
+              parameters_of(call.weight, call.bias),
               x.batch,
               x.channels,
               x.spatial,
               x.planes,
               pointers.alignment(),
-              std::string(activation)};
+              *place};
   key.residual = addend.defined();
   key.mask = mask_size > 0;
   key.form = norm_form();
   const auto plan = norm_plan(key);
-  if (plan == nullptr) return by_pytorch();
-  plan->launch(pointers.all(), x.sizes(), static_cast<float>(eps));
-  return {output, mean, inv_std, unbiased, mask};
+  if (plan == nullptr) return std::nullopt;
+  plan->launch(pointers.all(), x.sizes(),
+               {static_cast<float>(call.eps), static_cast<float>(call.momentum)});
+  return results;
+}
+
+NormResults batch_norm_act(const at::Tensor& input, const OptionalTensor& weight,
+                           const OptionalTensor& bias, const OptionalTensor& residual,
+                           std::string_view activation, double eps) {
+  NormCall call{input, weight, bias};
+  call.eps = eps;
+  at::Tensor unbiased_var;
+  const auto found = computed(call, residual, activation, &unbiased_var);
+  if (!found) {
+    return NormFallback::instance().forward(input, weight, bias, residual, activation, eps);
+  }
+  const at::Tensor mask =
+      found->mask.defined() ? found->mask : NormInput(found->output).empty_vector(at::kByte, 0);
+  return {found->output, found->mean, found->inv_std, unbiased_var, mask};
 }
 
 NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
@@ -208,7 +242,8 @@ NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
     return is_parameter(values, input) && values.scalar_type() == at::kFloat;
   };
   const bool by_mask = is_given(output) && output->scalar_type() == at::kByte;
-  if (!suits_kernels(input, weight, bias, residual) || !is_like(grad_output, input) ||
+  const auto place = place_of(activation);
+  if (!place || !suits_kernels(input, weight, bias, residual) || !is_like(grad_output, input) ||
       !is_like(grad_output_2, input) || !(by_mask || is_like(output, input)) ||
       !is_statistic(mean) || !is_statistic(inv_std)) {
     return by_pytorch();
@@ -250,7 +285,7 @@ NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
               x.spatial,
               x.planes,
               pointers.alignment(),
-              std::string(activation)};
+              *place};
   key.residual = by_residual;
   key.by_output = by_output;
   key.second = dy_2.defined();
@@ -260,7 +295,7 @@ NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
   key.form = norm_form();
   const auto plan = norm_plan(key);
   if (plan == nullptr) return by_pytorch();
-  plan->launch(pointers.all(), x.sizes(), 0.0f);
+  plan->launch(pointers.all(), x.sizes(), {});
   const auto in_inputs_layout = [&](const at::Tensor& tensor) {
     const bool is_other = by_mask && tensor.defined() && !is_dense(input, true);
     return is_other ? tensor.contiguous(input.suggest_memory_format()) : tensor;
@@ -289,9 +324,11 @@ std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const Opt
   };
   const at::Tensor scale = weight.value_or(at::Tensor()), shift = bias.value_or(at::Tensor()),
                    output = empty(input.sizes(), input.scalar_type()),
-                   statistics = empty({2, images, groups}, at::kFloat), mean = statistics[0],
-                   inv_std = statistics[1], none;
-  const Pointers pointers({&input, &scale, &shift, &none, &output, &mean, &inv_std, &none, &none});
+                   statistics = empty({2, images, groups}, at::kFloat), none;
+  auto* const mean = statistics.data_ptr<float>();
+  Pointers pointers({&input, &scale, &shift, &none, &output});
+  for (float* const vector : {mean, mean + images * groups}) pointers.add_vector(vector);
+  for (int i = 0; i < 4; ++i) pointers.add_vector(nullptr);  // no other results
   NormKey key{input.device().index(),
               /*is_backward=*/false,
               input.scalar_type(),
@@ -301,7 +338,7 @@ std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const Opt
               spatial,
               /*planes=*/true,
               pointers.alignment(),
-              "identity"};
+              *place_of("identity")};
   key.groups = groups;
   key.form = norm_form();
   const auto plan = norm_plan(key);
@@ -309,11 +346,21 @@ std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const Opt
   plan->launch(pointers.all(),
                {static_cast<int32_t>(key.batch), static_cast<int32_t>(key.channels),
                 static_cast<int32_t>(spatial)},
-               static_cast<float>(eps));
+               {static_cast<float>(eps), /*momentum=*/0.0f});
   return {output, statistics};
 }
 
 }  // namespace
+
+std::optional<NormOutputs> norm_by_kernels(const NormCall& call, const OptionalTensor& residual,
+                                           std::string_view activation) {
+  if (!call.input.is_cuda() || !suits_as_statistic(call.running_mean, call.input) ||
+      !suits_as_statistic(call.running_var, call.input)) {
+    return std::nullopt;
+  }
+  RECORD_FUNCTION("cudnn_autotune::batch_norm_act", c10::ArrayRef<const c10::IValue>{});
+  return computed(call, residual, activation, /*unbiased_var=*/nullptr);
+}
 
 void set_norm_fallback(std::function<NormSignature> forward,
                        std::function<NormBackwardSignature> backward) {

@@ -54,6 +54,15 @@ struct NormCall {
 // backward: a hook on saved tensors may throw.
 at::Tensor norm_by_operator(const NormCall& call, std::string_view activation);
 at::Tensor norm_by_pytorch(const NormCall& call);
+
+// The results of a call of a module; the mask is undefined if there is none.
+struct NormOutputs {
+  at::Tensor output, mean, inv_std, mask;
+};
+// Computes a call by the kernels, which update its running statistics too. Nothing where they do
+// not compute it. Only in builds with CUDA. Throws PlanError.
+std::optional<NormOutputs> norm_by_kernels(const NormCall& call, const OptionalTensor& residual,
+                                           std::string_view activation);
 // Updates the running statistics of a call, if it has any, below autograd.
 void update_running(const NormCall& call, const at::Tensor& mean, const at::Tensor& unbiased_var);
 
@@ -61,6 +70,8 @@ void update_running(const NormCall& call, const at::Tensor& mean, const at::Tens
 bool has_norm_dtype(const at::Tensor& input);
 // Whether values, if there are any, are a contiguous vector of an input's channels on its device.
 bool is_channel_vector(const OptionalTensor& values, const at::Tensor& input);
+// Whether they can be a running statistic, which is of float32.
+bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input);
 // Whether the operator computes a call.
 bool suits_operator(const NormCall& call);
 // Sets the type of device whose norms the operator may compute: CUDA, or in tests the CPU.

@@ -5,11 +5,13 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/SmallVector.h>
-#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -25,25 +27,32 @@ constexpr int64_t kAligned = 256;  // where each part of the workspace begins, i
 
 int64_t rounded(int64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
 
-auto fields(const NormKey& key) {
-  return std::tie(key.device, key.is_backward, key.dtype, key.parameters, key.batch, key.channels,
-                  key.spatial, key.planes, key.alignment, key.activation, key.residual,
-                  key.by_output, key.second, key.grad_residual, key.grad_input, key.mask,
-                  key.groups, key.form);
-}
-
 struct KeyHash {
   size_t operator()(const NormKey& key) const {
-    return c10::get_hash(key.batch, key.channels, key.spatial, key.is_backward, key.residual,
-                         key.by_output, key.second, key.device, key.activation, key.groups);
+    uint64_t hash = 0;
+    for (const uint64_t word : key.words()) {
+      hash = (hash ^ word) * 0x9e3779b97f4a7c15U;
+      hash ^= hash >> 32U;
+    }
+    return static_cast<size_t>(hash);
   }
 };
 
-// The plans that are known. Those of a form are kept as long as the process lives; those without
-// one are among them. Never destroyed, because calls may come while the process exits.
+// The plans that are known; those without a form are among those of one. Never destroyed, because
+// calls may come while the process exits.
 struct KnownPlans {
   std::mutex mutex;
   std::unordered_map<NormKey, std::shared_ptr<NormPlan>, KeyHash> known;
+
+  // Drops the plans of forms, which are asked for while they are measured, and all if those are
+  // few.
+  void make_room() {
+    if (known.size() < kMostNormPlans) return;
+    for (auto one = known.begin(); one != known.end();) {
+      one = one->first.form != 0 ? known.erase(one) : std::next(one);
+    }
+    if (known.size() > kMostNormPlans / 2) known.clear();
+  }
 
   static KnownPlans& instance() {
     static auto* plans = new KnownPlans();
@@ -91,69 +100,137 @@ uint64_t* new_counters(size_t count) {
   return found;
 }
 
+// What the launches of a stream use, one after the other. It is never freed.
+struct StreamMemory {
+  static constexpr int64_t kBytes = 1 << 20;
+
+  // Held while the launches of a norm are enqueued: all of them use the workspace.
+  std::mutex mutex;
+  // By slabs, parts and number of counters. A launch finds them as the one before left them.
+  std::map<std::tuple<int32_t, int32_t, size_t>, uint64_t*> counters;
+  void* workspace = nullptr;  // kBytes; null before the first launch, or if memory is short
+
+  static StreamMemory& of(cudaStream_t stream) {
+    using Key = std::pair<c10::DeviceIndex, cudaStream_t>;
+    static std::mutex mutex_of_all;
+    static auto* const all = new std::map<Key, StreamMemory>();
+    const std::lock_guard lock(mutex_of_all);
+    return (*all)[{c10::cuda::current_device(), stream}];
+  }
+  // The workspace, unless it is too small.
+  void* workspace_of(int64_t bytes) {
+    if (bytes > kBytes) return nullptr;
+    if (workspace == nullptr) {
+      const RelaxedCapture relaxed;
+      if (cudaMalloc(&workspace, kBytes) != cudaSuccess) {
+        static_cast<void>(cudaGetLastError());
+        workspace = nullptr;
+      }
+    }
+    return workspace;
+  }
+  uint64_t* counters_of(const NormDivision& division, size_t count) {
+    uint64_t*& found = counters[{division.slabs, division.parts, count}];
+    if (found == nullptr) found = new_counters(count);
+    return found;
+  }
+};
+
+c10::DataPtr allocated(int64_t bytes) {
+  return c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(bytes));
+}
+
+// A graph replays a plan's kernels, which may be unloaded with the plan.
+void keep_for_graphs(std::shared_ptr<const NormPlan> plan) {
+  static std::mutex mutex;
+  static auto* const captured = new std::set<std::shared_ptr<const NormPlan>>();
+  const std::lock_guard lock(mutex);
+  captured->insert(std::move(plan));
+}
+
 }  // namespace
 
 NormPlan::NormPlan(const std::vector<NormLaunch>& launches, const NormDivision& division,
-                   const NormWorkspace& workspace, size_t counters, bool cooperative,
-                   size_t pointers, bool takes_eps)
+                   const NormWorkspace& workspace, size_t counters, size_t pointers, size_t floats)
     : division_(division),
       workspace_(workspace),
       counters_(counters),
-      cooperative_(cooperative),
       pointers_(pointers),
-      takes_eps_(takes_eps) {
+      floats_(floats) {
   std::vector<size_t> sizes(pointers, sizeof(void*));
   sizes.insert(sizes.end(), 6, sizeof(int32_t));
-  if (takes_eps) sizes.push_back(sizeof(float));
-  if (cooperative && cuda_driver().launch_cooperative == nullptr) {
-    throw PlanError("the driver has no cooperative launches");
-  }
+  sizes.insert(sizes.end(), floats, sizeof(float));
   for (const NormLaunch& one : launches) {
     launches_.push_back({load_kernel(one.cubin, one.function, one.shared_bytes, sizes),
                          one.function, one.blocks, one.threads, one.shared_bytes});
   }
 }
 
-uint64_t* NormPlan::counters(cudaStream_t stream) const {
-  if (is_capturing()) return new_counters(counters_);
-  const std::lock_guard lock(mutex_);
-  uint64_t*& found = counters_of_[stream];
-  if (found == nullptr) found = new_counters(counters_);
-  return found;
-}
+int64_t NormPlan::workspace_bytes() const { return rounded(workspace_.sums) + workspace_.totals; }
 
 void NormPlan::launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes,
-                      float eps) const {
+                      c10::ArrayRef<float> floats) const {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  const int64_t totals_at = rounded(workspace_.sums);
-  const c10::DataPtr workspace = c10::cuda::CUDACachingAllocator::get()->allocate(
-      static_cast<size_t>(totals_at + workspace_.totals));
-  auto* const begin = static_cast<char*>(workspace.get());
+  if (is_capturing()) {  // a graph may be replayed beside anything
+    keep_for_graphs(shared_from_this());
+    const c10::DataPtr workspace = allocated(workspace_bytes());
+    uint64_t* const counters = counters_ == 0 ? nullptr : new_counters(counters_);
+    return enqueue(tensors, sizes, floats, workspace.get(), counters, stream);
+  }
+  StreamMemory& memory = StreamMemory::of(stream);
+  const std::lock_guard lock(memory.mutex);
+  void* workspace = memory.workspace_of(workspace_bytes());
+  c10::DataPtr own;
+  if (workspace == nullptr) {
+    own = allocated(workspace_bytes());
+    workspace = own.get();
+  }
+  uint64_t* const counters = counters_ == 0 ? nullptr : memory.counters_of(division_, counters_);
+  enqueue(tensors, sizes, floats, workspace, counters, stream);
+}
+
+void NormPlan::enqueue(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes,
+                       c10::ArrayRef<float> floats, void* workspace, uint64_t* counters,
+                       cudaStream_t stream) const {
+  auto* const begin = static_cast<char*>(workspace);
   c10::SmallVector<void*, 16> pointers(tensors.begin(), tensors.end());
   pointers.push_back(begin);
   // A forward has no totals.
-  if (pointers.size() + 2 == pointers_) pointers.push_back(begin + totals_at);
-  pointers.push_back(counters_ == 0 ? nullptr : counters(stream));
-  if (pointers.size() != pointers_) throw PlanError("a norm's kernel takes other tensors");
+  if (pointers.size() + 2 == pointers_) pointers.push_back(begin + rounded(workspace_.sums));
+  pointers.push_back(counters);
+  if (pointers.size() != pointers_ || floats.size() != floats_) {
+    throw PlanError("a norm's kernel takes other arguments");
+  }
   std::array<int32_t, 6> numbers{sizes[0],        sizes[1],        sizes[2],
                                  division_.slabs, division_.parts, division_.tile};
   c10::SmallVector<void*, 24> arguments;
   for (void*& pointer : pointers) arguments.push_back(&pointer);
   for (int32_t& number : numbers) arguments.push_back(&number);
-  if (takes_eps_) arguments.push_back(&eps);
+  for (const float& number : floats) arguments.push_back(const_cast<float*>(&number));
   const CudaDriver& driver = cuda_driver();
   for (const Loaded& one : launches_) {
-    const CUfunction function = one.kernel.function;
-    const CUresult status =
-        cooperative_ ? driver.launch_cooperative(function, one.blocks, 1, 1, one.threads, 1, 1,
-                                                 one.shared_bytes, stream, arguments.data())
-                     : driver.launch(function, one.blocks, 1, 1, one.threads, 1, 1,
-                                     one.shared_bytes, stream, arguments.data(), nullptr);
+    const CUresult status = driver.launch(one.kernel.function, one.blocks, 1, 1, one.threads, 1, 1,
+                                          one.shared_bytes, stream, arguments.data(), nullptr);
     if (status != CUDA_SUCCESS) check_driver(status, "launching " + one.name);
   }
 }
 
-bool NormKey::operator==(const NormKey& other) const { return fields(*this) == fields(other); }
+std::array<uint64_t, 5> NormKey::words() const {
+  uint64_t packed = 0;
+  const auto pack = [&](uint64_t value, int bits) { packed = packed << bits | value; };
+  pack(static_cast<uint8_t>(device), 8);
+  pack(static_cast<uint8_t>(dtype), 8);
+  pack(static_cast<uint8_t>(parameters), 8);
+  pack(static_cast<uint8_t>(alignment), 8);
+  pack(activation, 4);
+  pack(static_cast<uint64_t>(form), 4);
+  for (const bool flag :
+       {is_backward, planes, residual, by_output, second, grad_residual, grad_input, mask}) {
+    pack(static_cast<uint64_t>(flag), 1);
+  }
+  return {static_cast<uint64_t>(batch), static_cast<uint64_t>(channels),
+          static_cast<uint64_t>(spatial), static_cast<uint64_t>(groups), packed};
+}
 
 void set_norm_planner(NormPlanner chooses) { planner() = std::move(chooses); }
 
@@ -166,8 +243,9 @@ std::shared_ptr<NormPlan> norm_plan(const NormKey& key) {
     const std::lock_guard lock(plans.mutex);
     const auto found = plans.known.find(key);
     if (found != plans.known.end()) {
-      if (adopts) plans.known.insert_or_assign(any_form, found->second);
-      return found->second;
+      const auto plan = found->second;
+      if (adopts) plans.known.insert_or_assign(any_form, plan);
+      return plan;
     }
   }
   if (!planner()) return nullptr;
@@ -183,6 +261,7 @@ std::shared_ptr<NormPlan> norm_plan(const NormKey& key) {
     plan = planner()(key);
   }
   const std::lock_guard lock(plans.mutex);
+  plans.make_room();
   plan = plans.known.try_emplace(key, std::move(plan)).first->second;
   if (adopts) plans.known.insert_or_assign(any_form, plan);
   return plan;

@@ -5,11 +5,11 @@
 #include <c10/util/ArrayRef.h>
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <vector>
 
 #include "core/cuda_driver.h"
@@ -38,26 +38,26 @@ struct NormWorkspace {
 
 // Launches that are loaded for a device. To launch them takes no Python. Safe to call from several
 // threads.
-class NormPlan {
+class NormPlan : public std::enable_shared_from_this<NormPlan> {
  public:
   // Loads the kernels for the current device. `pointers` is how many tensors a kernel takes, with
-  // the parts of the workspace and the counters; `takes_eps` tells whether it takes epsilon.
-  // `cooperative` tells whether all blocks of a launch must be on the GPU together. Throws
-  // PlanError.
+  // the parts of the workspace and the counters, and `floats` how many numbers it takes last.
+  // Throws PlanError.
   NormPlan(const std::vector<NormLaunch>& launches, const NormDivision& division,
-           const NormWorkspace& workspace, size_t counters, bool cooperative, size_t pointers,
-           bool takes_eps);
+           const NormWorkspace& workspace, size_t counters, size_t pointers, size_t floats);
 
   // Enqueues the launches on the current stream. `tensors` are the kernels' arguments before the
-  // workspace; `sizes` are the images, the channels and the product of the spatial sizes. Throws
-  // PlanError, and c10::OutOfMemoryError.
-  void launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes, float eps) const;
+  // workspace; `sizes` are the images, the channels and the product of the spatial sizes. A plan
+  // that is captured is kept as long as the process lives. Throws PlanError, and
+  // c10::OutOfMemoryError.
+  void launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes,
+              c10::ArrayRef<float> floats) const;
 
  private:
-  // The counters by which blocks of one launch meet. Each launch finds them as the one before left
-  // them, so launches that may overlap have their own: those of a stream, and each captured one.
-  // They are never freed.
-  uint64_t* counters(cudaStream_t stream) const;
+  int64_t workspace_bytes() const;
+  void enqueue(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes,
+               c10::ArrayRef<float> floats, void* workspace, uint64_t* counters,
+               cudaStream_t stream) const;
 
   struct Loaded {
     LoadedKernel kernel;
@@ -70,13 +70,12 @@ class NormPlan {
   std::vector<Loaded> launches_;
   NormDivision division_;
   NormWorkspace workspace_;
-  size_t counters_;
-  bool cooperative_;
-  size_t pointers_;
-  bool takes_eps_;
-  mutable std::mutex mutex_;
-  mutable std::unordered_map<cudaStream_t, uint64_t*> counters_of_;
+  size_t counters_, pointers_, floats_;
 };
+
+// The activations of NORM_ACTIVATIONS of cudnn_autotune/engines/norms/reference.py.
+inline constexpr std::array<std::string_view, 8> kNormActivations{
+    "identity", "relu", "relu6", "sigmoid", "silu", "gelu", "gelu_tanh", "hardswish"};
 
 // What a plan depends on. The names are those of NormProblem in plan.py.
 struct NormKey {
@@ -87,7 +86,7 @@ struct NormKey {
   int64_t batch, channels, spatial;
   bool planes;
   int alignment;
-  std::string activation;
+  size_t activation;  // its place in kNormActivations
   bool residual = false;
   bool by_output = false;
   bool second = false;
@@ -97,15 +96,18 @@ struct NormKey {
   int64_t groups = 0;
   int form = 0;  // of norm_form()
 
-  bool operator==(const NormKey& other) const;
+  // All of it.
+  std::array<uint64_t, 5> words() const;
+  bool operator==(const NormKey& other) const { return words() == other.words(); }
 };
 
 // Chooses a plan; null if no kernel computes the problem. Throws what Python raises, as PlanError.
 using NormPlanner = std::function<std::shared_ptr<NormPlan>(const NormKey& key)>;
 void set_norm_planner(NormPlanner planner);
 
-// The plan for a key, which is chosen once and kept as long as the process lives, because a CUDA
-// graph may have captured it. Null if PyTorch computes the problem. The key's device is current.
+// The plan for a key, which is chosen once. A process whose sizes keep changing starts anew with
+// kMostNormPlans. Null if PyTorch computes the problem. The key's device is current.
+constexpr size_t kMostNormPlans = 1U << 12U;
 std::shared_ptr<NormPlan> norm_plan(const NormKey& key);
 
 // The form of the plans of a call, by its place in FORMS of plan.py, from 1 on: the one that is set

@@ -25,15 +25,15 @@ using LaunchTuple = std::tuple<py::bytes, std::string, uint32_t, uint32_t, int>;
 std::shared_ptr<NormPlan> make_plan(const std::vector<LaunchTuple>& launches,
                                     const std::array<int32_t, 3>& division,
                                     const std::array<int64_t, 2>& workspace, size_t counters,
-                                    bool cooperative, size_t pointers, bool takes_eps) {
+                                    size_t pointers, size_t floats) {
   std::vector<NormLaunch> all;
   for (const auto& [cubin, function, blocks, threads, shared_bytes] : launches) {
     all.push_back({std::string(cubin), function, blocks, threads, shared_bytes});
   }
   const py::gil_scoped_release without_gil;
   return std::make_shared<NormPlan>(all, NormDivision{division[0], division[1], division[2]},
-                                    NormWorkspace{workspace[0], workspace[1]}, counters,
-                                    cooperative, pointers, takes_eps);
+                                    NormWorkspace{workspace[0], workspace[1]}, counters, pointers,
+                                    floats);
 }
 
 // Calls what computes an operator in Python. None stands for an undefined tensor.
@@ -55,8 +55,9 @@ void set_planner(const py::function& function) {
     return ask_python([&] {
       return (*planner)(static_cast<int>(key.device), key.form, key.is_backward, key.dtype,
                         key.parameters, key.batch, key.channels, key.spatial, key.planes,
-                        key.alignment, key.activation, key.residual, key.by_output, key.second,
-                        key.grad_residual, key.grad_input, key.mask, key.groups)
+                        key.alignment, kNormActivations[key.activation], key.residual,
+                        key.by_output, key.second, key.grad_residual, key.grad_input, key.mask,
+                        key.groups)
           .cast<std::shared_ptr<NormPlan>>();
     });
   });
@@ -97,7 +98,7 @@ void set_kernels(const py::function& function) {
 void bind_norms(py::module_& m) {
   py::class_<NormPlan, std::shared_ptr<NormPlan>>(m, "NormPlan")
       .def(py::init(&make_plan), py::arg("launches"), py::arg("division"), py::arg("workspace"),
-           py::arg("counters"), py::arg("cooperative"), py::arg("pointers"), py::arg("takes_eps"));
+           py::arg("counters"), py::arg("pointers"), py::arg("floats"));
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
   m.def("set_norm_chooser", &set_chooser, py::arg("chooser"));

@@ -273,9 +273,8 @@ class NormPlan:
         division: slabs, parts of a slab, units of a part.
         workspace: bytes of sums and of totals.
         counters: how many there are, of 8 bytes.
-        cooperative: whether all blocks of a launch must be on the GPU together.
         pointers: how many addresses a kernel takes, with those of the workspace.
-        takes_eps: whether the kernels take epsilon.
+        floats: how many numbers of float32 a kernel takes last.
 
     Raises PlanError where a kernel does not load.
     """
@@ -286,9 +285,8 @@ class NormPlan:
         division: tuple[int, int, int],
         workspace: tuple[int, int],
         counters: int,
-        cooperative: bool,
         pointers: int,
-        takes_eps: bool,
+        floats: int,
     ) -> None: ...
 
 def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from cuda_emulation import launch_kernel
@@ -24,8 +25,23 @@ SMALL = replace(H200, multiprocessors=5)
 """So small a GPU that a few blocks fill it."""
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Relative errors of outputs and gradients by dtype."""
+MOMENTUM = 0.3
 _NAN_BYTE = 0xFF
 _NONE = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The launches of each plan, one after the other, and when their blocks run."""
+
+    resident: int = 1 << 20
+    """Blocks that are there together; others start when one of them ends."""
+    seed: int = 0
+    """That of a random order; 0 for the order of indices."""
+    launches: int = 1
+
+
+TOGETHER = Schedule()
 
 
 def problem_of(given: Norm, *, is_backward: bool, alignment: int = 16) -> NormProblem:
@@ -61,6 +77,7 @@ def _run(
     pointers: list[Tensor | None],
     *,
     is_reversed: bool,
+    schedule: Schedule,
 ) -> None:
     """Launches a plan; ``pointers`` are its tensors but for the workspace's."""
 
@@ -71,8 +88,11 @@ def _run(
     workspace = [bytes_of(plan.sums_bytes, _NAN_BYTE)]
     if problem.is_backward:
         workspace.append(bytes_of(plan.totals_bytes, _NAN_BYTE))
-    counters = torch.full((plan.counters,), 3 * plan.parts, dtype=torch.int64)
-    workspace.append(between_bands(counters, torch.contiguous_format))
+    # Those of slabs, then the claims of blocks, as earlier launches leave them.
+    initial = torch.full((plan.counters,), 4, dtype=torch.int64)
+    initial[: plan.slabs] = 3 * plan.parts
+    counters = between_bands(initial, torch.contiguous_format)
+    workspace.append(counters)
     buffers = {str(i): tensor for i, tensor in enumerate([*pointers, *workspace])}
     arguments: list[object] = [
         Address(name) if tensor is not None else Address("none")  # type: ignore[arg-type]
@@ -82,8 +102,10 @@ def _run(
     sizes = (problem.batch, problem.channels, problem.spatial)
     arguments += [*sizes, plan.slabs, plan.parts, plan.tile]
     if not problem.is_backward:
-        arguments.append(EPS)
-    for launch in plan.launches:
+        arguments += [EPS, MOMENTUM]
+    each = torch.full_like(initial, 2)
+    each[: plan.slabs] = plan.parts
+    for i, launch in enumerate(plan.launches * schedule.launches):
         one = KernelLaunch(
             launch.kernel,
             (launch.blocks, 1, 1),
@@ -95,8 +117,10 @@ def _run(
             one,
             {**given, "none": _NONE},
             is_reversed=is_reversed,
-            is_cooperative=plan.is_cooperative,
+            resident=schedule.resident,
+            seed=schedule.seed and schedule.seed + i,
         )
+    assert torch.equal(counters, initial + schedule.launches * each)
     for name, tensor in given.items():
         assert are_bands_whole(tensor), f"something is written outside of argument {name}"
 
@@ -110,6 +134,8 @@ def by_kernels(
     alignment: int = 16,
     wants_input: bool = True,
     wants_residual: bool = True,
+    running: Sequence[Tensor] = (),
+    schedule: Schedule = TOGETHER,
     plans: list[NormPlan] | None = None,
 ) -> Results:
     """The results of the kernels, forward and backward, on tensors between guard bands.
@@ -117,6 +143,7 @@ def by_kernels(
     Args:
         wants_input, wants_residual: Whether the gradients of the input and of the residual are
             asked for.
+        running: The running mean and variance, which are updated.
         plans: Receives the plans that were run.
     """
 
@@ -130,11 +157,11 @@ def by_kernels(
         return None if like is None else torch.full_like(like, float("nan"))
 
     input = given.input
-    statistics = torch.empty(input.shape[1], dtype=torch.float32)
+    of_channels = torch.empty(input.shape[1], dtype=torch.float32)
     x, residual = banded(input), banded(given.residual)
     weight, bias = banded(given.weight), banded(given.bias)
     output = banded(empty(input))
-    found = [banded(empty(statistics)) for _ in range(3)]
+    found = [banded(empty(of_channels)) for _ in range(3)]
     forward = problem_of(given, is_backward=False, alignment=alignment)
     plan = plan_norm(forward, gpu, form)
     mask = None
@@ -142,8 +169,12 @@ def by_kernels(
         mask = between_bands(
             torch.full((mask_size(input),), 0xAA, dtype=torch.uint8), torch.contiguous_format
         )
-    pointers = [x, weight, bias, residual, output, *found, mask]
-    _run(plan, forward, pointers, is_reversed=is_reversed)
+    statistics = [banded(values) for values in running] or [None, None]
+    pointers = [x, weight, bias, residual, output, *found, mask, *statistics]
+    _run(plan, forward, pointers, is_reversed=is_reversed, schedule=schedule)
+    for values, updated in zip(running, statistics, strict=False):
+        assert updated is not None
+        values.copy_(updated)
     if mask is not None:
         assert output is not None
         assert torch.equal(mask, packed_mask(output, given.activation))
@@ -173,7 +204,7 @@ def by_kernels(
         *grads,
     ]
     backward_plan = plan_norm(backward, gpu, form)
-    _run(backward_plan, backward, pointers, is_reversed=is_reversed)
+    _run(backward_plan, backward, pointers, is_reversed=is_reversed, schedule=schedule)
     if plans is not None:
         plans += [plan, backward_plan]
     assert output is not None
@@ -191,6 +222,7 @@ def group_norm_by_kernels(
     is_reversed: bool = False,
     alignment: int = 16,
     activation: str = "identity",
+    schedule: Schedule = TOGETHER,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the mean and the inverse deviation of each group by the kernels, which read and
     write tensors between guard bands.
@@ -220,7 +252,8 @@ def group_norm_by_kernels(
     mean, inv_std = (banded(torch.full((batch, groups), float("nan"))) for _ in range(2))
     pointers = [
         *(banded(input), *(None if one is None else banded(one) for one in (weight, bias))),
-        *(None, output, mean, inv_std, None, None),
+        *(None, output, mean, inv_std, *[None] * 4),
     ]
-    _run(plan_norm(problem, gpu, form), problem, pointers, is_reversed=is_reversed)
+    plan = plan_norm(problem, gpu, form)
+    _run(plan, problem, pointers, is_reversed=is_reversed, schedule=schedule)
     return output, mean, inv_std

@@ -33,7 +33,6 @@ CudaDriver look_up() {
   bind_symbol(library, "cuLaunchKernel", driver.launch);
   bind_symbol(library, "cuLaunchKernelEx", driver.launch_ex);
   bind_symbol(library, "cuTensorMapEncodeTiled", driver.encode_tensor_map);
-  bind_symbol(library, "cuLaunchCooperativeKernel", driver.launch_cooperative);
   bind_symbol(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode);
   bind_symbol(library, "cuGetErrorName", driver.error_name);
   bind_symbol(library, "cuGetErrorString", driver.error_string);

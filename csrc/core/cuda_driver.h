@@ -29,7 +29,6 @@ struct CudaDriver {
   decltype(&cuLaunchKernel) launch = nullptr;
   decltype(&cuLaunchKernelEx) launch_ex = nullptr;
   decltype(&cuTensorMapEncodeTiled) encode_tensor_map = nullptr;
-  decltype(&cuLaunchCooperativeKernel) launch_cooperative = nullptr;
   decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
   decltype(&cuGetErrorName) error_name = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;

@@ -17,12 +17,20 @@ DEVICE = source(kernels.__name__)  # device.cuh alone
 X, Y = Address("x"), Address("y")
 
 
-def run(body: str, x: torch.Tensor, y: torch.Tensor, threads: int = 32, **options: object) -> None:
+def run(
+    body: str,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    threads: int = 32,
+    blocks: int = 1,
+    **options: object,
+) -> None:
     code = DEVICE + (
         'extern "C" __global__ void test_kernel(const unsigned* x, float* y) {' + body + "}"
     )
     shared = int(options.pop("shared_bytes", 0))  # type: ignore[call-overload]
-    launch = KernelLaunch(Kernel(code, "test_kernel"), (1, 1, 1), (threads, 1, 1), (X, Y), shared)
+    grid, block = (blocks, 1, 1), (threads, 1, 1)
+    launch = KernelLaunch(Kernel(code, "test_kernel"), grid, block, (X, Y), shared)
     launch_kernel(launch, {"x": x, "y": y}, **options)  # type: ignore[arg-type]
 
 
@@ -146,6 +154,21 @@ def test_undefined_behaviour_is_an_error(body: str, what: str) -> None:
     memory = torch.zeros(64)
     with pytest.raises(EmulationError, match=what):
         run(body, memory, memory, shared_bytes=128)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_that_wait_for_one_that_has_not_started_are_an_error(seed: int) -> None:
+    y = torch.zeros(3)
+    body = """
+      y[blockIdx.x] = 1.0f;
+      for (int i = 0; i < 3; ++i) {
+        while (((volatile float*)y)[i] == 0.0f) emulation::wait_for_blocks();
+      }
+    """
+    run(body, y, y, blocks=3, resident=3, seed=seed)
+    for resident in (1, 2):
+        with pytest.raises(EmulationError, match="not started"):
+            run(body, y, y.zero_(), blocks=3, resident=resident, seed=seed)
 
 
 def test_conversions_round_as_pytorch_does() -> None:

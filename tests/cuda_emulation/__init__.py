@@ -63,9 +63,9 @@ MATRIX_LOADS = MatrixLoads()
 _MAIN = """
 extern "C" const char* emulate(int arguments, const unsigned* grid, const unsigned* block,
                                unsigned shared_bytes, void** addresses, int reversed,
-                               int cooperative) {
+                               unsigned resident, unsigned seed) {
   return emulation::run<&%s>(&%s, arguments, grid, block, shared_bytes, addresses, reversed != 0,
-                             cooperative != 0);
+                             resident, seed);
 }
 """
 # _Float16 needs no more than SSE2; F16C converts in one instruction where there is one.
@@ -142,12 +142,14 @@ def launch_kernel(
     buffers: Buffers,
     *,
     is_reversed: bool = False,
-    is_cooperative: bool = False,
+    resident: int = 1,
+    seed: int = 0,
 ) -> None:
     """Runs one launch. The buffers are dense; their data begins at the tensor's first element.
 
     Args:
-        is_cooperative: All blocks are there together, so that they may wait for each other.
+        resident: The blocks that are there together. Others start when one of them ends.
+        seed: Of the order in which blocks start and take turns. 0 for the order of their indices.
 
     Raises:
         EmulationError: the kernel does not compile, or does what CUDA leaves undefined.
@@ -166,7 +168,8 @@ def launch_kernel(
         launch.shared_bytes,
         addresses,
         int(is_reversed),
-        int(is_cooperative),
+        resident,
+        seed,
     )
     counts = (ctypes.c_longlong * 2)()
     library.matrix_loads(counts)

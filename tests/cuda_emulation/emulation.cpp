@@ -15,6 +15,7 @@ namespace emulation {
 Thread* current = nullptr;
 dim3 block_index, block_size, grid_size;
 unsigned char* shared_start = nullptr;
+long long cycles = 0;
 
 namespace {
 
@@ -47,6 +48,13 @@ std::string error;
 void (*entered)(void**) = nullptr;
 void** entered_with = nullptr;
 bool copies_at_once = false;
+bool takes_turns = false;
+// Random numbers: <random> includes <cmath>, whose names some in the header are.
+unsigned random_state = 0;
+unsigned random_number() {
+  random_state = random_state * 1664525u + 1013904223u;
+  return random_state >> 16;
+}
 // How often 128 bytes, such as a matrix, were loaded from shared memory, and how many more accesses
 // were needed because they lay in the same banks.
 long long matrices_loaded = 0, bank_conflicts = 0;
@@ -92,6 +100,11 @@ void fail(const char* what) {
 void yield(State state) {
   current->state = state;
   emulation_switch(&current->stack_pointer, scheduler);
+}
+
+void wait_for_blocks() {
+  cycles += 1000;
+  yield(State::waits_for_blocks);
 }
 
 static void entry() {
@@ -430,12 +443,15 @@ class Block {
     }
   }
 
-  // Runs until the block is done, waits for others, or has failed.
-  void resume(bool reversed) {
+  // Runs until the block is done, waits for others, or has failed, or until another one may have a
+  // turn. Returns whether it did nothing but wait.
+  bool resume(bool reversed) {
+    bool was_ready = false, is_idle = true;
     block_index = index_;
     shared_start = shared_;
     shared_size = shared_bytes_;
     for (auto& thread : threads_) {
+      was_ready = was_ready || thread.state == State::ready;
       if (thread.state == State::waits_for_blocks) thread.state = State::ready;
     }
     const int count = static_cast<int>(threads_.size());
@@ -448,19 +464,24 @@ class Block {
         for (; lane < kLanes && warp * kLanes + lane < count; ++lane) {
           lanes[lane] = &threads_[warp * kLanes + lane];
         }
-        if (!run_warp(lanes, lane, reversed)) return;
+        if (!run_warp(lanes, lane, reversed)) return false;
       }
       if (release_warpgroups()) continue;
       bool waits = false;
       for (const auto& thread : threads_) {
-        if (thread.state == State::waits_for_blocks) return;
-        if (thread.state == State::at_warpgroup) return fail("a warp of a warpgroup is missing");
+        if (thread.state == State::waits_for_blocks) return is_idle && !was_ready;
+        if (thread.state == State::at_warpgroup) {
+          fail("a warp of a warpgroup is missing");
+          return false;
+        }
         waits = waits || thread.state == State::at_barrier;
       }
       if (!waits) break;
+      is_idle = false;
       for (auto& thread : threads_) {
         if (thread.state == State::at_barrier) thread.state = State::ready;
       }
+      if (takes_turns && random_number() % 4 == 0) return false;
     }
     is_done_ = true;
     for (auto byte = storage_.data(); byte < shared_; ++byte) {
@@ -469,6 +490,7 @@ class Block {
     for (auto byte = shared_ + shared_bytes_; byte < storage_.data() + storage_.size(); ++byte) {
       if (*byte != 0xff) fail("shared memory is written behind its end");
     }
+    return false;
   }
 
  private:
@@ -495,11 +517,11 @@ class Block {
   bool is_done_ = false;
 };
 
-// Blocks wait in turns for this long, at most, until one of them ends.
-constexpr int kMostTurns = 1000;
+// Blocks have so many turns, at most, while none of them ends, and while all of them wait.
+constexpr int kMostTurns = 100000, kMostIdleTurns = 1000;
 
 const char* run(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block,
-                unsigned shared_bytes, bool reversed, bool cooperative) {
+                unsigned shared_bytes, bool reversed, unsigned resident, unsigned seed) {
   error.clear();
   current = nullptr;
   copies_at_once = reversed;
@@ -512,30 +534,40 @@ const char* run(void (*body)(void**), void** arguments, const unsigned* grid, co
   }
   entered = body;
   entered_with = arguments;
+  random_state = seed;
+  takes_turns = seed != 0;
   const size_t blocks = size_t{grid[0]} * grid[1] * grid[2];
-  // Blocks of a cooperative launch are there together, others come one after the other.
-  const size_t together = cooperative ? blocks : 1;
+  std::vector<unsigned> order(blocks);
+  for (size_t i = 0; i < blocks; ++i)
+    order[i] = static_cast<unsigned>(reversed ? blocks - 1 - i : i);
+  for (size_t i = blocks; takes_turns && i > 1; --i) {
+    std::swap(order[i - 1], order[random_number() % i]);
+  }
   std::deque<Block> there;
-  for (size_t i = 0; i < together; ++i) there.emplace_back(threads, shared_bytes);
-  for (size_t first = 0; first < blocks && error.empty(); first += together) {
-    for (size_t i = 0; i < together; ++i) {
-      const size_t b = reversed ? blocks - 1 - first - i : first + i;
-      there[i].start({static_cast<unsigned>(b % grid[0]),
-                      static_cast<unsigned>(b / grid[0] % grid[1]),
-                      static_cast<unsigned>(b / grid[0] / grid[1])});
+  size_t started = 0;
+  const auto start_next = [&](Block& place) {
+    const unsigned b = order[started++];
+    place.start({b % grid[0], b / grid[0] % grid[1], b / grid[0] / grid[1]});
+  };
+  while (there.size() < std::min<size_t>(resident, blocks)) {
+    start_next(there.emplace_back(threads, shared_bytes));
+  }
+  size_t done = 0;
+  int turns = 0, idle_turns = 0;
+  while (done < blocks && error.empty()) {
+    bool is_idle = true;
+    for (Block& one : there) {
+      if (one.is_done()) continue;
+      is_idle = one.resume(reversed) && is_idle;
+      if (!error.empty()) break;
+      if (!one.is_done()) continue;
+      ++done;
+      turns = 0;
+      if (started < blocks) start_next(one);
     }
-    size_t done = 0;
-    for (int turns = 0; done < together && error.empty(); ++turns) {
-      for (size_t i = 0; i < together && error.empty(); ++i) {
-        if (there[i].is_done()) continue;
-        there[i].resume(reversed);
-        if (!there[i].is_done()) continue;
-        ++done;
-        turns = 0;
-      }
-      if (done == together || !error.empty()) break;
-      if (!cooperative) fail("a block waits for another one, which may never start");
-      if (turns > kMostTurns) fail("all blocks wait for each other");
+    idle_turns = is_idle ? idle_turns + 1 : 0;
+    if (++turns > kMostTurns || idle_turns > kMostIdleTurns) {
+      fail("all blocks wait for each other, or for one that has not started");
     }
   }
   return error.c_str();

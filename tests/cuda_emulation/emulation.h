@@ -3,10 +3,13 @@
 // undefined is an error here where it can be seen: lanes that meet in different instructions,
 // misaligned accesses, shared memory that is written out of bounds or read before it is written
 // (it is full of NaN), copies to shared memory and products of a warpgroup that nobody waited for
-// (they are done as late as possible), blocks that wait for each other without a cooperative
-// launch. Blocks, warps and lanes run in their order or, if `reversed`, from the last to the first,
-// so that a missing barrier gives another result. Then copies are done as early as possible, so
-// that one that overwrites what a product still reads does too.
+// (they are done as late as possible), blocks that wait for each other for ever. Blocks, warps and
+// lanes run in their order or, if `reversed`, from the last to the first, so that a missing barrier
+// gives another result. Then copies are done as early as possible, so that one that overwrites what
+// a product still reads does too.
+//
+// So many blocks are `resident` at a time; another one starts when one of them ends. With a `seed`
+// they start in a random order, and take turns at random barriers.
 //
 // This header is what a kernel is compiled with; emulation.cpp, which runs it, is compiled once.
 #pragma once
@@ -108,7 +111,9 @@ void fail(const char* what);
 // Lets other threads run until this one's state is ready again.
 void yield(State state);
 // Lets other blocks run; what a thread calls that waits for them.
-inline void wait_for_blocks() { yield(State::waits_for_blocks); }
+void wait_for_blocks();
+// Clock cycles, which pass while blocks wait.
+extern long long cycles;
 // Returns when all lanes of the warp have called it with the same function, which has run.
 void collective(Collective what, void* arguments);
 
@@ -192,11 +197,12 @@ T shuffle(unsigned mask, T value, int source) {
 }
 
 const char* run(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block,
-                unsigned shared_bytes, bool reversed, bool cooperative);
+                unsigned shared_bytes, bool reversed, unsigned resident, unsigned seed);
 
 template <auto kernel, typename... Arguments>
 const char* run(void (*)(Arguments...), int count, const unsigned* grid, const unsigned* block,
-                unsigned shared_bytes, void** arguments, bool reversed, bool cooperative) {
+                unsigned shared_bytes, void** arguments, bool reversed, unsigned resident,
+                unsigned seed) {
   if (count != sizeof...(Arguments)) return "the kernel takes another number of arguments";
   const auto body = [](void** arguments) {
     // Braces, so that the arguments are taken in their order.
@@ -205,7 +211,7 @@ const char* run(void (*)(Arguments...), int count, const unsigned* grid, const u
     };
     Call{*static_cast<std::remove_reference_t<Arguments>*>(*arguments++)...};
   };
-  return run(body, arguments, grid, block, shared_bytes, reversed, cooperative);
+  return run(body, arguments, grid, block, shared_bytes, reversed, resident, seed);
 }
 
 }  // namespace emulation
@@ -248,6 +254,19 @@ T atomicAdd(T* address, T value) {
   *address = old + value;
   return old;
 }
+template <typename T>
+T atomicMin(T* address, T value) {
+  const T old = *address;
+  if (value < old) *address = value;
+  return old;
+}
+template <typename T>
+T atomicCAS(T* address, T expected, T value) {
+  const T old = *address;
+  if (old == expected) *address = value;
+  return old;
+}
+inline long long clock64() { return emulation::cycles; }
 inline unsigned __float_as_uint(float value) {
   unsigned bits;
   std::memcpy(&bits, &value, 4);

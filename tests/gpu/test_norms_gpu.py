@@ -3,6 +3,7 @@ PyTorch."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -195,7 +196,7 @@ def test_a_first_call_inside_a_capture(form: Form) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_two_streams_at_once(form: Form) -> None:
-    """Cooperative launches of two streams both want the whole GPU."""
+    """Launches of two streams both want the whole GPU."""
     with planned(form):
         norms = [
             norm((32, 64, 28, 28), torch.bfloat16, seed=seed, channels_last=True, device="cuda")
@@ -289,6 +290,116 @@ def test_masks(form: Form, dtype: torch.dtype, activation: str) -> None:
                 assert found[0].stride() == found[3].stride() == input.stride()
                 for gradient, wanted in zip(found, expected, strict=True):
                     assert relative_error(gradient, wanted) <= FLOORS[dtype]
+
+
+WAITING = r"""
+extern "C" __global__ void wait_for(volatile int* flag, int* gave_up) {
+  __shared__ int room[11 * 1024];  // so that no block of a norm fits beside it
+  room[threadIdx.x] = 1;
+  __syncthreads();
+  const long long begun = clock64();
+  while (*flag == 0) {
+    if (clock64() - begun > 4000000000LL) {
+      *gave_up = room[0];
+      break;
+    }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("held", [1, 16, 100])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_beside_a_kernel_that_waits_for_what_follows(form: Form, residual: bool, held: int) -> None:
+    """A kernel of another stream holds multiprocessors until the norm and its backward have ended,
+    as a send waits for a peer that waits for this rank."""
+    compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
+    if compile_kernel is None:
+        pytest.skip("this torch does not compile kernels")
+    wait_for = compile_kernel(WAITING, "wait_for")
+    side = torch.cuda.Stream()
+    given = norm((64, 64, 56, 56), torch.bfloat16, residual=residual, channels_last=True,
+                 device="cuda")  # fmt: skip
+    with planned(form):
+        expected = [by_operators(given) for _ in range(3)][-1]
+        flag, gave_up = (torch.zeros(1, dtype=torch.int32, device="cuda") for _ in range(2))
+        one = torch.ones_like(flag)
+        flag.copy_(one)
+        flag.zero_()
+        torch.cuda.synchronize()
+        grid, block = (held, 1, 1), (32, 1, 1)
+        wait_for(grid=grid, block=block, args=[flag, gave_up], stream=side)
+        torch.cuda._sleep(2_000_000)
+        found = by_operators(given)
+        flag.copy_(one)
+        torch.cuda.synchronize()
+        assert gave_up.item() == 0, "the norm waited for the other kernel"
+        assert same(found, expected)
+        assert same(by_operators(given), expected), "what is left behind serves the next launch"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_running_statistics_beside_a_graph(form: Form) -> None:
+    """Eager launches and replays of the same plan move running statistics as PyTorch does."""
+    x = torch.randn(32, 64, 28, 28, device="cuda", dtype=torch.float16)
+    x = x.contiguous(memory_format=torch.channels_last)
+    pytorchs = torch.nn.BatchNorm2d(64, device="cuda")
+    ours = ca.convert(copy.deepcopy(pytorchs), norms=True)
+    with planned(form):
+        _C.choose_norm(ours, x, "identity", True)
+        versions = [buffer._version for buffer in ours.buffers()]
+        ours(x)
+        moved = [buffer._version - v for buffer, v in zip(ours.buffers(), versions, strict=True)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ours(x)
+        graph.replay()
+        ours(x)
+        graph.replay()
+    before = [buffer._version for buffer in pytorchs.buffers()]
+    pytorchs(x)
+    assert moved == [b._version - v for b, v in zip(pytorchs.buffers(), before, strict=True)]
+    for _ in range(3):
+        pytorchs(x)
+    for found, wanted in zip(ours.buffers(), pytorchs.buffers(), strict=True):
+        assert relative_error(found, wanted) < 1e-5
+
+
+def test_a_captured_plan_outlives_those_of_many_sizes() -> None:
+    """More sizes than plans are kept for."""
+    given = norm((16, 64, 14, 14), torch.bfloat16, channels_last=True, device="cuda")
+    expected = by_operators(given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = by_operators(given)
+    x = torch.randn(4200, 64, device="cuda")
+    for rows in range(2, 4200):
+        ops.batch_norm_act(x[:rows], None, None, None, "identity", 1e-5)
+    for tensor in vars(found).values():
+        if tensor is not None:
+            tensor.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert same(found, expected)
+    assert same(by_operators(given), expected)
+
+
+@pytest.mark.parametrize("name", ["input", "residual", "grad_output", "grad_output_2"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_one_tensor_at_an_odd_address(name: str, dtype: torch.dtype) -> None:
+    """At a multiple of the elements' size. PyTorch's norm of float16 ends the process there."""
+    given = norm((8, 32, 12, 12), dtype, residual=True, second=True, channels_last=True,
+                 device="cuda")  # fmt: skip
+    expected = by_pytorch(given.to(torch.float64))
+    values = getattr(given, name)
+    for place in (1, 3, 7):
+        room = torch.empty(values.numel() + 8, dtype=dtype, device="cuda")
+        odd = room.as_strided(values.shape, values.stride(), place).copy_(values)
+        with planned("kept"):
+            found = by_operators(replace(given, **{name: odd}))
+        for of, wanted in vars(expected).items():
+            assert relative_error(getattr(found, of), wanted) <= 3 * FLOORS[dtype], of
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -4,13 +4,15 @@
 // With dz, the gradient of the activation's argument, the gradient of x is
 // (dz - mean(dz) - xhat * mean(dz * xhat)) * weight * inv_std. VALUE says what the derivative of
 // the activation is computed of: 0 nothing or x, 1 the output, 2 x and the residual, 3 a mask.
-
 //
 // With PASS 0 a block keeps dz, and with KEEPS_X x too. Else it reads x again, from the end to the
-// beginning, because that is what the cache still has; each slab begins where the last one ended.
+// beginning, because that is what the cache still has; each slab begins where the last one ended. A
+// part that is streamed takes its vectors in the same order.
 
-constexpr bool kKeeps = PASS == 0, kSums = PASS != 2, kApplies = PASS != 1;
-constexpr bool kKeepsX = kKeeps && KEEPS_X;
+// Vectors of a streamed part that a thread reads together. What is kept needs the registers.
+constexpr int kStreamed = PASS == 0 ? 1 : UNROLLED;
+constexpr bool kSums = PASS != 2, kApplies = PASS != 1;
+constexpr bool kKeepsX = PASS == 0 && KEEPS_X;
 constexpr bool kNeedsArgument = ACTIVATION != 0 && (VALUE == 0 || VALUE == 2);
 // The second pass takes dz from where the first one has stored it, if it has.
 constexpr bool kReadsDz = PASS == 2 && STORES_DZ;
@@ -146,23 +148,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int together = gridDim.x / parts;  // slabs that are worked on at a time
   const int part = blockIdx.x / together;
   const int steps = (tile + kUnits - 1) / kUnits;
-  const int group_size = (steps + kGroups - 1) / kGroups;
+  constexpr int kTurns = PASS == 0 ? kGroups : 1;  // in which a part is added up
+  const int group_size = (steps + kTurns - 1) / kTurns;
   unsigned char* const kept_x = shared + kScratchBytes;
   unsigned char* const kept_dz = kept_x + (kKeepsX ? steps * THREADS * kVectorBytes : 0);
-  bool is_backwards = false;  // whether the last group of a part comes first
+  bool is_backwards = false;  // whether the last group of a part comes first in its sums
   const auto group_at = [&](int i) { return is_backwards ? kGroups - 1 - i : i; };
-  if (kKeeps) {
-    const Place place(of, blockIdx.x % together, part);
-    for (int group = 0; group < kGroups; ++group) {
-      copy_group(place, group, group_size, x, dy, kept_x, kept_dz);
-    }
+#if PASS == 0
+  Team team(counters + slabs, parts, found + kSlabChannels);
+  const Place begin(of, blockIdx.x % together, part);
+  for (int group = 0; group < kGroups; ++group) {
+    copy_group(begin, group, group_size, x, dy, kept_x, kept_dz);
   }
+  if (!team.has_part()) {
+    copies_arrived<0>();
+    return;
+  }
+#endif
 
   for (int slab = blockIdx.x % together; slab < slabs; slab += together) {
     const Place place(of, slab, part), next(of, slab + together, part);
     Operands operands{dy, dy_2, x, value, {}, {}, {}};
     float inv_std[kChannels] = {};
-    if (place.vectors > 0) {
+    if (place.channel < channels) {
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
         const int channel = place.channel + c;
@@ -174,10 +182,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 
     if (kSums) {
-      float sum[kChannels] = {}, products[kChannels] = {};
+      float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
+      float sum[kChannels], products[kChannels];
+      const auto begin_sums = [&] {
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) sum[c] = products[c] = 0.0f;
+      };
       // Adds one vector, and returns its dz.
-      const auto add = [&](int v, const Vector& x_vector, const Vector& dy_vector,
-                           const Beside& beside) {
+      const auto add = [&](const Place& there, int v, const Vector& x_vector,
+                           const Vector& dy_vector, const Beside& beside) {
         float numbers[VECTOR], dz[VECTOR];
         x_vector.get(numbers);
         dy_vector.get(dz);
@@ -189,68 +202,84 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           products[c] += dz[i] * (numbers[i] - operands.mean[c]);
         }
         const Vector result = Vector::of(dz);
-        if (STORES_DZ) *reinterpret_cast<Vector*>(dz_of + place[v]) = result;
+        if (STORES_DZ) *reinterpret_cast<Vector*>(dz_of + there[v]) = result;
         return result;
       };
-      if (kKeeps) {
-        for (int i_group = 0; i_group < kGroups; ++i_group) {
+      // Writes the sums of a part.
+      const auto write_sums = [&](int which) {
+        const float2 of_block = add_threads(sum, products, scratch);
+        if (threadIdx.x < kSlabChannels) slab_sums[which * kSlabChannels + threadIdx.x] = of_block;
+      };
+      const auto add_up_streamed = [&](int which) {
+        const Place there(of, slab, which);
+        begin_sums();
+        for (int i_group = 0; i_group < kTurns; ++i_group) {
           const int group = group_at(i_group);
-          const int end = min((group + 1) * group_size, place.vectors);
-          wait_for_group();
-          for (int v = group * group_size; v < end; v += UNROLLED) {
-            Vector xs[UNROLLED];
-            Beside beside[UNROLLED];
+          const int end = min((group + 1) * group_size, there.vectors);
+          for (int v = group * group_size; v < end; v += kStreamed) {
+            Vector xs[kStreamed], dys[kStreamed];
+            Beside beside[kStreamed];
 #pragma unroll
-            for (int i = 0; i < UNROLLED; ++i) {
+            for (int i = 0; i < kStreamed; ++i) {
               if (v + i >= end) continue;
-              xs[i] = kKeepsX ? *kept_at(kept_x, v + i) : load(x + place[v + i]);
-              beside[i].get(operands, of, place, v + i);
+              xs[i] = load(x + there[v + i]);
+              dys[i] = load(dy + there[v + i]);
+              beside[i].get(operands, of, there, v + i);
             }
 #pragma unroll
-            for (int i = 0; i < UNROLLED; ++i) {
-              if (v + i >= end) continue;
-              Vector* const kept = kept_at(kept_dz, v + i);
-              *kept = add(v + i, xs[i], *kept, beside[i]);
+            for (int i = 0; i < kStreamed; ++i) {
+              if (v + i < end) add(there, v + i, xs[i], dys[i], beside[i]);
             }
           }
         }
-        is_backwards = !kKeepsX && !is_backwards;
-      } else {
-        for (int v = 0; v < place.vectors; v += UNROLLED) {
-          Vector xs[UNROLLED], dys[UNROLLED];
+        write_sums(which);
+      };
+#if PASS == 0
+      begin_sums();
+      for (int i_group = 0; i_group < kGroups; ++i_group) {
+        const int group = group_at(i_group);
+        const int end = min((group + 1) * group_size, place.vectors);
+        wait_for_group();
+        for (int v = group * group_size; v < end; v += UNROLLED) {
+          Vector xs[UNROLLED];
           Beside beside[UNROLLED];
 #pragma unroll
           for (int i = 0; i < UNROLLED; ++i) {
-            if (v + i >= place.vectors) continue;
-            xs[i] = load(x + place[v + i]);
-            dys[i] = load(dy + place[v + i]);
+            if (v + i >= end) continue;
+            xs[i] = kKeepsX ? *kept_at(kept_x, v + i) : load(x + place[v + i]);
             beside[i].get(operands, of, place, v + i);
           }
 #pragma unroll
           for (int i = 0; i < UNROLLED; ++i) {
-            if (v + i < place.vectors) add(v + i, xs[i], dys[i], beside[i]);
+            if (v + i >= end) continue;
+            Vector* const kept = kept_at(kept_dz, v + i);
+            *kept = add(place, v + i, xs[i], *kept, beside[i]);
           }
         }
       }
-      const float2 of_block = add_threads(sum, products, scratch);
-      float2* const slab_sums = sums + static_cast<long long>(slab) * parts * kSlabChannels;
-      if (threadIdx.x < kSlabChannels) slab_sums[part * kSlabChannels + threadIdx.x] = of_block;
-      if (kKeeps) {  // what is read while the blocks wait
-        const int first = group_at(0) * group_size;
-        if (kKeepsX) prefetch(x, next, first, group_size);
-        prefetch(dy, next, first, group_size);
-      }
-      if (!meet(counters + slab, parts, scratch)) return;
+      write_sums(part);
+      // What is read while the blocks wait: the group of the next slab that comes first.
+      const int first = (kKeepsX ? 0 : kGroups - 1 - group_at(0)) * group_size;
+      if (kKeepsX) prefetch(x, next, first, group_size);
+      prefetch(dy, next, first, group_size);
+      team.meet(slab, counters + slab, add_up_streamed);
+      const bool writes_gradients = team.has_first_part();
+      is_backwards = !kKeepsX && !is_backwards;
+#else
+      add_up_streamed(part);
+      if (!is_last_of(counters + slab, parts, reinterpret_cast<int*>(scratch))) return;
+      constexpr bool writes_gradients = true;
+#endif
       const float2 all =
           add_parts(slab_sums, parts, scratch, [](int, float2 numbers) { return numbers; });
       if (threadIdx.x < kSlabChannels) {
         const int channel = slab * kSlabChannels + threadIdx.x;
-        if (channel < channels && (part == 0 || !kKeeps)) {
+        if (channel < channels && writes_gradients) {
           if (dbias != nullptr) dbias[channel] = from_float<PARAMETER>(all.x);
           if (dweight != nullptr) {
             dweight[channel] = from_float<PARAMETER>(all.y * inv_std_of[channel]);
           }
-          if (!kKeeps) totals[channel] = all;
+          if (PASS != 0) totals[channel] = all;
         }
         found[threadIdx.x] = all;
       }
@@ -260,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (kApplies) {
       // dx = dz * scale + (x - mean) * slope + constant
       float slope[kChannels] = {}, constant[kChannels] = {};
-      if (place.vectors > 0) {
+      if (place.channel < channels) {
         const float n = static_cast<float>(of.count());
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) {
@@ -270,59 +299,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           constant[c] = -operands.scale[c] * (all.x / n);
         }
       }
-      const auto apply = [&](int v, const float (&numbers)[VECTOR], float (&dz)[VECTOR]) {
+      const auto apply = [&](const Place& there, int v, const float (&numbers)[VECTOR],
+                             float (&dz)[VECTOR]) {
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) {
           const int c = PLANES ? 0 : i;
           dz[i] = dz[i] * operands.scale[c] +
                   ((numbers[i] - operands.mean[c]) * slope[c] + constant[c]);
         }
-        store(dx + place[v], dz);
+        store(dx + there[v], dz);
       };
-      if (kKeeps) {
-        for (int i_group = 0; i_group < kGroups; ++i_group) {
-          const int group = group_at(i_group);
-          const int end = min((group + 1) * group_size, place.vectors);
-          for (int v = group * group_size; v < end; v += UNROLLED) {
-            Vector xs[UNROLLED];
+      const auto apply_streamed = [&](const Place& there) {
+        for (int last = there.vectors - 1; last >= 0; last -= kStreamed) {
+          Vector xs[kStreamed], dys[kStreamed];
+          Beside beside[kStreamed];
 #pragma unroll
-            for (int i = 0; i < UNROLLED; ++i) {
-              if (v + i < end) xs[i] = kKeepsX ? *kept_at(kept_x, v + i) : load(x + place[v + i]);
-            }
-#pragma unroll
-            for (int i = 0; i < UNROLLED; ++i) {
-              if (v + i >= end) continue;
-              float numbers[VECTOR], dz[VECTOR];
-              xs[i].get(numbers);
-              kept_at(kept_dz, v + i)->get(dz);
-              apply(v + i, numbers, dz);
-            }
-          }
-          // This thread alone reads and writes its places in shared memory.
-          copy_group(next, group, group_size, x, dy, kept_x, kept_dz);
-        }
-      } else {
-        for (int last = place.vectors - 1; last >= 0; last -= UNROLLED) {
-          Vector xs[UNROLLED], dys[UNROLLED];
-          Beside beside[UNROLLED];
-#pragma unroll
-          for (int i = 0; i < UNROLLED; ++i) {
+          for (int i = 0; i < kStreamed; ++i) {
             if (last - i < 0) continue;
-            xs[i] = load(x + place[last - i]);
-            dys[i] = load((kReadsDz ? dz_of : dy) + place[last - i]);
-            if (!kReadsDz) beside[i].get(operands, of, place, last - i);
+            xs[i] = load(x + there[last - i]);
+            dys[i] = load((kReadsDz ? dz_of : dy) + there[last - i]);
+            if (!kReadsDz) beside[i].get(operands, of, there, last - i);
           }
 #pragma unroll
-          for (int i = 0; i < UNROLLED; ++i) {
+          for (int i = 0; i < kStreamed; ++i) {
             if (last - i < 0) continue;
             float numbers[VECTOR], dz[VECTOR];
             xs[i].get(numbers);
             dys[i].get(dz);
             if (!kReadsDz) differentiate(dz, numbers, beside[i], operands);
-            apply(last - i, numbers, dz);
+            if (PASS == 0) Vector::of(dz).get(dz);  // rounded, as where it is kept
+            apply(there, last - i, numbers, dz);
           }
         }
+      };
+#if PASS == 0
+      for (int i_group = 0; i_group < kGroups; ++i_group) {
+        const int group = group_at(i_group);
+        const int end = min((group + 1) * group_size, place.vectors);
+        for (int v = group * group_size; v < end; v += UNROLLED) {
+          Vector xs[UNROLLED];
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (v + i < end) xs[i] = kKeepsX ? *kept_at(kept_x, v + i) : load(x + place[v + i]);
+          }
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (v + i >= end) continue;
+            float numbers[VECTOR], dz[VECTOR];
+            xs[i].get(numbers);
+            kept_at(kept_dz, v + i)->get(dz);
+            apply(place, v + i, numbers, dz);
+          }
+        }
+        // This thread alone reads and writes its places in shared memory.
+        copy_group(next, group, group_size, x, dy, kept_x, kept_dz);
       }
+      for (int i = 0; i < team.adopted(); ++i) apply_streamed(Place(of, slab, team.adopted(i)));
+#else
+      apply_streamed(place);
+#endif
       __syncthreads();  // before `found` is written again
     }
   }

@@ -2,14 +2,18 @@
 // See tile.cuh.
 //
 // With PASS 0 one launch does it all: each block keeps its part of x in shared memory while the
-// blocks of the slab add up their statistics, so x is read once. All blocks must be on the GPU
-// together. With PASS 1 a launch finds the statistics, and with PASS 2 another one applies them,
-// from the end of each part to its beginning, because that is what the cache still has.
+// blocks of the slab add up their statistics, so x is read once. With PASS 1 a launch finds the
+// statistics, and with PASS 2 another one applies them, from the end of each part to its beginning,
+// because that is what the cache still has.
 //
 // With MASK it also writes where the activation passes gradients on, which is all that the backward
 // needs of the output.
+//
+// Running statistics that are given move towards those of the batch by `momentum`.
 
-constexpr bool kKeeps = PASS == 0, kSums = PASS != 2, kApplies = PASS != 1;
+// Vectors of a streamed part that a thread reads together. What is kept needs the registers.
+constexpr int kStreamed = PASS == 0 ? 1 : UNROLLED;
+constexpr bool kSums = PASS != 2, kApplies = PASS != 1;
 
 // Begins to copy the vectors of one group.
 __device__ __forceinline__ void copy_group(const Place& place, int group, int size,
@@ -130,12 +134,20 @@ struct GroupAffine {
   }
 };
 
+// Updates a running statistic, if it is given.
+__device__ __forceinline__ void move_towards(float* running, int channel, float value,
+                                             float momentum) {
+  if (running == nullptr) return;
+  running[channel] = (1.0f - momentum) * running[channel] + momentum * value;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     norm_forward(const ELEMENT* __restrict__ x, const PARAMETER* __restrict__ weight,
                  const PARAMETER* __restrict__ bias, const ELEMENT* __restrict__ residual,
                  ELEMENT* __restrict__ y, float* mean_of, float* inv_std_of, float* unbiased_of,
-                 unsigned char* __restrict__ mask, float2* sums, Counter* counters, int batch,
-                 int channels, int spatial, int slabs, int parts, int tile, float eps) {
+                 unsigned char* __restrict__ mask, float* running_mean, float* running_var,
+                 float2* sums, Counter* counters, int batch, int channels, int spatial, int slabs,
+                 int parts, int tile, float eps, float momentum) {
   DYNAMIC_SHARED(shared);
   auto* const scratch = reinterpret_cast<float*>(shared);
   // The mean and the inverse deviation of each channel of the slab; before they are known, its
@@ -146,15 +158,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int together = gridDim.x / parts;  // slabs that are worked on at a time
   const int part = blockIdx.x / together;
   const int group_size = ((tile + kUnits - 1) / kUnits + kGroups - 1) / kGroups;
-  if (kKeeps) {
-    const Place place(of, blockIdx.x % together, part);
-    for (int group = 0; group < kGroups; ++group) copy_group(place, group, group_size, x, kept);
+#if PASS == 0
+  Team team(counters + slabs, parts, found + kSlabChannels);
+  const Place begin(of, blockIdx.x % together, part);
+  for (int group = 0; group < kGroups; ++group) copy_group(begin, group, group_size, x, kept);
+  if (!team.has_part()) {
+    copies_arrived<0>();
+    return;
   }
+#endif
 
   for (int slab = blockIdx.x % together; slab < slabs; slab += together) {
     const Place place(of, slab, part), next(of, slab + together, part);
     float scale[kChannels] = {}, shift[kChannels] = {};
-    if (kApplies && place.vectors > 0) {
+    if (kApplies && place.channel < channels) {
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
         scale[c] = GROUPS ? 1.0f : parameter(weight, place.channel + c, 1.0f);
@@ -169,39 +186,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const int at = GROUPS ? channel * of.count() : PLANES ? channel * spatial : channel;
         found[threadIdx.x].x = channel < channels ? to_float(x[at]) : 0.0f;
       }
-      Statistics statistics;
-      if (kKeeps) {
-        for (int group = 0; group < kGroups; ++group) {
-          wait_for_group();
-          if (group == 0 && place.vectors > 0) statistics.start(*kept_at(kept, 0));
-          const int end = min((group + 1) * group_size, place.vectors);
-#pragma unroll 2
-          for (int v = group * group_size; v < end; ++v) statistics.add(*kept_at(kept, v));
+      // Writes the sums of a part, of what threads have added up.
+      const auto write_sums = [&](const Statistics& statistics, const Place& there, int which) {
+        __syncthreads();  // `found` has the first number of each channel
+        const float2 moments = merge_threads(statistics, there.vectors, found, scratch);
+        if (threadIdx.x < kSlabChannels) {
+          slab_sums[which * kSlabChannels + threadIdx.x] = moments;
         }
-      } else {
-        for (int v = 0; v < place.vectors; v += UNROLLED) {
-          Vector vectors[UNROLLED];
+      };
+      const auto add_up_streamed = [&](int which) {
+        const Place there(of, slab, which);
+        Statistics statistics;
+        for (int v = 0; v < there.vectors; v += kStreamed) {
+          Vector vectors[kStreamed];
 #pragma unroll
-          for (int i = 0; i < UNROLLED; ++i) {
-            if (v + i < place.vectors) vectors[i] = load(x + place[v + i]);
+          for (int i = 0; i < kStreamed; ++i) {
+            if (v + i < there.vectors) vectors[i] = load(x + there[v + i]);
           }
           if (v == 0) statistics.start(vectors[0]);
 #pragma unroll
-          for (int i = 0; i < UNROLLED; ++i) {
-            if (v + i < place.vectors) statistics.add(vectors[i]);
+          for (int i = 0; i < kStreamed; ++i) {
+            if (v + i < there.vectors) statistics.add(vectors[i]);
           }
         }
+        write_sums(statistics, there, which);
+      };
+#if PASS == 0
+      Statistics statistics;
+      for (int group = 0; group < kGroups; ++group) {
+        wait_for_group();
+        if (group == 0 && place.vectors > 0) statistics.start(*kept_at(kept, 0));
+        const int end = min((group + 1) * group_size, place.vectors);
+#pragma unroll 2
+        for (int v = group * group_size; v < end; ++v) statistics.add(*kept_at(kept, v));
       }
-      __syncthreads();  // `found` has the first number of each channel
-      const float2 moments = merge_threads(statistics, place.vectors, found, scratch);
-      if (threadIdx.x < kSlabChannels) {
-        slab_sums[part * kSlabChannels + threadIdx.x] = moments;
-      }
-      if (kKeeps) {  // what is read while the blocks wait
-        if (RESIDUAL) prefetch(residual, place, 0, group_size);
-        prefetch(x, next, 0, group_size);
-      }
-      if (!meet(counters + slab, parts, scratch)) return;
+      write_sums(statistics, place, part);
+      // what is read while the blocks wait
+      if (RESIDUAL) prefetch(residual, place, 0, group_size);
+      prefetch(x, next, 0, group_size);
+      team.meet(slab, counters + slab, add_up_streamed);
+      const bool writes_statistics = team.has_first_part();
+#else
+      add_up_streamed(part);
+      if (!is_last_of(counters + slab, parts, reinterpret_cast<int*>(scratch))) return;
+      constexpr bool writes_statistics = true;
+#endif
       // The means of parts differ little from the first one's.
       const float first = load_fresh(slab_sums + threadIdx.x % kSlabChannels).x;
       const float2 all = add_parts(slab_sums, parts, scratch, [&](int p, float2 numbers) {
@@ -216,10 +245,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float mean = found[threadIdx.x].x + (first + all.x / n),
                     inv_std = 1.0f / sqrtf(variance + eps);
         const int channel = slab * kSlabChannels + threadIdx.x;
-        if (channel < channels && (part == 0 || !kKeeps)) {
+        if (channel < channels && writes_statistics) {
+          const float unbiased = variance * (n / (n - 1.0f));
           mean_of[channel] = mean;
           inv_std_of[channel] = inv_std;
-          if (unbiased_of != nullptr) unbiased_of[channel] = variance * (n / (n - 1.0f));
+          if (unbiased_of != nullptr) unbiased_of[channel] = unbiased;
+          move_towards(running_mean, channel, mean, momentum);
+          move_towards(running_var, channel, unbiased, momentum);
         }
         found[threadIdx.x] = make_float2(mean, inv_std);
       }
@@ -228,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
     if (kApplies) {
       float mean[kChannels];
-      if (place.vectors > 0) {
+      if (place.channel < channels) {
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) {
           const int channel = place.channel + c;
@@ -238,11 +270,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           scale[c] *= of_channel.y;
         }
       }
-      const auto apply = [&](int v, const Vector& vector, const Vector& addend) {
+      const auto apply = [&](const Place& there, int v, const Vector& vector,
+                             const Vector& addend) {
         float values[VECTOR], added[VECTOR];
         vector.get(values);
         if (RESIDUAL) addend.get(added);
-        GroupAffine affine(weight, bias, of, slab % kGroupsOfImage * batch, place.number(v));
+        GroupAffine affine(weight, bias, of, slab % kGroupsOfImage * batch, there.number(v));
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) {
           const int c = PLANES ? 0 : i;
@@ -253,47 +286,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
           if (GROUPS && i + 1 < VECTOR) affine.next();
         }
         const Vector result = Vector::of(values);
-        *reinterpret_cast<Vector*>(y + place[v]) = result;
+        *reinterpret_cast<Vector*>(y + there[v]) = result;
         if (MASK) {
           result.get(values);  // as they were rounded
           unsigned bits = 0;
 #pragma unroll
           for (int i = 0; i < VECTOR; ++i) bits |= static_cast<unsigned>(passes(values[i])) << i;
-          mask[place.mask_at(of, v)] = static_cast<unsigned char>(bits);
+          mask[there.mask_at(of, v)] = static_cast<unsigned char>(bits);
         }
       };
-      if (kKeeps) {
-        for (int group = 0; group < kGroups; ++group) {
-          const int end = min((group + 1) * group_size, place.vectors);
-          for (int v = group * group_size; v < end; v += UNROLLED) {
-            Vector addends[UNROLLED];
+      const auto apply_streamed = [&](const Place& there) {
+        for (int last = there.vectors - 1; last >= 0; last -= kStreamed) {
+          Vector vectors[kStreamed], addends[kStreamed];
 #pragma unroll
-            for (int i = 0; i < UNROLLED; ++i) {
-              if (RESIDUAL && v + i < end) addends[i] = load(residual + place[v + i]);
-            }
-#pragma unroll
-            for (int i = 0; i < UNROLLED; ++i) {
-              if (v + i < end) apply(v + i, *kept_at(kept, v + i), addends[i]);
-            }
-          }
-          // This thread alone reads and writes its places in shared memory.
-          copy_group(next, group, group_size, x, kept);
-        }
-      } else {
-        for (int last = place.vectors - 1; last >= 0; last -= UNROLLED) {
-          Vector vectors[UNROLLED], addends[UNROLLED];
-#pragma unroll
-          for (int i = 0; i < UNROLLED; ++i) {
+          for (int i = 0; i < kStreamed; ++i) {
             if (last - i < 0) continue;
-            vectors[i] = load(x + place[last - i]);
-            if (RESIDUAL) addends[i] = load(residual + place[last - i]);
+            vectors[i] = load(x + there[last - i]);
+            if (RESIDUAL) addends[i] = load(residual + there[last - i]);
+          }
+#pragma unroll
+          for (int i = 0; i < kStreamed; ++i) {
+            if (last - i >= 0) apply(there, last - i, vectors[i], addends[i]);
+          }
+        }
+      };
+#if PASS == 0
+      for (int group = 0; group < kGroups; ++group) {
+        const int end = min((group + 1) * group_size, place.vectors);
+        for (int v = group * group_size; v < end; v += UNROLLED) {
+          Vector addends[UNROLLED];
+#pragma unroll
+          for (int i = 0; i < UNROLLED; ++i) {
+            if (RESIDUAL && v + i < end) addends[i] = load(residual + place[v + i]);
           }
 #pragma unroll
           for (int i = 0; i < UNROLLED; ++i) {
-            if (last - i >= 0) apply(last - i, vectors[i], addends[i]);
+            if (v + i < end) apply(place, v + i, *kept_at(kept, v + i), addends[i]);
           }
         }
+        // This thread alone reads and writes its places in shared memory.
+        copy_group(next, group, group_size, x, kept);
       }
+      for (int i = 0; i < team.adopted(); ++i) apply_streamed(Place(of, slab, team.adopted(i)));
+#else
+      apply_streamed(place);
+#endif
       __syncthreads();  // before `found` is written again
     }
   }

@@ -21,8 +21,10 @@ from cudnn_autotune.engines.norms.plan import (
 )
 from cudnn_autotune.engines.offers import gpu_of
 
-_POINTERS = {False: 11, True: 15}
+_POINTERS = {False: 13, True: 15}
 """The number of addresses that a forward's and a backward's kernel takes, with the workspace's."""
+_FLOATS = {False: 2, True: 0}
+"""The numbers that they take: a forward's are epsilon and the momentum of running statistics."""
 _MOST_THREADS = 4
 """Threads that compile kernels side by side."""
 
@@ -82,9 +84,8 @@ def load_plan(device: int, form: int, *fields: Any) -> _C.NormPlan | None:
             (plan.slabs, plan.parts, plan.tile),
             (plan.sums_bytes, plan.totals_bytes),
             counters=plan.counters,
-            cooperative=plan.is_cooperative,
             pointers=_POINTERS[problem.is_backward],
-            takes_eps=not problem.is_backward,
+            floats=_FLOATS[problem.is_backward],
         )
     except _C.PlanError as error:
         _C.count_fallback(f"batch norm: {error}")

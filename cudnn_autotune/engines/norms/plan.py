@@ -37,6 +37,8 @@ _KEPT_THREADS = 512
 _PASS_THREADS = 256
 _PASS_BLOCKS = {False: 3, True: 2}
 """Blocks of a multiprocessor that a pass of a forward and of a backward leaves registers for."""
+_MOST_PARTS = 512
+"""Parts of a slab, of which a block may compute all (``kMostParts`` of tile.cuh)."""
 _ROUND_BYTES = 48 << 10
 """Bytes that a multiprocessor could read while the blocks of a slab wait for each other."""
 _LEAST_STEPS = 2
@@ -111,14 +113,12 @@ class NormPlan:
     """The launches that compute a norm, and the division and the workspace that they share."""
 
     launches: tuple[NormLaunch, ...]
-    is_cooperative: bool
-    """Whether blocks wait for each other, so that all must be on the GPU together."""
     slabs: int
     parts: int
     tile: int
     counters: int
     """Counters, of 8 bytes, that are zero before the plan is first launched; none if no blocks
-    meet. Launches that use the same ones do not overlap."""
+    meet. Launches that use the same ones do not overlap, and have the same grid and division."""
     sums_bytes: int
     totals_bytes: int
 
@@ -220,7 +220,7 @@ def _kept_division(problem: NormProblem, gpu: Gpu, kept: int) -> _Division | Non
     room = gpu.shared_bytes - _shared_bytes(problem, _KEPT_THREADS, lanes, 0, kept)
     most_steps = room // (kept * _KEPT_THREADS * vector_bytes)
     best: tuple[int, _Division] | None = None
-    for parts in range(1, gpu.multiprocessors + 1):
+    for parts in range(1, min(gpu.multiprocessors, _MOST_PARTS) + 1):
         tile = -(-units // parts)
         steps = -(-tile // step_units)
         if steps > most_steps or -(-units // tile) < parts:
@@ -234,17 +234,18 @@ def _kept_division(problem: NormProblem, gpu: Gpu, kept: int) -> _Division | Non
     return None if best is None else best[1]
 
 
-def _scratch_bytes(problem: NormProblem, threads: int, lanes: int) -> int:
+def _scratch_bytes(problem: NormProblem, threads: int, lanes: int, kept: int) -> int:
     channels = 1 if problem.planes else problem.vector
     sums = max(lanes * (threads // 32) * (2 * channels + 1), 2 * threads)
-    return -(-4 * (sums + 2 * lanes * channels) // 128) * 128
+    team = 16 + 2 * _MOST_PARTS if kept else 0
+    return -(-(4 * (sums + 2 * lanes * channels) + team) // 128) * 128
 
 
 def _shared_bytes(problem: NormProblem, threads: int, lanes: int, tile: int, kept: int) -> int:
     """Bytes of shared memory of a block that keeps its part of some tensors."""
     steps = -(-tile // (threads // lanes))
     kept_bytes = kept * steps * threads * problem.vector * problem.dtype.itemsize
-    return _scratch_bytes(problem, threads, lanes) + kept_bytes
+    return _scratch_bytes(problem, threads, lanes, kept) + kept_bytes
 
 
 def _plan(
@@ -254,13 +255,14 @@ def _plan(
     threads = _KEPT_THREADS if kept else _PASS_THREADS
     channels = division.lanes * (1 if problem.planes else problem.vector)
     launches = tuple(_launch(problem, division, threads, of, kept) for of in passes)
+    # One for each slab, and the claims of the blocks that wait for each other.
+    counters = division.slabs + (launches[0].blocks if kept else 0)
     return NormPlan(
         launches,
-        kept > 0 and division.parts > 1,
         division.slabs,
         division.parts,
         division.tile,
-        division.slabs if division.parts > 1 else 0,
+        counters if division.parts > 1 else 0,
         8 * division.slabs * division.parts * channels,
         8 * problem.channels if problem.is_backward and not kept else 0,
     )
@@ -274,7 +276,7 @@ def _code(file: str) -> str:
 def _launch(
     problem: NormProblem, division: _Division, threads: int, which: int, kept: int
 ) -> NormLaunch:
-    scratch = _scratch_bytes(problem, threads, division.lanes)
+    scratch = _scratch_bytes(problem, threads, division.lanes, kept)
     defines: dict[str, str | int] = {
         "ELEMENT": ELEMENTS[problem.dtype],
         "PARAMETER": ELEMENTS[problem.parameters],

@@ -11,6 +11,14 @@
 // those of a channel: `channels` are the groups of all images, and `batch` is the number of
 // channels in a group. A group is contiguous in memory (PLANES), so its vectors may reach over the
 // end of a channel. Weight and bias are those of a channel. With GROUPS 0 it is a batch norm.
+//
+// With PASS 0 one launch computes a norm, with a block for each part of the slabs that it works on
+// at a time: a team. Its blocks wait for each other's sums. They need not be on the GPU together,
+// because a kernel of another stream may hold multiprocessors until this launch has ended. So a
+// block claims its part when it starts. A block that has waited for some microseconds adopts a part
+// of its team that no block has claimed, and streams it: it reads the part twice instead of keeping
+// it. A block that starts later, and finds its part adopted, ends. So blocks only wait for blocks
+// that run. Sums and results have the same bits whether a part is kept or streamed.
 
 constexpr int kVectorBytes = VECTOR * static_cast<int>(sizeof(ELEMENT));
 // Sums that a thread has of each kind: one a channel.
@@ -28,11 +36,16 @@ static_assert(GROUPS == 0 || PLANES, "a group is contiguous");
 // Groups of asynchronous copies into which a block divides its part.
 constexpr int kGroups = 4;
 // The first bytes of shared memory, where sums of threads are added: two floats a channel of each
-// warp and one a lane, or two floats a thread. Behind them are two floats a channel of the slab.
+// warp and one a lane, or two floats a thread. Behind them are two floats a channel of the slab,
+// and what a block knows of its team.
 constexpr int kWarpFloats = LANES * kWarps * (2 * kChannels + 1);
 constexpr int kSumFloats = kWarpFloats > 2 * THREADS ? kWarpFloats : 2 * THREADS;
-constexpr int kScratchBytes = (4 * (kSumFloats + 2 * kSlabChannels) + 127) / 128 * 128;
+constexpr int kMostParts = 512;
+constexpr int kTeamBytes = PASS == 0 ? 16 + 2 * kMostParts : 0;
+constexpr int kScratchBytes = (4 * (kSumFloats + 2 * kSlabChannels) + kTeamBytes + 127) / 128 * 128;
 static_assert(SCRATCH_BYTES == kScratchBytes, "what the launch reserves");
+// Clock cycles for which a block waits before it adopts a part.
+constexpr long long kPatience = 8192;
 
 using Counter = unsigned long long;
 
@@ -46,22 +59,23 @@ __device__ __forceinline__ float2 load_fresh(const float2* from) {
                : "memory");
   return value;
 }
-// Waits until a counter has reached a number.
-__device__ __forceinline__ void wait_for(const Counter* counter, Counter number) {
-  Counter reached;
-  do {
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(reached) : "l"(counter) : "memory");
-  } while (reached < number);
+// Loads a counter; what was written before it was set is visible then.
+__device__ __forceinline__ Counter load_acquire(const Counter* counter) {
+  Counter value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(counter) : "memory");
+  return value;
 }
+__device__ __forceinline__ void let_others_run() {}
 // Begins to bring what is at an address into the L2 cache.
 __device__ __forceinline__ void prefetch(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 #else
 __device__ __forceinline__ float2 load_fresh(const float2* from) { return *from; }
-__device__ __forceinline__ void wait_for(const Counter* counter, Counter number) {
-  while (*static_cast<const volatile Counter*>(counter) < number) emulation::wait_for_blocks();
+__device__ __forceinline__ Counter load_acquire(const Counter* counter) {
+  return *static_cast<const volatile Counter*>(counter);
 }
+__device__ __forceinline__ void let_others_run() { emulation::wait_for_blocks(); }
 __device__ __forceinline__ void prefetch(const void*) {}
 #endif
 
@@ -217,27 +231,163 @@ __device__ __forceinline__ float2 add_parts(const float2* slab, int parts, float
   return sum;
 }
 
-// Tells the other blocks of the slab that this one has written its sums. Returns whether it may
-// read those of all: in one launch with the other blocks it waits for them, else it may if it is
-// the last. Each launch adds `parts` to the counter, which is never reset, and begins at a multiple
-// of them.
-__device__ __forceinline__ bool meet(Counter* counter, int parts, float* scratch) {
+// Tells the other blocks of the slab that the sums of one more part are written. Each launch adds
+// `parts` to the counter, which is never reset, and begins at a multiple of them. Returns to thread
+// 0 the number that stands for all parts, and whether this was the last one.
+struct Published {
+  Counter all;
+  bool is_last;
+};
+__device__ __forceinline__ Published publish(Counter* counter, int parts) {
   __syncthreads();
-  if (parts == 1) return true;
-  auto* const is_last = reinterpret_cast<int*>(scratch);
-  if (threadIdx.x == 0) {
-    __threadfence();
-    const Counter before = atomicAdd(counter, Counter{1});
-    const Counter all = (before / parts + 1) * parts;
-    if (PASS == 0) wait_for(counter, all);
-    __threadfence();
-    *is_last = before + 1 == all;
-  }
+  if (threadIdx.x != 0) return {};
+  __threadfence();
+  const Counter before = atomicAdd(counter, Counter{1});
+  const Counter all = (before / parts + 1) * parts;
+  return {all, before + 1 == all};
+}
+
+// Tells all threads what thread 0 knows, by a place in shared memory.
+__device__ __forceinline__ int answer_of_first(int answer, int* place) {
+  if (threadIdx.x == 0) *place = answer;
   __syncthreads();
-  const bool result = PASS == 0 || *is_last;
+  const int result = *place;
   __syncthreads();
   return result;
 }
+
+// Publishes a part in a launch whose blocks do not wait. Returns whether this block may read the
+// sums of all parts, because it is the last.
+__device__ __forceinline__ bool is_last_of(Counter* counter, int parts, int* place) {
+  if (parts == 1) {
+    __syncthreads();
+    return true;
+  }
+  const Published published = publish(counter, parts);
+  if (threadIdx.x == 0) __threadfence();
+  return answer_of_first(published.is_last, place) != 0;
+}
+
+// The blocks that work on the same slabs, one for each part.
+//
+// A block's claim is a counter that all launches leave even, and at the same number. The block adds
+// 1 when it starts, and again if it was even: then its part is its own. A block that adopts the
+// part adds 1 before that.
+class Team {
+ public:
+  // Begins this block's own claim. `shared` are kTeamBytes of shared memory.
+  __device__ __forceinline__ Team(Counter* claims, int parts, void* shared)
+      : parts_(parts),
+        together_(static_cast<int>(gridDim.x) / parts),
+        claims_(claims + blockIdx.x % together_),
+        shared_(static_cast<Shared*>(shared)) {
+    if (parts > 1 && threadIdx.x == 0) before_ = atomicAdd(own_claim(), Counter{1});
+  }
+  // Ends it. Returns whether this block has its part.
+  __device__ __forceinline__ bool has_part() {
+    if (parts_ == 1) return true;
+    const bool is_mine = before_ % 2 == 0;
+    if (threadIdx.x == 0) {
+      if (is_mine) atomicAdd(own_claim(), Counter{1});
+      shared_->unclaimed = before_;
+    }
+    return answer_of_first(is_mine, &shared_->answer) != 0;
+  }
+  __device__ __forceinline__ int part() const { return blockIdx.x / together_; }
+  // The number of parts that this block has adopted, and these.
+  __device__ __forceinline__ int adopted() const { return adopted_; }
+  __device__ __forceinline__ int adopted(int i) const { return shared_->adopted[i]; }
+  // Whether this is the one block that has a slab's first part.
+  __device__ __forceinline__ bool has_first_part() const {
+    bool result = part() == 0;
+    for (int i = 0; i < adopted_; ++i) result = result || adopted(i) == 0;
+    return result;
+  }
+
+  // Tells the team that the sums of this block's part of a slab are written, lets `add_up(part)`
+  // write those of adopted parts, and waits for the sums of all parts.
+  template <typename AddUp>
+  __device__ __forceinline__ void meet(int slab, Counter* counter, const AddUp& add_up) {
+    if (parts_ == 1) {
+      __syncthreads();
+      return;
+    }
+    const Counter all = publish(counter, parts_).all;
+    // All parts have a block as soon as the first slab is done.
+    long long patience = slab < together_ ? kPatience : kForEver;
+    int left = adopted_;
+    while (true) {
+      int next = -1;
+      if (left > 0) {
+        next = adopted(--left);
+      } else {
+        if (answer_of_first(has_come(counter, all, patience), &shared_->answer)) return;
+        next = adopt();
+        patience = next < 0 ? kForEver : 0;
+      }
+      if (next < 0) continue;
+      add_up(next);
+      publish(counter, parts_);
+    }
+  }
+
+ private:
+  static constexpr long long kForEver = -1;
+  struct Shared {
+    Counter unclaimed;  // a claim that no block has made in this launch
+    int answer;
+    unsigned short adopted[kMostParts];
+  };
+  static_assert(sizeof(Shared) <= kTeamBytes || PASS != 0, "what is reserved");
+
+  __device__ __forceinline__ Counter* own_claim() const { return claims_ + part() * together_; }
+
+  // Waits until a counter has reached a number, for some cycles. Returns whether it has.
+  __device__ __forceinline__ static bool has_come(const Counter* counter, Counter number,
+                                                  long long patience) {
+    if (threadIdx.x != 0) return false;
+    const long long begun = clock64();
+    while (load_acquire(counter) < number) {
+      if (patience != kForEver && clock64() - begun >= patience) return false;
+      let_others_run();
+    }
+    __threadfence();
+    return true;
+  }
+
+  // Adopts a part that no block has claimed. Returns it, or -1 if there is none.
+  __device__ __forceinline__ int adopt() {
+    // Blocks start in their order, so the last parts are the likeliest, a different one for each.
+    const auto candidate = [&](int i) { return (2 * parts_ - 1 - part() + i) % parts_; };
+    while (true) {
+      answer_of_first(parts_, &shared_->answer);
+      for (int i = threadIdx.x; i < parts_; i += THREADS) {
+        if (load_acquire(claims_ + candidate(i) * together_) == shared_->unclaimed) {
+          atomicMin(&shared_->answer, i);
+        }
+      }
+      __syncthreads();
+      const int first = shared_->answer;
+      __syncthreads();
+      if (first == parts_) return -1;
+      const int found = candidate(first);
+      bool is_mine = false;
+      if (threadIdx.x == 0) {
+        const Counter unclaimed = shared_->unclaimed;
+        is_mine = atomicCAS(claims_ + found * together_, unclaimed, unclaimed + 1) == unclaimed;
+        if (is_mine) shared_->adopted[adopted_] = static_cast<unsigned short>(found);
+      }
+      if (answer_of_first(is_mine, &shared_->answer) == 0) continue;
+      ++adopted_;
+      return found;
+    }
+  }
+
+  int parts_, together_, adopted_ = 0;
+  Counter* claims_;     // of the blocks of all parts, `together_` apart
+  Counter before_ = 0;  // this block's claim, in thread 0
+  Shared* shared_;
+};
 
 __device__ __forceinline__ float parameter(const PARAMETER* values, int channel, float otherwise) {
   return values == nullptr ? otherwise : to_float(values[channel]);

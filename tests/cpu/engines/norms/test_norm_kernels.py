@@ -11,9 +11,10 @@ from typing import Any
 import cuda_emulation
 import pytest
 import torch
+import torch.nn.functional as F
 from covering import covering
-from norm_cases import Norm, by_pytorch, norm
-from norm_launches import SMALL, TOLERANCES, by_kernels
+from norm_cases import EPS, Norm, by_pytorch, norm
+from norm_launches import MOMENTUM, SMALL, TOLERANCES, by_kernels
 from references import assert_close, relative_error
 
 from cudnn_autotune.engines.compiled_kernels import cubin
@@ -138,11 +139,56 @@ def test_a_mask_where_the_residuals_gradient_is_not_asked_for(form: Form) -> Non
         assert_close(getattr(found, name), getattr(expected, name), 1.5e-2, name)
 
 
+@pytest.mark.basic(3)
+@covering(
+    form=FORMS,
+    channels_last=BOTH,
+    alignment=[2, 4, 8],
+    dtype=list(TOLERANCES),
+    activation=["relu", "silu"],
+)
+def test_hardly_aligned(
+    form: Form, channels_last: bool, alignment: int, dtype: torch.dtype, activation: str
+) -> None:
+    """Tensors at any multiple of their elements' size. The emulation finds misaligned accesses."""
+    alignment = max(alignment, dtype.itemsize)
+    given = norm(
+        (4, 24, 6, 8),
+        dtype,
+        activation=activation,
+        residual=True,
+        second=True,
+        channels_last=channels_last,
+    )
+    for plan in compare(given, form, alignment=alignment):
+        vector = int(dict(plan.launches[0].kernel.defines)["VECTOR"])
+        assert vector * dtype.itemsize == alignment
+
+
 @pytest.mark.basic(2)
-@covering(form=FORMS, channels_last=BOTH, alignment=[2, 4, 8])
-def test_hardly_aligned(form: Form, channels_last: bool, alignment: int) -> None:
-    given = norm((4, 24, 6, 8), torch.float16, residual=True, channels_last=channels_last)
-    compare(given, form if alignment > 2 else "two passes", alignment=alignment)
+@covering(form=FORMS, channels_last=BOTH, dtype=list(TOLERANCES))
+def test_running_statistics(form: Form, channels_last: bool, dtype: torch.dtype) -> None:
+    given = norm((6, 24, 16, 20), dtype, channels_last=channels_last)
+    generator = torch.Generator().manual_seed(1)
+    running = [torch.rand(24, generator=generator) for _ in range(2)]
+    expected = [one.double() for one in running]
+    by_kernels(given, SMALL, form, running=running)
+    F.batch_norm(given.input.double(), *expected, training=True, momentum=MOMENTUM, eps=EPS)
+    for name, found, wanted in zip(("mean", "variance"), running, expected, strict=True):
+        assert_close(found, wanted, 3e-6, name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_running_statistics_that_are_not_finite(form: Form) -> None:
+    given = norm((6, 16, 5, 6), channels_last=True)
+    given.input[0, 3], given.input[0, 4, 0, 0] = math.nan, math.inf
+    running = [torch.rand(16) for _ in range(2)]
+    running[0][5], running[1][6] = math.inf, math.nan
+    expected = [one.clone() for one in running]
+    by_kernels(given, SMALL, form, running=running)
+    F.batch_norm(given.input, *expected, training=True, momentum=MOMENTUM, eps=EPS)
+    for found, wanted in zip(running, expected, strict=True):
+        assert torch.equal(found.isfinite(), wanted.isfinite())
 
 
 @pytest.mark.basic(1)
@@ -243,7 +289,7 @@ def test_plans_fit_every_gpu(name: str, planes: bool) -> None:
         for launch in plan.launches:
             assert launch.shared_bytes <= gpu.shared_bytes
             assert plan.slabs * int(dict(launch.kernel.defines)["LANES"]) * vector >= channels
-        if plan.is_cooperative:
+        if len(plan.launches) == 1 and plan.parts > 1:  # a block waits for others
             assert plan.launches[0].blocks <= gpu.multiprocessors
 
 
