@@ -145,7 +145,7 @@ def _by_kernels(model: nn.Module, x: Tensor) -> nn.Module:
     import cudnn_autotune as ca
     from cudnn_autotune.core.extension import _C
 
-    activation = "relu" if len(model) > 1 else "identity"  # type: ignore[arg-type]
     converted = ca.convert(model, norms=True)
-    _C.choose_norm(converted[0], x.detach().requires_grad_(), activation, True)
+    first, *rest = converted.children()
+    _C.choose_norm(first, x.detach().requires_grad_(), "relu" if rest else "identity", True)
     return converted
