@@ -79,7 +79,7 @@ def test_how_many_plans_a_thread_keeps() -> None:
     limit = int(re.search(r"entries_per_thread\{(\d+)\}", source)[1])  # type: ignore[index]
     said = {
         "cudnn_autotune/tuning/settings.py": f"``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` ({limit:,})",
-        "docs/reference/settings.md": f"how many built plans each thread keeps ({limit}, as PyTorch)",
+        "docs/reference/settings.md": f"plans each thread keeps ({limit}, as PyTorch)",
         "docs/reference/limits.md": f"({limit:,} plans a\n  thread)",
     }
     for file, text in said.items():
