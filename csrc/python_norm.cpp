@@ -147,11 +147,12 @@ bool read_call(PyObject* module, PyObject* given, NormCall& call) {
     call.running_mean.reset();
     call.running_var.reset();
   }
-  if (!call.by_batch) return call.eps >= 0;
-  // One value for each channel is PyTorch's error.
+  // An eps of 0 is an error of some versions of PyTorch, in evaluation too. One value for each
+  // channel is one of all.
+  if (!(call.eps > 0)) return false;
   const auto sizes = input.sizes();
   const bool is_one = sizes[0] == 1 && c10::multiply_integers(sizes.slice(2)) == 1;
-  return call.eps > 0 && !is_one;
+  return !call.by_batch || !is_one;
 }
 
 // Knowledge about a module.
