@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -519,8 +520,10 @@ class AsksMoreInTraining(Asking):
 
 def tuned_with(count: int, given: dict[str, Any], mode: str = "auto") -> dict[str, Any]:
     """``distributed.tune`` with these arguments; the budgets that its searches got (None: a search
-    without one), and what it returns. A search takes 0.1 s."""
+    without one), and what it returns. A search takes 0.1 s of the clock, and nothing else does."""
     ca.forget()
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=time.perf_counter)
     simulate = tuner("race", "quiet", 0)
     budgets: list[float | None] = []
 
@@ -529,8 +532,10 @@ def tuned_with(count: int, given: dict[str, Any], mode: str = "auto") -> dict[st
         return simulate(problem)
 
     def race(calls: dict[ConvProblem, int], device: int, mode: str, left_s: float) -> Any:
+        nonlocal now_s
         budgets.append(left_s)
-        time.sleep(min(left_s, 0.1))
+        now_s += min(left_s, 0.1)
+        time.sleep(0.02)  # so that the other rank gets some
         return [simulate(problem) for problem in calls]
 
     result: dict[str, Any] = {"error": None, "decisions": []}
@@ -538,6 +543,7 @@ def tuned_with(count: int, given: dict[str, Any], mode: str = "auto") -> dict[st
         ca.flags(mode),
         mock.patch.object(tune_problem, "tune", tune_one),
         mock.patch("cudnn_autotune.distributed.model.tune_problems", race),
+        mock.patch("cudnn_autotune.distributed.model.time", clock),
     ):
         if isinstance(given.get("budget_s"), list):
             given["budget_s"] = given["budget_s"][dist.get_rank()]

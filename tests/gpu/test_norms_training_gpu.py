@@ -82,9 +82,9 @@ def assert_trains_like(
     """Holds steps of a compiled model to float64, within thrice the error of eager mode."""
     exact = copy.deepcopy(model).double()
     theirs = copy.deepcopy(model)
-    ours = train(under(dtype, call), inputs, of=model, rate=1e-3)
-    eager = train(under(dtype, theirs), inputs, of=theirs, rate=1e-3)
-    expected = train(exact, [one.double() for one in inputs], rate=1e-3)
+    ours = train(under(dtype, call), inputs, of=model)
+    eager = train(under(dtype, theirs), inputs, of=theirs)
+    expected = train(exact, [one.double() for one in inputs])
     for name, value in expected.state.items():
         if name.endswith("num_batches_tracked"):
             assert ours.state[name] == value == len(inputs), name
@@ -137,9 +137,9 @@ def test_eager_norms_with_activations(
     inputs = [one.to(memory_format=layout) for one in images(3, size=32)]
     before = ca.fallbacks()
     exact = copy.deepcopy(theirs).double()
-    ours = train(under(dtype, model), inputs, of=model, rate=1e-3)
-    eager = train(under(dtype, theirs), inputs, of=theirs, rate=1e-3)
-    expected = train(exact, [one.double() for one in inputs], rate=1e-3)
+    ours = train(under(dtype, model), inputs, of=model)
+    eager = train(under(dtype, theirs), inputs, of=theirs)
+    expected = train(exact, [one.double() for one in inputs])
     assert ca.fallbacks() == before
     for kind, one in parts(ours).items():
         right = parts(expected)[kind]
@@ -185,10 +185,10 @@ def test_in_cuda_graphs_of_inductor() -> None:
         return output
 
     call = compiled(model, **{"triton.cudagraphs": True})
-    ours = train(under(torch.bfloat16, marked), inputs, of=model, rate=1e-3)
+    ours = train(under(torch.bfloat16, marked), inputs, of=model)
     assert counters["inductor"]["cudagraph_skips"] == 0
     torch._dynamo.reset()
-    plain = train(under(torch.bfloat16, compiled(theirs)), inputs, of=theirs, rate=1e-3)
+    plain = train(under(torch.bfloat16, compiled(theirs)), inputs, of=theirs)
     assert ours.state["norm.num_batches_tracked"] == len(inputs)
     for kind, one in parts(ours).items():
         assert overall_error(one, parts(plain)[kind]) <= 0.05, kind
@@ -268,8 +268,8 @@ def test_both_programs_are_measured(cudagraphs: bool) -> None:
         torch.compiler.cudagraph_mark_step_begin()
         return call(x)
 
-    ours = train(marked, inputs, of=model, rate=1e-3)
-    eager = train(under(torch.bfloat16, theirs), inputs, of=theirs, rate=1e-3)
+    ours = train(marked, inputs, of=model)
+    eager = train(under(torch.bfloat16, theirs), inputs, of=theirs)
     for kind, one in parts(ours).items():
         if kind != "gradients":  # the last steps' are as far apart as rounding takes them
             assert overall_error(one, parts(eager)[kind]) <= 0.05, kind

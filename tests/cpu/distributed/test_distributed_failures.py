@@ -14,8 +14,8 @@ from gloo_ranks import Ran, Ranks
 from cudnn_autotune.distributed import DistributedTuningError
 from cudnn_autotune.distributed.heartbeat import BEAT_S, SILENT_S
 
-# The silence itself, the heartbeats before and after it, and two busy cores.
-SOON_S = SILENT_S + 5.0
+# Less than the 30 s that a rank waits for one that makes no progress, on busy cores too.
+SOON_S = 25.0
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def assert_shared(ranks: Ranks) -> None:
 def test_a_rank_that_raises(four: Ranks, culprit: int) -> None:
     done = four.run(cases.shared_where_one, "raise", culprit)
     assert_failed(done, culprit, "RuntimeError: the GPU is lost")
-    assert max(ran.seconds for ran in done) < 5.0
+    assert max(ran.seconds for ran in done) < SOON_S
     assert_well(four)
 
 
@@ -60,7 +60,7 @@ def test_a_rank_that_exits() -> None:
         done = two.run(cases.shared_where_one, "exit", 1)
         assert done[1].died
         assert_failed(done, 1, "SystemExit: 3")
-        assert done[0].seconds < 5.0
+        assert done[0].seconds < SOON_S
         assert two.stored() == []
 
 
@@ -75,7 +75,7 @@ def test_its_own_error_is_the_cause(four: Ranks) -> None:
 def test_a_rank_that_hangs(four: Ranks) -> None:
     done = four.run(cases.shared_where_one, "hang", 1, 2.0)
     assert_failed(done, 1, "timeout: no progress for 2 s at ")
-    assert all(2.0 < ran.seconds < 2.0 + 3.0 for ran in (done[0], *done[2:]))
+    assert all(2.0 < ran.seconds < SOON_S for ran in (done[0], *done[2:]))
     assert_well(four)
 
 
@@ -268,7 +268,7 @@ def test_the_rank_that_hosts_the_store_is_stopped() -> None:
     """Every method of the store then blocks; and the rank itself gives up when it goes on."""
     with Ranks(2, host="rank 0") as ranks:
         for rank in range(2):
-            ranks.begin(rank, cases.shared_where_one, "stop", 0, 3.0)
+            ranks.begin(rank, cases.shared_where_one, "stop", 0)
         error = ranks.end(1).error
         assert isinstance(error, DistributedTuningError)
         assert error.rank is None

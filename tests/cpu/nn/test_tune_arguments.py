@@ -72,12 +72,9 @@ def test_ranks_time_nothing_once_the_budget_is_spent(two: Ranks) -> None:
         assert result["error"] is None
         assert result["decisions"] == results[0]["decisions"]
         budgets = result["budgets"]
-        assert 0.0 < budgets[0] <= 0.15
-        assert budgets == sorted(budgets, reverse=True)
+        left = [0.15, 0.05, *[0.0] * 8]
+        assert budgets == pytest.approx(left[: len(budgets)])
     assert sum(len(result["budgets"]) for result in results) == len(results[0]["decisions"]) == 10
-    # At most two searches of 0.1 s begin on each rank before 0.15 s have passed.
-    assert sum(budget > 0 for result in results for budget in result["budgets"]) <= 4
-    assert any(result["budgets"][-1] == 0.0 for result in results)
 
 
 def test_with_no_time_ranks_time_nothing(two: Ranks) -> None:

@@ -42,9 +42,11 @@ def test_without_a_gpu_every_reading_is_none() -> None:
     assert gpu.state() == GpuState()
     assert set(gpu.fixed().values()) == {None}
     with Telemetry(gpu, period_s=0.005) as telemetry:
-        time.sleep(0.05)
+        deadline = time.monotonic() + 60
+        while len(telemetry.readings) < 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
     result = telemetry.summary()
-    assert result["readings"] > 1
+    assert result["readings"] >= 2
     assert result["clock_mhz"] is result["power_w"] is result["temperature_c"] is None
     assert result["throttle_reasons"] == {}
     assert result["unavailable"] == gpu.unavailable
