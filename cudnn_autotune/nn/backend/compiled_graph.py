@@ -136,7 +136,8 @@ class ComparedGraph(ABC):
             is_free = not is_within_step()
         if is_free:
             contenders, self._contenders = self._contenders, {}
-            with generators_kept(self._devices):  # what is compiled meanwhile may draw numbers too
+            # A program that is compiled meanwhile draws numbers too, where kernels are tried.
+            with generators_kept(self._devices):
                 self._choose(contenders, inputs)
             return
         self._deferrals += 1
