@@ -40,9 +40,11 @@ def synchronised(how: str) -> tuple[dict[str, float], dict[str, float]]:
     PyTorch's own."""
     group = _group()
     torch.manual_seed(0)
-    plain = nn.SyncBatchNorm.convert_sync_batchnorm(_model(), group).cuda()
-    plain = plain.to(memory_format=torch.channels_last)
-    theirs, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
+    model = _model().cuda().to(memory_format=torch.channels_last)
+    plain, theirs, exact = (
+        nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model), group) for _ in range(3)
+    )
+    exact.double()
     generator = torch.Generator().manual_seed(dist.get_rank())
     inputs = [torch.randn(4 + dist.get_rank(), 16, 14, 14, generator=generator) for _ in range(3)]
     inputs = [one.cuda().contiguous(memory_format=torch.channels_last) for one in inputs]
@@ -60,7 +62,7 @@ def synchronised(how: str) -> tuple[dict[str, float], dict[str, float]]:
 def tuned_where_one_dies(culprit: int) -> list[str]:
     """Tunes a model with the other ranks, of whom one is killed during its second problem."""
     torch.cuda.set_device(dist.get_rank())
-    model = _model().cuda().half()
+    model = ca.convert(_model().cuda().half())
     seen: list[str] = []
 
     def told(choice: ca.Choice) -> None:

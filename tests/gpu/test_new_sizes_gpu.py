@@ -225,4 +225,4 @@ def test_many_sizes_are_right_and_few_are_tuned(mode: str) -> None:
     if mode == "auto":
         assert 2 <= origins()["tuned"] <= 16
         assert origins()["neighbour"] >= 30
-    assert ca.fallbacks() == {}
+    assert ca.fallbacks().keys() <= {"PyTorch's own path was chosen (see choices())"}

@@ -308,6 +308,7 @@ extern "C" __global__ void wait_for(volatile int* flag, int* gave_up) {
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("held", [1, 16, 100])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("form", FORMS)
