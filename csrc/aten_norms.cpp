@@ -1,6 +1,5 @@
 #include "aten_norms.h"
 
-#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cudnn_batch_norm_backward_cuda_dispatch.h>
@@ -14,12 +13,10 @@
 #include <ATen/ops/native_group_norm_cuda_dispatch.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/strides.h>
 #include <torch/library.h>
 
 #include <mutex>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "aten_conv.h"
@@ -39,8 +36,10 @@ const c10::TypedOperatorHandle<GroupNormSignature>& group_norm_op() {
 
 // Never destroyed, because calls may come while the process exits.
 struct AtenNormChoices {
+  static constexpr size_t kMost = 1U << 12U;
+
   std::mutex mutex;
-  std::unordered_map<NormCallSignature, bool, NormCallSignature::Hash> is_served;
+  NormVerdicts verdicts{kMost};
   NormChooser chooser;
 
   static AtenNormChoices& instance() {
@@ -49,23 +48,25 @@ struct AtenNormChoices {
   }
 };
 
-// A process whose sizes keep changing starts anew with this many choices.
-constexpr size_t kMostChoices = 1U << 12U;
+thread_local int norm_guards_of_thread = 0;  // of NormsByKernelsGuard
+
+// The policy that a norm's call is served by, if it has one.
+std::optional<OperatorPolicy> policy_of_norm(const at::Tensor& input) {
+  if (norm_guards_of_thread > 0) return OperatorPolicy{"", -1, /*is_process_wide=*/true};
+  return policy_of_call(input);
+}
 
 // Whether the kernels compute calls like this one, as far as that is known or can be chosen now.
 bool is_served(const NormCall& call, int64_t groups, bool by_cudnn, const OperatorPolicy& policy) {
+  if (norm_guards_of_thread > 0) return true;
   AtenNormChoices& choices = AtenNormChoices::instance();
   const CallPolicy resolved = resolve(policy.sampling, policy.workspace_limit);
   NormCallSignature key(call, "", /*by_gradients=*/groups == 0);
-  // The address counts as far as whole vectors can be read there.
-  const auto misalignment = reinterpret_cast<uintptr_t>(call.input.const_data_ptr()) % 16;
-  const std::array<int64_t, 4> more{groups, static_cast<int64_t>(by_cudnn),
-                                    static_cast<int64_t>(misalignment), resolved.sampling};
+  const std::array<int64_t, 3> more{groups, static_cast<int64_t>(by_cudnn), resolved.sampling};
   key.numbers.append(more.begin(), more.end());
   {
     const std::lock_guard lock(choices.mutex);
-    const auto found = choices.is_served.find(key);
-    if (found != choices.is_served.end()) return found->second;
+    if (const auto known = choices.verdicts.find(key)) return *known;
   }
   if (!choices.chooser) return false;
   const PyTorchsOwnGuard pytorchs_own;
@@ -79,8 +80,8 @@ bool is_served(const NormCall& call, int64_t groups, bool by_cudnn, const Operat
   const auto chosen = choices.chooser(call, groups, sampling_name(resolved.sampling));
   if (!chosen) return false;
   const std::lock_guard lock(choices.mutex);
-  if (choices.is_served.size() >= kMostChoices) choices.is_served.clear();
-  return choices.is_served.insert_or_assign(std::move(key), *chosen).first->second;
+  choices.verdicts.set(std::move(key), *chosen);
+  return chosen->is_served;
 }
 
 // Whether the kernels may take a group norm: it is right, and nothing about it is odd. Autograd and
@@ -98,26 +99,6 @@ bool suits_group_norm(const at::Tensor& input, const OptionalTensor& weight,
          channels % groups == 0 && suits_as_parameter(weight) && suits_as_parameter(bias);
 }
 
-// Whether a tensor has the strides of a new one in its memory format, which PyTorch's results have.
-bool has_plain_strides(const at::Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  switch (tensor.suggest_memory_format()) {
-    case at::MemoryFormat::ChannelsLast:
-      return tensor.strides() == at::IntArrayRef(c10::get_channels_last_strides_2d(sizes));
-    case at::MemoryFormat::ChannelsLast3d:
-      return tensor.strides() == at::IntArrayRef(c10::get_channels_last_strides_3d(sizes));
-    default:
-      return tensor.strides() == at::IntArrayRef(c10::contiguous_strides(sizes));
-  }
-}
-
-bool suits_batch_norm(const NormCall& call) {
-  const at::Tensor& input = call.input;
-  return suits_operator(call) && input.dim() >= 2 && input.numel() > input.size(1) &&
-         input.numel() < kMostNormElements && call.eps > 0 && has_plain_strides(input) &&
-         is_given(call.weight) == is_given(call.bias);
-}
-
 // The output, the mean and the inverse standard deviation by the kernels, if they were chosen for
 // calls like this one. In the forward of a model that was converted, batch norms are served, or
 // left to PyTorch, by their modules; instance norms, which have one image here, are served here.
@@ -127,13 +108,12 @@ std::optional<ThreeTensors> batch_norm_by_kernels(c10::DispatchKeySet keys, cons
                                                   const OptionalTensor& running_mean,
                                                   const OptionalTensor& running_var,
                                                   double momentum, double eps, bool by_cudnn) {
-  const auto policy = policy_of_call(input);
-  // A checkpoint computes again what its hooks leave out, under whatever is in force by then, and
-  // compares what is saved: cuDNN's reserve space would be missing, or there.
-  if (!policy || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return std::nullopt;
+  const auto policy = policy_of_norm(input);
+  if (!policy) return std::nullopt;
   const NormCall call{input,        weight, bias,     running_mean, running_var,
                       std::nullopt, true,   momentum, eps};
-  if (!suits_batch_norm(call) || !(policy->is_process_wide || input.size(0) == 1)) {
+  if (!suits_operator(call) || is_given(weight) != is_given(bias) ||
+      !(policy->is_process_wide || input.size(0) == 1)) {
     return std::nullopt;
   }
   try {
@@ -170,6 +150,15 @@ std::optional<ThreeTensors> gradients_by_kernels(
   }
 }
 
+// cuDNN's kernels read whole vectors. Where an address is no multiple of one's size, they end the
+// process: they are given a copy. PyTorch's own kernels read such tensors as they are.
+at::Tensor aligned(const at::Tensor& tensor) {
+  constexpr uintptr_t kVectorBytes = 16;
+  const bool is_aligned =
+      !tensor.defined() || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kVectorBytes == 0;
+  return is_aligned ? tensor : tensor.clone(at::MemoryFormat::Preserve);
+}
+
 auto* pytorchs_gradients(const at::Tensor& input) {
   return input.is_cuda() ? at::cuda::native_batch_norm_backward
                          : at::cpu::native_batch_norm_backward;
@@ -193,7 +182,7 @@ ThreeTensors native_group_norm(c10::DispatchKeySet keys, const at::Tensor& input
     const auto kernel = input.is_cuda() ? at::cuda::native_group_norm : at::cpu::native_group_norm;
     return kernel(input, weight, bias, images, channels, spatial, groups, eps);
   };
-  const auto policy = policy_of_call(input);
+  const auto policy = policy_of_norm(input);
   if (!policy || !suits_group_norm(input, weight, bias, images, channels, spatial, groups)) {
     return pytorchs();
   }
@@ -243,8 +232,8 @@ FourTensors cudnn_batch_norm(c10::DispatchKeySet keys, const at::Tensor& input,
       return {output, mean, inv_std, at::empty({0}, mean.options())};
     }
   }
-  return at::cuda::cudnn_batch_norm(input, weight, bias, running_mean, running_var, training,
-                                    momentum, eps);
+  return at::cuda::cudnn_batch_norm(aligned(input), weight, bias, running_mean, running_var,
+                                    training, momentum, eps);
 }
 
 ThreeTensors native_batch_norm_backward(c10::DispatchKeySet keys, const at::Tensor& grad_output,
@@ -269,8 +258,9 @@ ThreeTensors cudnn_batch_norm_backward(c10::DispatchKeySet keys, const at::Tenso
                                        const OptionalTensor& mean, const OptionalTensor& inv_std,
                                        double eps, const at::Tensor& reserve) {
   if (reserve.scalar_type() == at::kByte) {
-    return at::cuda::cudnn_batch_norm_backward(input, grad_output, weight, running_mean,
-                                               running_var, mean, inv_std, eps, reserve);
+    return at::cuda::cudnn_batch_norm_backward(aligned(input), aligned(grad_output), weight,
+                                               running_mean, running_var, mean, inv_std, eps,
+                                               reserve);
   }
   constexpr std::array<bool, 3> kAll{true, true, true};
   auto found = gradients_by_kernels(keys, grad_output, input, weight, mean, inv_std, kAll);
@@ -287,8 +277,11 @@ void set_norm_chooser(NormChooser chooser) {
 void forget_aten_norms() {
   AtenNormChoices& choices = AtenNormChoices::instance();
   const std::lock_guard lock(choices.mutex);
-  choices.is_served.clear();
+  choices.verdicts.clear();
 }
+
+NormsByKernelsGuard::NormsByKernelsGuard() noexcept { ++norm_guards_of_thread; }
+NormsByKernelsGuard::~NormsByKernelsGuard() { --norm_guards_of_thread; }
 
 }  // namespace cudnn_autotune
 

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "norm_ops.h"
+#include "norm_verdicts.h"
 
 namespace cudnn_autotune {
 
@@ -63,13 +64,22 @@ using GroupNormSignature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& 
                                                               const OptionalTensor& bias,
                                                               int64_t groups, double eps);
 
-// Chooses what computes calls like one that was not asked about: true for the kernels, nothing if
-// that cannot be said now. `groups` is 0 for a batch norm. It may call the operators above, which
-// are PyTorch's then.
-using NormChooser = std::function<std::optional<bool>(const NormCall& call, int64_t groups,
-                                                      std::string_view sampling)>;
+// Chooses what computes calls like one that was not asked about; nothing if that cannot be said
+// now. `groups` is 0 for a batch norm. It may call the operators above, which are PyTorch's then.
+using NormChooser = std::function<std::optional<NormVerdict>(const NormCall& call, int64_t groups,
+                                                             std::string_view sampling)>;
 void set_norm_chooser(NormChooser chooser);
 // Clears all choices.
 void forget_aten_norms();
+
+// While one lives, the kernels compute the norms of its thread that they can, whatever was chosen,
+// so that they can be timed.
+class NormsByKernelsGuard {
+ public:
+  NormsByKernelsGuard() noexcept;
+  ~NormsByKernelsGuard();
+  NormsByKernelsGuard(const NormsByKernelsGuard&) = delete;
+  NormsByKernelsGuard& operator=(const NormsByKernelsGuard&) = delete;
+};
 
 }  // namespace cudnn_autotune

@@ -144,7 +144,9 @@ struct NormNode : torch::autograd::Function<NormNode> {
       auto [grad_input, grad_weight, grad_bias] = at::native_batch_norm_backward(
           grad, saved[0], if_defined(saved[2]), {}, {}, saved[5], saved[6], /*train=*/true, eps,
           {mask[0], mask[1], mask[2]});
-      return all_of({grad_input, grad_weight, grad_bias, at::Tensor()});
+      // PyTorch's kernels may compute more than they are asked for.
+      return all_of({grad_input, mask[1] ? grad_weight : at::Tensor(),
+                     mask[2] ? grad_bias : at::Tensor(), at::Tensor()});
     }
     std::optional<at::AutoDispatchBelowADInplaceOrView> guard;
     if (!at::GradMode::is_enabled()) guard.emplace();

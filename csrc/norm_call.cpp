@@ -1,5 +1,9 @@
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/util/strides.h>
 
+#include <cstdint>
 #include <functional>
 
 #include "norm_ops.h"
@@ -13,10 +17,21 @@ bool has_tangent(const OptionalTensor& tensor) {
   return is_given(tensor) && tensor->_fw_grad(/*level=*/0).defined();
 }
 
-bool suits_as_parameter(const OptionalTensor& values, const at::Tensor& input) {
-  return !is_given(values) ||
-         (is_channel_vector(values, input) && !has_tangent(values) &&
-          (values->scalar_type() == at::kFloat || values->scalar_type() == input.scalar_type()));
+// Beside running statistics, which are float32, PyTorch's functions on a GPU take parameters of
+// float32 only.
+bool suits_as_parameter(const OptionalTensor& values, const NormCall& call) {
+  if (!is_given(values)) return true;
+  const auto dtype = values->scalar_type();
+  return is_channel_vector(values, call.input) && !has_tangent(values) &&
+         (dtype == at::kFloat ||
+          (dtype == call.input.scalar_type() && !is_given(call.running_mean)));
+}
+
+// Whether hooks see what is saved for a backward. A checkpoint computes again what its hooks leave
+// out, and compares what is saved. By then other modes and hooks may be in force, and another
+// choice, so each way saves what PyTorch's functions do: these run.
+bool has_saved_tensor_hooks() {
+  return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
 }
 
 }  // namespace
@@ -39,16 +54,30 @@ bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input) {
                                values->scalar_type() == at::kFloat && !values->requires_grad());
 }
 
+bool has_plain_strides(const at::Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  switch (tensor.suggest_memory_format()) {
+    case at::MemoryFormat::ChannelsLast:
+      return tensor.strides() == at::IntArrayRef(c10::get_channels_last_strides_2d(sizes));
+    case at::MemoryFormat::ChannelsLast3d:
+      return tensor.strides() == at::IntArrayRef(c10::get_channels_last_strides_3d(sizes));
+    default:
+      return tensor.strides() == at::IntArrayRef(c10::contiguous_strides(sizes));
+  }
+}
+
 bool suits_operator(const NormCall& call) {
   const at::Tensor& input = call.input;
-  if (!call.by_batch || input.device().type() != served_device || input.numel() == 0 ||
-      input.dim() > 5 || has_tangent(input) || !has_norm_dtype(input)) {
+  if (!call.by_batch || input.device().type() != served_device || input.dim() < 2 ||
+      input.dim() > 5 || input.numel() <= input.size(1) || input.numel() >= kMostNormElements ||
+      !(call.eps > 0) || has_tangent(input) || !has_norm_dtype(input) ||
+      !has_plain_strides(input) || has_saved_tensor_hooks()) {
     return false;
   }
   const bool same_dtype = !is_given(call.weight) || !is_given(call.bias) ||
                           call.weight->scalar_type() == call.bias->scalar_type();
-  return same_dtype && suits_as_parameter(call.weight, input) &&
-         suits_as_parameter(call.bias, input) &&
+  return same_dtype && suits_as_parameter(call.weight, call) &&
+         suits_as_parameter(call.bias, call) &&
          is_given(call.running_mean) == is_given(call.running_var) &&
          suits_as_statistic(call.running_mean, input) &&
          suits_as_statistic(call.running_var, input);
@@ -64,11 +93,14 @@ NormCallSignature::NormCallSignature(const NormCall& call, std::string_view acti
     return static_cast<int64_t>(is_given(tensor) && tensor->requires_grad());
   };
   const bool is_recorded = by_gradients && at::GradMode::is_enabled();
+  // The address counts as far as whole vectors can be read there.
+  const auto address = reinterpret_cast<uintptr_t>(call.input.const_data_ptr()) | 16U;
   numbers = {static_cast<int64_t>(call.input.scalar_type()),
              call.input.get_device(),
              dtype(call.weight),
              dtype(call.bias),
              static_cast<int64_t>(is_given(call.running_mean)),
+             static_cast<int64_t>(address & -address),
              is_recorded ? 4 * needs_gradient(call.input) + 2 * needs_gradient(call.weight) +
                                needs_gradient(call.bias)
                          : -1};

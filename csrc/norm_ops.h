@@ -72,6 +72,8 @@ bool has_norm_dtype(const at::Tensor& input);
 bool is_channel_vector(const OptionalTensor& values, const at::Tensor& input);
 // Whether they can be a running statistic, which is of float32.
 bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input);
+// Whether a tensor has the strides of a new one in its memory format, which PyTorch's results have.
+bool has_plain_strides(const at::Tensor& tensor);
 // Whether the operator computes a call.
 bool suits_operator(const NormCall& call);
 // Sets the type of device whose norms the operator may compute: CUDA, or in tests the CPU.

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -75,12 +76,15 @@ void set_fallback(const py::function& forward, const py::function& backward) {
 
 void set_chooser(const py::function& function) {
   auto* const chooser = new py::function(function);
-  set_norm_chooser([chooser](const NormCall& call, int64_t groups, std::string_view sampling) {
-    return ask_python([&] {
+  set_norm_chooser([chooser](const NormCall& call, int64_t groups,
+                             std::string_view sampling) -> std::optional<NormVerdict> {
+    const auto chosen = ask_python([&] {
       return (*chooser)(call.input, call.weight, call.bias, call.running_mean, call.running_var,
                         groups, call.eps, sampling)
-          .cast<std::optional<bool>>();
+          .cast<std::optional<std::pair<bool, int64_t>>>();
     });
+    if (!chosen) return std::nullopt;
+    return NormVerdict{chosen->first, chosen->second};
   });
 }
 
@@ -93,12 +97,26 @@ void set_kernels(const py::function& function) {
       });
 }
 
+// NormsByKernelsGuard, for a `with` block of Python.
+class NormsByKernels {
+ public:
+  void enter() { guard_.emplace(); }
+  void exit() { guard_.reset(); }
+
+ private:
+  std::optional<NormsByKernelsGuard> guard_;
+};
+
 }  // namespace
 
 void bind_norms(py::module_& m) {
   py::class_<NormPlan, std::shared_ptr<NormPlan>>(m, "NormPlan")
       .def(py::init(&make_plan), py::arg("launches"), py::arg("division"), py::arg("workspace"),
            py::arg("counters"), py::arg("pointers"), py::arg("floats"));
+  py::class_<NormsByKernels>(m, "NormsByKernels")
+      .def(py::init<>())
+      .def("__enter__", &NormsByKernels::enter)
+      .def("__exit__", [](NormsByKernels& norms, const py::args&) { norms.exit(); });
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
   m.def("set_norm_chooser", &set_chooser, py::arg("chooser"));

@@ -18,6 +18,7 @@
 
 #include "aten_conv.h"
 #include "norm_ops.h"
+#include "norm_verdicts.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -157,11 +158,11 @@ bool read_call(PyObject* module, PyObject* given, NormCall& call) {
 
 // Knowledge about a module.
 struct Known {
-  std::unordered_map<NormCallSignature, bool, NormCallSignature::Hash> by_operator;
+  static constexpr size_t kMost = 512;
+
+  NormVerdicts verdicts{kMost};
   uint64_t dims = 0;  // a bit for each number of dimensions that its inputs may have
 };
-// A module whose sizes keep changing starts anew with this many choices.
-constexpr size_t kMostChoices = 512;
 
 // Entries of the modules that are alive. The GIL guards them. The table is never destroyed, because
 // modules may outlive it.
@@ -229,10 +230,9 @@ PyObject* batch_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   bool by_operator = false;
   if (is_suitable) {
-    const auto& choices = known_of(args[0]).by_operator;
-    const auto found = choices.find(NormCallSignature(call, activation));
-    if (found == choices.end()) Py_RETURN_NOTIMPLEMENTED;
-    by_operator = found->second;
+    const auto known = known_of(args[0]).verdicts.find(NormCallSignature(call, activation));
+    if (!known) Py_RETURN_NOTIMPLEMENTED;
+    by_operator = *known;
   }
   at::Tensor output;
   {
@@ -252,14 +252,14 @@ PyObject* batch_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyObject* choose_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   std::string_view activation;
-  if (!has_count(count, 4) || !read_text(args[2], activation)) return nullptr;
+  if (!has_count(count, 5) || !read_text(args[2], activation)) return nullptr;
   const int by_operator = PyObject_IsTrue(args[3]);
-  if (by_operator < 0) return nullptr;
+  const int64_t most_calls = PyLong_AsLongLong(args[4]);
+  if (by_operator < 0 || (most_calls == -1 && PyErr_Occurred() != nullptr)) return nullptr;
   NormCall call;
   if (read_call(args[0], args[1], call) && suits_operator(call)) {
-    auto& choices = known_of(args[0]).by_operator;
-    if (choices.size() >= kMostChoices) choices.clear();
-    choices.insert_or_assign(NormCallSignature(call, activation), by_operator == 1);
+    known_of(args[0]).verdicts.set(NormCallSignature(call, activation),
+                                   {by_operator == 1, most_calls});
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -267,7 +267,7 @@ PyObject* choose_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* forget_norms(PyObject*, PyObject*) {
   // The entries have weak references, so they stay.
-  for (auto& [module, known] : all_known()) known.by_operator.clear();
+  for (auto& [module, known] : all_known()) known.verdicts.clear();
   Py_RETURN_NONE;
 }
 

@@ -15,10 +15,12 @@ namespace cudnn_autotune {
 // None, and has changed nothing, for calls that the module's class has to compute: those with
 // tensor subclasses, transforms, modes, tracers or a cumulative average, those that are PyTorch's
 // error before its function is called, and without `takes_all` whatever the operator does not
-// compute: another device, evaluation, other dtypes, vectors that do not fit the input.
+// compute: another device, evaluation, other dtypes, vectors that do not fit the input, hooks on
+// saved tensors.
 //
-// `_C.choose_norm(module, input, activation, by_operator)` chooses for calls like this one, until
-// the module is destroyed or forgotten, or has had hundreds of choices more.
+// `_C.choose_norm(module, input, activation, by_operator, most_calls)` chooses for the next
+// `most_calls` calls like this one, or with 0 for all, until the module is destroyed or forgotten,
+// or has had hundreds of choices more.
 //
 // `_C.forget_norms()` forgets all choices. `_C.set_norm_device(name)` sets the type of device
 // whose norms the operator may compute: "cuda", or in tests "cpu".

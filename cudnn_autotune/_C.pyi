@@ -64,7 +64,11 @@ def batch_norm(
     training by what was chosen for such calls. Returns NotImplemented if nothing was, and None if
     the module's class has to compute the call (csrc/python_norm.h)."""
 
-def choose_norm(module: Module, input: Tensor, activation: str, by_operator: bool) -> None: ...
+def choose_norm(
+    module: Module, input: Tensor, activation: str, by_operator: bool, most_calls: int
+) -> None:
+    """Chooses what computes the next ``most_calls`` calls like this one; 0 stands for all."""
+
 def forget_norms() -> None: ...
 def set_norm_device(name: str) -> None:
     """Sets the type of device whose norms the operators may compute: "cuda", or in tests "cpu"."""
@@ -290,9 +294,16 @@ class NormPlan:
     ) -> None: ...
 
 def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...
-def set_norm_chooser(chooser: Callable[..., bool | None]) -> None:
+def set_norm_chooser(chooser: Callable[..., tuple[bool, int] | None]) -> None:
     """Sets what chooses the kernels of ATen's norms, called with (input, weight, bias, running
     mean, running variance, groups, eps, sampling mode)."""
+
+class NormsByKernels:
+    """Within it this package's kernels compute the calls of ATen's norms of this thread that they
+    can, whatever was chosen."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *args: object) -> None: ...
 
 def forget_aten_norms() -> None:
     """Clears the choices for ATen's norms: the next call of each signature asks again."""

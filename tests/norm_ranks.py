@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from norm_models import conv, errors, train
+from references import relative_error
 from served_norms import norms_on_cpu
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -60,6 +61,44 @@ def synchronised() -> tuple[list[str], list[str], bool]:
     kinds = [[type(module) for module in model.modules()] for model in models]
     is_pytorchs = all(nn.SyncBatchNorm in some for some in kinds)
     return said[:1], said[1:], is_pytorchs
+
+
+def called_twice() -> tuple[float, float, bool]:
+    """Two forwards before a backward, whose norms' buffers each forward broadcasts.
+
+    Returns:
+        The largest relative errors of this package's gradients and statistics from those in
+        float64; whether its operators computed them.
+    """
+    torch.manual_seed(0)
+    exact = _model()
+    ours = ca.convert(copy.deepcopy(exact))
+    generator = torch.Generator().manual_seed(1 + dist.get_rank())
+    inputs = [torch.randn(4, 8, 6, 5, generator=generator) for _ in range(2)]
+
+    def gradients(model: nn.Module, dtype: torch.dtype, **options: Any) -> list[Tensor]:
+        wrapped = DistributedDataParallel(model.to(dtype), **options)
+        outputs = [wrapped(x.to(dtype)) for x in inputs]
+        sum(output.sin().sum() for output in outputs).backward()  # type: ignore[union-attr]
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    # Statistics of a batch do not depend on running ones: only these are broadcast.
+    expected = gradients(exact, torch.float64, broadcast_buffers=False)
+    with _seems_on_gpu("kept"):
+        found = gradients(ours, torch.float32)
+        served = [m for m in ours.modules() if isinstance(m, nn.BatchNorm2d)]
+        is_served = all(c.is_served for m in served for c in norm_choices.choices_of(m))
+    worst = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
+    # Rank 0's statistics are everyone's at the beginning of the second forward.
+    statistics = 0.0
+    if dist.get_rank() == 0:
+        pairs = [
+            (one, other)
+            for one, other in zip(ours.buffers(), exact.buffers(), strict=True)
+            if one.is_floating_point()
+        ]
+        statistics = max(relative_error(*pair) for pair in pairs)
+    return worst, statistics, is_served
 
 
 @contextmanager

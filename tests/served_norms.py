@@ -12,7 +12,7 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.norms import reference
 from cudnn_autotune.engines.norms.reference import Operands
 from cudnn_autotune.nn import norm_choices
-from cudnn_autotune.nn.norm_measuring import NormChoice
+from cudnn_autotune.nn.norm_memory import NormChoice
 
 
 @contextmanager

@@ -3,41 +3,43 @@ operators.
 
 A forward with its backward is run by PyTorch's functions, and by the operators in each form that
 has kernels of its own. Forms whose results differ from PyTorch's by more than rounding explains are
-left out. The others and PyTorch take turns on the GPU.
+left out. The others and PyTorch take turns on the GPU. Where calls are so short that the host may
+decide, the fastest form and PyTorch take turns once more, called as a program calls them.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Tensor, nn
 
-from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.extension import _C, extension_available
-from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.nn.backend.comparison import Run, time_in_turns
-from cudnn_autotune.store import norm_file
+from cudnn_autotune.nn.norm_memory import PYTORCH, NormChoice, kept_or_measured
+from cudnn_autotune.timers.lacking import is_passing
 
 if TYPE_CHECKING:
-    from cudnn_autotune.engines.norms.plan import Form
-
-PYTORCH = "pytorch"
+    from cudnn_autotune.engines.norms.plan import Form, NormProblem
 
 # A first step has some dozens of signatures, so each gets few calls.
 _ROUNDS = 5
-# Sizes that are measured of norms that differ in nothing else.
-_MOST_MEASURED = 4
 _BATCH_MS = 0.1
+# The host may take longer than the GPU for calls of less than this. They are timed as a program
+# sees them, some in a row.
+_HOST_MAY_DECIDE_MS = 0.4
+_CALL_BATCH_MS = 1.0
+STEPS = 4
 _SAMPLED_CHANNELS = 8
 ERROR_FACTOR = 3.0
 # Errors of this size are rounding, also where PyTorch happens to round less.
@@ -50,7 +52,6 @@ _BESIDE_JUMP = 0.05
 _LEAST_SUM = 0.2
 
 _log = logging.getLogger(__name__)
-_measuring = ForkSafeLock()
 _operators = torch.ops.cudnn_autotune
 
 
@@ -76,54 +77,8 @@ class Signature(NamedTuple):
     """Function that follows the norm, a key of ``NORM_ACTIVATIONS``."""
     tracks: bool
     """Whether the call updates the module's running statistics."""
-
-
-@dataclass(frozen=True)
-class NormChoice:
-    """The way to compute the batch norms of a signature in eager training on a GPU, with the times
-    by which it was chosen.
-
-    Raises:
-        ValueError: ``chosen`` is unknown.
-    """
-
-    chosen: str
-    """``"pytorch"``, or the form of this package's kernels: ``"kept"``, ``"half kept"`` or
-    ``"two passes"`` (docs/reference/norms.md)."""
-    times_ms: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds of the GPU for a forward with its backward, by ``"pytorch"`` and by each form;
-    empty if nothing was timed."""
-    rejected: Mapping[str, str] = field(default_factory=dict)
-    """Reason why a form was not timed: it fails, or its results are wrong."""
-    note: str = ""
-    """Reason why nothing was timed; empty if it was."""
-    signature: str = ""
-    """The dtype, shape and layout of the input, the dtype of weight and bias, the activation, and
-    what needs gradients; empty on disk, where the entry's name says it."""
-    tuning_ms: float = 0.0
-    """Milliseconds that the choice took, compiling included."""
-    source: str = "tuned"
-    """The source of the choice: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
-
-    def __post_init__(self) -> None:
-        with IMPORTING:
-            from cudnn_autotune.engines.norms.plan import FORMS
-
-        allowed = (PYTORCH, *FORMS)
-        if self.chosen not in allowed:
-            raise ValueError(f"chosen: must be one of {', '.join(allowed)}, got {self.chosen!r}")
-
-    @property
-    def is_served(self) -> bool:
-        """Whether this package's operators compute it."""
-        return self.chosen != PYTORCH
-
-    def __str__(self) -> str:
-        times = ", ".join(f"{name} {ms:.4f} ms" for name, ms in self.times_ms.items())
-        if self.source == "store":
-            times = f"from the store: {times}"
-        why = [self.note or times, *(f"{name} {why}" for name, why in self.rejected.items())]
-        return f"{self.signature}: {self.chosen} ({'; '.join(why)})"
+    alignment: int
+    """The power of two up to 16 that the input's address is a multiple of, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -157,70 +112,140 @@ class _Operands:
         )
 
 
-def chosen_now(input: Tensor, choose: Callable[[], NormChoice]) -> NormChoice | None:
-    """Returns what ``choose`` measures; None while a stream is captured or another thread measures
-    a norm. A thread that waited could hold up autograd's, which the other one waits for."""
-    if input.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    if not _measuring.acquire_now():
-        return None
-    try:
-        return choose()
-    finally:
-        _measuring.release()
+@dataclass(frozen=True)
+class BatchNormCall:
+    """A call of a batch norm: a ``NormCall`` of ``norm_memory``."""
+
+    norm: Any
+    """The module, or what has its attributes."""
+    input: Tensor
+    """(N, C, *spatial)."""
+    signature: Signature
+    by_module: bool
+    """Whether a module of this package's makes the call."""
+    is_timed: bool
+    """Whether the sampling mode times anything."""
+
+    @property
+    def text(self) -> str:
+        of = self.signature
+        needs = zip(("input", "weight", "bias"), of.needs or (), strict=False)
+        wanted = [name for name, needed in needs if needed]
+        parameters = "no parameters" if of.weight is None else str(of.weight)
+        words = (
+            str(of.dtype),
+            "x".join(map(str, of.shape)),
+            _layout(self.input),
+            *(() if of.alignment == 16 else (f"aligned={of.alignment}",)),
+            f"{parameters}, {of.activation},",
+            f"gradients of {', '.join(wanted)}" if wanted else "no gradients",
+        )
+        return " ".join(words).replace("torch.", "")
+
+    @property
+    def key(self) -> Hashable:
+        return (self.by_module, self.is_timed, self.signature)
+
+    @property
+    def layer(self) -> Hashable:
+        of = self.signature
+        is_of_rows = of.stride[1] == 1
+        channels = None if self.mixes_layers else of.shape[1]
+        facts = (of.dtype, of.device, of.weight, of.bias, of.needs, of.activation, of.tracks)
+        return (self.by_module, self.is_timed, len(of.shape), channels, is_of_rows, *facts)
+
+    @property
+    def mixes_layers(self) -> bool:
+        # PyTorch makes one image of an instance norm's, with the channels of all.
+        return self.signature.shape[0] == 1
+
+    def problems(self) -> list[NormProblem]:
+        of, norm = self.signature, self.norm
+        needs = of.needs or (False, False, False)
+        return _problems(self.input, norm.weight, norm.bias, needs, of.activation)
+
+    def choose(self) -> NormChoice:
+        start_s = time.perf_counter()
+        if self.is_timed:
+            found = kept_or_measured(self.input, self._stored_name(), self._holds, self._measured)
+        else:
+            found = NormChoice(first_form(), note="the sampling mode times nothing")
+        took_ms = 1e3 * (time.perf_counter() - start_s) if self.is_timed else 0.0
+        return replace(found, signature=self.text, tuning_ms=took_ms)
+
+    def _stored_name(self) -> str:
+        """Returns the name of the choice on disk, which holds for a release of torch, whether that
+        uses cuDNN, and a version of the kernels."""
+        with IMPORTING:
+            from cudnn_autotune.engines.norms import plan
+
+        of = self.signature
+        fields = {
+            "input": f"{of.dtype}{[*of.shape]}{[*of.stride]}",
+            "weight": of.weight,
+            "bias": of.bias,
+            "gradients": None if of.needs is None else [*map(int, of.needs)],
+            "activation": of.activation,
+            "statistics": int(of.tracks),
+            "aligned": of.alignment,
+            "module": int(self.by_module),
+            "torch": torch.__version__,
+            "cudnn": int(torch.backends.cudnn.enabled),
+            "kernels": plan.VERSION,
+        }
+        named = (f"{name}={value}" for name, value in fields.items())
+        return f"batch_norm {' '.join(named)}".replace("torch.", "").replace(", ", ",")
+
+    def _measured(self) -> NormChoice:
+        """Checks the forms against PyTorch's functions, times those that are right, and lets later
+        calls of the operators have the form that is chosen."""
+        subject = f"batch norm {self.text}"
+        try:
+            with torch.no_grad():
+                given = _operands(self.norm, self.input, self.signature)
+                expected = _with_statistics(given, _by_pytorch(given))
+                allowed = _allowed_errors(given, expected)
+                faults = {form: _fault(given, form, expected, allowed) for form in _forms(given)}
+                del expected
+                programs = (partial(_by_pytorch, given), partial(_by_operators, given))
+                calls = partial(_calls_of_module if self.by_module else _calls_of_function, given)
+                return fastest(subject, faults, *programs, calls, given.input.is_cuda)
+        except Exception as failure:  # the module's own class runs, with its errors
+            return left_to_pytorch(subject, failure)
+
+    def _holds(self, chosen: str) -> bool:
+        """Returns whether an earlier process's choice still computes what PyTorch's functions do;
+        if so later calls of the operators have its form."""
+        if chosen == PYTORCH:
+            return True
+        form = cast("Form", chosen)
+        try:
+            with torch.no_grad():
+                given = _operands(self.norm, self.input, self.signature)
+                expected = _with_statistics(given, _by_pytorch(given))
+                why = _fault(given, form, expected, _allowed_errors(given, expected))
+                if not why:
+                    _by_operators(given, form, adopts=True)
+        except Exception as failure:  # the measurement that follows says what is wrong
+            why = f"cannot be checked: {type(failure).__name__}: {failure}".partition("\n")[0]
+        if why:
+            text = f"batch norm {self.text}"
+            _log.warning("%s: %s, as an earlier process chose, %s", text, chosen, why)
+        return not why
 
 
-def measured(text: str, norm: Any, input: Tensor, signature: Signature) -> NormChoice:
-    """Returns what computes the calls of a norm the fastest, and lets later calls of the operators
-    have the form that was chosen. The choice does not say its signature.
+def first_form() -> Form:
+    """Returns the form of kernels that is expected to be the fastest."""
+    with IMPORTING:
+        from cudnn_autotune.engines.norms.plan import FORMS
 
-    Args:
-        text: what is measured, for the log.
-        norm: a batch norm module.
-        input: (N, C, *spatial).
-        signature: that of the call.
-    """
-    try:
-        with torch.no_grad(), _without_hooks():
-            return _measured(text, _operands(norm, input, signature))
-    except Exception as failure:  # the module's own class runs, with its errors
-        return left_to_pytorch(f"batch norm {text}", failure)
+    return FORMS[0]
 
 
-def holds(chosen: str, text: str, norm: Any, input: Tensor, signature: Signature) -> bool:
-    """Returns whether an earlier process's choice still computes what PyTorch's functions do; if so
-    later calls of the operators have its form. The arguments are those of :func:`measured`.
-
-    Args:
-        chosen: ``"pytorch"``, or the name of a form.
-    """
-    if chosen == PYTORCH:
-        return True
-    form = cast("Form", chosen)
-    try:
-        with torch.no_grad(), _without_hooks():
-            given = _operands(norm, input, signature)
-            expected = _with_statistics(given, _by_pytorch(given))
-            why = _fault(given, form, expected, _allowed_errors(given, expected))
-            if not why:
-                _by_operators(given, form, adopts=True)
-    except Exception as failure:  # the measurement that follows says what is wrong
-        why = f"cannot be checked: {type(failure).__name__}: {failure}".partition("\n")[0]
-    if why:
-        _log.warning("batch norm %s: %s, as an earlier process chose, %s", text, chosen, why)
-    return not why
-
-
-def _without_hooks() -> AbstractContextManager[object]:
-    """Returns a context in which hooks of the caller, as of a checkpoint, see no saved tensor."""
-    # There are none where they are refused, as under torch.func.grad.
-    if not cast(Any, torch._C)._autograd._saved_tensors_hooks_is_enabled():
-        return nullcontext()
-    return saved_tensors_hooks(_same, _same)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+def _layout(input: Tensor) -> str:
+    if input.is_contiguous():
+        return "contiguous"
+    return "channels_last" if input.movedim(1, -1).is_contiguous() else "strided"
 
 
 def measured_on(
@@ -246,24 +271,11 @@ def measured_on(
     first = given[(0,) * given.dim()]
     deviation = torch.linalg.vector_norm(given - first, dtype=torch.float32)
     if not (deviation.isfinite() and deviation > 0):  # NaN or infinite, or all the same
-        given = random(given)
+        # At an address that is aligned alike, which new memory begins.
+        place = alignment_of(given) % 16 // given.element_size()
+        memory = given.new_empty(given.numel() + place)
+        given = memory.as_strided(given.shape, given.stride(), place).normal_(generator=generator)
     return given, parameter(weight, 1.0), parameter(bias, 0.0), random
-
-
-def nearest(measured: Sequence[tuple[int, NormChoice]], elements: int) -> NormChoice | None:
-    """Returns the choice of the nearest size, if enough sizes were measured.
-
-    Args:
-        measured: number of elements and choice of each size that was.
-        elements: number of elements of the input.
-    """
-    if len(measured) < _MOST_MEASURED:
-        return None
-
-    def distance(size: tuple[int, NormChoice]) -> float:
-        return abs(math.log(max(1, size[0]) / max(1, elements)))
-
-    return min(measured, key=distance)[1]
 
 
 def _operands(norm: Any, input: Tensor, signature: Signature) -> _Operands:
@@ -289,32 +301,24 @@ def _operands(norm: Any, input: Tensor, signature: Signature) -> _Operands:
     )
 
 
-def _measured(text: str, given: _Operands) -> NormChoice:
-    """Checks the forms against PyTorch's functions, times those that are right, and returns the
-    fastest."""
-    expected = _with_statistics(given, _by_pytorch(given))
-    allowed = _allowed_errors(given, expected)
-    faults = {form: _fault(given, form, expected, allowed) for form in _forms(given)}
-    del expected
-    programs = (partial(_by_pytorch, given), partial(_by_operators, given))
-    return fastest(f"batch norm {text}", faults, *programs, given.input.is_cuda)
-
-
 def fastest(
     subject: str,
     faults: Mapping[Form, str],
     by_pytorch: Run,
     by_kernels: Callable[..., Any],
+    calls: Callable[[bool], Run],
     on_gpu: bool,
 ) -> NormChoice:
     """Times PyTorch's kernels and the forms of this package's, in turns, and lets later calls have
-    the fastest form, if that is faster.
+    the fastest form, if a call is faster by it.
 
     Args:
         subject: the call that is measured, for the log.
         faults: why each form cannot compute the call; empty if it can.
         by_pytorch: runs the call by PyTorch's kernels.
         by_kernels: runs it by a form, which later calls have where ``adopts`` is True.
+        calls: returns a function that makes some calls as a program does, by this package's
+            kernels for True, and by PyTorch's for False.
         on_gpu: whether its tensors are on a GPU.
     """
     rejected: dict[str, str] = {form: why for form, why in faults.items() if why}
@@ -335,47 +339,31 @@ def fastest(
         warmup_calls=0,
     )
     chosen = min(times_ms, key=times_ms.__getitem__)
-    if chosen != PYTORCH:
-        by_kernels(cast("Form", chosen), adopts=True)
-    return NormChoice(chosen, times_ms, rejected)
+    if chosen == PYTORCH:
+        return NormChoice(PYTORCH, times_ms, rejected=rejected)
+    by_kernels(cast("Form", chosen), adopts=True)
+    call_times_ms: dict[str, float] = {}
+    if times_ms[PYTORCH] < _HOST_MAY_DECIDE_MS:
+        programs = {PYTORCH: calls(False), chosen: calls(True)}
+        some_ms = time_in_turns(
+            programs, (), on_gpu, batch_ms=_CALL_BATCH_MS, rounds=_ROUNDS, warmup_calls=1
+        )
+        call_times_ms = {name: ms / STEPS for name, ms in some_ms.items()}
+        if call_times_ms[chosen] >= call_times_ms[PYTORCH]:
+            chosen = PYTORCH
+    return NormChoice(chosen, times_ms, call_times_ms, rejected)
 
 
 def left_to_pytorch(subject: str, failure: Exception) -> NormChoice:
-    """Returns the choice for a call whose measurement failed."""
+    """Returns the choice for a call whose measurement failed. It is provisional where the reason
+    may pass."""
     if isinstance(failure, torch.OutOfMemoryError):
-        return NormChoice(PYTORCH, note="there was not enough memory to measure it")
+        note = "there was not enough memory to measure it"
+        return NormChoice(PYTORCH, note=note, is_provisional=True)
     why = f"{type(failure).__name__}: {failure}".partition("\n")[0]
     _log.warning("%s could not be measured: %s", subject, why)
-    return NormChoice(PYTORCH, note=f"it could not be measured: {why}")
-
-
-def kept_or_measured(
-    input: Tensor,
-    name: str,
-    holds: Callable[[str], bool],
-    measured: Callable[[], NormChoice],
-) -> NormChoice:
-    """Returns what an earlier process chose, if that holds, else what is measured, and keeps it.
-
-    Args:
-        input: the call's input, which tells whose store is meant.
-        name: the name of the choice on disk.
-        holds: says whether ``"pytorch"``, or a form, still computes the call.
-        measured: measures the call.
-    """
-    device = input.get_device() if input.is_cuda else None
-    tree = norm_file.find(device, name)
-    try:
-        found = None if tree is None else json_dataclass.decode(NormChoice, tree, "entry")
-    except ValueError as error:
-        _log.info("the entry of a norm in the store is not served: %s", error)
-        found = None
-    if found is not None and holds(found.chosen):
-        return replace(found, source="store")
-    found = measured()
-    if found.times_ms:  # without memory, say, nothing was learnt
-        norm_file.keep(device, name, json_dataclass.encode(found))
-    return found
+    passes = is_passing(str(failure))
+    return NormChoice(PYTORCH, note=f"it could not be measured: {why}", is_provisional=passes)
 
 
 def _fault(
@@ -402,11 +390,24 @@ def _forms(given: _Operands) -> list[Form]:
     # They need the kernels, which nobody who tunes nothing has to import.
     with IMPORTING:
         from cudnn_autotune.engines.norms.loading import compiled_forms
+
+    problems = _problems(given.input, given.weight, given.bias, given.needs, given.activation)
+    return compiled_forms(problems, given.input.get_device())
+
+
+def _problems(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: Sequence[bool],
+    activation: str,
+) -> list[NormProblem]:
+    """Returns what the kernels compute in a step."""
+    with IMPORTING:
         from cudnn_autotune.engines.norms.plan import NormProblem
 
-    input = given.input
     spatial = math.prod(input.shape[2:])
-    parameters = next((p.dtype for p in (given.weight, given.bias) if p is not None), torch.float32)
+    parameters = next((p.dtype for p in (weight, bias) if p is not None), torch.float32)
     forward = NormProblem(
         False,
         input.dtype,
@@ -416,12 +417,11 @@ def _forms(given: _Operands) -> list[Form]:
         spatial,
         spatial > 1 and input.is_contiguous(),
         alignment_of(input),
-        given.activation,
+        activation,
     )
-    problems = [forward]
-    if any(given.needs):
-        problems.append(replace(forward, is_backward=True, grad_input=given.needs[0]))
-    return compiled_forms(problems, input.get_device())
+    if not any(needs):
+        return [forward]
+    return [forward, replace(forward, is_backward=True, grad_input=needs[0])]
 
 
 @contextmanager
@@ -487,6 +487,85 @@ def _by_pytorch(given: _Operands) -> dict[str, Tensor]:
     found = iter(torch.autograd.grad(output, wanted, given.grad_output) if wanted else ())
     gradients = [next(found) if needed else None for needed in given.needs]
     return _results(output.detach(), gradients)
+
+
+class _StandIn:
+    """The parts of a training module that its calls read, for calls that are timed."""
+
+    def __init__(self, given: _Operands) -> None:
+        values = {"weight": given.weight, "bias": given.bias}
+        self._parameters = {
+            name: None if tensor is None else nn.Parameter(tensor, requires_grad=needed)
+            for (name, tensor), needed in zip(values.items(), given.needs[1:], strict=True)
+        }
+        mean, var = given.running or (None, None)
+        steps = None if mean is None else torch.zeros((), dtype=torch.long, device=mean.device)
+        self._buffers = {"running_mean": mean, "running_var": var, "num_batches_tracked": steps}
+        self.training, self.track_running_stats = True, mean is not None
+        self.eps, self.momentum = given.eps, 1.0
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Takes all inputs."""
+
+
+class _Activation(nn.Module):
+    """The module behind one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._function = NORM_ACTIVATIONS[name].forward
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._function(input)
+
+
+def _calls_of_module(given: _Operands, by_kernels: bool) -> Run:
+    """Returns a function that calls modules as a converted model does, each with its backward."""
+    name, needs = given.activation, given.needs
+    tail = () if name == "identity" else (_Activation(name),)
+    calls: list[Run] = []
+    leaves: list[Tensor] = []
+    for _ in range(STEPS):
+        norm = cast(nn.Module, _StandIn(given))
+        input = given.input.detach().requires_grad_(needs[0])
+        with torch.set_grad_enabled(any(needs)):
+            _C.choose_norm(norm, input, name, by_kernels, 0)
+        calls.append(partial(_C.batch_norm, norm, input, name, tail, True))
+        leaves += [input, *(one for one in norm._parameters.values() if one is not None)]
+    return partial(_with_backward, given, calls, leaves)
+
+
+def _calls_of_function(given: _Operands, by_kernels: bool) -> Run:
+    """Returns a function that calls PyTorch's, each call with its backward."""
+    calls: list[Run] = []
+    leaves: list[Tensor] = []
+    for _ in range(STEPS):
+        own = [
+            None if tensor is None else tensor.detach().requires_grad_(needed)
+            for tensor, needed in zip(
+                (given.input, given.weight, given.bias), given.needs, strict=True
+            )
+        ]
+        input, weight, bias = own
+        mean, var = given.running or (None, None)
+        function = partial(F.batch_norm, cast(Tensor, input), mean, var, weight, bias)
+        calls.append(partial(function, True, 1.0, given.eps))
+        leaves += [leaf for leaf in own if leaf is not None]
+    return partial(_guarded, by_kernels, partial(_with_backward, given, calls, leaves))
+
+
+def _guarded(by_kernels: bool, run: Run) -> None:
+    with _C.NormsByKernels() if by_kernels else _C.PyTorchsOwn():
+        run()
+
+
+def _with_backward(given: _Operands, calls: Sequence[Run], leaves: Sequence[Tensor]) -> None:
+    """Makes some calls, then their backwards."""
+    with torch.set_grad_enabled(any(given.needs)):
+        outputs = [call() for call in calls]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if wanted:
+        torch.autograd.grad(outputs, wanted, [given.grad_output] * len(outputs))
 
 
 def _results(output: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:

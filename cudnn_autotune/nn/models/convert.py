@@ -20,7 +20,7 @@ from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.models.memory_format import MemoryFormatChoice
 from cudnn_autotune.nn.modules import WithPolicy, check_model
 from cudnn_autotune.nn.norm_choices import choices_of
-from cudnn_autotune.nn.norm_measuring import NormChoice
+from cudnn_autotune.nn.norm_memory import NormChoice
 from cudnn_autotune.tuning.settings import check_policy
 
 Model = TypeVar("Model", bound=nn.Module)

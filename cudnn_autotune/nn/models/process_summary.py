@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.nn.norm_choices import norm_choices
-from cudnn_autotune.nn.norm_measuring import PYTORCH, NormChoice
+from cudnn_autotune.nn.norm_memory import PYTORCH, NormChoice
 from cudnn_autotune.tuning import gain
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks

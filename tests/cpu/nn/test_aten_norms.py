@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import cudnn_autotune as ca
 from cudnn_autotune.engines.norms import reference
 from cudnn_autotune.engines.norms.reference import BackwardOperands
-from cudnn_autotune.nn import group_norms, norm_choices, norm_measuring
+from cudnn_autotune.nn import norm_choices, norm_measuring, norm_memory
 
 FORMS = ["kept", "two passes"]
 
@@ -159,7 +159,7 @@ def test_a_call_that_was_chosen_for_asks_no_more(
     norm, x = nn.BatchNorm2d(8), data(4, 8, 6, 5)
     with ca.enable():
         step(norm, x)
-        monkeypatch.delattr(norm_choices, "_choice_among")
+        monkeypatch.delattr(norm_choices, "_batch_norm_call")
         assert operators.during(lambda: step(norm, x)) == (1, 1)
         assert operators.during(lambda: step(norm, x[:3])) == (0, 0)  # where asking fails
 
@@ -350,30 +350,16 @@ def test_the_next_process_times_nothing(operators: Operators) -> None:
     assert len(operators.timed) == 1
 
 
-def test_of_sizes_that_keep_changing_four_are_measured(operators: Operators) -> None:
-    with ca.enable():
-        for length in range(10, 20):
-            operators.fastest = "pytorch" if length == 10 else "two passes"
-            x = data(2, 8, length)
-            expected = F.instance_norm(x.double()).float()
-            torch.testing.assert_close(F.instance_norm(x), expected, atol=1e-5, rtol=1e-4)
-        assert len(operators.timed) == len(ca.norm_choices()) == 4
-        assert operators.during(lambda: F.instance_norm(data(2, 8, 30))) == (1, 0)
-        assert operators.during(lambda: F.instance_norm(data(2, 8, 3))) == (0, 0)
-        F.instance_norm(data(2, 6, 3))  # another layer
-    assert len(operators.timed) == 5
-
-
 def test_sizes_that_keep_changing_are_forgotten(
     operators: Operators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
-    def choose(input: Tensor, *_: Any) -> bool:
-        asked.append(input.shape[-1])
-        return False
+    def verdict(memory: Any, call: Any, asker: Any) -> norm_memory.Verdict:
+        asked.append(call.input.shape[-1])
+        return norm_memory.Verdict(norm_memory.NormChoice("pytorch"))
 
-    monkeypatch.setattr(group_norms, "choose", choose)
+    monkeypatch.setattr(norm_memory.NormMemory, "verdict", verdict)
     x = torch.randn(4200)
     with ca.enable():
         for length in [*range(2, 4198), 4197, 2]:

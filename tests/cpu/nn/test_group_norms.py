@@ -253,19 +253,6 @@ def test_the_next_process_times_nothing(kernels: Kernels, turns: Turns) -> None:
         assert [one.chosen for one in ca.norm_choices()] == ["pytorch"]
 
 
-def test_of_sizes_that_keep_changing_four_are_measured(kernels: Kernels, turns: Turns) -> None:
-    with ca.enable():
-        for length in range(10, 20):
-            turns.fastest = "pytorch" if length == 10 else FORM
-            x = torch.randn(2, 8, length)
-            torch.testing.assert_close(F.group_norm(x, 2), F.group_norm(x.double(), 2).float())
-        assert turns.count == len(ca.norm_choices()) == 4
-        assert count(kernels, lambda: F.group_norm(torch.randn(2, 8, 30), 2)) == 1
-        assert count(kernels, lambda: F.group_norm(torch.randn(2, 8, 3), 2)) == 0
-        F.group_norm(torch.randn(2, 12, 3), 2)  # another layer
-        assert turns.count == 5
-
-
 def test_without_memory_it_is_pytorch_s_for_now(kernels: Kernels, turns: Turns) -> None:
     def fails(output: Tensor) -> None:
         raise torch.OutOfMemoryError("full")

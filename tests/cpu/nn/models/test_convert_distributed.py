@@ -74,3 +74,12 @@ def test_synchronised_norms_of_ranks_are_pytorchs(two: Ranks) -> None:
     for ours, theirs, is_pytorchs in two.values(norm_ranks.synchronised):
         assert is_pytorchs
         assert ours == theirs != []
+
+
+def test_two_forwards_before_a_backward_have_the_right_gradients(two: Ranks) -> None:
+    """Each forward broadcasts running statistics in place, and PyTorch's backward may refuse that. It
+    does not read them in training, and the operators have not saved them."""
+    for gradients, statistics, is_served in two.values(norm_ranks.called_twice):
+        assert is_served
+        assert gradients < 1e-5
+        assert statistics < 1e-5
