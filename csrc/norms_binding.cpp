@@ -78,13 +78,14 @@ void set_chooser(const py::function& function) {
   auto* const chooser = new py::function(function);
   set_norm_chooser([chooser](const NormCall& call, int64_t groups,
                              std::string_view sampling) -> std::optional<NormVerdict> {
-    const auto chosen = ask_python([&] {
-      return (*chooser)(call.input, call.weight, call.bias, call.running_mean, call.running_var,
-                        groups, call.eps, sampling)
-          .cast<std::optional<std::pair<bool, int64_t>>>();
+    return ask_python([&]() -> std::optional<NormVerdict> {
+      const py::object chosen = (*chooser)(call.input, call.weight, call.bias, call.running_mean,
+                                           call.running_var, groups, call.eps, sampling);
+      if (chosen.is_none()) return std::nullopt;
+      if (py::isinstance<py::bool_>(chosen)) return NormVerdict{chosen.cast<bool>()};
+      const auto [is_served, most_calls] = chosen.cast<std::pair<bool, int64_t>>();
+      return NormVerdict{is_served, most_calls};
     });
-    if (!chosen) return std::nullopt;
-    return NormVerdict{chosen->first, chosen->second};
   });
 }
 

@@ -252,9 +252,9 @@ PyObject* batch_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyObject* choose_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   std::string_view activation;
-  if (!has_count(count, 5) || !read_text(args[2], activation)) return nullptr;
+  if (!has_count(count, count == 4 ? 4 : 5) || !read_text(args[2], activation)) return nullptr;
   const int by_operator = PyObject_IsTrue(args[3]);
-  const int64_t most_calls = PyLong_AsLongLong(args[4]);
+  const int64_t most_calls = count == 5 ? PyLong_AsLongLong(args[4]) : 0;
   if (by_operator < 0 || (most_calls == -1 && PyErr_Occurred() != nullptr)) return nullptr;
   NormCall call;
   if (read_call(args[0], args[1], call) && suits_operator(call)) {

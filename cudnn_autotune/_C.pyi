@@ -65,7 +65,7 @@ def batch_norm(
     the module's class has to compute the call (csrc/python_norm.h)."""
 
 def choose_norm(
-    module: Module, input: Tensor, activation: str, by_operator: bool, most_calls: int
+    module: Module, input: Tensor, activation: str, by_operator: bool, most_calls: int = 0
 ) -> None:
     """Chooses what computes the next ``most_calls`` calls like this one; 0 stands for all."""
 
@@ -294,9 +294,10 @@ class NormPlan:
     ) -> None: ...
 
 def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...
-def set_norm_chooser(chooser: Callable[..., tuple[bool, int] | None]) -> None:
+def set_norm_chooser(chooser: Callable[..., bool | tuple[bool, int] | None]) -> None:
     """Sets what chooses the kernels of ATen's norms, called with (input, weight, bias, running
-    mean, running variance, groups, eps, sampling mode)."""
+    mean, running variance, groups, eps, sampling mode). It returns whether they serve, with the
+    number of calls that this holds for, or alone for all calls."""
 
 class NormsByKernels:
     """Within it this package's kernels compute the calls of ATen's norms of this thread that they
