@@ -77,7 +77,7 @@ def test_synchronised_norms_of_ranks_are_pytorchs(two: Ranks) -> None:
 
 
 def test_two_forwards_before_a_backward_have_the_right_gradients(two: Ranks) -> None:
-    """Each forward broadcasts running statistics in place, and PyTorch's backward may refuse that. It
+    """Each forward broadcasts running statistics in place, which PyTorch's backward may refuse. It
     does not read them in training, and the operators have not saved them."""
     for gradients, statistics, is_served in two.values(norm_ranks.called_twice):
         assert is_served
