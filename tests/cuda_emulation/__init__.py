@@ -50,22 +50,27 @@ class EmulationError(RuntimeError):
 
 
 @dataclass
-class MatrixLoads:
-    """How many 8 x 8 matrices kernels have loaded from shared memory, and how many more accesses
-    were needed because rows lay in the same banks."""
+class Work:
+    """What kernels have done since the counts were set to zero."""
 
     matrices: int = 0
+    """8 x 8 matrices loaded from shared memory."""
     conflicts: int = 0
+    """Accesses more that were needed because rows lay in the same banks."""
+    products: int = 0
+    """Products of matrices, 8 columns of a warp each."""
+    numbers: int = 0
+    """Numbers in float16 that threads have converted to multiply them one by one."""
 
 
-MATRIX_LOADS = MatrixLoads()
+WORK = Work()
 
 _MAIN = """
 extern "C" const char* emulate(int arguments, const unsigned* grid, const unsigned* block,
                                unsigned shared_bytes, void** addresses, int reversed,
-                               unsigned resident, unsigned seed) {
+                               unsigned resident, unsigned seed, unsigned first_block) {
   return emulation::run<&%s>(&%s, arguments, grid, block, shared_bytes, addresses, reversed != 0,
-                             resident, seed);
+                             resident, seed, first_block);
 }
 """
 # _Float16 needs no more than SSE2; F16C converts in one instruction where there is one.
@@ -144,12 +149,14 @@ def launch_kernel(
     is_reversed: bool = False,
     resident: int = 1,
     seed: int = 0,
+    first_block: int = 0,
 ) -> None:
     """Runs one launch. The buffers are dense; their data begins at the tensor's first element.
 
     Args:
         resident: The blocks that are there together. Others start when one of them ends.
         seed: Of the order in which blocks start and take turns. 0 for the order of their indices.
+        first_block: The first block that runs; those before it are left out.
 
     Raises:
         EmulationError: the kernel does not compile, or does what CUDA leaves undefined.
@@ -170,11 +177,14 @@ def launch_kernel(
         int(is_reversed),
         resident,
         seed,
+        ctypes.c_uint(first_block),
     )
-    counts = (ctypes.c_longlong * 2)()
-    library.matrix_loads(counts)
-    MATRIX_LOADS.matrices += counts[0]
-    MATRIX_LOADS.conflicts += counts[1]
+    counts = (ctypes.c_longlong * 4)()
+    library.work(counts)
+    WORK.matrices += counts[0]
+    WORK.conflicts += counts[1]
+    WORK.products += counts[2]
+    WORK.numbers += counts[3]
     if error:
         raise EmulationError(error.decode())
 

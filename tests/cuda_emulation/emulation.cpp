@@ -16,6 +16,7 @@ Thread* current = nullptr;
 dim3 block_index, block_size, grid_size;
 unsigned char* shared_start = nullptr;
 long long cycles = 0;
+int* any_of_block = nullptr;
 
 namespace {
 
@@ -32,6 +33,8 @@ struct Product {
   float (*to_float)(unsigned short);
   uint64_t a, b;
   bool transposed_a, transposed_b;
+  unsigned registers[4];  // those of a, if it is in registers
+  bool has_registers;
 };
 
 struct Fibre : Thread {
@@ -58,8 +61,12 @@ unsigned random_number() {
 // How often 128 bytes, such as a matrix, were loaded from shared memory, and how many more accesses
 // were needed because they lay in the same banks.
 long long matrices_loaded = 0, bank_conflicts = 0;
+// Products of matrices that warps have multiplied.
+long long products = 0;
 
 }  // namespace
+
+long long numbers_converted = 0;
 
 extern "C" void emulation_switch(void** save, void* load);
 asm(R"(
@@ -136,6 +143,7 @@ void mma(float (&d)[4], const unsigned* a, const unsigned* b) {
   MmaArguments mine{d, a, b};
   collective(
       [](void* const* lanes) {
+        ++products;
         float left[16][k], right[k][8];
         for (int lane = 0; lane < kLanes; ++lane) {
           const auto& from = *static_cast<MmaArguments*>(lanes[lane]);
@@ -173,6 +181,7 @@ void mma_tf32(float (&d)[4], const unsigned* a, const unsigned* b) {
   MmaArguments mine{d, a, b};
   collective(
       [](void* const* lanes) {
+        ++products;
         float left[16][8], right[8][8];
         for (int lane = 0; lane < kLanes; ++lane) {
           const auto& from = *static_cast<MmaArguments*>(lanes[lane]);
@@ -218,8 +227,18 @@ static void multiply(Product& mine) {
         const int warp = (index.z * block_size.y + index.y) * block_size.x + index.x;
         const int first_row = warp / kLanes % 4 * 16;
         std::vector<float> left(16 * 16), right(16 * first.n);
+        products += first.n / 8;
+        for (int lane = 0; lane < kLanes && first.has_registers; ++lane) {
+          const auto& from = *static_cast<Product*>(lanes[lane]);
+          const int g = lane / 4, t = lane % 4;
+          for (int i = 0; i < 8; ++i) {
+            const int r = i / 2, k = 2 * t + i % 2 + 8 * (r / 2), m = g + 8 * (r % 2);
+            const auto bits = static_cast<unsigned short>(from.registers[r] >> (16 * (i % 2)));
+            left[k * 16 + m] = first.to_float(bits);
+          }
+        }
         for (int k = 0; k < 16; ++k) {
-          for (int m = 0; m < 16; ++m) {
+          for (int m = 0; m < 16 && !first.has_registers; ++m) {
             left[k * 16 + m] = number_at(first, first.a, first.transposed_a, first_row + m, k);
           }
           for (int column = 0; column < first.n; ++column) {
@@ -242,7 +261,13 @@ static void multiply(Product& mine) {
 
 void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint64_t b,
            bool transposed_a, bool transposed_b) {
-  fibre().open_batch.push_back({d, n, to_float, a, b, transposed_a, transposed_b});
+  fibre().open_batch.push_back({d, n, to_float, a, b, transposed_a, transposed_b, {}, false});
+}
+
+void wgmma(float* d, int n, float (*to_float)(unsigned short), const unsigned (&a)[4], uint64_t b,
+           bool transposed_b) {
+  fibre().open_batch.push_back(
+      {d, n, to_float, 0, b, false, transposed_b, {a[0], a[1], a[2], a[3]}, true});
 }
 
 void commit_products() {
@@ -450,6 +475,7 @@ class Block {
     block_index = index_;
     shared_start = shared_;
     shared_size = shared_bytes_;
+    any_of_block = &any_;
     for (auto& thread : threads_) {
       was_ready = was_ready || thread.state == State::ready;
       if (thread.state == State::waits_for_blocks) thread.state = State::ready;
@@ -515,13 +541,15 @@ class Block {
   unsigned char* shared_;
   dim3 index_{};
   bool is_done_ = false;
+  int any_ = 0;  // what __syncthreads_or() finds
 };
 
 // Blocks have so many turns, at most, while none of them ends, and while all of them wait.
 constexpr int kMostTurns = 100000, kMostIdleTurns = 1000;
 
 const char* run(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block,
-                unsigned shared_bytes, bool reversed, unsigned resident, unsigned seed) {
+                unsigned shared_bytes, bool reversed, unsigned resident, unsigned seed,
+                unsigned first_block) {
   error.clear();
   current = nullptr;
   copies_at_once = reversed;
@@ -536,10 +564,10 @@ const char* run(void (*body)(void**), void** arguments, const unsigned* grid, co
   entered_with = arguments;
   random_state = seed;
   takes_turns = seed != 0;
-  const size_t blocks = size_t{grid[0]} * grid[1] * grid[2];
+  const size_t all_blocks = size_t{grid[0]} * grid[1] * grid[2], blocks = all_blocks - first_block;
   std::vector<unsigned> order(blocks);
   for (size_t i = 0; i < blocks; ++i)
-    order[i] = static_cast<unsigned>(reversed ? blocks - 1 - i : i);
+    order[i] = static_cast<unsigned>(reversed ? all_blocks - 1 - i : first_block + i);
   for (size_t i = blocks; takes_turns && i > 1; --i) {
     std::swap(order[i - 1], order[random_number() % i]);
   }
@@ -575,10 +603,13 @@ const char* run(void (*body)(void**), void** arguments, const unsigned* grid, co
 
 }  // namespace emulation
 
-extern "C" void matrix_loads(long long* counts) {
+extern "C" void work(long long* counts) {
   counts[0] = emulation::matrices_loaded;
   counts[1] = emulation::bank_conflicts;
+  counts[2] = emulation::products;
+  counts[3] = emulation::numbers_converted;
   emulation::matrices_loaded = emulation::bank_conflicts = 0;
+  emulation::products = emulation::numbers_converted = 0;
 }
 
 // What the compiler calls where a pointer is misaligned for its type (-fsanitize=alignment).

@@ -105,6 +105,7 @@ struct Thread {
 extern Thread* current;
 extern dim3 block_index, block_size, grid_size;
 extern unsigned char* shared_start;
+extern int* any_of_block;  // what __syncthreads_or() finds
 
 // The first failure of a run is its result.
 void fail(const char* what);
@@ -127,6 +128,9 @@ void mma_tf32(float (&d)[4], const unsigned* a, const unsigned* b);
 // Descriptor" and "Canonical Layouts".
 void wgmma(float* d, int n, float (*to_float)(unsigned short), uint64_t a, uint64_t b,
            bool transposed_a, bool transposed_b);
+// The same with a in registers, as those of mma<16, T>.
+void wgmma(float* d, int n, float (*to_float)(unsigned short), const unsigned (&a)[4], uint64_t b,
+           bool transposed_b);
 // Such products are done when products_done() waits for their batch.
 void commit_products();
 void wait_for_products(int pending);
@@ -147,6 +151,12 @@ inline float from_half(unsigned short bits) {
   _Float16 value;
   std::memcpy(&value, &bits, 2);
   return static_cast<float>(value);
+}
+// Numbers of 16 bits that threads have converted to multiply them one by one.
+extern long long numbers_converted;
+inline float convert_half(unsigned short bits) {
+  ++numbers_converted;
+  return from_half(bits);
 }
 inline unsigned short to_half(float value) {
   const auto rounded = static_cast<_Float16>(value);
@@ -171,6 +181,10 @@ template <typename T, int n>
 void wgmma(float (&d)[n / 2], uint64_t a, uint64_t b, bool transposed_a, bool transposed_b) {
   wgmma(d, n, std::is_same<T, half>::value ? from_half : from_bfloat16, a, b, transposed_a,
         transposed_b);
+}
+template <typename T, int n>
+void wgmma(float (&d)[n / 2], const unsigned (&a)[4], uint64_t b, bool transposed_b) {
+  wgmma(d, n, std::is_same<T, half>::value ? from_half : from_bfloat16, a, b, transposed_b);
 }
 
 template <typename T>
@@ -197,12 +211,13 @@ T shuffle(unsigned mask, T value, int source) {
 }
 
 const char* run(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block,
-                unsigned shared_bytes, bool reversed, unsigned resident, unsigned seed);
+                unsigned shared_bytes, bool reversed, unsigned resident, unsigned seed,
+                unsigned first_block);
 
 template <auto kernel, typename... Arguments>
 const char* run(void (*)(Arguments...), int count, const unsigned* grid, const unsigned* block,
                 unsigned shared_bytes, void** arguments, bool reversed, unsigned resident,
-                unsigned seed) {
+                unsigned seed, unsigned first_block) {
   if (count != sizeof...(Arguments)) return "the kernel takes another number of arguments";
   const auto body = [](void** arguments) {
     // Braces, so that the arguments are taken in their order.
@@ -211,7 +226,7 @@ const char* run(void (*)(Arguments...), int count, const unsigned* grid, const u
     };
     Call{*static_cast<std::remove_reference_t<Arguments>*>(*arguments++)...};
   };
-  return run(body, arguments, grid, block, shared_bytes, reversed, resident, seed);
+  return run(body, arguments, grid, block, shared_bytes, reversed, resident, seed, first_block);
 }
 
 }  // namespace emulation
@@ -223,6 +238,15 @@ const char* run(void (*)(Arguments...), int count, const unsigned* grid, const u
 #define warpSize 32
 
 inline void __syncthreads() { emulation::yield(emulation::State::at_barrier); }
+inline int __syncthreads_or(int is_true) {
+  *emulation::any_of_block |= is_true != 0;
+  __syncthreads();
+  const int result = *emulation::any_of_block;
+  __syncthreads();
+  *emulation::any_of_block = 0;
+  __syncthreads();
+  return result;
+}
 inline void __threadfence() {}
 inline void __syncwarp(unsigned mask = emulation::kFullMask) {
   if (mask != emulation::kFullMask) emulation::fail("only __syncwarp() of all lanes is emulated");
@@ -243,6 +267,12 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by) {
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned by) {
   return emulation::shuffle(mask, value, emulation::current->lane - static_cast<int>(by));
+}
+inline int __any_sync(unsigned mask, int is_true) {
+  for (int bits = emulation::kLanes / 2; bits > 0; bits /= 2) {
+    is_true |= __shfl_xor_sync(mask, is_true, bits);
+  }
+  return is_true;
 }
 template <typename T>
 T __ldg(const T* address) {
@@ -267,6 +297,11 @@ T atomicCAS(T* address, T expected, T value) {
   return old;
 }
 inline long long clock64() { return emulation::cycles; }
+inline int atomicOr(int* address, int value) {
+  const int old = *address;
+  *address = old | value;
+  return old;
+}
 inline unsigned __float_as_uint(float value) {
   unsigned bits;
   std::memcpy(&bits, &value, 4);

@@ -226,7 +226,9 @@ __device__ __forceinline__ void copies_arrived() {
 
 #define DYNAMIC_SHARED(name) unsigned char* const name = emulation::shared_memory()
 
-__device__ __forceinline__ float to_float(half value) { return emulation::from_half(value.bits); }
+__device__ __forceinline__ float to_float(half value) {
+  return emulation::convert_half(value.bits);
+}
 __device__ __forceinline__ float to_float(bfloat16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }

@@ -15,9 +15,11 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS * COLUMNS)
   auto* const sums = reinterpret_cast<Sums*>(shared);
   constexpr int kAcross = 32 * COLUMNS;
   const int column = threadIdx.x % kAcross, part = threadIdx.x / kAcross;
-  const int place = (blockIdx.x * kAcross + column) * NUMBERS;
+  // A block whose size does not divide 2^31 may reach beyond it.
+  const unsigned place = (blockIdx.x * kAcross + column) * NUMBERS;
   Sums sum = {};
-  if (place < count) {
+  const bool exists = place < static_cast<unsigned>(count);
+  if (exists) {
 #pragma unroll 8
     for (int i = part; i < arrays; i += PARTS) {
       const Sums more =
@@ -30,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS * COLUMNS)
     sums[threadIdx.x] = sum;
     __syncthreads();
   }
-  if (part == 0 && place < count) {
+  if (part == 0 && exists) {
     for (int i = 1; i < PARTS; ++i) {
 #pragma unroll
       for (int n = 0; n < NUMBERS; ++n) sum.numbers[n] += sums[kAcross * i + column].numbers[n];

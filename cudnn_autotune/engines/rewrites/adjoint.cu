@@ -39,8 +39,9 @@ extern "C" __global__ void reverse_filters(Element* target, const Element* sourc
 // it is by PyTorch.
 extern "C" __global__ void add_bias(Element* y, const Element* bias, int count, int channels,
                                     int pixels) {
-  const int place = blockIdx.x * blockDim.x + threadIdx.x;
-  if (place >= count) return;
+  // A block whose size does not divide 2^31 may reach beyond it.
+  const unsigned place = blockIdx.x * blockDim.x + threadIdx.x;
+  if (place >= static_cast<unsigned>(count)) return;
 #if CHANNELS_LAST
   const int channel = place % channels;
 #else

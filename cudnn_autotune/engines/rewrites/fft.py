@@ -84,9 +84,9 @@ def _length(problem: ConvProblem) -> int:
     """Returns the number of elements of a padded row: one without large factors.
 
     With padding p before and p' behind a row of L elements, what wraps around in L + max(p, p')
-    elements are zeros, or is no part of the result.
+    elements are zeros, or is no part of the result. A filter, which may be longer, fits too.
     """
-    needed = problem.input_shape[2] + max(problem.padding)
+    needed = max(problem.input_shape[2] + max(problem.padding), problem.weight_shape[2])
     return min(factor << (-(-needed // factor) - 1).bit_length() for factor in (1, 3, 5, 7, 9))
 
 

@@ -29,34 +29,16 @@
 // with a stride of 1. A block computes all phases from one tile of dy.
 //
 // Groups whose width is no multiple of 8 are computed MERGE at a time, with zeros in the filter. A
-// zero times an infinity or NaN of a neighbouring group would be NaN, so a sum that is NaN is
-// computed again from its own group alone.
+// zero times an infinity or NaN of a neighbouring group would be NaN. So where a sum of a warp's
+// item is NaN, the item is multiplied again, apart: for each merged group with zeros in place of
+// the inputs of others. As long as sums are not finite, the warp's next items are only multiplied
+// apart. That costs two mma in place of one for groups of 4 channels, and 8 in place of 9 for
+// groups of 12.
 //
 // What bounds it. L2 takes a request of up to 128 bytes from a multiprocessor each 2.4 clocks, so
 // blocks of 64 channels are best, and GROUPS lets a warp store 32 bytes or more of a pixel at once.
 // Then 64 pixels of an 8-wide group take 12 loads of matrices and 24 mma, beside as many
 // instructions to round and store the sums, and a third of that to copy the input.
-
-// One sum without the zeros between merged groups, of an output channel of the block.
-template <typename P>
-__device__ __noinline__ float exact_sum(const unsigned char* pixel, const unsigned char* filters,
-                                        int o) {
-  const int group = o / GROUP_OUT;
-  float sum = 0.0f;
-  for (int tap = 0; tap < P::kAllTaps; ++tap) {
-    const int row = tap / P::kColumnTaps, column = tap % P::kColumnTaps;
-    const auto* const a =
-        reinterpret_cast<const ELEMENT*>(pixel + P::pixel_offset(row, column)) + group * GROUP_IN;
-    for (int i = 0; i < GROUP_IN; ++i) {
-      const int filter = DGRAD ? group * GROUP_IN + i : o;
-      const int channel = DGRAD ? o % kOutWidth : group % MERGE * GROUP_IN + i;
-      const auto* const b = reinterpret_cast<const ELEMENT*>(filters + filter * kFilterPitch +
-                                                             P::filter_offset(row, column));
-      sum += to_float(a[i]) * to_float(b[channel]);
-    }
-  }
-  return sum;
-}
 
 // Rounds the sums of an item and stores them. `channel` is the first one.
 template <int phase_y, int phase_x>
@@ -140,70 +122,101 @@ __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES]
   }
 }
 
-// Computes the sums that are NaN again, from their own groups alone.
-template <typename P>
-__device__ __forceinline__ void correct(float (&sums)[GROUPS][ROWS][N_TILES][4],
-                                        const unsigned char* tile, const unsigned char* filters,
-                                        int first_segment, int first_channel) {
-  constexpr int kSums = GROUPS * ROWS * N_TILES;
-  float totals[4] = {};  // NaN if any sum is
+// Returns a number that is NaN if one of the sums is.
+__device__ __forceinline__ float total_of(const float (&sums)[GROUPS][ROWS][N_TILES][4]) {
+  float totals[4] = {};
 #pragma unroll
-  for (int i = 0; i < kSums * 4; ++i) {
+  for (int i = 0; i < GROUPS * ROWS * N_TILES * 4; ++i) {
     totals[i % 4] += sums[i / 4 / (ROWS * N_TILES)][i / 4 / N_TILES % ROWS][i / 4 % N_TILES][i % 4];
   }
-  const float total = totals[0] + totals[1] + (totals[2] + totals[3]);
-  if (total == total) return;
-  const int lane = threadIdx.x % 32;
+  return totals[0] + totals[1] + (totals[2] + totals[3]);
+}
+
+// Computes the sums of an item, those of each merged group from its own inputs alone.
+template <typename P>
+__device__ __forceinline__ void multiply_apart(float (&sums)[GROUPS][ROWS][N_TILES][4],
+                                               const unsigned char* tile,
+                                               const unsigned char* filters, int first_segment,
+                                               int part, int lane) {
+#pragma unroll 1
+  for (int i = 0; i < GROUPS * MERGE; ++i) {
+    const int group = i / MERGE;
+    const OfGroup own{i % MERGE};
+    float found[ROWS][N_TILES][4] = {};
+    multiply<P>(found, tile + group * kInChunks * kChunkBytes,
+                filters + group * kRows * kFilterPitch, first_segment, lane, own);
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-    const int group = i / (ROWS * N_TILES), y = i / N_TILES % ROWS, n = i % N_TILES;
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      float& sum = sums[group][y][n][r];
-      if (sum == sum) continue;
-      const int pixel = pixel_place(first_segment + r / 2, lane / 4) + Input::place(0, y, 0);
-      sum = exact_sum<P>(tile + pixel, filters,
-                         first_channel + (group * N_TILES + n) * 8 + lane % 4 * 2 + r % 2);
+    for (int j = 0; j < GROUPS * ROWS * N_TILES * 4; ++j) {
+      const int g = j / (ROWS * N_TILES * 4), y = j / (N_TILES * 4) % ROWS, n = j / 4 % N_TILES;
+      const int o = (part * N_TILES + n) * 8 + lane % 4 * 2;
+      if (g == group && o / GROUP_OUT == own.group) sums[g][y][n][j % 4] = found[y][n][j % 4];
     }
   }
 }
 
-template <int phase_y, int phase_x>
-__device__ __forceinline__ void compute(const unsigned char* tile, const unsigned char* filters,
+// What a warp computes at a time.
+struct Item {
+  int part, first_group, first_segment, first_channel;  // the channel is one of the block's
+
+  __device__ __forceinline__ explicit Item(int item)
+      : part(item % kParts),
+        first_group(item / kParts % (BLOCK_GROUPS / GROUPS) * GROUPS),
+        first_segment(item / (kParts * (BLOCK_GROUPS / GROUPS)) * 2),
+        first_channel(first_group * kOutWidth + part * N_TILES * 8) {}
+
+  __device__ __forceinline__ const unsigned char* inputs(const unsigned char* tile) const {
+    return tile + first_group * kInChunks * kChunkBytes;
+  }
+  __device__ __forceinline__ const unsigned char* weights(const unsigned char* filters) const {
+    return filters + first_group * kRows * kFilterPitch + part * N_TILES * kNextFilters;
+  }
+};
+
+// Computes outputs of a phase. Where merged groups are not multiplied apart, it stops at a sum that
+// is NaN, and returns false.
+template <bool apart, int phase_y, int phase_x>
+__device__ __forceinline__ bool compute(const unsigned char* tile, const unsigned char* filters,
                                         unsigned char* scratch, ELEMENT* out, const ELEMENT* bias,
                                         const ELEMENT* residual, const Extents& to,
                                         const Place& place) {
   using P = Phase<phase_y, phase_x>;
   const int lane = threadIdx.x % 32;
-  for (int item = threadIdx.x / 32; item < kItems; item += WARPS) {
-    const int part = item % kParts, first_group = item / kParts % (BLOCK_GROUPS / GROUPS) * GROUPS;
-    const int first_segment = item / (kParts * (BLOCK_GROUPS / GROUPS)) * 2;
-    const int first_channel = first_group * kOutWidth + part * N_TILES * 8;  // in the block
+  for (int i = threadIdx.x / 32; i < kItems; i += WARPS) {
+    const Item item(i);
     float sums[GROUPS][ROWS][N_TILES][4] = {};
+    if constexpr (apart) {
+      multiply_apart<P>(sums, item.inputs(tile), item.weights(filters), item.first_segment,
+                        item.part, lane);
+    } else {
 #pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-      const int group = first_group + g;
-      multiply<P>(sums[g], tile + group * kInChunks * kChunkBytes,
-                  filters + group * kRows * kFilterPitch + part * N_TILES * kNextFilters,
-                  first_segment, lane);
+      for (int g = 0; g < GROUPS; ++g) {
+        multiply<P>(sums[g], item.inputs(tile) + g * kInChunks * kChunkBytes,
+                    item.weights(filters) + g * kRows * kFilterPitch, item.first_segment, lane,
+                    All());
+      }
+      if constexpr (MERGE > 1) {
+        const float total = total_of(sums);
+        if (__any_sync(0xffffffffu, total != total)) return false;
+      }
     }
-    if constexpr (MERGE > 1) correct<P>(sums, tile, filters, first_segment, first_channel);
-    store<phase_y, phase_x>(sums, scratch, out, bias, residual, to, place, first_segment,
-                            blockIdx.x * BLOCK_GROUPS * kOutWidth + first_channel);
+    store<phase_y, phase_x>(sums, scratch, out, bias, residual, to, place, item.first_segment,
+                            blockIdx.x * BLOCK_GROUPS * kOutWidth + item.first_channel);
   }
+  return true;
 }
 
-template <int phase>
-__device__ __forceinline__ void compute_phases(const unsigned char* tile,
+template <bool apart, int phase>
+__device__ __forceinline__ bool compute_phases(const unsigned char* tile,
                                                const unsigned char* filters, unsigned char* scratch,
                                                ELEMENT* out, const ELEMENT* bias,
                                                const ELEMENT* residual, const Extents& to,
                                                const Place& place) {
   if constexpr (phase < Y::kPhases * X::kPhases) {
-    compute<phase / X::kPhases, phase % X::kPhases>(tile, filters, scratch, out, bias, residual, to,
-                                                    place);
-    compute_phases<phase + 1>(tile, filters, scratch, out, bias, residual, to, place);
+    return compute<apart, phase / X::kPhases, phase % X::kPhases>(tile, filters, scratch, out, bias,
+                                                                  residual, to, place) &&
+           compute_phases<apart, phase + 1>(tile, filters, scratch, out, bias, residual, to, place);
   }
+  return true;
 }
 
 __device__ __forceinline__ float rounded(float value) { return __uint_as_float(to_tf32(value)); }
@@ -243,23 +256,21 @@ __device__ __forceinline__ void stage_filters(unsigned char* filters, const ELEM
   }
 }
 
-// Block (s, b) computes the s-th BLOCK_GROUPS groups of tiles b, b + gridDim.y, ... of images x
-// tiles_y x tiles_x.
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
-    grouped(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
-            const ELEMENT* residual, int images, int in_y, int in_x, int in_channels, int out_y,
-            int out_x, int out_channels, int tiles, int tiles_y, int tiles_x) {
+// Computes tiles from `tile` on, every gridDim.y-th. Returns the first one that it has not
+// computed: one with a sum that is NaN, unless merged groups are multiplied apart.
+template <bool apart>
+__device__ __forceinline__ int compute_tiles(int tile, const ELEMENT* in, ELEMENT* out,
+                                             const ELEMENT* bias, const ELEMENT* residual,
+                                             const Extents& from, const Extents& to, int tiles,
+                                             int tiles_y, int tiles_x) {
   DYNAMIC_SHARED(shared);
   unsigned char* const stages = shared + kFilterBytes;
   unsigned char* const scratch = stages + STAGES * Input::kBytes + threadIdx.x / 32 * kScratchBytes;
-  const Extents from{images, in_y, in_x, in_channels}, to{images, out_y, out_x, out_channels};
   const auto stage_tile = [&](const Place& place, int stage) {
     Input::stage(stages + stage * Input::kBytes, in + blockIdx.x * (BLOCK_GROUPS * kInWidth), from,
                  place);
   };
-
-  stage_filters(shared, w);
-  int tile = blockIdx.y, stage = 0;
+  int stage = 0;
   Place place = place_of(tile, tiles_y, tiles_x), next = place;
   if (STAGES == 2) stage_tile(place, 0);
   commit_copies();
@@ -272,9 +283,42 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     commit_copies();
     copies_arrived<STAGES - 1>();
     __syncthreads();
-    compute_phases<0>(stages + stage * Input::kBytes, shared, scratch, out, bias, residual, to,
-                      place);
-    __syncthreads();
+    const bool done = compute_phases<apart, 0>(stages + stage * Input::kBytes, shared, scratch, out,
+                                               bias, residual, to, place);
+    if constexpr (MERGE > 1 && !apart) {
+      if (__syncthreads_or(!done)) break;
+    } else {
+      __syncthreads();
+    }
     if (STAGES == 2) stage ^= 1;
+  }
+  return tile;
+}
+
+// It is no part of the kernel, whose registers it would take.
+__device__ __noinline__ void compute_apart(int tile, const ELEMENT* in, ELEMENT* out,
+                                           const ELEMENT* bias, const ELEMENT* residual,
+                                           Extents from, Extents to, int tiles, int tiles_y,
+                                           int tiles_x) {
+  copies_arrived<0>();
+  __syncthreads();
+  compute_tiles<true>(tile, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
+}
+
+// Block (s, b) computes the s-th BLOCK_GROUPS groups of tiles b, b + gridDim.y, ... of images x
+// tiles_y x tiles_x.
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    grouped(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
+            const ELEMENT* residual, int images, int in_y, int in_x, int in_channels, int out_y,
+            int out_x, int out_channels, int tiles, int tiles_y, int tiles_x) {
+  DYNAMIC_SHARED(shared);
+  const Extents from{images, in_y, in_x, in_channels}, to{images, out_y, out_x, out_channels};
+  stage_filters(shared, w);
+  const int tile =
+      compute_tiles<false>(blockIdx.y, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
+  if constexpr (MERGE > 1) {
+    if (tile < tiles) {
+      compute_apart(tile, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
+    }
   }
 }

@@ -96,11 +96,35 @@ __device__ __forceinline__ void load_n_tiles(unsigned (&b)[N_TILES][2], const un
   }
 }
 
+// Which inputs are multiplied: all, or those of one of the merged groups, with zeros in place of
+// the others, for the outputs of that group.
+struct All {
+  __device__ __forceinline__ bool reads(int chunk) const { return true; }
+  __device__ __forceinline__ bool writes(int n_tile) const { return true; }
+  __device__ __forceinline__ unsigned two(unsigned channels, int chunk) const { return channels; }
+};
+struct OfGroup {
+  int group;
+
+  __device__ __forceinline__ bool reads(int chunk) const {
+    return chunk * 8 < (group + 1) * GROUP_IN && chunk * 8 + 8 > group * GROUP_IN;
+  }
+  __device__ __forceinline__ bool writes(int n_tile) const {
+    return kParts > 1 ||
+           (n_tile * 8 < (group + 1) * GROUP_OUT && n_tile * 8 + 8 > group * GROUP_OUT);
+  }
+  // A register of this lane has channels of a chunk from its 2 (lane % 4)-th on.
+  __device__ __forceinline__ unsigned two(unsigned channels, int chunk) const {
+    return (chunk * 8 + threadIdx.x % 4 * 2) / GROUP_IN == group ? channels : 0;
+  }
+};
+
 // Adds what chunks 2 c and 2 c + 1 give. Each row of pixels is loaded once for all row taps.
-template <typename P>
+template <typename P, typename Inputs>
 __device__ __forceinline__ void multiply_pair(float (&sums)[ROWS][N_TILES][4],
                                               const unsigned char* pixels,
-                                              const unsigned char* filters, int column_tap) {
+                                              const unsigned char* filters, int column_tap,
+                                              int chunk, const Inputs& inputs) {
   unsigned b[P::kRowTaps][N_TILES][2];
 #pragma unroll
   for (int i = 0; i < P::kRowTaps; ++i) {
@@ -112,21 +136,26 @@ __device__ __forceinline__ void multiply_pair(float (&sums)[ROWS][N_TILES][4],
     unsigned a[4];
     load_matrices(a, pixels + P::pixel_offset(row, column_tap));
 #pragma unroll
+    for (int r = 0; r < 4; ++r) a[r] = inputs.two(a[r], chunk + r / 2);
+#pragma unroll
     for (int i = 0; i < P::kRowTaps; ++i) {
       const int y = (row - i) / Y::kInStep;
       if (row < i || (row - i) % Y::kInStep != 0 || y >= ROWS) continue;
 #pragma unroll
-      for (int n = 0; n < N_TILES; ++n) mma_16x8x16<ELEMENT>(sums[y][n], a, b[i][n]);
+      for (int n = 0; n < N_TILES; ++n) {
+        if (inputs.writes(n)) mma_16x8x16<ELEMENT>(sums[y][n], a, b[i][n]);
+      }
     }
   }
 }
 
 // Adds what a chunk gives that has none beside it: an mma takes two rows of pixels, for two row
 // taps. Where an output reads only one of them, an mma of half the depth takes that.
-template <typename P>
+template <typename P, typename Inputs>
 __device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
                                                 const unsigned char* pixels,
-                                                const unsigned char* filters, int column_tap) {
+                                                const unsigned char* filters, int column_tap,
+                                                const Inputs& inputs) {
   constexpr int kLast = P::kRowTaps - 1;
   unsigned b[kLast > 0 ? kLast : 1][N_TILES][2];  // operands of row taps i and i + 1
 #pragma unroll
@@ -151,11 +180,16 @@ __device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
       load_matrices(a[0], pixels + P::pixel_offset(row, column_tap));
     }
 #pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      if (r < 2 || row + 1 < P::kRows) a[r / 2][r % 2] = inputs.two(a[r / 2][r % 2], kInChunks - 1);
+    }
+#pragma unroll
     for (int y = 0; y < ROWS; ++y) {
       const int i = row - y * Y::kInStep;
       if (i < -1 || i > kLast) continue;
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
+        if (!inputs.writes(n)) continue;
         if (i == -1) {
           if (row + 1 < P::kRows) mma_16x8x8<ELEMENT>(sums[y][n], a[1], b[0][n][0]);
         } else if (i == kLast) {
@@ -172,10 +206,11 @@ __device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
 // Adds what a chunk gives in TF32, with filters that are rounded. Columns k and k + 4 of an mma are
 // channels 2 k and 2 k + 1, which a lane loads together: `pixels` are those of its pixel in both
 // segments, `filters` those of its filter or, of a gradient, of its first channel in two filters.
-template <typename P>
+template <typename P, typename Inputs>
 __device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
                                               const unsigned char* const (&pixels)[2],
-                                              const unsigned char* filters, int column_tap) {
+                                              const unsigned char* filters, int column_tap,
+                                              int chunk, const Inputs& inputs) {
   unsigned b[P::kRowTaps][N_TILES][2];
 #pragma unroll
   for (int i = 0; i < P::kRowTaps; ++i) {
@@ -194,14 +229,17 @@ __device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
 #pragma unroll
     for (int segment = 0; segment < 2; ++segment) {
       const float2 two = load_two_numbers(pixels[segment] + P::pixel_offset(row, column_tap));
-      a[segment] = to_tf32(two.x), a[segment + 2] = to_tf32(two.y);
+      a[segment] = inputs.two(to_tf32(two.x), chunk);
+      a[segment + 2] = inputs.two(to_tf32(two.y), chunk);
     }
 #pragma unroll
     for (int i = 0; i < P::kRowTaps; ++i) {
       const int y = (row - i) / Y::kInStep;
       if (row < i || (row - i) % Y::kInStep != 0 || y >= ROWS) continue;
 #pragma unroll
-      for (int n = 0; n < N_TILES; ++n) mma_16x8x8_tf32(sums[y][n], a, b[i][n]);
+      for (int n = 0; n < N_TILES; ++n) {
+        if (inputs.writes(n)) mma_16x8x8_tf32(sums[y][n], a, b[i][n]);
+      }
     }
   }
 }
@@ -209,10 +247,10 @@ __device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
 constexpr int kMostUnrolled = 256;  // mma, so that instructions are at hand
 
 // Adds what a group gives to two segments. `tile` and `filters` are the group's.
-template <typename P>
+template <typename P, typename Inputs>
 __device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4], const unsigned char* tile,
-                                         const unsigned char* filters, int first_segment,
-                                         int lane) {
+                                         const unsigned char* filters, int first_segment, int lane,
+                                         const Inputs& inputs) {
   if constexpr (P::kAllTaps == 0) {
     return;
   } else if constexpr (kIsTf32) {
@@ -227,9 +265,10 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4], const 
     for (int tap = 0; tap < P::kColumnTaps; ++tap) {
 #pragma unroll kUnrolled
       for (int chunk = 0; chunk < kInChunks; ++chunk) {
+        if (!inputs.reads(chunk)) continue;
         const unsigned char* const chunks[2] = {pixels[0] + chunk * kChunkBytes,
                                                 pixels[1] + chunk * kChunkBytes};
-        multiply_tf32<P>(sums, chunks, filters + chunk * kFilterChunk, tap);
+        multiply_tf32<P>(sums, chunks, filters + chunk * kFilterChunk, tap, chunk, inputs);
       }
     }
   } else {
@@ -240,17 +279,20 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4], const 
     for (int tap = 0; tap < P::kColumnTaps; ++tap) {
 #pragma unroll
       for (int chunk = 0; chunk + 1 < kInChunks; chunk += 2) {
+        if (!inputs.reads(chunk) && !inputs.reads(chunk + 1)) continue;
         multiply_pair<P>(
             sums, pixels + fourth * 16 + chunk * 16,
-            filters + second * kFilterChunk + fourth * kNextFilters + chunk * kFilterChunk, tap);
+            filters + second * kFilterChunk + fourth * kNextFilters + chunk * kFilterChunk, tap,
+            chunk, inputs);
       }
       if constexpr (kInChunks % 2 == 1) {
+        if (!inputs.reads(kInChunks - 1)) continue;
         constexpr int kNextTap = P::kRowTaps > 1 ? P::kNextTap : 0;
         constexpr int kSecondPair = N_TILES > 1 ? kNextFilters : P::kRowTaps > 2 ? kNextTap : 0;
         multiply_single<P>(
             sums, pixels + fourth * Input::offset(1, 0) + (kInChunks - 1) * 16,
             filters + second * kNextTap + fourth * kSecondPair + (kInChunks - 1) * kFilterChunk,
-            tap);
+            tap, inputs);
       }
     }
   }

@@ -153,8 +153,16 @@ class BlockTile:
             "MULTIPLY": f"multiply_{self.n_tile}",
         }
 
-    def kernel(self, function: str, file_name: str, defines: Mapping[str, str | int]) -> Kernel:
+    def kernel(
+        self,
+        function: str,
+        file_name: str,
+        defines: Mapping[str, str | int],
+        *,
+        has_registers: bool = False,
+    ) -> Kernel:
         """Returns the function of a source of this folder, with what it includes before it."""
         own = ("implicit_gemm_1d_planes.cuh", file_name)
-        texts = (wgmma.source(self.n_tile), *(sources.text(__package__, name) for name in own))
+        instructions = wgmma.source(self.n_tile, has_registers=has_registers)
+        texts = (instructions, *(sources.text(__package__, name) for name in own))
         return Kernel("".join(texts), function, tuple(defines.items()), wgmma.ARCH_SUFFIX)

@@ -10,8 +10,10 @@
 // The 64 rows of a matrix are 8 times the 8 channels of a plane: of 8 neighbouring taps, whose rows
 // begin `dilation` positions apart, or with BY_PLANES of 8 planes.
 //
-// Positions behind the last one, and those of x beyond the signal, are zeros. A zero times an
-// infinity or NaN would be NaN, so a sum that is NaN is computed again from what exists.
+// Behind the last position of an image dy is zero, but x may be real, and infinite, which would
+// make a NaN. So in the last tile of an image, unless it is whole, the left matrices are loaded to
+// registers, where x is zero too at such positions. x counts as zero beyond the signal: a dy that
+// is not finite makes that NaN, as in cuDNN and PyTorch, which multiply padding by it.
 //
 // What bounds it. A product of 64 x 16 by 16 x N takes N / 2 clocks, and 16 + N / 4 for its
 // operands to come from shared memory.
@@ -26,29 +28,8 @@ constexpr int kOfTaps = BY_PLANES ? PLANES / 8 : PLANES;
 constexpr int kTapsOfRows = BY_PLANES ? 1 : 8;
 constexpr int kInBytes = 16 * PLANES * PITCH;
 constexpr int kStageBytes = kInBytes + 16 * kOutPlanes * kOutPitch;
-static_assert(STAGES * kStageBytes <= SHARED_BYTES, "the layout of shared memory");
-
-struct Sizes {
-  int images, in_length, in_channels, out_length, out_channels, kernel, padding, dilation;
-};
-
-// A sum of a run's positions without the zeros.
-__device__ __noinline__ float exact_sum(const ELEMENT* x, const ELEMENT* dy, const Sizes& s,
-                                        int tap, int c, int o, int run, int runs) {
-  const int tiles = (s.out_length + kTile - 1) / kTile;
-  float sum = 0.0f;
-  for (int tile = run; tile < s.images * tiles; tile += runs) {
-    const long long image = tile / tiles;
-    const int first = tile % tiles * kTile, last = min(first + kTile, s.out_length);
-    for (int p = first; p < last; ++p) {
-      const int i = p + tap * s.dilation - s.padding;
-      if (i < 0 || i >= s.in_length) continue;
-      sum += to_float(x[(image * s.in_length + i) * s.in_channels + c]) *
-             to_float(dy[(image * s.out_length + p) * s.out_channels + o]);
-    }
-  }
-  return sum;
-}
+constexpr int kZerosAt = STAGES * kStageBytes;  // a row
+static_assert(kZerosAt + 16 <= SHARED_BYTES, "the layout of shared memory");
 
 // gridDim.x is the blocks that divide the matrices of a group, gridDim.y groups * SLICES, gridDim.z
 // the runs that the tiles are divided among. `sums` are arrays of float32, one for each run.
@@ -58,8 +39,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                            int in_length, int in_channels, int out_length, int out_channels,
                            int kernel, int padding, int dilation) {
   DYNAMIC_SHARED(shared);
-  const Sizes s{images,       in_length, in_channels, out_length,
-                out_channels, kernel,    padding,     dilation};
   const int group = blockIdx.y / SLICES, slice = blockIdx.y % SLICES;
   const int first_channel = group * kOutWidth + slice * N_TILE;
   x += group * kInWidth;
@@ -87,12 +66,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
     commit_copies();
   };
+  if (threadIdx.x == 0) *reinterpret_cast<uint4*>(shared + kZerosAt) = make_uint4(0, 0, 0, 0);
 #pragma unroll
   for (int i = 0; i < STAGES - 2; ++i) copy_stage(i);
 
   // The same in all lanes, as the compiler sees by this.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-  const int mine = first_matrix + warpgroup * M_TILES;
+  const int mine = first_matrix + warpgroup * M_TILES, lane = threadIdx.x % 32;
   float found[M_TILES][N_TILE / 2];
   unsigned rows[M_TILES];
 #pragma unroll
@@ -111,24 +91,50 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     __syncthreads();
     copy_stage(i + STAGES - 2);
     const unsigned stage = shared_address(shared) + i % STAGES * kStageBytes;
-    begin_products();
+    const auto right_at = [&](int step) {
+      return Matrix::at(stage + kInBytes + 16 * 16 * step, 8, kOutPitch);
+    };
+    const int left = out_length - (run + i * runs) % tiles * kTile;  // positions that exist
+    if (left >= kTile) {
+      begin_products();
 #pragma unroll
-    for (int step = 0; step < kTile / 16; ++step) {
-      const Matrix right = Matrix::at(stage + kInBytes + 16 * 16 * step, 8, kOutPitch);
+      for (int step = 0; step < kTile / 16; ++step) {
 #pragma unroll
-      for (int m = 0; m < M_TILES; ++m) {
-        MULTIPLY<ELEMENT, 1, 1>(
-            found[m], Matrix::at(stage + rows[m] + 16 * 16 * step, 8, BY_PLANES ? PITCH : dilation),
-            right);
+        for (int m = 0; m < M_TILES; ++m) {
+          MULTIPLY<ELEMENT, 1, 1>(
+              found[m],
+              Matrix::at(stage + rows[m] + 16 * 16 * step, 8, BY_PLANES ? PITCH : dilation),
+              right_at(step));
+        }
+      }
+      commit_products();
+      products_done<1>();
+    } else {
+#pragma unroll 1
+      for (int step = 0; 16 * step < left; ++step) {
+        // The lane gives the row of a position, of the first or the second 8 of the warp's rows.
+        const int position = 16 * step + lane / 16 * 8 + lane % 8;
+        const int octet = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
+        const int row = 16 * (position + octet * (BY_PLANES ? PITCH : dilation));
+        unsigned a[M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+          const int place = i % STAGES * kStageBytes + static_cast<int>(rows[m]) + row;
+          load_transposed(a[m], shared + (position < left ? place : kZerosAt));
+        }
+        begin_products();
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+          MULTIPLY_REGISTERS<ELEMENT, 1>(found[m], a[m], right_at(step));
+        }
+        commit_products();
+        products_done<0>();
       }
     }
-    commit_products();
-    products_done<1>();
   }
   products_done<0>();
 
   sums += static_cast<long long>(run) * (gridDim.y / SLICES) * kOutWidth * kernel * kInWidth;
-  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < M_TILES; ++m) {
     if (mine + m > last_matrix) break;
@@ -144,9 +150,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           const int o = 8 * j + lane % 4 * 2 + k;
-          float sum = found[m][4 * j + 2 * h + k];
-          if (sum != sum) sum = exact_sum(x, dy, s, tap, c, o, run, runs);
-          sums[(static_cast<long long>(first_channel + o) * kernel + tap) * kInWidth + c] = sum;
+          sums[(static_cast<long long>(first_channel + o) * kernel + tap) * kInWidth + c] =
+              found[m][4 * j + 2 * h + k];
         }
       }
     }

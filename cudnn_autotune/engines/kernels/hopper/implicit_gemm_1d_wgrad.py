@@ -81,7 +81,7 @@ class _Tiling(BlockTile):
 
     @property
     def shared_bytes(self) -> int:
-        return _STAGES * self.stage_bytes
+        return _STAGES * self.stage_bytes + ROW_BYTES  # a row of zeros
 
     def resident(self, gpu: Gpu) -> int:
         """Returns the blocks that a multiprocessor holds at a time."""
@@ -135,7 +135,8 @@ class ImplicitGemm1dWgrad(KernelFamily[_Tiling]):
     """The weight's gradient of 1-d convolutions by implicit_gemm_1d_wgrad.cu and sum_parts.cu.
 
     It computes layers of stride 1 with groups, of the kinds that ``implicit_gemm_1d`` computes. A
-    gradient is NaN or infinite only if a product that it consists of is.
+    gradient is NaN or infinite only if a product that it consists of is. x counts as zero outside of
+    its signal, which a dy that is not finite makes NaN.
     """
 
     name = "implicit_gemm_1d_wgrad"
@@ -156,6 +157,7 @@ class ImplicitGemm1dWgrad(KernelFamily[_Tiling]):
         defines: dict[str, str | int] = {
             **tiling.defines(problem),
             "SLICES": tiling.slices,
+            "MULTIPLY_REGISTERS": f"multiply_registers_{tiling.n_tile}",
             "BY_PLANES": int(tiling.by_planes),
             "PITCH": tiling.pitch,
             "STAGES": _STAGES,
@@ -163,7 +165,10 @@ class ImplicitGemm1dWgrad(KernelFamily[_Tiling]):
             "MIN_BLOCKS": tiling.resident(gpu),
         }
         launch = KernelLaunch(
-            tiling.kernel("implicit_gemm_1d_wgrad", "implicit_gemm_1d_wgrad.cu", defines),
+            tiling.kernel(
+                *("implicit_gemm_1d_wgrad", "implicit_gemm_1d_wgrad.cu", defines),
+                has_registers=True,
+            ),
             grid=tiling.grid,
             block=(tiling.threads, 1, 1),
             arguments=(

@@ -34,17 +34,43 @@ __device__ __forceinline__ void multiply_{n}(float (&d)[{registers}], Matrix a, 
 #endif
 }}
 """
+_OF_REGISTERS = """\
+// The same with a in registers: its 16 rows of a warp are those of mma_16x8x16. The registers must
+// not change until the product is done.
+template <typename T, int transposed_b>
+__device__ __forceinline__ void multiply_registers_{n}(float (&d)[{registers}],
+                                                       const unsigned (&a)[4], Matrix b) {{
+#ifdef __CUDACC_RTC__
+#define WGMMA(type)                                                                           \\
+  asm volatile(                                                                               \\
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." type "." type " {{{outputs}}}, "            \\
+      "{{%{first}, %{second}, %{third}, %{fourth}}}, %{fifth}, 1, 1, 1, %{sixth};"               \\
+      : {operands}                                                                            \\
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "n"(transposed_b))
+  if constexpr (kIsHalf<T>) {{
+    WGMMA("f16");
+  }} else {{
+    WGMMA("bf16");
+  }}
+#undef WGMMA
+#else
+  emulation::wgmma<T, {n}>(d, a, b.descriptor, transposed_b);
+#endif
+}}
+"""
 
 
 @functools.cache
-def source(n: int) -> str:
+def source(n: int, *, has_registers: bool = False) -> str:
     """Returns device.cuh, wgmma.cuh, and a function ``multiply_<n>`` for products of n columns.
 
     Args:
         n: a multiple of 8, 256 at most.
+        has_registers: add ``multiply_registers_<n>``, whose left matrix is in registers.
     """
     count = n // 2
-    instruction = _INSTRUCTION.format(
+    template = _INSTRUCTION + _OF_REGISTERS if has_registers else _INSTRUCTION
+    instruction = template.format(
         n=n,
         registers=count,
         outputs=",".join(f"%{i}" for i in range(count)),
@@ -53,5 +79,7 @@ def source(n: int) -> str:
         second=count + 1,
         third=count + 2,
         fourth=count + 3,
+        fifth=count + 4,
+        sixth=count + 5,
     )
     return sources.source(__package__, "wgmma.cuh") + instruction

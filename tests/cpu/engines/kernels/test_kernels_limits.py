@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import cuda_emulation
 import pytest
 import torch
 from cuda_emulation.checks import assert_compiles
@@ -19,8 +20,9 @@ from cudnn_autotune import _C, ConvProblem
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.kernels.family import KernelFamily, occupancy
+from cudnn_autotune.engines.kernels.sum_parts import sum_launch
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 
 FAMILIES = [one for one in BUILT_IN if isinstance(one, KernelFamily)]
 ON_CUDA_CORES = {"depthwise", "depthwise_1d", "depthwise_planes", "depthwise_wgrad"}
@@ -41,6 +43,29 @@ MIN_BLOCKS = ("MIN_BLOCKS", "BLOCKS")
 def problems(family: str, count: int = 60) -> list[ConvProblem]:
     rng = random.Random(family)
     return [random_problem(rng, kind) for kind in TAKES[family] for _ in range(count)]
+
+
+@pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+def test_sums_of_as_many_weights_as_a_tensor_may_have() -> None:
+    """The last block's threads reach beyond 2^31. All blocks before the last two are left out."""
+    launch = sum_launch(grouped("wgrad", (2, 8, 8), 2, 8), 1)
+    count, of_block = 2**31 - 3, 96
+    defines = {**dict(launch.kernel.defines), "NUMBERS": 1, "PARTS": 1, "COLUMNS": of_block // 32}
+    blocks = -(-count // of_block)
+    assert blocks * of_block > 2**31
+    first = (blocks - 2) * of_block
+    sums, result = torch.arange(2.0 * of_block), torch.zeros(2 * of_block, dtype=torch.float16)
+    large = replace(
+        launch,
+        kernel=replace(launch.kernel, defines=tuple(defines.items())),
+        grid=(blocks, 1, 1),
+        block=(of_block, 1, 1),
+        arguments=(Address("workspace", -4 * first), Address("w", -2 * first), 1, count),
+    )
+    buffers = {"workspace": sums, "w": result}
+    cuda_emulation.launch_kernel(large, buffers, first_block=blocks - 2)
+    places = torch.arange(first, first + 2 * of_block)
+    assert torch.equal(result, torch.where(places < count, sums.half(), 0))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)

@@ -11,7 +11,7 @@ from cuda_emulation.checks import assert_compiles, check
 
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
-from cudnn_autotune.engines.recipe import EngineLaunch
+from cudnn_autotune.engines.recipe import Address, EngineLaunch, KernelLaunch
 from cudnn_autotune.engines.rewrites.adjoint import Adjoint
 
 pytestmark = [
@@ -60,6 +60,23 @@ def test_the_result_is_that_of_the_problem(name: str, op: str) -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_bias_is_added(channels_last: bool, dtype: torch.dtype) -> None:
     check_first(problem_of("2-d", "fprop", bias=True, dtype=dtype, channels_last=channels_last))
+
+
+def test_a_bias_of_as_many_elements_as_a_tensor_may_have() -> None:
+    """The last block's threads reach beyond 2^31. All blocks before the last two are left out."""
+    plain = problem_of("2-d", "fprop", bias=True)
+    *_, launch = ADJOINT.recipe(plain, ADJOINT.offers(plain, H200)[0].settings, H200).launches
+    assert isinstance(launch, KernelLaunch)
+    count, threads, channels = 2**31 - 3, 192, 4
+    blocks = -(-count // threads)
+    assert blocks * threads > 2**31
+    first = (blocks - 2) * threads
+    y, bias = torch.zeros(2 * threads, dtype=torch.float16), torch.arange(4, dtype=torch.float16)
+    arguments = (Address("y", -2 * first), Address("bias"), count, channels, 1)
+    large = replace(launch, grid=(blocks, 1, 1), block=(threads, 1, 1), arguments=arguments)
+    cuda_emulation.launch_kernel(large, {"y": y, "bias": bias}, first_block=blocks - 2)
+    places = torch.arange(first, first + 2 * threads)
+    assert torch.equal(y, torch.where(places < count, bias[places % channels], 0))
 
 
 def test_the_engine_is_of_the_other_direction() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,9 @@ PADDINGS = {
     "anticausal": (0, 1023),
 }
 
+MANY = {"input_shape": (160, 64, 100), "weight_shape": (64, 1, 400)}
+"""A layer whose filters are longer than its rows, with rows enough that it is offered."""
+
 
 def long(op: str, length: int = 1500, taps: int = 1024, **changes: object) -> ConvProblem:
     shape = {"input_shape": (2, 64, length), "weight_shape": (64, 1, taps), "groups": 64}
@@ -55,6 +59,40 @@ def test_spectra_give_the_convolution(
 @pytest.mark.parametrize("length", [700, 1023, 1024, 1025, 2049])
 def test_rows_shorter_than_filters_and_odd_lengths(length: int, op: str) -> None:
     check(FFT, long(op, length, padding=(1023, 500)), "", gpu=H100)
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("padding", [(199, 199), (250, 150)])
+def test_filters_longer_than_a_padded_row(padding: tuple[int, int], op: str) -> None:
+    check(FFT, long(op, 100, 400, padding=padding, **MANY), "", gpu=H100)
+
+
+@pytest.mark.basic(2)
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_offered_of_random_layers_is_right(seed: int) -> None:
+    """Filters are shorter, as long as, and longer than rows and padded rows."""
+    draw = random.Random(seed)
+    for op in OPERATIONS:
+        offered = []
+        while not offered:
+            taps, length = draw.randint(64, 500), draw.choice([1, 7, draw.randint(50, 600)])
+            before, behind = draw.randint(0, taps - 1), draw.randint(0, taps - 1)
+            rows = draw.choice([(64, 32), (1, 2048), (7, 301), (512, 16)])
+            out = length + before + behind - taps + 1
+            if not 0 < out * taps * math.prod(rows) < 3e8:
+                continue
+            problem = long(
+                op,
+                padding=(before, behind),
+                input_shape=(*rows, length),
+                weight_shape=(rows[1], 1, taps),
+                groups=rows[1],
+                dtype=draw.choice([torch.float16, torch.bfloat16, torch.float32]),
+                bias=op == "fprop" and draw.random() < 0.5,
+                allow_tf32=False,
+            )
+            offered = list(FFT.offers(problem, H100))
+        check(FFT, problem, offered[0].settings, gpu=H100, seed=seed)
 
 
 def test_a_bias_is_added_before_rounding() -> None:

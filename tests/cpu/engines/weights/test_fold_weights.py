@@ -94,7 +94,7 @@ def by_kernel(given: Folded) -> list[Tensor]:
             blocks += -(-item.rows // item.rows_per_block)
         dim3 = ctypes.c_uint * 3
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(launch), ctypes.c_void_p))
-        error = library.emulate(1, dim3(blocks, 1, 1), dim3(256, 1, 1), 0, arguments, 0, 0)
+        error = library.emulate(1, dim3(blocks, 1, 1), dim3(256, 1, 1), 0, arguments, 0, 1, 0, 0)
         assert not error, error
     return results
 

@@ -59,10 +59,10 @@ def test_layers_of_models(
     op: str, images: int, channels: int, size: tuple[int, int], kernel: tuple[int, int]
 ) -> None:
     problem = layer(images, channels, size, kernel, op)
-    before = cuda_emulation.MATRIX_LOADS.conflicts
+    before = cuda_emulation.WORK.conflicts
     for is_reversed in (False, True):
         check(DEPTHWISE, problem, settings(problem)[0], is_reversed=is_reversed)
-    assert cuda_emulation.MATRIX_LOADS.conflicts == before
+    assert cuda_emulation.WORK.conflicts == before
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 import cuda_emulation
 import pytest
 import torch
-from cuda_emulation import MATRIX_LOADS
+from cuda_emulation import WORK
 from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
 from depthwise_layers import depthwise
 
@@ -60,11 +60,11 @@ SHAPES = [
 @pytest.mark.basic(4)
 @pytest.mark.parametrize("problem", SHAPES, ids=lambda problem: problem.text)
 def test_fixed_shapes(problem: ConvProblem) -> None:
-    conflicts = MATRIX_LOADS.conflicts
+    conflicts = WORK.conflicts
     for i, gpu in enumerate((H200, TINY)):
         offers = MMA.offers(problem, gpu)
         check(MMA, problem, offers[0].settings, gpu=gpu, is_reversed=bool(i))
-    assert MATRIX_LOADS.conflicts == conflicts
+    assert WORK.conflicts == conflicts
 
 
 @pytest.mark.slow

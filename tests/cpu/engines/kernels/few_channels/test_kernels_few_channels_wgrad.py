@@ -11,7 +11,7 @@ from typing import Any
 import cuda_emulation
 import pytest
 import torch
-from cuda_emulation import MATRIX_LOADS, run_recipe
+from cuda_emulation import WORK, run_recipe
 from cuda_emulation.checks import H200, between_bands, check, check_not_finite, random_tensors
 from first_layers import (
     HEIGHT_1,
@@ -63,11 +63,11 @@ FIRST_LAYERS = {
 @pytest.mark.parametrize("of", FIRST_LAYERS.values(), ids=FIRST_LAYERS)
 def test_first_layers_of_models(of: ConvProblem) -> None:
     settings = KERNELS.offers(of, H200)[0].settings
-    MATRIX_LOADS.matrices = MATRIX_LOADS.conflicts = 0
+    WORK.matrices = WORK.conflicts = 0
     for is_reversed in (False, True):
         check(KERNELS, of, settings, is_reversed=is_reversed)
-    assert MATRIX_LOADS.matrices > 0
-    assert MATRIX_LOADS.conflicts == 0
+    assert WORK.matrices > 0
+    assert WORK.conflicts == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -11,7 +11,7 @@ import cuda_emulation
 import pytest
 import torch
 from covering import covering
-from cuda_emulation import MATRIX_LOADS
+from cuda_emulation import WORK
 from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
 from fused_cases import NAMES
 from grouped_layers import LAYERS, edges, problem
@@ -40,10 +40,10 @@ def test_layers_of_models(op: str, layer: Any, dtype: torch.dtype) -> None:
     assert len(found) >= 2
     # Each variant takes a second to compile.
     for index, settings in enumerate(found[: 2 if layer[2] == 24 else 1]):
-        MATRIX_LOADS.matrices = MATRIX_LOADS.conflicts = 0
+        WORK.matrices = WORK.conflicts = 0
         check(GROUPED, what, settings, is_reversed=index == 1)
-        assert MATRIX_LOADS.matrices > 0
-        assert MATRIX_LOADS.conflicts == 0, "what is loaded together lies in the same banks"
+        assert WORK.matrices > 0
+        assert WORK.conflicts == 0, "what is loaded together lies in the same banks"
 
 
 @pytest.mark.basic(5)

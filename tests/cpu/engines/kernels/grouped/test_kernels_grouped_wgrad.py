@@ -11,7 +11,7 @@ import cuda_emulation
 import pytest
 import torch
 from covering import covering
-from cuda_emulation import MATRIX_LOADS
+from cuda_emulation import WORK
 from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
 from grouped_layers import LAYERS, edges
 from grouped_layers import problem as grouped_problem
@@ -57,11 +57,11 @@ def test_what_is_loaded_together_lies_in_different_banks(stride: int, dtype: tor
     """But for some where zeros stand in for pixels beside the output."""
     for width in (32, 30):
         what = problem((2, 13, width * stride), 2, 24, 3, stride, dtype=dtype)
-        MATRIX_LOADS.matrices = MATRIX_LOADS.conflicts = 0
+        WORK.matrices = WORK.conflicts = 0
         check(WGRAD, what, settings_of(what)[0])
         may_conflict = dtype != torch.float32 and width % 8 > 0
-        assert MATRIX_LOADS.conflicts <= may_conflict * MATRIX_LOADS.matrices / 8
-        assert MATRIX_LOADS.matrices > 0
+        assert WORK.conflicts <= may_conflict * WORK.matrices / 8
+        assert WORK.matrices > 0
 
 
 @pytest.mark.basic(4)
