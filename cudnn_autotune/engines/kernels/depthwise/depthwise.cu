@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(256)
   __syncthreads();
   const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * CHANNELS;
   int tile = blockIdx.x * blockDim.y + threadIdx.y;
-  if (channel >= channels || tile >= tiles) return;
+  if (channel >= channels || static_cast<unsigned>(tile) >= static_cast<unsigned>(tiles)) return;
 
   float filter[KT][KH][KW][CHANNELS];
 #pragma unroll

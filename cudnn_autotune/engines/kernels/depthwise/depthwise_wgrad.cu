@@ -95,8 +95,8 @@ __device__ __forceinline__ void add_products(float (&sums)[KERNEL_H][KERNEL_W][C
   for (int m = 0; m < kSlots; ++m) {
     const int kh = phase + STRIDE_H * m;
     if (kh >= KERNEL_H) continue;
-    // Many slots are worth a branch where their row is none of the tile.
-    if (kSlots > 3 && (step < m || step - m >= row_count)) continue;
+    // A row that is none of the tile is left out: x may be infinite, and the row's zeros make NaN.
+    if (step < m || step - m >= row_count) continue;
 #pragma unroll
     for (int kw = 0; kw < KERNEL_W; ++kw) {
 #pragma unroll
