@@ -144,6 +144,11 @@ __device__ __noinline__ void repair(const ELEMENT* x, const ELEMENT* w, ELEMENT*
   }
 }
 
+// The bits of an infinity of the type.
+__device__ constexpr unsigned infinity_of(half) { return 0x7c00; }
+__device__ constexpr unsigned infinity_of(bfloat16) { return 0x7f80; }
+constexpr unsigned kInfinity = infinity_of(ELEMENT{});
+
 // Returns whether an input is NaN that both outputs of this lane depend on, of its first position
 // in bit 0 and of its second one in bit 1. The input's registers are of the last row that they see.
 __device__ __forceinline__ unsigned nan_inputs(const unsigned (&a)[kSteps / 2 + 1][4],
@@ -157,9 +162,8 @@ __device__ __forceinline__ unsigned nan_inputs(const unsigned (&a)[kSteps / 2 + 
     const int vector = kFirst + i / 2;
     if (vector >= kSteps) continue;
     const bool is_last = kSteps % 2 == 1 && vector == kSteps - 1;
-    const float2 two =
-        unpack<ELEMENT>(is_last ? last[i % 2] : a[vector / 2][vector % 2 * 2 + i % 2]);
-    if (two.x != two.x || two.y != two.y) found |= 1u << i;
+    const unsigned two = is_last ? last[i % 2] : a[vector / 2][vector % 2 * 2 + i % 2];
+    if ((two & 0x7fff) > kInfinity || (two >> 16 & 0x7fff) > kInfinity) found |= 1u << i;
   }
   const int from = lane % 4 + kPairs % 4;
   found = __shfl_sync(0xffffffffu, found, lane / 4 * 4 + from % 4);
@@ -348,11 +352,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
             looked_at |= 1u << c | (has_finite(bands[c]) ? 0u : 1u << (16 + c));
           }
           unsigned proven = looked_at >> (16 + c) & 1 ? 3 : 0;
-          if (has_products) proven |= nan_inputs(a, last, lane);
-          const bool first = result[0] != result[0] || result[1] != result[1];
-          const bool second = result[2] != result[2] || result[3] != result[3];
-          if ((first && (proven & 1) == 0) || (second && (proven & 2) == 0)) {
-            atomicOr(reinterpret_cast<int*>(shared + kFlagAt), 1 << (row - last_of_first) % 32);
+          if (has_products && proven == 0) proven = nan_inputs(a, last, lane);
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const float sum = result[2 * k] + result[2 * k + 1];
+            if (sum == sum || (proven >> k & 1)) continue;
+            const int tile = first_tile + tile_of(g + 8 * k);
+            int column = (tile % tiles_across * COLUMN_BLOCKS + column_block_of(g + 8 * k)) * 8;
+            if (SIGNAL) column += (row - last_of_first + first_out) * kTileColumns;
+            if (column + 2 * t < out_w) {
+              atomicOr(reinterpret_cast<int*>(shared + kFlagAt), 1 << (row - last_of_first) % 32);
+            }
           }
         }
       }

@@ -236,7 +236,8 @@ class DepthwiseMma(KernelFamily[_Tiling]):
 
     It computes fprop, with every epilogue, and dgrad, in channels_last and contiguous, for filters
     of more than nine taps. The number of channels is a multiple of 8. A NaN or an infinity in an
-    input reaches the outputs that depend on it, and no others.
+    input reaches the outputs that depend on it, and no others. In a channel with a weight that is
+    not finite, NaN may stand for an infinity.
     """
 
     name = "depthwise_mma"

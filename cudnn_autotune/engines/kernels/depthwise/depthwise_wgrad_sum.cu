@@ -69,6 +69,7 @@ struct Products {
 };
 
 constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr float kInfinity = __builtin_huge_valf();
 constexpr int kProbes = 8, kTogether = 8;  // products that a thread looks at between two votes
 
 __device__ __forceinline__ float sum_of_warp(float value) {
@@ -122,10 +123,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     if ((not_numbers >> i & 1) == 0) continue;
     const Products products(s, x, dy, first + i);
     float probe = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kProbes; ++k) probe += products.at(lane + k * kLanes);
-    probe = sum_of_warp(probe);
-    if (lane == 0 && probe == probe) totals[i] = 0.0f;
+    bool is_nan = false;
+#pragma unroll 1
+    for (int k = 0; k < kProbes && !is_nan; ++k) {
+      probe += products.at(lane + k * kLanes);
+      is_nan =
+          __any_sync(kAllLanes, probe != probe) ||
+          (__any_sync(kAllLanes, probe == kInfinity) && __any_sync(kAllLanes, probe == -kInfinity));
+    }
+    if (lane == 0 && !is_nan) totals[i] = 0.0f;
   }
   __syncthreads();
 #pragma unroll 1
@@ -140,9 +146,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
       for (int k = 0; k < kTogether; ++k) {
         exact += products.at(p + k * kLanes * WARPS + threadIdx.x);
       }
-      const float infinity = __uint_as_float(0x7f800000u);
       is_nan = __syncthreads_or(exact != exact) ||
-               (__syncthreads_or(exact == infinity) && __syncthreads_or(exact == -infinity));
+               (__syncthreads_or(exact == kInfinity) && __syncthreads_or(exact == -kInfinity));
     }
     exact = sum_of_warp(exact);
     if (lane == 0) sums[warp] = exact;

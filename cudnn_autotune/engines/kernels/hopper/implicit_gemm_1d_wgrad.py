@@ -135,8 +135,8 @@ class ImplicitGemm1dWgrad(KernelFamily[_Tiling]):
     """The weight's gradient of 1-d convolutions by implicit_gemm_1d_wgrad.cu and sum_parts.cu.
 
     It computes layers of stride 1 with groups, of the kinds that ``implicit_gemm_1d`` computes. A
-    gradient is NaN or infinite only if a product that it consists of is. x counts as zero outside of
-    its signal, which a dy that is not finite makes NaN.
+    gradient is NaN or infinite only if a product that it consists of is. x counts as zero outside
+    of its signal, which a dy that is not finite makes NaN.
     """
 
     name = "implicit_gemm_1d_wgrad"

@@ -1,0 +1,162 @@
+#!/usr/bin/env python
+"""Do NaN and infinities make calls slower, as in a diverged run or a GradScaler's first steps?
+
+Each kernel of this package computes a layer whose x (or dy, in a gradient) is finite, is full of
+NaN or of infinities, or has few of them. The times are those of the first tiling that is offered.
+
+    python benchmarks/not_finite.py --json not_finite.json
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from common import arguments, investigation
+
+CALLS, ROUNDS = 20, 5
+MOST = 1.5
+"""The most that a time may be of the finite one."""
+LAYERS: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "depthwise": (("fprop", (64, 96, 56, 56), (3, 3), 2, 96),),
+    "depthwise_1d": (("fprop", (8, 1536, 2048), (4,), 1, 1536),),
+    "depthwise_mma": (
+        ("fprop", (64, 96, 56, 56), (7, 7), 1, 96),
+        ("dgrad", (64, 384, 14, 14), (7, 7), 1, 384),
+    ),
+    "depthwise_planes": (("fprop", (64, 96, 56, 56), (3, 3), 1, 96, "contiguous"),),
+    "depthwise_wgrad": (
+        ("wgrad", (64, 96, 112, 112), (3, 3), 2, 96),
+        ("wgrad", (64, 384, 28, 28), (3, 3), 1, 384),
+    ),
+    "depthwise_wgrad_mma": (("wgrad", (64, 96, 56, 56), (7, 7), 1, 96),),
+    "few_channels": (("fprop", (64, 3, 224, 224), (7, 7), 2, 1, 64),),
+    "few_channels_planes": (("fprop", (64, 3, 224, 224), (7, 7), 2, 1, 64, "contiguous"),),
+    "few_channels_wgrad": (("wgrad", (64, 3, 224, 224), (7, 7), 2, 1, 64),),
+    "few_filters": (("fprop", (64, 128, 28, 28), (3, 3), 1, 1, 32),),
+    "grouped": (
+        ("fprop", (64, 128, 56, 56), (3, 3), 1, 32),
+        ("dgrad", (64, 128, 56, 56), (3, 3), 1, 32),
+        ("dgrad", (64, 160, 28, 28), (3, 3), 2, 40),
+        ("fprop", (64, 96, 28, 28), (3, 3), 1, 8),
+    ),
+    "grouped_wgrad": (("wgrad", (64, 128, 56, 56), (3, 3), 1, 32),),
+    "implicit_gemm_1d": (("fprop", (8, 768, 1, 1500), (1, 128), 1, 16),),
+    "implicit_gemm_1d_wgrad": (
+        ("wgrad", (8, 768, 1, 1500), (1, 128), 1, 16),
+        ("wgrad", (16, 1024, 1, 1024), (1, 31), 1, 32),
+        ("wgrad", (8, 512, 1, 16384), (1, 3), 1, 4),
+    ),
+}
+"""Kernel -> the operation, x, the filters' size, the stride, groups, what else there is of output
+channels (as many as of the input, if not said) and the layout (channels_last)."""
+
+
+def patterns() -> dict[str, Callable[[Any], None]]:
+    """Column -> what makes a tensor of normal numbers so."""
+    import torch
+
+    def one_a_channel(tensor: Any) -> None:
+        tensor[(0, slice(None), *(0 for _ in tensor.shape[3:]), 5)] = torch.inf
+
+    return {
+        "finite": lambda tensor: None,
+        "all NaN": lambda tensor: tensor.fill_(torch.nan),
+        "all infinite": lambda tensor: tensor.fill_(torch.inf),
+        "both infinities": lambda tensor: tensor.copy_(tensor.sign() * torch.inf),
+        "one infinity a channel": one_a_channel,
+        "one NaN": lambda tensor: tensor[(-1,) * tensor.dim()].fill_(torch.nan),
+    }
+
+
+def problem_of(op: str, x: Any, kernel: Any, stride: int, groups: int, *more: Any) -> Any:
+    import torch
+
+    from cudnn_autotune.engines.problem import ConvProblem
+
+    filters = next((one for one in more if isinstance(one, int)), x[1])
+    is_last = "contiguous" not in more and len(x) == 4
+    return ConvProblem(
+        op,
+        x,
+        (filters, x[1] // groups, *kernel),
+        stride if len(kernel) == 1 or kernel[0] > 1 else (1, stride),
+        tuple(size // 2 for size in kernel),
+        groups=groups,
+        dtype=torch.float16,
+        memory_format=torch.channels_last if is_last else torch.contiguous_format,
+    )
+
+
+def microseconds(plan: Any, tensors: list[Any]) -> float:
+    """Of a call: the median of rounds."""
+    import torch
+
+    from cudnn_autotune import _C
+
+    found = []
+    for _ in range(ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(CALLS):
+            _C.execute(plan, *tensors)
+        end.record()
+        torch.cuda.synchronize()
+        found.append(1e3 * begin.elapsed_time(end) / CALLS)
+    return statistics.median(found)
+
+
+def measure(name: str, failures: list[str]) -> Iterator[investigation.Row]:
+    import torch
+
+    from cudnn_autotune import _C
+    from cudnn_autotune.engines.built_in import BUILT_IN
+    from cudnn_autotune.engines.offers import gpu_of
+    from cudnn_autotune.engines.recipe_plan import recipe_plan
+    from cudnn_autotune.timers.measuring import operands
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    gpu = gpu_of(device.index)
+    (family,) = (one for one in BUILT_IN if one.name == name)
+    for layer in LAYERS[name]:
+        problem = problem_of(*layer)
+        offers = family.offers(problem, gpu)
+        if not offers:
+            failures.append(f"{name}: nothing is offered for {problem.text}")
+            continue
+        text = f"{name}@{family.version}:{offers[0].settings}"
+        recipe = family.recipe(problem, offers[0].settings, gpu)
+        plan = recipe_plan(problem, text, recipe, device.index)
+        row: investigation.Row = {"layer": problem.text}
+        for column, spoil in patterns().items():
+            tensors = list(operands(problem, device))
+            spoil(tensors[0 if problem.op == "fprop" else 2])
+            _C.execute(plan, *tensors)
+            row[f"{column} (us)"] = microseconds(plan, tensors)
+        finite = row["finite (us)"]
+        worst = max(value for key, value in row.items() if key.endswith("(us)"))
+        row["most / finite"] = worst / finite
+        if worst > MOST * finite:
+            failures.append(f"{name}: {worst / finite:.2f} times the finite time: {problem.text}")
+        yield row
+
+
+def main() -> int:
+    p = arguments.parser(__doc__, has_dry_run=False)
+    p.add_argument("--time-limit", type=float, default=85, help="begins no kernel after so many s")
+    p.add_argument("--kernels", help="comma-separated; all without it")
+    options = p.parse_args()
+    names = list(LAYERS)
+    if options.kernels:
+        names = arguments.some_of("--kernels", options.kernels, LAYERS)
+    arguments.check_gpu(__file__)
+    import torch
+
+    torch.manual_seed(0)
+    return investigation.fill(__file__, options, names, measure, "NaN and infinities")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
