@@ -69,9 +69,9 @@ struct Products {
 };
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kInfinity = __builtin_huge_valf();
 constexpr int kProbes = 8, kTogether = 8;  // products that a thread looks at between two votes
 
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 __device__ __forceinline__ float sum_of_warp(float value) {
   for (int bits = kLanes / 2; bits > 0; bits /= 2) value += __shfl_xor_sync(kAllLanes, value, bits);
   return value;
@@ -128,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     for (int k = 0; k < kProbes && !is_nan; ++k) {
       probe += products.at(lane + k * kLanes);
       is_nan =
-          __any_sync(kAllLanes, probe != probe) ||
-          (__any_sync(kAllLanes, probe == kInfinity) && __any_sync(kAllLanes, probe == -kInfinity));
+          __any_sync(kAllLanes, probe != probe) || (__any_sync(kAllLanes, probe == infinity()) &&
+                                                    __any_sync(kAllLanes, probe == -infinity()));
     }
     if (lane == 0 && !is_nan) totals[i] = 0.0f;
   }
@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         exact += products.at(p + k * kLanes * WARPS + threadIdx.x);
       }
       is_nan = __syncthreads_or(exact != exact) ||
-               (__syncthreads_or(exact == kInfinity) && __syncthreads_or(exact == -kInfinity));
+               (__syncthreads_or(exact == infinity()) && __syncthreads_or(exact == -infinity()));
     }
     exact = sum_of_warp(exact);
     if (lane == 0) sums[warp] = exact;
