@@ -328,6 +328,7 @@ def test_beside_a_kernel_that_waits_for_what_follows(form: Form, residual: bool,
         one = torch.ones_like(flag)
         flag.copy_(one)
         flag.zero_()
+        torch.cuda._sleep(1)  # a kernel is not loaded beside one that waits
         torch.cuda.synchronize()
         grid, block = (held, 1, 1), (32, 1, 1)
         wait_for(grid=grid, block=block, args=[flag, gave_up], stream=side)
