@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -113,3 +114,55 @@ class Deep(nn.Sequential):
         for i, o in ((3, 64), (64, 64), (64, 128)):
             layers += [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+class ReturnsNone(Here):
+    """Has no output that could be compared."""
+
+    def forward(self, x: Tensor) -> None:
+        super().forward(x)
+
+
+class ReturnsIntegers(Here):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)["y"].argmax(1)
+
+
+class Divides(Here):
+    """Is not finite in any way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)["y"] / 0
+
+
+class Grows(Here):
+    """Its output is longer after each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x)["y"].repeat(self.calls, 1, 1, 1)
+
+
+class Colours(Here):
+    """Its exception would control a terminal."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        raise ValueError("\x1b[31mred\x1b]0;title\x07 \x9b2J\u202e \x08")
+
+
+class Stuck(Net):
+    """Says that it runs, and never returns. It has started a process."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        child = subprocess.Popen(["sleep", "600"])
+        partial = Path(os.environ["STUCK"] + ".partial")
+        partial.write_text(f"{os.getpid()} {child.pid}")
+        partial.rename(os.environ["STUCK"])
+        while True:
+            x = super().forward(x)["y"][:, :3]
+
+
+class StuckOfChannelsLast(Stuck):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        is_last = self.conv.weight.is_contiguous(memory_format=torch.channels_last)
+        return super().forward(x) if is_last else Net.forward(self, x)

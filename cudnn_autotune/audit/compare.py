@@ -23,10 +23,11 @@ from cudnn_autotune.audit import ways as in_worker
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.audit.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.core import versions
-from cudnn_autotune.core.display import NONE, bar_console, html_table
+from cudnn_autotune.core.display import NONE, bar_console, html_table, printable
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.json_dataclass import encode
+from cudnn_autotune.core.signals import ending_as_by_interrupt
 from cudnn_autotune.nn.backend.comparison import is_among_ranks, own_steps, paired
 from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import check_initialized, generators_kept, tensors_in
@@ -81,7 +82,7 @@ class ModelComparison:
     notes: tuple[str, ...] = ()
     """Limits of the comparison."""
     was_interrupted: bool = False
-    """Whether Ctrl-C ended it early."""
+    """Whether Ctrl-C, or a signal that ends the process, ended it early."""
 
     @property
     def fastest(self) -> Row | None:
@@ -235,6 +236,7 @@ def compare(
     facts += [f"autocast {autocast}"] * (autocast is not None)
     facts.append(torch.cuda.get_device_name(device) if device.type == "cuda" else str(device))
     with (
+        ending_as_by_interrupt(),
         tempfile.TemporaryDirectory(prefix="cudnn_autotune_", ignore_cleanup_errors=True) as folder,
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
         _bar(1 + len(names) + _ROUNDS) as advance,
@@ -429,7 +431,7 @@ def _reason(error: Exception, name: str) -> str:
     """Returns the words of a failure of a way in one line."""
     is_told = isinstance(error, (CaseFailure, ProcessFailure))
     text = str(error) if is_told else f"{type(error).__name__}: {error}"
-    return " ".join(text.removeprefix(f"{name}: ").split())[:300]
+    return printable(" ".join(text.removeprefix(f"{name}: ").split()))[:300]
 
 
 @contextmanager

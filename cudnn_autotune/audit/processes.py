@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,8 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            # Its group is killed with all that it has started. Ctrl-C reaches this process alone.
+            process_group=0,
             env={
                 **os.environ,
                 "PYTHONPATH": path,
@@ -126,17 +129,20 @@ class Process:
         return answer.get("result")
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Ends the process, after ``patience_s`` in which it may end by itself with its context."""
+        """Ends the process and what it has started, after ``patience_s`` in which it may end by
+        itself with its context."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=patience_s)
-        if self._process.poll() is None:
-            self._process.kill()
-            # A kernel that hangs keeps its process from dying, so this wait has a limit.
+        try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=_KILL_S)
+                self._process.wait(timeout=patience_s)
+        finally:
+            with contextlib.suppress(OSError):  # all of the group have ended
+                os.killpg(self._process.pid, signal.SIGKILL)
+        # A kernel that hangs keeps its process from dying, so this wait has a limit.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_KILL_S)
         if self._process.poll() is not None:
             for reader in self._readers:
                 reader.join(timeout=_KILL_S)

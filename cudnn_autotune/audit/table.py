@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from cudnn_autotune.core.display import printable
+
 _LONGEST_CELL = 400
 _FOLDED = 24  # a text column that may fold is at least this wide
 _FRAME = 3  # the blanks of a column, and the line on its left
@@ -48,7 +50,7 @@ class Table:
             return
         lines = [[self.title], self.columns, *self.rows, [self.note]]
         for line in filter(any, lines):
-            print(*line, sep="\t", file=console.file)  # rich would expand the tabs
+            print(*map(printable, line), sep="\t", file=console.file)  # rich would expand the tabs
 
     def rich(self, width: int) -> list[RichTable]:
         """Returns tables that fit into ``width`` columns: one, or several that repeat the texts."""
@@ -80,7 +82,7 @@ class Table:
             )
         for row in self.rows:
             # In a Text, square brackets are no markup.
-            table.add_row(*(Text(row[index][:_LONGEST_CELL]) for index in indices))
+            table.add_row(*(Text(printable(row[index][:_LONGEST_CELL])) for index in indices))
         return table
 
     def _header(self, index: int) -> str:

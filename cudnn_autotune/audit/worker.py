@@ -10,11 +10,16 @@ such as ``gpu.GpuBackend``.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 from typing import Any, TextIO
+
+# Linux's number of it, in prctl.h.
+_PR_SET_PDEATHSIG = 1
 
 
 def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
@@ -54,10 +59,17 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
 
 
 def main() -> None:
+    _die_with_parent()
     # Libraries print to stdout, too. That goes to stderr now, and answers go where stdout went.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers, sys.argv[1:])
+
+
+def _die_with_parent() -> None:
+    """Has the kernel kill this process when the one that started it is gone, whatever is running.
+    While modules are imported, the end of the input ends it as well."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

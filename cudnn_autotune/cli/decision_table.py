@@ -15,7 +15,7 @@ from rich.text import Text
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
 from cudnn_autotune.cli.report.section import when
-from cudnn_autotune.core.display import NONE, milliseconds
+from cudnn_autotune.core.display import NONE, milliseconds, printable
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store import Decision
@@ -67,13 +67,13 @@ def _print(
     if not console.is_terminal:
         head = [[title], [name for name, _ in columns]] if title else []
         for line in (*head, *(map(_joined, row) for row in rows), [note]):
-            cells = [wording.printable(cell) for cell in line]
+            cells = [printable(cell) for cell in line]
             if any(cells):
                 print(*cells, sep="\t", file=console.file)  # rich would expand the tabs
         return
     made = Table(title_justify="left", caption_justify="left")
-    made.title = Text(wording.printable(title)) if title else None
-    made.caption = Text(wording.printable(note), overflow="fold") if note else None
+    made.title = Text(printable(title)) if title else None
+    made.caption = Text(printable(note), overflow="fold") if note else None
     for name, share in columns:
         if share:
             made.add_column(name, overflow="fold", ratio=share)
@@ -163,7 +163,7 @@ def _constraints(decision: Decision) -> Iterable[str]:
 
 def _cell(first: str, *others: str) -> Text:
     # In a Text square brackets are no markup.
-    cell = Text(wording.printable(first))
+    cell = Text(printable(first))
     for line in filter(None, others):
-        cell.append(f"\n{wording.printable(line)}", style="dim")
+        cell.append(f"\n{printable(line)}", style="dim")
     return cell

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from cudnn_autotune.cli.options import refuse, refusing
-from cudnn_autotune.cli.wording import printable, say
-from cudnn_autotune.core.display import count
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.display import count, printable
 from cudnn_autotune.store import codec, disk_file, file_format
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import click
 import torch
 
-from cudnn_autotune.core.display import NONE, milliseconds
+from cudnn_autotune.core.display import NONE, milliseconds, printable
 from cudnn_autotune.engines.problem import DTYPES, ConvProblem
 from cudnn_autotune.engines.roofline import Bound, Limit
 
@@ -109,14 +109,6 @@ def size(count: int) -> str:
         if not unit or value >= 9.95
         else f"{value:.1f} {_UNITS[unit]}"
     )
-
-
-def printable(text: str) -> str:
-    """The text with a sign in the place of each character that does not print.
-
-    Names in a file are not trusted: such characters could control a terminal.
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def _times(values: Sequence[int]) -> str:

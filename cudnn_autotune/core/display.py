@@ -34,18 +34,27 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def printable(text: str) -> str:
+    """Returns the text with a sign in the place of each character that does not print.
+
+    Names in a file and messages of a user's model are not trusted: such characters could control a
+    terminal.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
-    """Returns a title and rows of cells as HTML. Texts are escaped; None is an empty cell."""
+    """Returns a title and rows of cells as HTML. Texts are escaped, and have a
+    sign in the place of characters that do not print; None is an empty cell."""
+
+    def text(cell: object) -> str:
+        return "" if cell is None else escape(printable(str(cell)))
+
     body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td style="text-align:left">{"" if cell is None else escape(str(cell))}</td>'
-            for cell in row
-        )
-        + "</tr>"
+        "<tr>" + "".join(f'<td style="text-align:left">{text(cell)}</td>' for cell in row) + "</tr>"
         for row in rows
     )
-    return f"<p><b>{escape(title)}</b></p><table><tbody>{body}</tbody></table>"
+    return f"<p><b>{escape(printable(title))}</b></p><table><tbody>{body}</tbody></table>"
 
 
 def bar_console() -> Console | None:

@@ -20,8 +20,8 @@ from cudnn_autotune.cli.stores import (
     read,
     store_option,
 )
-from cudnn_autotune.cli.wording import printable, say
-from cudnn_autotune.core.display import count
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.display import count, printable
 from cudnn_autotune.store import Decision, Environment, Store, disk_file
 from cudnn_autotune.store.decision import utc_text
 from cudnn_autotune.store.environment import default_folder

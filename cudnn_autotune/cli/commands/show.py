@@ -14,8 +14,8 @@ from cudnn_autotune.cli.filters import Filter, filter_options, in_order, none_of
 from cudnn_autotune.cli.gpu_peaks import farthest
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store, store_option
-from cudnn_autotune.cli.wording import printable, say
-from cudnn_autotune.core.display import count
+from cudnn_autotune.cli.wording import say
+from cudnn_autotune.core.display import count, printable
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.tuning import gain
 

@@ -27,7 +27,7 @@ from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import store_option
 from cudnn_autotune.cli.wording import say
-from cudnn_autotune.core.display import count, milliseconds
+from cudnn_autotune.core.display import count, milliseconds, printable
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import calls_of
@@ -163,7 +163,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
 
 
 def _mode(given: str | None) -> str:
-    mode = settings.get_sampling() if given is None else given
+    mode = settings.registered_mode(settings.get_sampling()) if given is None else given
     options.check_modes("--sampling", [mode], sampling.names())
     if sampling.traits(mode).decides_later:
         raise refuse("--sampling", f"{mode!r} decides in a program's own calls, not beforehand")
@@ -330,7 +330,7 @@ def _kept(store: Store) -> str:
 
 
 def _say(console: Console, problem: ConvProblem, text: str) -> None:
-    line = wording.printable(f"{problem.op} {wording.shapes(problem)}: {text}")
+    line = printable(f"{problem.op} {wording.shapes(problem)}: {text}")
     # The texts are not parsed as markup, since they contain brackets.
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 

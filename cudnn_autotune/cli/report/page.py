@@ -15,7 +15,7 @@ from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import farthest
 from cudnn_autotune.cli.report.section import section, when
 from cudnn_autotune.core import versions
-from cudnn_autotune.core.display import milliseconds
+from cudnn_autotune.core.display import milliseconds, printable
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -90,7 +90,7 @@ def render(
 
 def _printed(value: object) -> object:
     is_plain = isinstance(value, str) and not isinstance(value, Markup)
-    return wording.printable(value) if is_plain else value  # type: ignore[arg-type]
+    return printable(value) if is_plain else value  # type: ignore[arg-type]
 
 
 def _text(name: str) -> str:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,7 @@ import compared_models
 import pytest
 import torch
 from stored import run
-from subprocesses import python
+from subprocesses import PACKAGE_PARENT, python
 from torch import nn
 
 import cudnn_autotune as ca
@@ -286,6 +291,111 @@ def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:
     assert tree["was_interrupted"] is True
     assert tree["rows"][0]["step_ms"] > 0
     assert tree["rows"][1]["step_ms"] is None
+
+
+def is_running(pid: int) -> bool:
+    """A process that nobody has waited for yet has ended, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+API = """
+import compared_models, sys, torch
+import cudnn_autotune as ca
+model = getattr(compared_models, sys.argv[1])().eval()
+ca.compare(model, torch.randn(2, 3, 8, 8), ways=["eager"])
+print("not reached")
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "program"),
+    [
+        pytest.param(signal.SIGTERM, "command", marks=pytest.mark.slow),
+        (signal.SIGHUP, "measured"),
+        (signal.SIGTERM, "function"),
+        pytest.param(signal.SIGINT, "command", marks=pytest.mark.slow),
+        (signal.SIGKILL, "command"),
+    ],
+)
+def test_a_signal_ends_what_was_started(
+    tmp_path: Path, number: signal.Signals, program: str
+) -> None:
+    """A model that never returns, and a process of its own: all end, and their folders go."""
+    tests, temporary, called = (
+        Path(compared_models.__file__).parent,
+        tmp_path / "tmp",
+        tmp_path / "c",
+    )
+    temporary.mkdir()
+    model = "StuckOfChannelsLast" if program == "measured" else "Stuck"
+    given = [f"compared_models:{model}", *NET[2:], "--ways", "eager,channels_last"]
+    command = ["-m", "cudnn_autotune_cli", "compare", *given]
+    path = os.pathsep.join([PACKAGE_PARENT, str(tests)])
+    process = subprocess.Popen(
+        [sys.executable, *(["-c", API, model] if program == "function" else command)],
+        env={**os.environ, "TMPDIR": str(temporary), "STUCK": str(called), "PYTHONPATH": path},
+        cwd=tests,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while not called.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        worker, child = map(int, called.read_text().split())
+        assert is_running(worker)
+        process.send_signal(number)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    deadline = time.monotonic() + 30
+    while is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(worker)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    if number == signal.SIGKILL:  # nothing of ours can run then
+        os.kill(child, signal.SIGKILL)
+        return
+    assert not is_running(child)
+    assert list(temporary.iterdir()) == []
+    if program == "function":
+        assert printed == ""
+        return
+    assert "interrupted: times are of what had run until then" in printed
+    assert ("fastest: eager" in printed) == (program == "measured")
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (compared_models.ReturnsNone, "the model returns no tensor of floating-point numbers"),
+        (compared_models.ReturnsIntegers, "the model returns no tensor of floating-point numbers"),
+        (compared_models.Divides, "the model's outputs are not finite in float32"),
+        (compared_models.Grows, "the shapes of the model's outputs change from call to call"),
+        (compared_models.Draws, "the model draws random numbers, or keeps a state"),
+    ],
+)
+def test_why_errors_are_not_known(model: type[nn.Module], reason: str) -> None:
+    found = ca.compare(model().eval(), X, ways=["eager"])
+    assert found.rows[0].step_ms is not None
+    assert found.rows[0].output_error is None
+    assert any(f"errors are not known: {reason}" in note for note in found.notes), found.notes
+
+
+def test_what_a_model_raises_controls_no_terminal(tmp_path: Path) -> None:
+    files = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html")
+    done = run("compare", "compared_models:Colours", *NET[2:], "--ways", "eager", *files)
+    html = (tmp_path / "a.html").read_text(encoding="utf-8")
+    notes = "".join(row["note"] for row in json.loads((tmp_path / "a.json").read_text())["rows"])
+    for text in (done.stdout, done.stderr, html, notes):
+        assert "".join(text.split()).isprintable()
+    for text in (done.stdout, html, notes):
+        assert "ValueError: \ufffd[31mred\ufffd]0;title" in text
 
 
 @pytest.mark.slow
