@@ -3,13 +3,12 @@ which are tried before anything is measured."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ import click
 
 from cudnn_autotune.audit.plot import SUFFIXES
 from cudnn_autotune.core import atomic_file
+from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
 
 _AGE_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
@@ -131,12 +131,6 @@ def refusing(option: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise refuse(option, str(error)) from error
-
-
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """The end of an error's text that names the nearest of what is allowed; empty if none is."""
-    near = difflib.get_close_matches(name, list(allowed), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_modes(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:

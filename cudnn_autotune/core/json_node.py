@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import io
 import json
 import os
 import reprlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -167,3 +168,10 @@ class Node:
 
     def _under(self, name: str) -> str:
         return f"{self.place}.{cut(name)}" if self.place else cut(name)
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Returns the end of an error's text that names the nearest of what is allowed; empty if none
+    is near."""
+    near = difflib.get_close_matches(name, list(allowed), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""

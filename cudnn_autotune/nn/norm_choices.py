@@ -89,6 +89,7 @@ def choose_function(
             batch.
         mode: the sampling mode. Without one that times, PyTorch's kernels run.
     """
+    mode = settings.registered_mode(mode)
     if not sampling.traits(mode).times:
         return False, 0
     call: BatchNormCall | GroupNormCall
@@ -152,5 +153,6 @@ def _batch_norm_call(
         tracks=norm.training and norm.track_running_stats,
         alignment=alignment_of(input),
     )
-    is_timed = sampling.traits(mode or settings.get_sampling()).times
+    mode = mode or settings.registered_mode(settings.get_sampling())
+    is_timed = sampling.traits(mode).times
     return BatchNormCall(norm, input, signature, by_module, is_timed)

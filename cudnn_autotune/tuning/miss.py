@@ -103,6 +103,7 @@ def choose(
         The choice's plan; the trial that decides later, in the mode ``online``; whether the choice
         is provisional; and a function to call once other threads may tune.
     """
+    mode = settings.registered_mode(mode)
     policy = Policy.of_call(mode, workspace_limit, benchmark_limit)
     miss = _Miss(ConvProblem.from_native(native), policy, device, tensors, serving)
     with deferred.put_off() as changes:

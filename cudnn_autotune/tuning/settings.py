@@ -11,8 +11,9 @@ The first of these that is given wins:
    ``CUDNN_AUTOTUNE_BUDGET_MS``, ``CUDNN_AUTOTUNE_NEW_SHAPES``,
 5. the defaults: ``auto``, no limit, every candidate, the mode's own budget, ``online``.
 
-A variable whose value is not allowed causes a warning and is passed over. It may name a mode that
-is registered after the import; a search in a mode that is not registered raises ValueError.
+A variable that does not exist, or whose value is not allowed, causes a warning and is passed over.
+``CUDNN_AUTOTUNE_SAMPLING`` may name a mode that is registered after the import. Where the first
+search finds none of the name, the default is used, with a warning.
 
 A backward uses the mode and the workspace limit of its forward. Like
 ``torch.backends.cudnn.flags``, a context holds for all threads of the process.
@@ -26,6 +27,7 @@ that cycles through more problems than that builds a plan at every call.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import warnings
@@ -36,10 +38,14 @@ from typing import Any, Literal, get_args
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.engines.configs import check_workspace_limit
+from cudnn_autotune.engines.user_implementation import ISOLATED
 from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store import Policy
+from cudnn_autotune.store.environment import FOLDER_VARIABLE
 from cudnn_autotune.store.notices import warn_once
+from cudnn_autotune.store.settings import MODE_VARIABLE, check_store_mode
 from cudnn_autotune.tuning import choice_log
 
 DEFAULT_SAMPLING = "auto"
@@ -47,6 +53,7 @@ NewShapes = Literal["online", "neighbour", "tune"]
 NEW_SHAPES: tuple[NewShapes, ...] = get_args(NewShapes)
 """The values that :func:`set_new_shapes` allows, the default first."""
 _INT32_MAX = 2**31 - 1
+_MISSPELT = 0.75  # difflib's ratio from which a name is another one that is misspelt
 _budget_ms: float | None = None
 _new_shapes: NewShapes = NEW_SHAPES[0]
 _is_prefetching = True
@@ -244,55 +251,123 @@ def _plan_cache_limit(limit: int, argument: str) -> int:
 def _number(kind: Callable[[str], Any], check: Callable[[Any, str], Any]) -> Callable[..., Any]:
     """Reads a variable's text as a number of this kind; ``check`` refuses a text that is none."""
 
-    def value_of(text: str, variable: str) -> Any:
+    def read(text: str, variable: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             value = text
         return check(value, variable)
 
-    return value_of
+    return read
 
 
-def _switch(text: str, variable: str) -> bool:
-    if text not in ("on", "off"):
-        raise ValueError(f"{variable} must be on or off, got {text!r}")
-    return text == "on"
+def _switch(on: str, off: str) -> Callable[[str, str], bool]:
+    """Reads one of two words."""
+
+    def read(text: str, variable: str) -> bool:
+        if text not in (on, off):
+            raise ValueError(f"{variable} must be {on} or {off}, got {text!r}")
+        return text == on
+
+    return read
 
 
-_VARIABLES: dict[str, Callable[[str, str], Any]] = {
+def _any_text(text: str, _: str) -> str:
+    return text
+
+
+PREFIX = "CUDNN_AUTOTUNE_"
+ENABLE_VARIABLE = "CUDNN_AUTOTUNE_ENABLE"
+VARIABLES: dict[str, Callable[[str, str], Any]] = {
+    ENABLE_VARIABLE: _switch("1", "0"),
     # Only the form is checked, since a mode may be registered after the import.
     sampling.VARIABLE: check_mode_name,
     "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": _number(int, check_workspace_limit),
     "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": _number(int, _check_benchmark_limit),
     "CUDNN_AUTOTUNE_BUDGET_MS": _number(float, _check_budget_ms),
-    "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": _number(int, _plan_cache_limit),
-    "CUDNN_AUTOTUNE_PREFETCH": _switch,
     "CUDNN_AUTOTUNE_NEW_SHAPES": _check_new_shapes,
+    MODE_VARIABLE: check_store_mode,
+    FOLDER_VARIABLE: _any_text,
+    "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": _number(int, _plan_cache_limit),
+    "CUDNN_AUTOTUNE_PREFETCH": _switch("on", "off"),
+    ISOLATED: _any_text,
 }
-VARIABLES = _VARIABLES | {sampling.VARIABLE: check_sampling}
-"""Functions that turn the text and name of each environment variable into its value; they raise
-ValueError naming the variable where the text is not allowed."""
+"""All environment variables of this package at run time, with functions that turn the text and name
+of each into its value; they raise ValueError naming the variable where the text is not allowed."""
+
+
+def not_understood(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns a sentence for each variable of the package's prefix that does not exist or whose
+    value is not allowed, by the variable's name."""
+    found = {}
+    for variable in sorted(name for name in environ if name.startswith(PREFIX)):
+        text = environ[variable].strip()
+        if variable not in VARIABLES:
+            names = {known.removeprefix(PREFIX): known for known in VARIABLES if known != ISOLATED}
+            near = difflib.get_close_matches(variable.removeprefix(PREFIX), names, 1)
+            meant = f"; the nearest is {names[near[0]]}" if near else ""
+            found[variable] = f"there is no such variable{meant}"
+        elif text:
+            check = check_sampling if variable == sampling.VARIABLE else VARIABLES[variable]
+            try:
+                check(text, variable)
+            except ValueError as error:
+                found[variable] = str(error)
+    return found
+
+
+def value_of(variable: str, environ: Mapping[str, str] = os.environ) -> Any:
+    """Returns the value of a variable of ``VARIABLES``; None if it is empty or not set, or, with a
+    warning, if its text is not allowed."""
+    text = environ.get(variable, "").strip()
+    try:
+        return VARIABLES[variable](text, variable) if text else None
+    except ValueError as error:
+        warn_once((variable, text), f"{error}: it is passed over")
+        return None
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
     """Sets all settings from the environment. A variable that is not set, or whose value is not
-    allowed, stands for the default; of the latter a warning is given."""
-    values: list[Any] = []
-    for variable, value_of in _VARIABLES.items():
-        text = environ.get(variable, "").strip()
-        try:
-            values.append(value_of(text, variable) if text else None)
-        except ValueError as error:
-            values.append(None)
-            warn_once((variable, text), f"{error}: it is passed over")
-    mode, workspace_limit, benchmark_limit, budget_ms, plans, prefetch, new_shapes = values
+    allowed, stands for the default; of the latter a warning is given, as of a variable that does
+    not exist."""
+    mode = value_of(sampling.VARIABLE, environ)
     _C.set_sampling(mode or DEFAULT_SAMPLING)
-    set_workspace_limit(workspace_limit)
-    set_benchmark_limit(benchmark_limit or 0)
-    set_budget_ms(budget_ms)
-    set_new_shapes(new_shapes or NEW_SHAPES[0])
+    set_workspace_limit(value_of("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", environ))
+    set_benchmark_limit(value_of("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", environ) or 0)
+    set_budget_ms(value_of("CUDNN_AUTOTUNE_BUDGET_MS", environ))
+    set_new_shapes(value_of("CUDNN_AUTOTUNE_NEW_SHAPES", environ) or NEW_SHAPES[0])
     global _is_prefetching
-    _is_prefetching = prefetch is not False
+    _is_prefetching = value_of("CUDNN_AUTOTUNE_PREFETCH", environ) is not False
+    plans = value_of("CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT", environ)
     if plans and extension_available():
         _C.set_plan_cache_capacity(plans)
+    for variable, text in not_understood(environ).items():
+        if variable not in VARIABLES:
+            warn_once(variable, f"{variable}: {text}")
+    is_unknown = mode is not None and mode not in sampling.names()
+    if is_unknown and difflib.get_close_matches(mode, sampling.names(), 1, _MISSPELT):
+        _warn_of_mode(mode)
+
+
+def registered_mode(mode: str) -> str:
+    """Returns a mode that serves calls: ``mode`` if it is registered.
+
+    Any other mode comes from the environment, which may name one that the program registers before
+    its first search. There a warning is given, and the default is in force from then on.
+    """
+    if mode in sampling.names():
+        return mode
+    if get_sampling() == mode:
+        _C.set_sampling(DEFAULT_SAMPLING)
+    _warn_of_mode(mode)
+    return DEFAULT_SAMPLING
+
+
+def _warn_of_mode(mode: str) -> None:
+    try:
+        check_sampling(mode, sampling.VARIABLE)
+    except ValueError as error:
+        near = did_you_mean(mode, sampling.names())
+        end = f"Unless the program registers it, {DEFAULT_SAMPLING!r} is in force"
+        warn_once((sampling.VARIABLE, mode), f"{error}{near or '.'} {end}")

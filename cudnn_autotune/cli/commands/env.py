@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,14 @@ from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.unlisted import KERNEL_CFGS, kernel_cfgs
-from cudnn_autotune.nn.models import process_wide
 from cudnn_autotune.store import Environment, disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.environment import FOLDER_VARIABLE, default_folder, file_in
+from cudnn_autotune.store.environment import default_folder, file_in
 from cudnn_autotune.store.private_folder import folder_beside
 from cudnn_autotune.tuning import settings
 
-_PREFIX = "CUDNN_AUTOTUNE_"
 # The versions of README.md's figures and their records, and of the errata.
 FIGURES_TORCH, FIGURES_CUDNN, ERRATA_CUDNN = (2, 11), (9, 19), (9, 19)
-_CHECKS = {
-    **settings.VARIABLES,
-    store_settings.MODE_VARIABLE: store_settings.check_store_mode,
-    process_wide.VARIABLE: process_wide.check_variable,
-    FOLDER_VARIABLE: lambda text, _: text,
-}
 
 
 @click.command()
@@ -48,7 +38,7 @@ def env(store_path: Path | None, measure: bool, as_json: bool) -> None:
     """
     if measure:
         _measure(store_path)
-    variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIX)}
+    variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(settings.PREFIX)}
     facts = {
         "environment": Environment.of().to_json(),
         "store": _store(store_path),
@@ -58,7 +48,7 @@ def env(store_path: Path | None, measure: bool, as_json: bool) -> None:
         "known": _known(),
         "settings": _settings(),
         "variables": variables,
-        "not understood": _not_understood(variables),
+        "not understood": settings.not_understood(variables),
     }
     if as_json:
         click.echo(json.dumps(facts, indent=1))
@@ -149,24 +139,6 @@ def _known() -> dict[str, str]:
 
 def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
-
-
-def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:
-    """A sentence for each unknown variable and each value that is not allowed."""
-    found = {}
-    for variable, text in variables.items():
-        check = _CHECKS.get(variable)
-        if check is None:
-            names = [known.removeprefix(_PREFIX) for known in _CHECKS]
-            near = difflib.get_close_matches(variable.removeprefix(_PREFIX), names, n=1)
-            meant = f"; the nearest is {_PREFIX}{near[0]}" if near else ""
-            found[variable] = f"there is no such variable{meant}"
-        elif text.strip():
-            try:
-                check(text.strip(), variable)
-            except ValueError as error:
-                found[variable] = str(error)
-    return found
 
 
 def _settings() -> dict[str, Any]:

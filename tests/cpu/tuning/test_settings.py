@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import checkout
 import pytest
 from strategies import BUILT_IN_MODES
 from subprocesses import evaluate, python
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available
+from cudnn_autotune.tuning import miss
 
 VARIABLES = {
     "CUDNN_AUTOTUNE_SAMPLING": "sample_once",
@@ -114,6 +118,74 @@ def test_a_bad_environment_is_told_at_the_users_import(tmp_path: Path) -> None:
         (line,) = [line for line in done.stderr.splitlines() if f"{variable} must be" in line]
         assert line.startswith(f"{tmp_path / 'program.py'}:3: UserWarning: ")
         assert f"got {value!r}" in line
+
+
+UNKNOWN_MODE = """
+import sys, warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import cudnn_autotune as ca
+    from cudnn_autotune.nn import norm_choices
+    from cudnn_autotune.tuning import settings
+    print(len(said), ca.get_sampling())
+    for _ in range(2):
+        mode = settings.registered_mode(ca.get_sampling())
+    print(len(said), mode, ca.get_sampling(), said[-1].message)
+"""
+
+
+@pytest.mark.parametrize(("mode", "at_import"), [("rce", 1), ("sustaind", 1), ("nothing", 0)])
+def test_a_mode_that_nobody_registers_is_told_once_and_is_the_default(
+    mode: str, at_import: int
+) -> None:
+    """At the import if it is misspelt, else at the first use: it may be registered until then."""
+    first, second = evaluate(UNKNOWN_MODE, {"CUDNN_AUTOTUNE_SAMPLING": mode}).splitlines()
+    assert first == f"{at_import} {mode}"
+    assert second.startswith("1 auto auto CUDNN_AUTOTUNE_SAMPLING must be one of 'heuristic', ")
+    assert f"got '{mode}'" in second
+    assert ("did you mean" in second) == bool(at_import)
+    assert second.endswith(" Unless the program registers it, 'auto' is in force")
+
+
+@pytest.mark.search
+def test_the_first_search_in_an_unknown_mode_is_the_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What C++ asks is in the mode of the environment."""
+    asked: list[str] = []
+
+    class Asked(Exception):
+        pass
+
+    def choose(miss: Any) -> None:
+        asked.append(miss.policy.mode)
+        raise Asked
+
+    monkeypatch.setattr(miss, "_choose", choose)
+    ca.settings.read_environment({"CUDNN_AUTOTUNE_SAMPLING": "a mode of nobody"})
+    problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3)).native()
+    with pytest.warns(UserWarning, match="got 'a mode of nobody'"), pytest.raises(Asked):
+        miss.choose(problem, ca.get_sampling(), -1, 0, 0)
+    assert asked == [ca.get_sampling()] == ["auto"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("BUDGET", "BUDGET_MS"), ("CACHEDIR", "CACHE_DIR"), ("XYZ", None)]
+)
+def test_a_variable_that_does_not_exist_is_told_once(name: str, near: str | None) -> None:
+    environ = {f"CUDNN_AUTOTUNE_{name}": "1", "CUDNN": "2"}
+    with pytest.warns(UserWarning, match=f"CUDNN_AUTOTUNE_{name}: ") as said:
+        ca.settings.read_environment(environ)
+    (one,) = said
+    ca.settings.read_environment(environ)  # where a second warning would be an error
+    end = f"; the nearest is CUDNN_AUTOTUNE_{near}" if near else "there is no such variable"
+    assert str(one.message).endswith(end)
+
+
+def test_the_documentation_lists_the_variables() -> None:
+    text = (checkout.ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(CUDNN_AUTOTUNE_\w+)` \|", text, re.MULTILINE)
+    assert listed == [name for name in ca.settings.VARIABLES if not name.endswith("_ISOLATED")]
 
 
 BAD_VALUES = {
