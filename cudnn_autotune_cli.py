@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import getopt
 import importlib
 import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import entry_points
 from typing import Any
 
 import click
 
-# Each command's place under cli/commands/, and the first sentence of its help.
+from cudnn_autotune_autoload import ENTRY_POINT, ENTRY_POINT_GROUP, run_environment
+
+# Each command's place under cli/commands/, or here, and the first sentence of its help.
 COMMANDS = {
     "audit": (
         "audit:audit",
@@ -60,13 +65,15 @@ COMMANDS = {
         "report:report",
         "Write one HTML page: what was chosen and why, with every interval, and what it gains.",
     ),
-    "run": ("run:run", "Run a Python script, unchanged, with tuned convolutions."),
+    "run": (":run", "Run a Python script, unchanged, with tuned convolutions."),
     "show": ("show:show", "Show what was chosen, and why: the decisions of a store."),
     "tune": ("tune:tune", "Tune a layer, or every convolution of a model, into the store."),
 }
 _ASCII = str.maketrans("×–≈µ…", "x-~u.")
 _STRICT = ("strict", "surrogateescape")
 _INTERRUPTED = 128 + signal.SIGINT
+_PYTHONS_OPTIONS = "bBc:dEhiIJm:OPqRsStuvVW:xX:?"
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # the variable that keeps torch from its entry points
 
 
 class Commands(click.Group):
@@ -109,6 +116,8 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, name = COMMANDS[cmd_name][0].split(":")
+        if not module:
+            return run
         with _ending_quietly():
             imported = importlib.import_module(f"cudnn_autotune.cli.commands.{module}")
             command = getattr(imported, name)
@@ -116,9 +125,17 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Makes an error of a command that needs cuDNN, where torch has none, one line."""
+        """Makes an error of a command that needs cuDNN, where torch has none, one line. What does
+        not print in an error's text, as in an exception of a user's model, is replaced."""
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            if not error.message.isprintable():
+                from cudnn_autotune.core.display import printable
+
+                lines = map(printable, error.message.split("\n"))
+                error.message = "\n".join(lines)  # type: ignore[misc]
+            raise
         except RuntimeError as error:
             from cudnn_autotune.core.extension import CpuOnlyBuild
 
@@ -172,11 +189,65 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Search, choose, remember and run cuDNN's convolution engines."""
+    if ctx.invoked_subcommand == run.name:  # it imports nothing
+        return
     from cudnn_autotune.cli.wording import warnings_in_lines
+    from cudnn_autotune.core.signals import ending_as_by_interrupt
     from cudnn_autotune.nn.models.process_wide import leave_environment
 
     leave_environment()
+    ctx.with_resource(ending_as_by_interrupt())
     ctx.with_resource(warnings_in_lines())
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as of `python -m`.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(mode: str | None, is_module: bool, script: str, arguments: tuple[str, ...]) -> None:
+    """Run a Python script, unchanged, with tuned convolutions.
+
+    As `python SCRIPT ARGUMENTS...`, but that cudnn_autotune.enable() is in force once the script
+    has imported torch. A summary on standard error then says at the end what was tuned, and what it
+    gains. Processes that the script starts are not affected, unless CUDNN_AUTOTUNE_ENABLE=1 is in
+    the environment. With torchrun: `torchrun --no-python ... cudnn-autotune run SCRIPT`.
+    """
+    if mode is not None:
+        _check_mode(mode)
+    if os.environ.get(_AUTOLOAD, "1") != "1":
+        text = f"run needs {_AUTOLOAD} to be 1 or not set, got {os.environ[_AUTOLOAD]!r}"
+        raise click.ClickException(text)
+    if ENTRY_POINT not in entry_points(group=ENTRY_POINT_GROUP).names:
+        raise click.ClickException("run needs the package to be installed, not only on sys.path")
+    os.environ.update(run_environment(mode))
+    # Python takes a name that begins with a dash for an option.
+    before = ["-m"] if is_module else ["--"] if script.startswith("-") and script != "-" else []
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    # The program takes the place of this one, so that Python itself runs the script.
+    command = [sys.executable, *_interpreter_options(), *before, script, *arguments]
+    os.execv(sys.executable, command)
+
+
+def _check_mode(mode: str) -> None:
+    with _ending_quietly(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the script's process gives them
+        from cudnn_autotune import sampling
+        from cudnn_autotune.cli.options import check_modes
+    check_modes("--sampling", [mode], sampling.names())
+
+
+def _interpreter_options() -> list[str]:
+    """Returns the options that Python itself was started with, as in ``python -O -m ...``."""
+    # What is before the program's arguments: options, and a script, or -m and a module.
+    begin = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    try:
+        options, _ = getopt.getopt(begin, _PYTHONS_OPTIONS, ["check-hash-based-pycs="])
+    except getopt.GetoptError:  # the program was not started by Python's command line
+        return []
+    return [part for option in options if option[0] not in ("-c", "-m") for part in option if part]
 
 
 if __name__ == "__main__":

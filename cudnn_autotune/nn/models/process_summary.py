@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.nn.norm_choices import norm_choices
@@ -21,10 +22,20 @@ def served_anything() -> bool:
 
 def say_summary() -> None:
     """Prints the :func:`summary` of the process on standard error, of several ranks on the first
-    one's."""
-    if os.environ.get("RANK", "0") == "0":
-        for line in summary(choices(), fallbacks(), norm_choices()):
-            print(f"cudnn-autotune: {line}", file=sys.stderr)
+    one's. Where the program has closed it, or nobody reads it, nothing is printed, and the exit
+    status stays the program's."""
+    stream = sys.stderr
+    if stream is None or os.environ.get("RANK", "0") != "0":
+        return
+    lines = summary(choices(), fallbacks(), norm_choices())
+    try:
+        stream.write("".join(f"cudnn-autotune: {line}\n" for line in lines))
+        stream.flush()
+    except ValueError:  # it is closed
+        pass
+    except OSError:  # Python would try again, and end with status 120
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def summary(

@@ -18,10 +18,8 @@ from types import TracebackType
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.nn.models.process_summary import say_summary, served_anything
-from cudnn_autotune.store.notices import warn_once
-from cudnn_autotune.tuning.settings import check_policy
-
-VARIABLE = "CUDNN_AUTOTUNE_ENABLE"
+from cudnn_autotune.tuning.settings import ENABLE_VARIABLE, check_policy, value_of
+from cudnn_autotune_autoload import run_sampling
 
 
 class Enabled:
@@ -93,34 +91,36 @@ def disable() -> None:
         _C.exchange_process_wide(None)
 
 
-def check_variable(text: str, variable: str = VARIABLE) -> bool:
-    """Returns whether ``text`` asks for :func:`enable`; raises ValueError if it is not 1 or 0."""
-    if text not in ("0", "1"):
-        raise ValueError(f"{variable} must be 1 or 0, got {text!r}")
-    return text == "1"
-
-
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Enables the process, with a summary at its end, if ``CUDNN_AUTOTUNE_ENABLE`` is 1. A value
-    that is not allowed causes a warning and is passed over."""
-    text = environ.get(VARIABLE, "").strip()
-    try:
-        if text and check_variable(text):
-            enable()
-            atexit.register(_at_end)
-    except ValueError as error:
-        warn_once((VARIABLE, text), f"{error}: it is passed over")
+    """Enables the process, with a summary at its end, if it was started by ``cudnn-autotune run``,
+    or ``CUDNN_AUTOTUNE_ENABLE`` is 1. A value of the variable that is not allowed causes a warning
+    and is passed over."""
+    mode = run_sampling(environ)
+    if mode is not None:
+        enable(mode or None)
+        atexit.register(_at_end_of_run, os.getpid())
+        return
+    if value_of(ENABLE_VARIABLE, environ):
+        enable()
+        atexit.register(_at_end)
 
 
 def leave_environment() -> None:
     """Undoes :func:`read_environment`, in a program that decides itself what is enabled."""
-    if VARIABLE in os.environ:
+    if ENABLE_VARIABLE in os.environ or run_sampling() is not None:
         disable()
         atexit.unregister(_at_end)
+        atexit.unregister(_at_end_of_run)
 
 
 def _at_end() -> None:
     """Prints the summary, unless no convolution or norm ran on a CUDA device: every process that
     imports torch comes here, and most are not what the variable is meant for."""
     if served_anything():
+        say_summary()
+
+
+def _at_end_of_run(process: int) -> None:
+    """Prints the summary, but not where a process that the script has forked ends."""
+    if os.getpid() == process:
         say_summary()

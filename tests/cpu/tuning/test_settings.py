@@ -183,9 +183,10 @@ def test_a_variable_that_does_not_exist_is_told_once(name: str, near: str | None
 
 
 def test_the_documentation_lists_the_variables() -> None:
-    text = (checkout.ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `(CUDNN_AUTOTUNE_\w+)` \|", text, re.MULTILINE)
-    assert listed == [name for name in ca.settings.VARIABLES if not name.endswith("_ISOLATED")]
+    text = (checkout.ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\|.*\|.*\| `([A-Z_]+)` \|.*\|$", text, re.MULTILINE)
+    names = [name.removeprefix(ca.settings.PREFIX) for name in ca.settings.VARIABLES]
+    assert sorted([*listed, "ISOLATED"]) == sorted(names)
 
 
 BAD_VALUES = {
