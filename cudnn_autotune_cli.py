@@ -244,10 +244,16 @@ def _interpreter_options() -> list[str]:
     # What is before the program's arguments: options, and a script, or -m and a module.
     begin = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     try:
-        options, _ = getopt.getopt(begin, _PYTHONS_OPTIONS, ["check-hash-based-pycs="])
+        options, rest = getopt.getopt(begin, _PYTHONS_OPTIONS, ["check-hash-based-pycs="])
     except getopt.GetoptError:  # the program was not started by Python's command line
         return []
-    return [part for option in options if option[0] not in ("-c", "-m") for part in option if part]
+    given = begin[: len(begin) - len(rest)]
+    name, value = options[-1] if options else ("", "")
+    if name in ("-c", "-m"):
+        last = given.pop().removesuffix(value) or given.pop()
+        if last != name:  # as -O in -Om
+            given.append(last.removesuffix(name[1]))
+    return given
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 from decisions import decision, selection, timed
 from subprocesses import PACKAGE_PARENT, python, python_forked
 
+import cudnn_autotune_cli
 from cudnn_autotune.engines.selection import Evidence
 from cudnn_autotune.nn.models.process_summary import summary
 from cudnn_autotune.nn.norm_measuring import NormChoice
@@ -211,16 +212,14 @@ def both(
     """What Python does, and what the command does, with its summary removed."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("CUDNN_AUTOTUNE_")}
     clean |= {"PYTHONPATH": PACKAGE_PARENT, "CUDNN_AUTOTUNE_CACHE": "off", **env}
-    commands = [], ["-m", "cudnn_autotune_cli", "run"]
     found = []
-    for command in commands:
-        given = [a for a in arguments if command or arguments[0] != "--"]
+    for command in ([], ["-m", "cudnn_autotune_cli", "run"]):
         done = subprocess.run(
-            [sys.executable, *options, *command, *given],
+            [sys.executable, *options, *command, *arguments],
             **{"env": clean, "cwd": cwd, "input": input},
             **{"capture_output": True, "text": True, "timeout": 300},
         )
-        done.args = None
+        done.stderr = re.sub("0x[0-9a-f]+", "0x", done.stderr)
         found.append(done)
     found[1].stderr, said = re.subn(r"(?m)^cudnn-autotune: .*\n", "", found[1].stderr)
     assert said <= 1
@@ -261,6 +260,27 @@ def test_a_script_ends_as_by_python(probes: Path, ending: str) -> None:
 def test_options_of_python_itself_hold_for_the_script(probes: Path, options: list[str]) -> None:
     plain, tuned = both("script.py", cwd=probes, options=options)
     assert (tuned.returncode, tuned.stdout) == (0, plain.stdout), tuned.stderr
+
+
+@pytest.mark.parametrize(
+    ("orig_argv", "argv", "options"),
+    [
+        (["script", "run", "a.py"], ["script", "run", "a.py"], []),
+        (["-O", "-Xdev", "script", "run"], ["script", "run"], ["-O", "-Xdev"]),
+        (["-X", "dev", "-m", "module", "run", "-W"], ["file", "run", "-W"], ["-X", "dev"]),
+        (["-mmodule", "run", "-m", "b"], ["file", "run", "-m", "b"], []),
+        (["-OOm", "module", "run"], ["file", "run"], ["-OO"]),
+        (["-Immodule", "run"], ["file", "run"], ["-I"]),
+        (["-c", "main()", "run"], ["-c", "run"], []),
+        (["--embedded", "run"], ["file", "run"], []),
+    ],
+)
+def test_pythons_own_options_are_those_before_the_program(
+    monkeypatch: pytest.MonkeyPatch, orig_argv: list[str], argv: list[str], options: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", *orig_argv])
+    monkeypatch.setattr(sys, "argv", argv)
+    assert cudnn_autotune_cli._interpreter_options() == options
 
 
 @pytest.mark.basic(1)
