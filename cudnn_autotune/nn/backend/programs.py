@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.backend.comparison import Run, communicates
 from cudnn_autotune.nn.backend.concatenations import ConcatenationReport
@@ -251,8 +252,8 @@ class _FusingCompiler:
         from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.graph import GraphLowering
 
-        # It imports sympy, as Inductor does.
-        from cudnn_autotune.nn.backend.folding import fold, settle
+        with IMPORTING:  # it imports sympy, as Inductor does
+            from cudnn_autotune.nn.backend.folding import fold, settle
 
         metadata = torch._guards.TracingContext.get().fw_metadata
         assert metadata is not None

@@ -122,7 +122,7 @@ def test_many_forks_while_threads_ask() -> None:
 # A function of each module that imports others of the package late, and one that it imports.
 LATE = {
     "registry": ("engines.registry.registered()", "engines.kernels.hopper.few_filters"),
-    "norms": ("nn.norm_choices._first_form()", "engines.norms.plan"),
+    "norms": ("nn.norm_measuring.first_form()", "engines.norms.plan"),
     "weights": ("engines.weights.operators.kernel_code(0, None, None)", "engines.kernels.sources"),
 }
 _FORK_BESIDE_AN_IMPORT = """
@@ -130,7 +130,7 @@ import importlib.abc, os, signal, sys, threading, time
 import cudnn_autotune
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.weights import operators
-from cudnn_autotune.nn import norm_choices
+from cudnn_autotune.nn import norm_measuring
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
