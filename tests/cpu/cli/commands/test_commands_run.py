@@ -175,7 +175,8 @@ ENDINGS = {
     "KeyboardInterrupt": "raise KeyboardInterrupt",
     "SIGTERM": "os.kill(os.getpid(), 15); time.sleep(9)",
     "SIGABRT": "os.abort()",
-    "fork": "if not os.fork(): sys.exit(3)\nprint(os.wait()[1], flush=True)",
+    "fork": "threading.enumerate()[-1].join()\n"
+    "if not os.fork(): sys.exit(3)\nprint(os.wait()[1], flush=True)",
     "no argv": "sys.argv.clear()",
     "argv is no list": "del sys.argv",
     "closed": "sys.stdout.close(); sys.stderr.close()",
