@@ -26,12 +26,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from cudnn_autotune.nn.conv_layout import laid_out
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # One kernel of Inductor's computes a norm with smaller groups in one pass.
 _LEAST_NUMBERS = 1024
+# On a GPU too, where earlier versions return a contiguous tensor.
+_GROUP_NORM_KEEPS_LAYOUT = TorchVersion(torch.__version__) >= (2, 15)
 _EXACT = {1, 2, 4, 8, 16}  # factors whose reciprocal, by which PyTorch multiplies, is exact
 
 
@@ -52,14 +55,20 @@ def group_norm(
         eps: what is added to a variance.
     """
     if _suits(input, num_groups, weight, bias):
-        return _by_channels(input, num_groups, weight, bias, eps)
+        memory_format = torch.contiguous_format
+        if _GROUP_NORM_KEEPS_LAYOUT:
+            memory_format = torch._prims_common.suggest_memory_format(input)
+        return _by_channels(input, num_groups, weight, bias, eps).contiguous(
+            memory_format=memory_format
+        )
     return F.group_norm(input, num_groups, weight, bias, eps)
 
 
 def _by_channels(
     input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Computes a group norm in float32 by the statistics of channels, and rounds it once."""
+    """Computes a group norm in float32 by the statistics of channels, and rounds it once, in the
+    layout of the input."""
     images, channels = input.shape[:2]
     wide = input.float()
     var, mean = torch.var_mean(wide, [*range(2, input.dim())], correction=0)
@@ -77,7 +86,7 @@ def _by_channels(
         shift = shift + bias
     of_channels = (images, channels, *[1] * (input.dim() - 2))
     scale, shift = (_in_memory(one).view(of_channels) for one in (scale, shift))
-    return (wide * scale + shift).to(input.dtype).contiguous()
+    return (wide * scale + shift).to(input.dtype)
 
 
 def _in_memory(x: Tensor) -> Tensor:
@@ -106,7 +115,7 @@ def instance_norm(
     """
     has_own = use_input_stats and running_mean is None and running_var is None
     if has_own and input.dim() > 2 and _suits(input, input.shape[1], weight, bias):
-        return _by_channels(input, input.shape[1], weight, bias, eps)
+        return _by_channels(input, input.shape[1], weight, bias, eps).contiguous()
     return F.instance_norm(
         input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
     )

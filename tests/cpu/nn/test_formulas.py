@@ -110,6 +110,28 @@ def test_memory(layout: torch.memory_format, call: Callable[[Any, Tensor], Tenso
     assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("norm", [lambda f, x: f.group_norm(x, 2), lambda f, x: f.instance_norm(x)])
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((2, 8, 2000), torch.contiguous_format),
+        ((2, 2, 2000, 1), torch.channels_last),
+        ((1, 8, 40, 40), torch.channels_last),
+        ((2, 8, 5, 20, 20), torch.channels_last_3d),
+    ],
+    ids=str,
+)
+def test_strides_of_norms(
+    shape: tuple[int, ...], layout: torch.memory_format, norm: Callable[[Any, Tensor], Tensor]
+) -> None:
+    """Those of a group norm differ between versions of PyTorch."""
+    x = torch.randn(shape).to(memory_format=layout)
+    with FakeTensorMode():
+        expected = norm(F, torch.empty_strided(x.shape, x.stride(), device="cuda"))
+    strides = zip(shape, norm(formulas, x).stride(), expected.stride(), strict=True)
+    assert all(ours == pytorchs or length == 1 for length, ours, pytorchs in strides)
+
+
 def test_nan_and_infinity_stay_in_their_group() -> None:
     x = operands((2, 8, 40, 40), torch.float32, 0.0)[0]
     x[0, 0, 3, 4], x[1, 7, 0, 0] = float("nan"), float("inf")
