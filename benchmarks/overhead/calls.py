@@ -13,6 +13,8 @@ from typing import Any
 from common import numbers
 from common.modes import synchronize
 
+from .columns import ENABLE
+
 Call = Callable[[], Any]
 
 WITH_GRADIENTS = (
@@ -24,12 +26,6 @@ WITH_GRADIENTS = (
     "norm",
     "norm_act",
 )
-
-ENABLE = "enable()"
-"""Name of the calls of PyTorch's module that are timed while ``cudnn_autotune.enable`` is in force,
-which it is in none of the other blocks."""
-BY_KERNELS = "ours, by kernels"
-"""Name of the calls of our norm that our kernels compute, whatever is chosen."""
 
 
 def context_of(name: str) -> AbstractContextManager[None]:

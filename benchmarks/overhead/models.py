@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .calls import BY_KERNELS, ENABLE
+from .columns import BY_KERNELS, ENABLE
 
 Call = Callable[[], Any]
 
