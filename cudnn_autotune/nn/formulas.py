@@ -34,7 +34,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # One kernel of Inductor's computes a norm with smaller groups in one pass.
 _LEAST_NUMBERS = 1024
 # On a GPU too, where earlier versions return a contiguous tensor.
-_GROUP_NORM_KEEPS_LAYOUT = TorchVersion(torch.__version__) >= (2, 15)
+_GROUP_NORM_KEEPS_LAYOUT = TorchVersion(torch.__version__) >= "2.15"
 _EXACT = {1, 2, 4, 8, 16}  # factors whose reciprocal, by which PyTorch multiplies, is exact
 
 
