@@ -310,6 +310,12 @@ print("not reached")
 """
 
 
+def _heeds_signals() -> None:
+    """A shell's background job ignores SIGINT, and a program under nohup SIGHUP."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("number", "program"),
     [
@@ -340,8 +346,7 @@ def test_a_signal_ends_what_was_started(
         cwd=tests,
         stdout=subprocess.PIPE,
         text=True,
-        # A shell's background job ignores it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        preexec_fn=_heeds_signals,
     )
     try:
         deadline = time.monotonic() + 240
