@@ -241,7 +241,7 @@ def _check_mode(mode: str) -> None:
 
 def _interpreter_options() -> list[str]:
     """Returns the options that Python itself was started with, as in ``python -O -m ...``."""
-    # What is before the program's arguments: options, and a script, or -m and a module.
+    # Python's options and a script, or -m and a module, stand before the arguments.
     begin = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     try:
         options, rest = getopt.getopt(begin, _PYTHONS_OPTIONS, ["check-hash-based-pycs="])

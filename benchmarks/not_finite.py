@@ -91,7 +91,7 @@ def problem_of(op: str, x: Any, kernel: Any, stride: int, groups: int, *more: An
 
 
 def microseconds(plan: Any, tensors: list[Any]) -> float:
-    """Of a call: the median of rounds."""
+    """Returns the microseconds of a call, the median of the rounds."""
     import torch
 
     from cudnn_autotune import _C
@@ -145,7 +145,9 @@ def measure(name: str, failures: list[str]) -> Iterator[investigation.Row]:
 
 def main() -> int:
     p = arguments.parser(__doc__, has_dry_run=False)
-    p.add_argument("--time-limit", type=float, default=85, help="begins no kernel after so many s")
+    p.add_argument(
+        "--time-limit", type=float, default=85, help="seconds before the last kernel begins"
+    )
     p.add_argument("--kernels", help="comma-separated; all without it")
     options = p.parse_args()
     names = list(LAYERS)

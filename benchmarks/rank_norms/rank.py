@@ -1,4 +1,4 @@
-"""What one rank of ddp_norms.py does: it builds each way, and lets them take turns."""
+"""The work of one rank of ddp_norms.py: each way is built, and all take turns."""
 
 from __future__ import annotations
 

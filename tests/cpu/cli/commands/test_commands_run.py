@@ -89,7 +89,7 @@ def test_only_the_first_rank_says_what_was_tuned(folder: Path) -> None:
     assert "cudnn-autotune:" not in done.stderr
 
 
-# What Python's own run of a script shows, beside what this package's does
+# Observations of a script's run, by Python and by this package
 
 PROBE = """
 import atexit, json, os, pickle, sys, threading, time, traceback, warnings
@@ -210,7 +210,7 @@ def both(
     input: str = "",
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> list[subprocess.CompletedProcess[str]]:
-    """What Python does, and what the command does, with its summary removed."""
+    """Returns the outcome by Python, and by the command with its summary removed."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("CUDNN_AUTOTUNE_")}
     clean |= {"PYTHONPATH": PACKAGE_PARENT, "CUDNN_AUTOTUNE_CACHE": "off", **env}
     found = []
@@ -318,7 +318,7 @@ if __name__ == "__main__":
 def test_processes_that_a_script_starts_are_served_where_the_variable_asks(
     tmp_path: Path, value: str
 ) -> None:
-    """What is forked has the state of its parent."""
+    """A forked process has the state of its parent."""
     (tmp_path / "script.py").write_text(STARTS)
     env = {"CUDNN_AUTOTUNE_ENABLE": value}
     done = python("-m", "cudnn_autotune_cli", "run", "script.py", cwd=tmp_path, env=env)
