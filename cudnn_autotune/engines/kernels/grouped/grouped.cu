@@ -29,11 +29,11 @@
 // with a stride of 1. A block computes all phases from one tile of dy.
 //
 // Groups whose width is no multiple of 8 are computed MERGE at a time, with zeros in the filter. A
-// zero times an infinity or NaN of a neighbouring group would be NaN. So where a sum of a warp's
-// item is NaN, the item is multiplied again, apart: for each merged group with zeros in place of
-// the inputs of others. As long as sums are not finite, the warp's next items are only multiplied
-// apart. That costs two mma in place of one for groups of 4 channels, and 8 in place of 9 for
-// groups of 12.
+// zero times an infinity or NaN of a neighbouring group would be NaN. So a tile with a sum that is
+// NaN is multiplied again, as it lies in shared memory, and with it the block's next tiles: apart,
+// each merged group with zeros in place of the inputs of others. What is loaded stays the same.
+// There are two mma in place of one for groups of 4 channels, and 10 in place of 9 for groups
+// of 12.
 //
 // What bounds it. L2 takes a request of up to 128 bytes from a multiprocessor each 2.4 clocks, so
 // blocks of 64 channels are best, and GROUPS lets a warp store 32 bytes or more of a pixel at once.
@@ -132,28 +132,6 @@ __device__ __forceinline__ float total_of(const float (&sums)[GROUPS][ROWS][N_TI
   return totals[0] + totals[1] + (totals[2] + totals[3]);
 }
 
-// Computes the sums of an item, those of each merged group from its own inputs alone.
-template <typename P>
-__device__ __forceinline__ void multiply_apart(float (&sums)[GROUPS][ROWS][N_TILES][4],
-                                               const unsigned char* tile,
-                                               const unsigned char* filters, int first_segment,
-                                               int part, int lane) {
-#pragma unroll 1
-  for (int i = 0; i < GROUPS * MERGE; ++i) {
-    const int group = i / MERGE;
-    const OfGroup own{i % MERGE};
-    float found[ROWS][N_TILES][4] = {};
-    multiply<P>(found, tile + group * kInChunks * kChunkBytes,
-                filters + group * kRows * kFilterPitch, first_segment, lane, own);
-#pragma unroll
-    for (int j = 0; j < GROUPS * ROWS * N_TILES * 4; ++j) {
-      const int g = j / (ROWS * N_TILES * 4), y = j / (N_TILES * 4) % ROWS, n = j / 4 % N_TILES;
-      const int o = (part * N_TILES + n) * 8 + lane % 4 * 2;
-      if (g == group && o / GROUP_OUT == own.group) sums[g][y][n][j % 4] = found[y][n][j % 4];
-    }
-  }
-}
-
 // What a warp computes at a time.
 struct Item {
   int part, first_group, first_segment, first_channel;  // the channel is one of the block's
@@ -184,20 +162,22 @@ __device__ __forceinline__ bool compute(const unsigned char* tile, const unsigne
   for (int i = threadIdx.x / 32; i < kItems; i += WARPS) {
     const Item item(i);
     float sums[GROUPS][ROWS][N_TILES][4] = {};
-    if constexpr (apart) {
-      multiply_apart<P>(sums, item.inputs(tile), item.weights(filters), item.first_segment,
-                        item.part, lane);
-    } else {
 #pragma unroll
-      for (int g = 0; g < GROUPS; ++g) {
-        multiply<P>(sums[g], item.inputs(tile) + g * kInChunks * kChunkBytes,
-                    item.weights(filters) + g * kRows * kFilterPitch, item.first_segment, lane,
-                    All());
+    for (int g = 0; g < GROUPS; ++g) {
+      const unsigned char* const inputs = item.inputs(tile) + g * kInChunks * kChunkBytes;
+      const unsigned char* const weights = item.weights(filters) + g * kRows * kFilterPitch;
+      if constexpr (apart) {
+        float second[ROWS][N_TILES][4] = {};
+        const Apart groups{second, item.part * N_TILES};
+        multiply<P>(sums[g], inputs, weights, item.first_segment, lane, groups);
+        groups.join(sums[g]);
+      } else {
+        multiply<P>(sums[g], inputs, weights, item.first_segment, lane, All());
       }
-      if constexpr (MERGE > 1) {
-        const float total = total_of(sums);
-        if (__any_sync(0xffffffffu, total != total)) return false;
-      }
+    }
+    if constexpr (MERGE > 1 && !apart) {
+      const float total = total_of(sums);
+      if (__any_sync(0xffffffffu, total != total)) return false;
     }
     store<phase_y, phase_x>(sums, scratch, out, bias, residual, to, place, item.first_segment,
                             blockIdx.x * BLOCK_GROUPS * kOutWidth + item.first_channel);
@@ -256,13 +236,15 @@ __device__ __forceinline__ void stage_filters(unsigned char* filters, const ELEM
   }
 }
 
-// Computes tiles from `tile` on, every gridDim.y-th. Returns the first one that it has not
-// computed: one with a sum that is NaN, unless merged groups are multiplied apart.
+// Computes tiles from `tile` on, every gridDim.y-th. It stops at one with a sum that is NaN, unless
+// merged groups are multiplied apart; then the first tile is there, in `stage`, and copies of the
+// next one have begun.
 template <bool apart>
-__device__ __forceinline__ int compute_tiles(int tile, const ELEMENT* in, ELEMENT* out,
-                                             const ELEMENT* bias, const ELEMENT* residual,
-                                             const Extents& from, const Extents& to, int tiles,
-                                             int tiles_y, int tiles_x) {
+__device__ __forceinline__ void compute_tiles(int& tile, int& stage, const ELEMENT* in,
+                                              ELEMENT* out, const ELEMENT* bias,
+                                              const ELEMENT* residual, const Extents& from,
+                                              const Extents& to, int tiles, int tiles_y,
+                                              int tiles_x) {
   DYNAMIC_SHARED(shared);
   unsigned char* const stages = shared + kFilterBytes;
   unsigned char* const scratch = stages + STAGES * Input::kBytes + threadIdx.x / 32 * kScratchBytes;
@@ -270,15 +252,14 @@ __device__ __forceinline__ int compute_tiles(int tile, const ELEMENT* in, ELEMEN
     Input::stage(stages + stage * Input::kBytes, in + blockIdx.x * (BLOCK_GROUPS * kInWidth), from,
                  place);
   };
-  int stage = 0;
   Place place = place_of(tile, tiles_y, tiles_x), next = place;
-  if (STAGES == 2) stage_tile(place, 0);
+  if (STAGES == 2 && !apart) stage_tile(place, 0);
   commit_copies();
-  for (; tile < tiles; tile += gridDim.y, place = next) {
-    if (STAGES == 1) stage_tile(place, 0);
+  for (bool is_there = apart; tile < tiles; tile += gridDim.y, place = next, is_there = false) {
+    if (STAGES == 1 && !is_there) stage_tile(place, 0);
     if (tile + gridDim.y < tiles) {
       next = place_of(tile + gridDim.y, tiles_y, tiles_x);
-      if (STAGES == 2) stage_tile(next, stage ^ 1);
+      if (STAGES == 2 && !is_there) stage_tile(next, stage ^ 1);
     }
     commit_copies();
     copies_arrived<STAGES - 1>();
@@ -292,17 +273,14 @@ __device__ __forceinline__ int compute_tiles(int tile, const ELEMENT* in, ELEMEN
     }
     if (STAGES == 2) stage ^= 1;
   }
-  return tile;
 }
 
 // It is no part of the kernel, whose registers it would take.
-__device__ __noinline__ void compute_apart(int tile, const ELEMENT* in, ELEMENT* out,
+__device__ __noinline__ void compute_apart(int tile, int stage, const ELEMENT* in, ELEMENT* out,
                                            const ELEMENT* bias, const ELEMENT* residual,
                                            Extents from, Extents to, int tiles, int tiles_y,
                                            int tiles_x) {
-  copies_arrived<0>();
-  __syncthreads();
-  compute_tiles<true>(tile, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
+  compute_tiles<true>(tile, stage, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
 }
 
 // Block (s, b) computes the s-th BLOCK_GROUPS groups of tiles b, b + gridDim.y, ... of images x
@@ -314,11 +292,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   DYNAMIC_SHARED(shared);
   const Extents from{images, in_y, in_x, in_channels}, to{images, out_y, out_x, out_channels};
   stage_filters(shared, w);
-  const int tile =
-      compute_tiles<false>(blockIdx.y, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
+  int tile = blockIdx.y, stage = 0;
+  compute_tiles<false>(tile, stage, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
   if constexpr (MERGE > 1) {
     if (tile < tiles) {
-      compute_apart(tile, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
+      compute_apart(tile, stage, in, out, bias, residual, from, to, tiles, tiles_y, tiles_x);
     }
   }
 }

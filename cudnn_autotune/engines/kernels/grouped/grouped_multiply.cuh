@@ -96,26 +96,67 @@ __device__ __forceinline__ void load_n_tiles(unsigned (&b)[N_TILES][2], const un
   }
 }
 
-// Which inputs are multiplied: all, or those of one of the merged groups, with zeros in place of
-// the others, for the outputs of that group.
-struct All {
-  __device__ __forceinline__ bool reads(int chunk) const { return true; }
-  __device__ __forceinline__ bool writes(int n_tile) const { return true; }
-  __device__ __forceinline__ unsigned two(unsigned channels, int chunk) const { return channels; }
-};
-struct OfGroup {
-  int group;
+// d += a * b, with the matrices that an mma of the type takes, or half of them.
+__device__ __forceinline__ void product(float (&d)[4], const unsigned (&a)[4],
+                                        const unsigned (&b)[2]) {
+  if constexpr (kIsTf32) {
+    mma_16x8x8_tf32(d, a, b);
+  } else {
+    mma_16x8x16<ELEMENT>(d, a, b);
+  }
+}
+__device__ __forceinline__ void product(float (&d)[4], const unsigned (&a)[2], unsigned b) {
+  mma_16x8x8<ELEMENT>(d, a, b);
+}
 
-  __device__ __forceinline__ bool reads(int chunk) const {
-    return chunk * 8 < (group + 1) * GROUP_IN && chunk * 8 + 8 > group * GROUP_IN;
+// Adds the product of an mma: of all inputs.
+struct All {
+  template <int values, typename Weights>
+  __device__ __forceinline__ void add(float (&sums)[ROWS][N_TILES][4], int y, int n,
+                                      const unsigned (&a)[values], const Weights& b, int chunk,
+                                      int next_chunk) const {
+    product(sums[y][n], a, b);
   }
-  __device__ __forceinline__ bool writes(int n_tile) const {
-    return kParts > 1 ||
-           (n_tile * 8 < (group + 1) * GROUP_OUT && n_tile * 8 + 8 > group * GROUP_OUT);
+};
+
+// Adds the products of an mma of two merged groups: each group's inputs for its own outputs, with
+// zeros in place of the other group's inputs.
+struct Apart {
+  float (&second)[ROWS][N_TILES][4];  // the second group's sums in n tiles that have both groups
+  int first_tile;                     // the first n tile
+
+  __device__ __forceinline__ bool is_shared(int n_tile) const {
+    return kParts > 1 || (n_tile * 8 < GROUP_OUT && n_tile * 8 + 8 > GROUP_OUT);
   }
-  // A register of this lane has channels of a chunk from its 2 (lane % 4)-th on.
-  __device__ __forceinline__ unsigned two(unsigned channels, int chunk) const {
-    return (chunk * 8 + threadIdx.x % 4 * 2) / GROUP_IN == group ? channels : 0;
+  __device__ __forceinline__ static bool overlaps(int chunk, int group, int width) {
+    return chunk * 8 < (group + 1) * width && chunk * 8 + 8 > group * width;
+  }
+  // Register r of a has channels of `chunk` from its 2 (lane % 4)-th on, or of the next one.
+  template <int values, typename Weights>
+  __device__ __forceinline__ void add(float (&sums)[ROWS][N_TILES][4], int y, int n,
+                                      const unsigned (&a)[values], const Weights& b, int chunk,
+                                      int next_chunk) const {
+#pragma unroll
+    for (int group = 0; group < MERGE; ++group) {
+      if (!overlaps(first_tile + n, group, GROUP_OUT)) continue;
+      if (!overlaps(chunk, group, GROUP_IN) && !overlaps(next_chunk, group, GROUP_IN)) continue;
+      unsigned own[values];
+#pragma unroll
+      for (int r = 0; r < values; ++r) {
+        const int channel = (r < 2 ? chunk : next_chunk) * 8 + threadIdx.x % 4 * 2;
+        own[r] = channel / GROUP_IN == group ? a[r] : 0;
+      }
+      product(group == 1 && is_shared(n) ? second[y][n] : sums[y][n], own, b);
+    }
+  }
+  // Puts the sums of both groups together.
+  __device__ __forceinline__ void join(float (&sums)[ROWS][N_TILES][4]) const {
+    const int channel = first_tile * 8 + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < ROWS * N_TILES * 4; ++i) {
+      const int y = i / 4 / N_TILES, n = i / 4 % N_TILES;
+      if (is_shared(n) && channel + n * 8 >= GROUP_OUT) sums[y][n][i % 4] = second[y][n][i % 4];
+    }
   }
 };
 
@@ -136,14 +177,12 @@ __device__ __forceinline__ void multiply_pair(float (&sums)[ROWS][N_TILES][4],
     unsigned a[4];
     load_matrices(a, pixels + P::pixel_offset(row, column_tap));
 #pragma unroll
-    for (int r = 0; r < 4; ++r) a[r] = inputs.two(a[r], chunk + r / 2);
-#pragma unroll
     for (int i = 0; i < P::kRowTaps; ++i) {
       const int y = (row - i) / Y::kInStep;
       if (row < i || (row - i) % Y::kInStep != 0 || y >= ROWS) continue;
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
-        if (inputs.writes(n)) mma_16x8x16<ELEMENT>(sums[y][n], a, b[i][n]);
+        inputs.add(sums, y, n, a, b[i][n], chunk, chunk + 1);
       }
     }
   }
@@ -156,7 +195,7 @@ __device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
                                                 const unsigned char* pixels,
                                                 const unsigned char* filters, int column_tap,
                                                 const Inputs& inputs) {
-  constexpr int kLast = P::kRowTaps - 1;
+  constexpr int kLast = P::kRowTaps - 1, kChunk = kInChunks - 1;
   unsigned b[kLast > 0 ? kLast : 1][N_TILES][2];  // operands of row taps i and i + 1
 #pragma unroll
   for (int i = 0; i < kLast || i == 0; ++i) {
@@ -180,23 +219,19 @@ __device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
       load_matrices(a[0], pixels + P::pixel_offset(row, column_tap));
     }
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      if (r < 2 || row + 1 < P::kRows) a[r / 2][r % 2] = inputs.two(a[r / 2][r % 2], kInChunks - 1);
-    }
-#pragma unroll
     for (int y = 0; y < ROWS; ++y) {
       const int i = row - y * Y::kInStep;
       if (i < -1 || i > kLast) continue;
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
-        if (!inputs.writes(n)) continue;
         if (i == -1) {
-          if (row + 1 < P::kRows) mma_16x8x8<ELEMENT>(sums[y][n], a[1], b[0][n][0]);
+          if (row + 1 < P::kRows) inputs.add(sums, y, n, a[1], b[0][n][0], kChunk, kChunk);
         } else if (i == kLast) {
-          mma_16x8x8<ELEMENT>(sums[y][n], a[0], kLast > 0 ? b[kLast - 1][n][1] : b[0][n][0]);
+          const unsigned last = kLast > 0 ? b[kLast - 1][n][1] : b[0][n][0];
+          inputs.add(sums, y, n, a[0], last, kChunk, kChunk);
         } else {
           const unsigned four[4] = {a[0][0], a[0][1], a[1][0], a[1][1]};
-          mma_16x8x16<ELEMENT>(sums[y][n], four, b[i][n]);
+          inputs.add(sums, y, n, four, b[i][n], kChunk, kChunk);
         }
       }
     }
@@ -229,8 +264,8 @@ __device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
 #pragma unroll
     for (int segment = 0; segment < 2; ++segment) {
       const float2 two = load_two_numbers(pixels[segment] + P::pixel_offset(row, column_tap));
-      a[segment] = inputs.two(to_tf32(two.x), chunk);
-      a[segment + 2] = inputs.two(to_tf32(two.y), chunk);
+      a[segment] = to_tf32(two.x);
+      a[segment + 2] = to_tf32(two.y);
     }
 #pragma unroll
     for (int i = 0; i < P::kRowTaps; ++i) {
@@ -238,7 +273,7 @@ __device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
       if (row < i || (row - i) % Y::kInStep != 0 || y >= ROWS) continue;
 #pragma unroll
       for (int n = 0; n < N_TILES; ++n) {
-        if (inputs.writes(n)) mma_16x8x8_tf32(sums[y][n], a, b[i][n]);
+        inputs.add(sums, y, n, a, b[i][n], chunk, chunk);
       }
     }
   }
@@ -265,7 +300,6 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4], const 
     for (int tap = 0; tap < P::kColumnTaps; ++tap) {
 #pragma unroll kUnrolled
       for (int chunk = 0; chunk < kInChunks; ++chunk) {
-        if (!inputs.reads(chunk)) continue;
         const unsigned char* const chunks[2] = {pixels[0] + chunk * kChunkBytes,
                                                 pixels[1] + chunk * kChunkBytes};
         multiply_tf32<P>(sums, chunks, filters + chunk * kFilterChunk, tap, chunk, inputs);
@@ -279,14 +313,12 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4], const 
     for (int tap = 0; tap < P::kColumnTaps; ++tap) {
 #pragma unroll
       for (int chunk = 0; chunk + 1 < kInChunks; chunk += 2) {
-        if (!inputs.reads(chunk) && !inputs.reads(chunk + 1)) continue;
         multiply_pair<P>(
             sums, pixels + fourth * 16 + chunk * 16,
             filters + second * kFilterChunk + fourth * kNextFilters + chunk * kFilterChunk, tap,
             chunk, inputs);
       }
       if constexpr (kInChunks % 2 == 1) {
-        if (!inputs.reads(kInChunks - 1)) continue;
         constexpr int kNextTap = P::kRowTaps > 1 ? P::kNextTap : 0;
         constexpr int kSecondPair = N_TILES > 1 ? kNextFilters : P::kRowTaps > 2 ? kNextTap : 0;
         multiply_single<P>(
