@@ -27,7 +27,6 @@ COMPILED_TOGETHER = {
         "aten_*.cpp",
         "build_plan.cpp",
         "call_policy.cpp",
-        "captured_plans.cpp",
         "conv_*.cpp",
         "engine_*.cpp",
         "fallback_counts.cpp",

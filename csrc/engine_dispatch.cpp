@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 #include <mutex>
@@ -10,11 +11,11 @@
 
 #include "aten_conv.h"
 #include "build_plan.h"
-#include "captured_plans.h"
 #include "core/check.h"
 #include "core/choice_table.h"
 #include "core/cuda_driver.h"
 #include "core/engine_search.h"
+#include "core/graph_lifetime.h"
 #include "engine_plan.h"
 #include "fallback_counts.h"
 #include "online_trial.h"
@@ -263,7 +264,7 @@ bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands)
       path.trial->run(operands);
     } else {
       const bool captures = is_capturing();
-      if (captures) keep_for_graphs(path.plan);
+      if (captures) keep_for_graph(c10::cuda::getCurrentCUDAStream().stream(), path.plan);
       execute(*path.plan, operands, captures);
     }
     return true;

@@ -10,13 +10,15 @@
 #include <atomic>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <set>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
+#include "core/graph_lifetime.h"
 #include "torch_bridge.h"
 
 namespace cudnn_autotune {
@@ -100,14 +102,20 @@ uint64_t* new_counters(size_t count) {
   return found;
 }
 
+// Slabs, parts and number of counters: launches that have these in common can use the same counters
+// one after the other. Each finds them as the one before left them.
+using CountersKey = std::tuple<int32_t, int32_t, size_t>;
+CountersKey key_of(const NormDivision& division, size_t count) {
+  return {division.slabs, division.parts, count};
+}
+
 // What the launches of a stream use, one after the other. It is never freed.
 struct StreamMemory {
   static constexpr int64_t kBytes = 1 << 20;
 
   // Held while the launches of a norm are enqueued: all of them use the workspace.
   std::mutex mutex;
-  // By slabs, parts and number of counters. A launch finds them as the one before left them.
-  std::map<std::tuple<int32_t, int32_t, size_t>, uint64_t*> counters;
+  std::map<CountersKey, uint64_t*> counters;
   void* workspace = nullptr;  // kBytes; null before the first launch, or if memory is short
 
   static StreamMemory& of(cudaStream_t stream) {
@@ -122,15 +130,12 @@ struct StreamMemory {
     if (bytes > kBytes) return nullptr;
     if (workspace == nullptr) {
       const RelaxedCapture relaxed;
-      if (cudaMalloc(&workspace, kBytes) != cudaSuccess) {
-        static_cast<void>(cudaGetLastError());
-        workspace = nullptr;
-      }
+      if (!went_well(cudaMalloc(&workspace, kBytes))) workspace = nullptr;
     }
     return workspace;
   }
   uint64_t* counters_of(const NormDivision& division, size_t count) {
-    uint64_t*& found = counters[{division.slabs, division.parts, count}];
+    uint64_t*& found = counters[key_of(division, count)];
     if (found == nullptr) found = new_counters(count);
     return found;
   }
@@ -140,12 +145,30 @@ c10::DataPtr allocated(int64_t bytes) {
   return c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(bytes));
 }
 
-// A graph replays a plan's kernels, which may be unloaded with the plan.
-void keep_for_graphs(std::shared_ptr<const NormPlan> plan) {
-  static std::mutex mutex;
-  static auto* const captured = new std::set<std::shared_ptr<const NormPlan>>();
-  const std::lock_guard lock(mutex);
-  captured->insert(std::move(plan));
+// Counters for one captured launch, which has them alone: a graph may be replayed beside anything.
+// Those of a destroyed graph serve again, as its last replay left them.
+uint64_t* counters_of_capture(cudaStream_t stream, const NormDivision& division, size_t count) {
+  struct Returned {
+    std::mutex mutex;
+    std::map<std::pair<c10::DeviceIndex, CountersKey>, std::vector<uint64_t*>> all;
+  };
+  static auto* const returned = new Returned();
+  const std::pair key(c10::cuda::current_device(), key_of(division, count));
+  uint64_t* counters = nullptr;
+  {
+    const std::lock_guard lock(returned->mutex);
+    auto& free = returned->all[key];
+    if (!free.empty()) {
+      counters = free.back();
+      free.pop_back();
+    }
+  }
+  if (counters == nullptr) counters = new_counters(count);
+  keep_for_graph(stream, std::shared_ptr<uint64_t>(counters, [key](uint64_t* unused) {
+                   const std::lock_guard lock(returned->mutex);
+                   returned->all[key].push_back(unused);
+                 }));
+  return counters;
 }
 
 }  // namespace
@@ -171,10 +194,12 @@ int64_t NormPlan::workspace_bytes() const { return rounded(workspace_.sums) + wo
 void NormPlan::launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes,
                       c10::ArrayRef<float> floats) const {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  if (is_capturing()) {  // a graph may be replayed beside anything
-    keep_for_graphs(shared_from_this());
+  release_of_destroyed_graphs();
+  if (is_capturing()) {
+    keep_for_graph(stream, shared_from_this());
     const c10::DataPtr workspace = allocated(workspace_bytes());
-    uint64_t* const counters = counters_ == 0 ? nullptr : new_counters(counters_);
+    uint64_t* const counters =
+        counters_ == 0 ? nullptr : counters_of_capture(stream, division_, counters_);
     return enqueue(tensors, sizes, floats, workspace.get(), counters, stream);
   }
   StreamMemory& memory = StreamMemory::of(stream);

@@ -48,7 +48,7 @@ class NormPlan : public std::enable_shared_from_this<NormPlan> {
 
   // Enqueues the launches on the current stream. `tensors` are the kernels' arguments before the
   // workspace; `sizes` are the images, the channels and the product of the spatial sizes. A plan
-  // that is captured is kept as long as the process lives. Throws PlanError, and
+  // that is captured is kept as long as the graph. Throws PlanError, and
   // c10::OutOfMemoryError.
   void launch(c10::ArrayRef<void*> tensors, const std::array<int32_t, 3>& sizes,
               c10::ArrayRef<float> floats) const;

@@ -6,9 +6,9 @@
 
 #include <utility>
 
-#include "captured_plans.h"
 #include "core/check.h"
 #include "core/cuda_driver.h"
+#include "core/graph_lifetime.h"
 #include "pytorch_plans.h"
 
 namespace cudnn_autotune {
@@ -22,9 +22,7 @@ constexpr uint64_t kDelayNs = 20'000;
 bool is_idle(cudaStream_t stream) {
   // In CUDA's default mode a query would break the capture of another thread.
   const RelaxedCapture relaxed;
-  if (cudaStreamQuery(stream) == cudaSuccess) return true;
-  static_cast<void>(cudaGetLastError());
-  return false;
+  return went_well(cudaStreamQuery(stream));
 }
 
 }  // namespace
@@ -149,7 +147,7 @@ void OnlineTrial::run(const Operands& operands) {
   schedule_->count_call();
   if (is_capturing()) {
     const auto& leader = implementations_[schedule_->leader()];
-    keep_for_graphs(leader);
+    keep_for_graph(c10::cuda::getCurrentCUDAStream().stream(), leader);
     launch(*leader, operands, nullptr, true);
     return;
   }

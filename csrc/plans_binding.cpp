@@ -1,6 +1,7 @@
 #include "plans_binding.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/cuda/CUDAStream.h>
 #include <pybind11/stl.h>
 
 #include <array>
@@ -14,6 +15,7 @@
 #include "build_plan.h"
 #include "core/check.h"
 #include "core/cuda_driver.h"
+#include "core/graph_lifetime.h"
 #include "core/names.h"
 #include "core/nvrtc.h"
 #include "plan.h"
@@ -29,23 +31,25 @@ namespace {
 
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
 
-at::Tensor execute_on(Plan& plan, const py::args& tensors,
+at::Tensor execute_on(const std::shared_ptr<Plan>& plan, const py::args& tensors,
                       const std::optional<at::Tensor>& workspace) {
   const auto operands =
-      Operands::from_list(plan.problem(), tensors.cast<std::vector<at::Tensor>>());
+      Operands::from_list(plan->problem(), tensors.cast<std::vector<at::Tensor>>());
   const py::gil_scoped_release without_gil;
   const c10::Device device = operands.x.device();
   const c10::OptionalDeviceGuard guard(device);
   // Autograd would record the addition of a bias, and not the engine before it.
   const at::NoGradGuard no_grad;
-  if (workspace && (workspace->nbytes() < static_cast<size_t>(plan.workspace_bytes()) ||
+  if (workspace && (workspace->nbytes() < static_cast<size_t>(plan->workspace_bytes()) ||
                     workspace->device() != device)) {
-    throw std::invalid_argument("workspace must have " + std::to_string(plan.workspace_bytes()) +
+    throw std::invalid_argument("workspace must have " + std::to_string(plan->workspace_bytes()) +
                                 " bytes or more, on the device of the tensors");
   }
-  const at::Tensor result = workspace ? plan.launch(operands, workspace->data_ptr())
-                                      : execute(plan, operands, device.is_cuda() && is_capturing());
-  return result.defined() ? result : operands.result(plan.problem().op);
+  const bool captures = device.is_cuda() && is_capturing();
+  if (captures) keep_for_graph(c10::cuda::getCurrentCUDAStream().stream(), plan);
+  const at::Tensor result = workspace ? plan->launch(operands, workspace->data_ptr())
+                                      : execute(*plan, operands, captures);
+  return result.defined() ? result : operands.result(plan->problem().op);
 }
 
 // The builder is never released, because plans may be built as long as the process lives.
@@ -191,6 +195,13 @@ void bind_plans(py::module_& m) {
       },
       py::arg("source"), py::arg("function"), py::arg("options"));
   m.def("loaded_cubins", &loaded_cubins);
+  m.def(
+      "kept_for_graphs",
+      [] {
+        release_of_destroyed_graphs();
+        return kept_for_graphs();
+      },
+      WithoutGilCall());
   m.attr("MOST_UNUSED_CUBINS") = kMostUnusedCubins;
   m.def("is_matmul", &is_matmul, py::arg("problem"));
 }

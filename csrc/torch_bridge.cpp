@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/graph_lifetime.h"
 #include "workspace_pages.h"
 
 namespace cudnn_autotune {
@@ -84,6 +85,7 @@ bool is_capturing() {
 }
 
 c10::DataPtr workspace_of(int64_t bytes, bool captures) {
+  release_of_destroyed_graphs();
   if (bytes == 0) return {};
   if (bytes <= static_cast<int64_t>(WorkspacePages::kPageBytes)) {
     c10::DataPtr page = WorkspacePages::of_current_device().take(captures);

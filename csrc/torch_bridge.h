@@ -58,7 +58,8 @@ bool is_capturing();
 
 // Memory for a workspace of this size in one launch on the current stream. `captures` says whether
 // that stream is being captured. A workspace of at most one page is taken from the pages where it
-// is fastest (workspace_pages.h), a larger one from torch's caching allocator. Throws
+// is fastest (workspace_pages.h), a larger one from torch's caching allocator. All launches of
+// plans begin here, so this is where the plans of destroyed graphs are released. Throws
 // c10::OutOfMemoryError.
 c10::DataPtr workspace_of(int64_t bytes, bool captures);
 

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "core/cuda_driver.h"
+#include "core/graph_lifetime.h"
 #include "torch_bridge.h"
 
 namespace cudnn_autotune {
@@ -20,14 +21,6 @@ constexpr size_t kBytes = (kPages + 1) * WorkspacePages::kPageBytes + kCyclesByt
 // multiprocessor in question, or that the partitions do not stand out. The next attempt follows
 // after twice as many calls.
 constexpr int kMostAttempts = 6;
-
-// Clears the error of a CUDA call that failed. A call must not fail because of the pages, which
-// only make it faster. A persistent error of CUDA shows at the launch that follows.
-bool went_well(cudaError_t status) {
-  if (status == cudaSuccess) return true;
-  static_cast<void>(cudaGetLastError());
-  return false;
-}
 
 }  // namespace
 
@@ -44,16 +37,16 @@ WorkspacePages& WorkspacePages::of_current_device() {
 c10::DataPtr WorkspacePages::take(bool captures) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device_));
+  if (captures) return {of_capture(stream), device};
   const std::lock_guard lock(mutex_);
-  if (!is_known(captures) || pages_.empty()) return {};
-  reclaim();
-  Page* page = captures ? of_capture(stream) : of_stream(stream);
+  if (!is_known(false) || pages_.empty()) return {};
+  Page* page = of_stream(stream);
   if (page == nullptr) return {};
-  if (captures) return {page->address, device};
   return {page->address, page, &give_back, device};
 }
 
 WorkspacePages::Count WorkspacePages::count() {
+  release_of_destroyed_graphs();
   const bool captures = is_capturing();
   std::unique_lock lock(mutex_);
   while (state_ != State::known && !captures) {
@@ -66,7 +59,6 @@ WorkspacePages::Count WorkspacePages::count() {
     if (!waited) break;
     if (state_ == State::measuring) has_ended();
   }
-  reclaim();
   return {pages_.size(), unused_.size()};
 }
 
@@ -74,25 +66,6 @@ void WorkspacePages::give_back(void* context) {
   Page* page = static_cast<Page*>(context);
   const std::lock_guard lock(page->owner->mutex_);
   page->owner->free_[page->stream].push_back(page);
-}
-
-void WorkspacePages::graph_is_destroyed(void* context) {
-  Page* page = static_cast<Page*>(context);
-  std::atomic<Page*>& returned = page->owner->returned_;
-  page->next = returned.load(std::memory_order_relaxed);
-  while (!returned.compare_exchange_weak(page->next, page, std::memory_order_release,
-                                         std::memory_order_relaxed)) {
-  }
-}
-
-void WorkspacePages::reclaim() {
-  if (returned_.load(std::memory_order_relaxed) == nullptr) return;
-  Page* page = returned_.exchange(nullptr, std::memory_order_acquire);
-  while (page != nullptr) {
-    captured_.erase({page->capture, page->stream});
-    unused_.push_back(page);
-    page = page->next;
-  }
 }
 
 WorkspacePages::Page* WorkspacePages::unused() {
@@ -115,33 +88,27 @@ WorkspacePages::Page* WorkspacePages::of_stream(cudaStream_t stream) {
   return page;
 }
 
-WorkspacePages::Page* WorkspacePages::of_capture(cudaStream_t stream) {
-  cudaStreamCaptureStatus status{};
-  unsigned long long capture = 0;
-  cudaGraph_t graph = nullptr;
-  if (!went_well(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph)) ||
-      status != cudaStreamCaptureStatusActive) {
-    return nullptr;
+void* WorkspacePages::of_capture(cudaStream_t stream) {
+  const auto capture = capture_of(stream);
+  if (!capture) return nullptr;
+  const std::pair key(*capture, stream);
+  Page* page = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_known(true)) return nullptr;
+    const auto known = captured_.find(key);
+    if (known != captured_.end()) return known->second->address;
+    page = unused();
+    if (page == nullptr) return nullptr;
+    captured_.emplace(key, page);
   }
-  const auto known = captured_.find({capture, stream});
-  if (known != captured_.end()) return known->second;
-  Page* page = unused();
-  if (page == nullptr) return nullptr;
-  page->stream = stream;
-  page->capture = capture;
-  cudaUserObject_t object = nullptr;
-  if (!went_well(cudaUserObjectCreate(&object, page, &graph_is_destroyed, 1,
-                                      cudaUserObjectNoDestructorSync))) {
-    unused_.push_back(page);
-    return nullptr;
-  }
-  // From now on the graph, and what is instantiated from it, own the object.
-  if (!went_well(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove))) {
-    static_cast<void>(went_well(cudaUserObjectRelease(object, 1)));  // which returns the page
-    return nullptr;
-  }
-  captured_.emplace(std::pair(capture, stream), page);
-  return page;
+  keep_for_graph(stream, std::shared_ptr<Page>(page, [key](Page* returned) {
+                   WorkspacePages& owner = *returned->owner;
+                   const std::lock_guard lock(owner.mutex_);
+                   owner.captured_.erase(key);
+                   owner.unused_.push_back(returned);
+                 }));
+  return page->address;
 }
 
 bool WorkspacePages::is_known(bool captures) {

@@ -3,7 +3,6 @@
 #include <c10/core/Allocator.h>
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -46,16 +45,13 @@ class WorkspacePages {
     WorkspacePages* owner = nullptr;
     void* address = nullptr;
     cudaStream_t stream = nullptr;
-    unsigned long long capture = 0;
-    Page* next = nullptr;  // the next one in the stack `returned_`
   };
   enum class State { none, measuring, known };
 
   explicit WorkspacePages(int device) : device_(device) {}
   static void give_back(void* page);
-  // CUDA calls this on the thread that destroys the graph, which may hold the lock, or on a thread
-  // of its own. It must neither wait nor call CUDA.
-  static void graph_is_destroyed(void* page);
+  // The address of the page that the capture of the stream has. The caller does not hold the lock.
+  void* of_capture(cudaStream_t stream);
 
   // The caller of these holds the lock.
   bool is_known(bool captures);
@@ -65,11 +61,9 @@ class WorkspacePages {
   bool allocate();
   bool has_ended();
   void read();
-  void reclaim();
   char* first_page() const;
   Page* unused();
   Page* of_stream(cudaStream_t stream);
-  Page* of_capture(cudaStream_t stream);
 
   const int device_;
   std::mutex mutex_;
@@ -83,7 +77,6 @@ class WorkspacePages {
   std::vector<Page*> unused_;  // never lent, or given back by a destroyed graph
   std::map<cudaStream_t, std::vector<Page*>> free_;
   std::map<std::pair<unsigned long long, cudaStream_t>, Page*> captured_;
-  std::atomic<Page*> returned_{nullptr};  // a stack of pages given back by destroyed graphs
 };
 
 }  // namespace cudnn_autotune

@@ -364,6 +364,10 @@ def loaded_cubins() -> int:
     """How many cubins are loaded: those that plans use, and ``MOST_UNUSED_CUBINS`` others at
     most."""
 
+def kept_for_graphs() -> int:
+    """The number of objects that are kept because a living CUDA graph uses them: plans, pages for
+    workspaces, counters of norms. An object of two captures counts twice."""
+
 def is_matmul(problem: ConvProblem) -> bool: ...
 def keep_plans(
     behavior_note: str,

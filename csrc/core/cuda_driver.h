@@ -54,6 +54,14 @@ class RelaxedCapture {
   bool is_set_;  // false where CUDA was not in use: it may be by the end
 };
 
+// Whether a call of the CUDA runtime succeeded. Clears the error of one that failed, so that a
+// later call does not report it.
+inline bool went_well(cudaError_t status) {
+  if (status == cudaSuccess) return true;
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+
 // Throws PlanError, with `what` and the driver's message, unless the status is CUDA_SUCCESS.
 void check_driver(CUresult status, const std::string& what);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from references import TOLERANCES, assert_close
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca
 
@@ -76,6 +78,36 @@ def test_it_is_captured_and_waits_for_what_came_before() -> None:
         eager = each_image(2 * x, w, *geometry).add_(1)
         assert_close(z, 2 * first.double() + 1, TOLERANCES[torch.float16])
         assert torch.equal(eager, z)
+
+
+def test_threads_that_end_leave_their_streams_to_the_next() -> None:
+    geometry = GEOMETRY[4]
+    x, w = operands(8, 64, 64, 4, torch.float16)
+    right = expected(x, w)
+    each_image(x, w, *geometry)  # nothing is timed any more
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(2):
+                assert_close(each_image(x, w, *geometry), right, TOLERANCES[x.dtype])
+        except BaseException as error:
+            errors.append(error)
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(20):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        torch.cuda.synchronize()
+    assert not errors, errors
+    streams = {
+        event.device_resource_id
+        for event in seen.events()
+        if str(event.device_type).endswith("CUDA")
+    }
+    # A thread has three beside the caller's. It may begin before the last one has quite ended.
+    assert 4 <= len(streams) <= 1 + 3 * 3
 
 
 def test_a_compiled_model_convolves_each_image() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from norm_cases import Norm, by_operators, by_pytorch, norm
 from references import relative_error
+from settling import comes_to, settled
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -180,6 +181,26 @@ def test_a_cuda_graph_replays_it(form: Form) -> None:
             graph.replay()
         torch.cuda.synchronize()
         assert same(found, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_destroyed_graph_used_serves_the_next(form: Form) -> None:
+    """Its counters are as its last replay left them."""
+    with planned(form):
+        given = norm((16, 256, 14, 14), torch.bfloat16, channels_last=True, device="cuda")
+        expected = by_operators(given)
+        before = settled(_C.kept_for_graphs)
+        for replays in (0, 1, 3, 2, 1):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = [by_operators(given) for _ in range(2)]
+            assert _C.kept_for_graphs() > before
+            for _ in range(replays):
+                graph.replay()
+            torch.cuda.synchronize()
+            assert replays == 0 or all(same(one, expected) for one in found)
+            graph.reset()
+            assert comes_to(_C.kept_for_graphs, before)
 
 
 @pytest.mark.parametrize("form", FORMS)

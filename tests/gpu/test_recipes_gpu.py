@@ -345,8 +345,7 @@ def recipe_of_all(text: str) -> _C.Plan:
 
 
 def test_a_graph_replays_it_after_the_plan_is_gone(engine_text: str) -> None:
-    """A kernel is never unloaded. An engine may be, with its plan: calls keep that for the graphs
-    that capture them (csrc/captured_plans.h)."""
+    """Kernels may be unloaded with their plan, which graphs keep (csrc/core/graph_lifetime.h)."""
     x, w, y = data_of()
     one = recipe_of_all(engine_text)
     _C.execute(one, x, w, y)
@@ -356,7 +355,7 @@ def test_a_graph_replays_it_after_the_plan_is_gone(engine_text: str) -> None:
     for graph, captured in zip(graphs, (one, kernels_only), strict=True):
         with torch.cuda.graph(graph):
             _C.execute(captured, x, w, y)
-    del kernels_only, captured
+    del one, kernels_only, captured
     gc.collect()
     for seed in (1, 2):
         x.copy_(data_of(seed=seed)[0])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from references import assert_close, random_operands, reference, tolerance
+from settling import comes_to, settled
 from subprocesses import python
 from torch import Tensor
 
@@ -63,7 +62,7 @@ def unused() -> int:
 @pytest.fixture
 def pages() -> int:
     """How many there are; not all of them are in use, and no earlier test's are still to come."""
-    count, left = _C.workspace_pages(torch.cuda.current_device())
+    count, _ = _C.workspace_pages(torch.cuda.current_device())
     if not count:
         cycles = _C.page_cycles(torch.zeros(256 * PAGE, dtype=torch.uint8, device="cuda"))
         assert len(cycles) == 256, "the kernel was not taken"
@@ -71,13 +70,7 @@ def pages() -> int:
         assert not _C.far_pages(cycles)
         assert torch.cuda.get_device_capability() != (9, 0), "it has two partitions"
         pytest.skip("this GPU's L2 cache has one partition")
-    gc.collect()
-    torch.cuda.synchronize()
-    settled = time.monotonic()
-    while time.monotonic() < settled + 0.05:
-        if unused() != left:
-            left, settled = unused(), time.monotonic()
-    assert left > 10, "an earlier test has left none"
+    assert settled(unused) > 10, "an earlier test has left none"
     return count
 
 
@@ -91,14 +84,6 @@ def new_stream() -> Iterator[torch.cuda.ExternalStream]:
     yield torch.cuda.ExternalStream(handle.value)
     torch.cuda.synchronize()
     cudart.cudaStreamDestroy(handle.value)
-
-
-def comes_to(left: int) -> bool:
-    """Whether so many pages are unused soon: CUDA may release what a graph owned later."""
-    end = time.monotonic() + 10
-    while unused() != left and time.monotonic() < end:
-        time.sleep(0.01)
-    return unused() == left
 
 
 class Calls:
@@ -198,7 +183,7 @@ def test_a_graph_has_a_page_of_its_own_until_it_is_destroyed(
     torch.cuda.synchronize()
     calls.check(1.0, "replayed")
     graph.reset()
-    assert comes_to(before)
+    assert comes_to(unused, before)
 
 
 def test_a_graph_that_is_destroyed_while_it_runs_returns_its_page_afterwards(
@@ -217,7 +202,7 @@ def test_a_graph_that_is_destroyed_while_it_runs_returns_its_page_afterwards(
         assert left == before - 1, "another stream could take a page that is still in use"
     torch.cuda.synchronize()
     calls.check(1.0, "replayed")
-    assert comes_to(before)
+    assert comes_to(unused, before)
 
 
 def test_a_capture_that_comes_to_nothing_returns_its_page(
@@ -235,8 +220,7 @@ def test_a_capture_that_comes_to_nothing_returns_its_page(
         break_off()
     assert unused() == before - 1
     graph.reset()
-    gc.collect()
-    assert comes_to(before)
+    assert comes_to(unused, before)
 
 
 def test_threads_and_streams_keep_apart(
@@ -361,8 +345,7 @@ def test_more_graphs_than_pages(
     torch.cuda.synchronize()
     calls.check(-2.0, "eagerly")
     del graphs
-    gc.collect()
-    assert comes_to(before)
+    assert comes_to(unused, before)
 
 
 COMPILED = """

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import subprocess
-import sysconfig
 from pathlib import Path
 
-import checkout
-import pytest
-
-CSRC = checkout.ROOT / "csrc"
-COMPILER = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
+import csrc_programs
 
 PROGRAM = r"""
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
 #include <thread>
 #include <vector>
 
 #include "core/choice_table.h"
 
 using namespace cudnn_autotune;
-
-#define REQUIRE(condition)                          \
-  if (!(condition)) {                               \
-    std::printf("%d: %s\n", __LINE__, #condition); \
-    std::exit(1);                                   \
-  }
 
 ChoiceKey key(int64_t batch, int32_t limit = 0) {
   ChoiceKey made;
@@ -116,15 +99,6 @@ int main() {
 """
 
 
-@pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="needs the C++ compiler")
+@csrc_programs.needs_compiler
 def test_what_stands(tmp_path: Path) -> None:
-    (tmp_path / "main.cpp").write_text(PROGRAM, encoding="utf-8")
-    names = ("activation.cpp", "choice_table.cpp", "conv_problem.cpp")
-    sources = [str(CSRC / "core" / name) for name in names]
-    program = str(tmp_path / "program")
-    flags = ["-std=c++17", "-O1", "-pthread", f"-I{CSRC}"]
-    subprocess.run(
-        [*COMPILER, *flags, str(tmp_path / "main.cpp"), *sources, "-o", program], check=True
-    )
-    done = subprocess.run([program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout
+    csrc_programs.run(tmp_path, PROGRAM, ("activation.cpp", "choice_table.cpp", "conv_problem.cpp"))

@@ -5,20 +5,10 @@ The driver here only counts; tests/gpu/test_timers_beside.py has a real one.
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import subprocess
-import sysconfig
 from pathlib import Path
 
-import checkout
+import csrc_programs
 import pytest
-import torch
-from checkout import ROOT
-
-CSRC = ROOT / "csrc"
-COMPILER = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
 
 DRIVER = r"""
 #include <cuda.h>
@@ -51,8 +41,6 @@ PROGRAM = r"""
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <string>
 #include <thread>
@@ -61,12 +49,6 @@ PROGRAM = r"""
 #include "core/cuda_driver.h"
 
 using namespace cudnn_autotune;
-
-#define REQUIRE(condition)                          \
-  if (!(condition)) {                               \
-    std::printf("%d: %s\n", __LINE__, #condition); \
-    std::exit(1);                                   \
-  }
 
 extern "C" cudaError_t cudaFree(void*) { return cudaSuccess; }
 
@@ -123,27 +105,6 @@ int main() {
 
 @pytest.mark.slow
 @pytest.mark.search
-@pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="needs the C++ compiler")
+@csrc_programs.needs_compiler
 def test_what_stays_loaded(tmp_path: Path) -> None:
-    (tmp_path / "driver.cpp").write_text(DRIVER, encoding="utf-8")
-    (tmp_path / "main.cpp").write_text(PROGRAM, encoding="utf-8")
-    # The frontend's headers may have been there for the build only.
-    include_dirs = checkout.module("building.headers")._cuda_folders(torch)
-    folders = [CSRC, *(folder for folder in include_dirs if folder.is_dir())]
-    flags = ["-std=c++17", "-O1", "-pthread", *(f"-I{folder}" for folder in folders)]
-    driver, program = str(tmp_path / "libcuda.so.1"), str(tmp_path / "program")
-    build = [*COMPILER, *flags]
-    subprocess.run(
-        [*build, "-shared", "-fPIC", str(tmp_path / "driver.cpp"), "-o", driver], check=True
-    )
-    sources = [str(tmp_path / "main.cpp"), str(CSRC / "core" / "cuda_driver.cpp")]
-    subprocess.run([*build, *sources, "-ldl", "-o", program], check=True)
-    done = subprocess.run(
-        [program],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    csrc_programs.run(tmp_path, PROGRAM, ("cuda_driver.cpp",), DRIVER)
