@@ -22,6 +22,7 @@ from pathlib import Path
 from common import arguments
 from common.record import Record
 from rank_norms.ways import WAYS, WRAPPERS
+from rank_tuning.launch import LaunchError, add_options, launch
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,14 +31,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--wrappers", default=",".join(WRAPPERS), help="of: %(default)s")
     p.add_argument("--ways", default=",".join(WAYS), help="of: %(default)s")
     p.add_argument("--buckets", type=arguments.counts, default="8,25", help="MB, for ddp")
-    p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
-    p.add_argument("--batch", type=int, default=64, help="images of each rank")
-    p.add_argument("--size", type=int, default=224, help="height and width of the images")
     p.add_argument("--rounds", type=int, default=6, help="turns of each way")
     p.add_argument("--steps", type=int, default=5, help="steps of a turn")
     p.add_argument("--soak", type=int, default=0, help="steps by the chosen norms afterwards")
-    p.add_argument("--time-limit", type=float, default=500, help="seconds for all")
-    p.add_argument("--rank-request", type=Path, help=argparse.SUPPRESS)
+    add_options(p, time_limit_s=500)
     return p
 
 
@@ -55,7 +52,6 @@ def main() -> int:
         arguments.check_gpu(__file__)
 
     from rank_norms.report import tables
-    from rank_tuning.launch import LaunchError, launch
 
     todo = [
         (wrapper, bucket)

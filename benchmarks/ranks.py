@@ -20,6 +20,7 @@ from pathlib import Path
 
 from common import arguments, numbers
 from common.record import Record
+from rank_tuning.launch import LaunchError, add_options, launch
 
 MODES = ("auto", "race", "sustained")
 WARM_UP = "warm-up"
@@ -30,12 +31,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--gpus", type=arguments.counts, default="1,2,4", help="ranks: %(default)s")
     p.add_argument("--modes", default="auto,race", help="%(default)s; of: " + ",".join(MODES))
     p.add_argument("--runs", type=int, default=1, help="launches of each mode and number of GPUs")
-    p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
-    p.add_argument("--batch", type=int, default=64, help="of each rank")
-    p.add_argument("--size", type=int, default=224, help="of the square images")
     p.add_argument("--timeout", type=float, default=120, help="seconds that a rank may be silent")
-    p.add_argument("--time-limit", type=float, default=560, help="seconds for all")
-    p.add_argument("--rank-request", type=Path, help=argparse.SUPPRESS)
+    add_options(p, time_limit_s=560)
     return p
 
 
@@ -69,7 +66,6 @@ def main() -> int:
         return 0
     modes = checked(options)
 
-    from rank_tuning.launch import LaunchError, launch
     from rank_tuning.report import tables
 
     begin = time.monotonic()

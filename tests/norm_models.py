@@ -17,6 +17,18 @@ def conv(inputs: int, outputs: int, kernel: int = 3, **options: Any) -> nn.Conv2
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False, **options)
 
 
+class NormAct(nn.BatchNorm2d):
+    """A user's class that holds a norm and an activation."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.SiLU()
+
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = self.act(super().forward(input))
+        return result
+
+
 class Residual(nn.Module):
     """ResNet's block: the addition and the activations write in place."""
 

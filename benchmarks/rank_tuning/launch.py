@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -17,6 +18,15 @@ _ENDING_S = 45.0
 
 class LaunchError(RuntimeError):
     """The launch failed, or ran past its limit and was ended."""
+
+
+def add_options(p: argparse.ArgumentParser, time_limit_s: float) -> None:
+    """Adds what launches of a model have in common, and what :func:`launch` calls the script by."""
+    p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
+    p.add_argument("--batch", type=int, default=64, help="images of each rank")
+    p.add_argument("--size", type=int, default=224, help="height and width of the images")
+    p.add_argument("--time-limit", type=float, default=time_limit_s, help="seconds for all")
+    p.add_argument("--rank-request", type=Path, help=argparse.SUPPRESS)
 
 
 def launch(

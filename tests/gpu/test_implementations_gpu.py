@@ -242,10 +242,10 @@ def test_what_cannot_run_elsewhere_is_found_out_here(
 class Switched:
     """A right function, which raises while it is told to."""
 
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
+    def __init__(self, error: BaseException | None, varies: bool) -> None:
+        self.error = error
         self.runs = 0
-        self.varies = False
+        self.varies = varies
 
     def __call__(self, problem: ca.ConvProblem, settings: str) -> Any:
         right = user_kernels.build_mm(problem, settings)
@@ -261,6 +261,20 @@ class Switched:
         return launch
 
 
+def switched(
+    error: BaseException | None = None,
+    varies: bool = False,
+    workspace_limit: int | None = None,
+    **changes: Any,
+) -> tuple[Switched, Tensor, Tensor]:
+    """The function, which is registered, and the operands of a first call."""
+    one = Switched(error, varies)
+    register(one, **changes)
+    x, w = operands()
+    call(x, w, workspace_limit=workspace_limit)
+    return one, x, w
+
+
 NO_ROOM = torch.OutOfMemoryError("CUDA out of memory: no room for spectra")
 
 
@@ -271,10 +285,7 @@ def stored() -> list[str]:
 
 @pytest.mark.parametrize("limit", [None, 0])
 def test_a_call_of_one_that_runs_out_of_memory_is_served_by_another(limit: int | None) -> None:
-    one = Switched()
-    register(one, workspace=None)
-    x, w = operands()
-    call(x, w, workspace_limit=limit)
+    one, x, w = switched(workspace_limit=limit, workspace=None)
     assert chosen() == "mine@1:right"
     one.error = NO_ROOM
     runs = one.runs
@@ -289,11 +300,7 @@ def test_a_call_of_one_that_runs_out_of_memory_is_served_by_another(limit: int |
 
 
 def test_a_search_in_which_one_runs_out_of_memory_is_provisional() -> None:
-    one = Switched()
-    one.error = NO_ROOM
-    register(one)
-    x, w = operands()
-    call(x, w)
+    switched(NO_ROOM)
     (choice,) = ca.choices()
     assert choice.text != "mine@1:right"
     assert choice.provisional
@@ -302,10 +309,7 @@ def test_a_search_in_which_one_runs_out_of_memory_is_provisional() -> None:
 
 
 def test_a_remembered_one_that_runs_out_of_memory_stays_remembered() -> None:
-    one = Switched()
-    register(one)
-    x, w = operands()
-    call(x, w)
+    one, x, w = switched()
     assert stored() == ["mine@1:right"]
     ca.forget()
     checked_outputs._file_at.cache_clear()
@@ -320,10 +324,7 @@ def test_a_remembered_one_that_runs_out_of_memory_stays_remembered() -> None:
 
 
 def test_other_errors_and_interrupts_of_a_hit_reach_the_caller() -> None:
-    one = Switched()
-    register(one)
-    x, w = operands()
-    call(x, w)
+    one, x, w = switched()
     one.error = ValueError("not today")
     with pytest.raises(RuntimeError, match=r"^mine@1:right: ValueError: not today"):
         call(x, w)
@@ -335,11 +336,7 @@ def test_other_errors_and_interrupts_of_a_hit_reach_the_caller() -> None:
 
 
 def test_one_that_differs_from_run_to_run_serves_only_where_that_is_allowed() -> None:
-    one = Switched()
-    one.varies = True
-    register(one)
-    x, w = operands()
-    call(x, w)
+    one, x, w = switched(varies=True)
     assert chosen() == "mine@1:right"
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         call(x, w)

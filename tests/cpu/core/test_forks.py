@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,25 @@ def ends_in_time(work: Callable[[], None]) -> bool:
     return os.waitpid(forked(in_time), 0)[1] == 0
 
 
+@contextmanager
+def held_by_a_thread(lock: AbstractContextManager[object]) -> Iterator[None]:
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            is_over.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_held.wait(60)
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 LOCKS = {
     module.__name__: module._lock
     for module in (
@@ -75,21 +94,8 @@ LOCKS = {
 @pytest.mark.basic(3)
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_that_a_thread_holds(name: str) -> None:
-    lock: AbstractContextManager[object] = LOCKS[name]
-    is_held, is_over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            is_held.set()
-            is_over.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert is_held.wait(60)
-    found = ends_in_time(asked)
-    is_over.set()
-    thread.join()
-    assert found
+    with held_by_a_thread(LOCKS[name]):
+        assert ends_in_time(asked)
     asked()  # in the parent it still works
 
 
@@ -169,24 +175,13 @@ def test_a_late_import_in_a_thread(name: str) -> None:
 
 def test_a_fork_does_not_wait_for_an_import_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(IMPORTING), "_PATIENCE_S", 0.1)
-    is_held, is_over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with IMPORTING:
-            is_held.set()
-            is_over.wait(60)
 
     def enter() -> None:
         with IMPORTING:
             pass
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert is_held.wait(60)
-    found = ends_in_time(enter)
-    is_over.set()
-    thread.join()
-    assert found
+    with held_by_a_thread(IMPORTING):
+        assert ends_in_time(enter)
     enter()
     with IMPORTING:
         assert ends_in_time(enter), "a fork within an import"

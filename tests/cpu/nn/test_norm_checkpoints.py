@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from norm_models import conv, data
+from norm_models import NormAct, conv, data
 from served_norms import norms_on_cpu
 from served_on_cpu import served_on_cpu
 from torch import Tensor, nn
@@ -82,16 +82,6 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "hooks": lambda: saved_tensors_hooks(lambda one: one, lambda one: one),
     "on the CPU": save_on_cpu,
 }
-
-
-class NormAct(nn.BatchNorm2d):
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.act = nn.SiLU()
-
-    def forward(self, input: Tensor) -> Tensor:
-        result: Tensor = self.act(super().forward(input))
-        return result
 
 
 ca.register_norm_act(NormAct, tail=lambda module: [module.act])

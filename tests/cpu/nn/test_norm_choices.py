@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from norm_models import conv, data
+from norm_models import NormAct, conv, data
 from served_norms import choice_of, is_ours, norms_on_cpu
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -151,18 +151,6 @@ def test_modes_that_time_nothing(timed: Any) -> None:
     assert not is_ours(ca.convert(nn.Sequential(nn.BatchNorm2d(8)))(x))
     assert len(seen) == 1
     assert "sampling" not in vars(ca.revert(by_mode)[0])
-
-
-class NormAct(nn.BatchNorm2d):
-    """A user's class that holds a norm and an activation."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.act = nn.SiLU()
-
-    def forward(self, input: Tensor) -> Tensor:
-        result: Tensor = self.act(super().forward(input))
-        return result
 
 
 @pytest.mark.parametrize(
