@@ -80,7 +80,7 @@ def test_how_many_plans_a_thread_keeps() -> None:
     said = {
         "cudnn_autotune/tuning/settings.py": f"``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` ({limit:,})",
         "docs/reference/settings.md": f"plans each thread keeps ({limit}, as PyTorch)",
-        "docs/reference/limits.md": f"({limit:,} plans a\n  thread)",
+        "docs/reference/limits.md": f"({limit:,} plans a thread)",
     }
     for file, text in said.items():
         assert text in (ROOT / file).read_text(), file
