@@ -15,34 +15,16 @@ CUDA_LINES = re.compile(r"^#ifdef CUDNN_AUTOTUNE_WITH_CUDA$.*?^#endif$", re.DOTA
 # share. A source that is in none of these groups is compiled by itself.
 COMPILED_TOGETHER = {
     "frontend": (
-        "core/cudnn_library.cpp",
-        "core/conv_graph.cpp",
-        "core/conv_plan_impl.cpp",
-        "core/engine_description.cpp",
-        "core/engine_search.cpp",
-        "core/frontend_find.cpp",
+        "core/cudnn/cudnn_library.cpp",
+        "core/cudnn/engine_search.cpp",
+        "core/cudnn/frontend_find.cpp",
+        "core/cudnn/detail/conv_graph.cpp",
+        "core/cudnn/detail/conv_plan_impl.cpp",
+        "core/cudnn/detail/engine_description.cpp",
     ),
-    "operators": (
-        "torch_bridge.cpp",  # first: it includes Python.h
-        "aten_*.cpp",
-        "build_plan.cpp",
-        "call_policy.cpp",
-        "conv_*.cpp",
-        "engine_*.cpp",
-        "fallback_counts.cpp",
-        "norm_*.cpp",
-        "online_trial.cpp",
-        "plan_timer.cpp",
-        "pytorch_plans.cpp",
-        "recipe.cpp",
-        "recipe_plan.cpp",
-        "sampled_reference.cpp",
-        "settings.cpp",
-        "weights_cuda.cpp",
-        "workspace_pages.cpp",
-    ),
-    "bindings": ("module.cpp", "*_binding.cpp", "python_*.cpp"),
     "core": ("core/*.cpp",),  # the rest of it, without heavy headers
+    "bindings": ("bind/*.cpp", "norms_binding.cpp", "python_norm.cpp"),
+    "operators": ("call/torch_bridge.cpp", "*.cpp"),  # that one first: it includes Python.h
 }
 # A group that no call of a tuned convolution runs: it lists engines and builds plans. Optimizing
 # cudnn-frontend, which is headers only, took a fourth of the whole build.
@@ -52,7 +34,7 @@ OPTIMIZES_LESS = '#pragma GCC optimize("O1")\n'  # all files of an extension hav
 
 def sources(with_cuda: bool, folder: Path = Path("csrc")) -> list[str]:
     """The sources of the extension; without CUDA only those that need none."""
-    found = sorted(folder.glob("*.cpp")) + sorted(folder.glob("core/*.cpp"))
+    found = sorted(folder.rglob("*.cpp"))
     left_out = set() if with_cuda else need_cuda(folder)
     return [path.as_posix() for path in found if path not in left_out]
 
@@ -86,7 +68,8 @@ def compiled_together(sources: list[str], folder: Path) -> list[str]:
     files = []
     for group, patterns in COMPILED_TOGETHER.items():
         paths = [f"csrc/{pattern}" for pattern in patterns]
-        members = [source for path in paths for source in fnmatch.filter(alone, path)]
+        found = [source for path in paths for source in fnmatch.filter(alone, path)]
+        members = list(dict.fromkeys(found))  # a pattern may find again what one before it did
         if members:
             lines = [f'#include "{source.removeprefix("csrc/")}"\n' for source in members]
             if group in HARDLY_OPTIMIZED:

@@ -44,7 +44,7 @@ def fallbacks() -> dict[str, int]: ...
 def count_fallback(reason: str) -> None: ...
 def clear_fallbacks() -> None: ...
 
-# The fast entries of the convolutions (csrc/python_conv.h). They take the arguments of
+# The fast entries of the convolutions (csrc/bind/python_conv.h). They take the arguments of
 # torch.nn.functional, then sampling and workspace_limit, by position. They return NotImplemented
 # for arguments that they do not take.
 
@@ -214,7 +214,7 @@ def is_known_wrong(
 ) -> bool: ...
 
 class Plan:
-    """What computes a problem (csrc/plan.h). Two threads may not use one at once."""
+    """What computes a problem (csrc/plan/plan.h). Two threads may not use one at once."""
 
     @property
     def text(self) -> str: ...
@@ -263,7 +263,7 @@ def recipe_plan(
     workspace_bytes: int,
     device: int,
 ) -> Plan:
-    """Loads and builds what a recipe launches (csrc/recipe_plan.h).
+    """Loads and builds what a recipe launches (csrc/plan/recipe_plan.h).
 
     Raises ValueError for launches that are not of this form, and PlanError, which names ``text``,
     where a kernel does not load or an engine does not build.
@@ -327,7 +327,7 @@ def set_norm_form_of_thread(form: int, adopts: bool) -> None:
 
 def nvrtc_version() -> tuple[int, int]: ...
 def compile_kernel(source: str, function: str, options: Sequence[str]) -> bytes:
-    """Compiles CUDA C++ to a cubin, by NVRTC (csrc/core/nvrtc.h). Raises PlanError, with the
+    """Compiles CUDA C++ to a cubin, by NVRTC (csrc/core/cuda/nvrtc.h). Raises PlanError, with the
     compiler's log."""
 
 def execute(plan: Plan, *tensors: Tensor, workspace: Tensor | None = None) -> Tensor:
@@ -343,7 +343,7 @@ def compare_output(problem: ConvProblem, tensors: Sequence[Tensor], seed: int) -
 
     ``tensors`` are x, w, y, and the bias and the residual that the problem has, on any device, in
     any layout; the operation's output is one of them. Returns numbers in float64 on their device
-    (csrc/sampled_reference.h) for :func:`read_comparison`.
+    (csrc/measure/sampled_reference.h) for :func:`read_comparison`.
     """
 
 def read_comparison(numbers: Tensor) -> tuple[float, float, float, float, list[float]]:
@@ -441,7 +441,7 @@ def workspace_pages(device: int) -> tuple[int, int]:
     """
 
 class PlanTimer:
-    """Measures candidates of one problem (csrc/plan_timer.h)."""
+    """Measures candidates of one problem (csrc/measure/plan_timer.h)."""
 
     PLACE_BYTES: int
     PLACES: int

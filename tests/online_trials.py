@@ -20,7 +20,7 @@ MOST_ROUNDS = 450
 
 
 class Calls:
-    """Turns of candidates of known times, in rounds, as csrc/online_trial.cpp gives them."""
+    """Turns of candidates of known times, in rounds, as csrc/conv/online_trial.cpp gives them."""
 
     def __init__(self, race: OnlineRace, times_ms: Sequence[float], seed: int = 0) -> None:
         self.race = race

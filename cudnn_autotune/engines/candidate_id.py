@@ -18,9 +18,10 @@ Kind = Literal["aten", "matmul", "engine", "unfused", "implementation"]
 
 UNFUSED = "unfused:"
 """The beginning of the text of an engine config of the convolution alone, for a problem with a bias
-(csrc/core/engine_config.h)."""
+(csrc/core/cudnn/engine_config.h)."""
 _NUMBERED = "KNOB_"
-"""The beginning of a knob that had no name when its text was written (csrc/core/knob_names.h)."""
+"""The beginning of a knob that had no name when its text was written
+(csrc/core/cudnn/detail/knob_names.h)."""
 _MOST = 200
 """The most characters of a version, and of settings."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}", re.ASCII)
@@ -74,7 +75,7 @@ class CandidateId(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def identify(text: str) -> CandidateId:
-    """Takes the text of a candidate apart, as csrc/build_plan.cpp does."""
+    """Takes the text of a candidate apart, as csrc/plan/build_plan.cpp does."""
     own_path: Kind | None = "aten" if text == "aten" else "matmul" if text == "matmul" else None
     if own_path is not None:
         return CandidateId(own_path, text)

@@ -132,7 +132,7 @@ def _offered(implementation: Implementation, problem: ConvProblem, gpu: Gpu) -> 
 
 def is_allowed(offer: Offer, problem: ConvProblem | None, workspace_limit: int | None) -> bool:
     """Returns whether an offer may be used, by the rules that engine configs are filtered by
-    (csrc/core/candidate.h); of these only the workspace limit if ``problem`` is None."""
+    (csrc/core/cudnn/candidate.h); of these only the workspace limit if ``problem`` is None."""
     if workspace_limit is not None and offer.workspace_bytes > workspace_limit:
         return False
     if problem is None:

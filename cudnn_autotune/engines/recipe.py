@@ -1,8 +1,8 @@
 """Recipes: what an implementation that is no engine of cuDNN does to compute a problem.
 
 A recipe is a sequence of launches into the tensors of the problem and a workspace. It is data, so
-C++ runs it without Python (csrc/recipe_plan.h), a CUDA graph can capture it, and tests run it on a
-CPU.
+C++ runs it without Python (csrc/plan/recipe_plan.h), a CUDA graph can capture it, and tests run it
+on a CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layouts in which the operators compute, as csrc/conv_layout.h has them: channels_last if
+"""The layouts in which the operators compute, as csrc/call/conv_layout.h has them: channels_last if
 either operand is, and never in float64. Tensors of 1-d convolutions are channels_last as images of
 height 1."""
 
@@ -39,7 +39,7 @@ def is_channels_last_image(tensor: Tensor) -> bool:
     return suggest(tensor.unsqueeze(2)) == torch.channels_last
 
 
-# These three are as those of csrc/conv_layout.h.
+# These three are as those of csrc/call/conv_layout.h.
 
 
 def is_image_of_height_1(input: Tensor, weight: Tensor, pads: bool) -> bool:

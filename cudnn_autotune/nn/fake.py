@@ -1,5 +1,5 @@
 """The operators' fake kernels, for ``torch.compile``. Shapes and strides are those of the kernels
-(csrc/conv_cuda.cpp)."""
+(csrc/conv/conv_cuda.cpp)."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def conv_each_image(
     workspace_limit: int | None,
 ) -> Tensor:
     """Convolves each image with filters of its own, in channels_last, by the operator
-    ``cudnn_autotune::conv_each_image`` (csrc/conv_cuda.cpp).
+    ``cudnn_autotune::conv_each_image`` (csrc/conv/conv_cuda.cpp).
 
     Args:
         input: (N, C, H, W), of any floating dtype.

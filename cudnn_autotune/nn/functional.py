@@ -1,8 +1,8 @@
 """PyTorch's six convolutions with arguments for the policy by which they are served.
 
 The calls are PyTorch's own. While one is made, its policy is in force on this thread, and the
-kernels of ``aten::convolution`` (csrc/aten_kernels.h) serve it. A compiler runs its programs later:
-there the input is marked with the policy instead.
+kernels of ``aten::convolution`` (csrc/conv/aten_kernels.h) serve it. A compiler runs its programs
+later: there the input is marked with the policy instead.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ def terms(problem: ConvProblem) -> int:
 
 
 def surrounded(problem: ConvProblem, data: Sequence[Tensor]) -> Operands:
-    """Returns ``data`` with another tensor for the result, which has a MiB of unused memory
-    on both sides. Some engines of cuDNN write behind their result (csrc/core/errata.cpp), and what
-    is measured is checked only later: until then it must not spoil other tensors.
+    """Returns ``data`` with another tensor for the result, which has a MiB of unused memory on both
+    sides. Some engines of cuDNN write behind their result (csrc/core/cudnn/errata.cpp), and what is
+    measured is checked only later: until then it must not spoil other tensors.
 
     Raises:
         OutOfMemoryError: there is no memory for another result.

@@ -1,13 +1,14 @@
 """Runs candidates on a caller's tensors, and compares their output with a reference.
 
 The reference is the convolution's definition at a sample of the output's places
-(csrc/sampled_reference.h), which each check draws again. The whole output is filled with NaN before
-the engine runs, and none may be left. What a candidate writes goes to memory between guard bands.
+(csrc/measure/sampled_reference.h), which each check draws again. The whole output is filled with
+NaN before the engine runs, and none may be left. What a candidate writes goes to memory between
+guard bands.
 
 Where the caller's tensors do not tell right from wrong, as zeros do not, random ones do. An output
 is right, wrong, or not comparable, which is not recorded. Wrong ones are rejected: two engines of
 cuDNN 9.19 ignore that padding may differ before and after, and one rounds float32 without a note
-that says so (csrc/core/errata.cpp). A candidate that raises has no output: it fails.
+that says so (csrc/core/cudnn/errata.cpp). A candidate that raises has no output: it fails.
 
 Where a problem asks for determinism a candidate runs once more on the same operands, and both
 outputs must have the same bits.

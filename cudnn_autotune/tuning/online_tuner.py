@@ -1,9 +1,9 @@
 """Decides the trials of ``online`` on a background thread.
 
 The callers' threads never wait for it: C++ assigns turns and collects their times
-(csrc/online_trial.h), and this thread compares them (``sampling.online_race``). It only computes,
-and keeps what it has found for the next process. All that needs the GPU is done in the calls
-(``online_calls.OnlinePreparation``).
+(csrc/conv/online_trial.h), and this thread compares them (``sampling.online_race``). It only
+computes, and keeps what it has found for the next process. All that needs the GPU is done in the
+calls (``online_calls.OnlinePreparation``).
 """
 
 from __future__ import annotations

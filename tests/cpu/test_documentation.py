@@ -75,7 +75,7 @@ def test_the_recipe_for_uv_names_what_a_build_needs() -> None:
 
 
 def test_how_many_plans_a_thread_keeps() -> None:
-    source = (ROOT / "csrc" / "core" / "plan_cache.cpp").read_text()
+    source = (ROOT / "csrc" / "core" / "choices" / "plan_cache.cpp").read_text()
     limit = int(re.search(r"entries_per_thread\{(\d+)\}", source)[1])  # type: ignore[index]
     said = {
         "cudnn_autotune/tuning/settings.py": f"``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` ({limit:,})",

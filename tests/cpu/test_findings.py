@@ -102,7 +102,7 @@ def test_times_at_the_limit_are_as_far_from_long_blocks_as_is_said() -> None:
 
 
 def test_far_pages_are_the_faster_ones() -> None:
-    """What csrc/core/page_distance.h rests on, and that ``far_pages`` reads that GPU right."""
+    """What csrc/core/cuda/page_distance.h rests on, and that ``far_pages`` reads that GPU right."""
     found = cases("workspace_place")
     ratios = [
         statistics.median(engine["times_ms"]["near"]) / statistics.median(engine["times_ms"]["far"])

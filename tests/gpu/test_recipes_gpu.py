@@ -345,7 +345,7 @@ def recipe_of_all(text: str) -> _C.Plan:
 
 
 def test_a_graph_replays_it_after_the_plan_is_gone(engine_text: str) -> None:
-    """Kernels may be unloaded with their plan, which graphs keep (csrc/core/graph_lifetime.h)."""
+    """Kernels may be unloaded with their plan; graphs keep it (csrc/core/cuda/graph_lifetime.h)."""
     x, w, y = data_of()
     one = recipe_of_all(engine_text)
     _C.execute(one, x, w, y)

@@ -17,7 +17,7 @@ constexpr int kVectors = 5;  // those of an output channel
 enum Vector { kScale, kVariance, kMean, kBias, kShift };
 constexpr int kPiece = 8;  // numbers that a thread moves at once
 
-// csrc/weights_cuda.cpp has the same.
+// csrc/weights/weights_cuda.cpp has the same.
 struct Item {
   const void* weight;
   void* folded_weight;

@@ -3,7 +3,7 @@ folded into them and into the biases, all at once.
 
 Inductor could generate that, but compiles a kernel for a few hundred tensors for ten seconds, and
 transposes small filters at a fiftieth of the memory's speed. On a GPU it is one kernel of this
-package (``fold.cu``, csrc/weights_cuda.cpp).
+package (``fold.cu``, csrc/weights/weights_cuda.cpp).
 """
 
 from __future__ import annotations

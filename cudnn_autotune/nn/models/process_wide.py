@@ -1,12 +1,12 @@
 """``enable`` and ``disable``: tuned convolutions for all that calls PyTorch's.
 
 Every convolution of PyTorch, and every derivative of one, ends in ``aten::convolution`` or
-``aten::convolution_backward``. ``csrc/aten_kernels.cpp`` puts kernels of its own below autograd,
-autocast, ``torch.func`` and tracing, in the place of PyTorch's kernels for CUDA. What those layers
-record or transform is therefore PyTorch's own operator, as it is without this package. The kernels
-are put there when this package is imported, and call PyTorch's until they are enabled: PyTorch's
-dispatcher must not be written while other threads run convolutions. Norms are served likewise
-(``csrc/aten_norms.h``).
+``aten::convolution_backward``. ``csrc/conv/aten_kernels.cpp`` puts kernels of its own below
+autograd, autocast, ``torch.func`` and tracing, in the place of PyTorch's kernels for CUDA. What
+those layers record or transform is therefore PyTorch's own operator, as it is without this package.
+The kernels are put there when this package is imported, and call PyTorch's until they are enabled:
+PyTorch's dispatcher must not be written while other threads run convolutions. Norms are served
+likewise (``csrc/aten_norms.h``).
 """
 
 from __future__ import annotations

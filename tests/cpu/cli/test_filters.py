@@ -28,7 +28,8 @@ def pool(**changes: object) -> list[ca.ConvProblem]:
     return [make(name, op, **changes) for name in PROBLEMS for op in OPS]
 
 
-# Some of these are known to be wrong for some problems (csrc/core/errata.cpp), and go as well.
+# Some of these are known to be wrong for some problems (csrc/core/cudnn/errata.cpp), and go as
+# well.
 ERRATA_ENGINES = {1, 17, 20}
 SEEN_WITH = 91900
 

@@ -11,7 +11,7 @@ PROGRAM = r"""
 #include <thread>
 #include <vector>
 
-#include "core/choice_table.h"
+#include "core/choices/choice_table.h"
 
 using namespace cudnn_autotune;
 
@@ -101,4 +101,5 @@ int main() {
 
 @csrc_programs.needs_compiler
 def test_what_stands(tmp_path: Path) -> None:
-    csrc_programs.run(tmp_path, PROGRAM, ("activation.cpp", "choice_table.cpp", "conv_problem.cpp"))
+    files = ("problem/activation.cpp", "problem/conv_problem.cpp", "choices/choice_table.cpp")
+    csrc_programs.run(tmp_path, PROGRAM, files)

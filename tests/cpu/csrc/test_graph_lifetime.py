@@ -19,7 +19,7 @@ PROGRAM = r"""
 #include <thread>
 #include <vector>
 
-#include "core/graph_lifetime.h"
+#include "core/cuda/graph_lifetime.h"
 
 using namespace cudnn_autotune;
 
@@ -175,4 +175,4 @@ int main() {
 @pytest.mark.search
 @csrc_programs.needs_compiler
 def test_what_graphs_use_lives_as_long_as_they_do(tmp_path: Path) -> None:
-    csrc_programs.run(tmp_path, PROGRAM, ("cuda_driver.cpp", "graph_lifetime.cpp"))
+    csrc_programs.run(tmp_path, PROGRAM, ("cuda/cuda_driver.cpp", "cuda/graph_lifetime.cpp"))

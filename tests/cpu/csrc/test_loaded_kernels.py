@@ -46,7 +46,7 @@ PROGRAM = r"""
 #include <thread>
 #include <vector>
 
-#include "core/cuda_driver.h"
+#include "core/cuda/cuda_driver.h"
 
 using namespace cudnn_autotune;
 
@@ -107,4 +107,4 @@ int main() {
 @pytest.mark.search
 @csrc_programs.needs_compiler
 def test_what_stays_loaded(tmp_path: Path) -> None:
-    csrc_programs.run(tmp_path, PROGRAM, ("cuda_driver.cpp",), DRIVER)
+    csrc_programs.run(tmp_path, PROGRAM, ("cuda/cuda_driver.cpp",), DRIVER)

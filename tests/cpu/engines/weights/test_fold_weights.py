@@ -57,7 +57,7 @@ KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def by_kernel(given: Folded) -> list[Tensor]:
-    """Runs the kernel on the emulation of CUDA, as csrc/weights_cuda.cpp does."""
+    """Runs the kernel on the emulation of CUDA, as csrc/weights/weights_cuda.cpp does."""
     results: list[Tensor] = fold_weights(*given.all)
     for one in results:
         one.fill_(float("nan"))

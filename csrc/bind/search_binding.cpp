@@ -1,0 +1,319 @@
+#include "bind/search_binding.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "call/torch_bridge.h"
+#include "core/cuda/worker_threads.h"
+#include "core/cudnn/cudnn_library.h"
+#include "core/cudnn/engine_search.h"
+#include "core/cudnn/errata.h"
+#include "core/problem/check.h"
+#include "core/problem/names.h"
+#include "plan/build_plan.h"
+#include "plan/engine_plan.h"
+
+namespace py = pybind11;
+
+namespace cudnn_autotune {
+namespace {
+
+// Makes a problem from the fields of Python's ConvProblem, which has checked them in more detail.
+// Throws std::invalid_argument (Python's ValueError).
+ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& input_shape,
+                         const std::vector<int64_t>& weight_shape,
+                         const std::vector<int32_t>& stride, const std::vector<int32_t>& padding,
+                         const std::vector<int32_t>& dilation, int32_t groups,
+                         const std::string& dtype, const std::string& layout, bool deterministic,
+                         bool allow_tf32, bool allow_reduced_precision,
+                         const std::string& depthwise_kernel,
+                         const std::tuple<int, int, int>& alignment, bool bias, bool residual,
+                         const std::string& activation,
+                         const std::optional<std::pair<int32_t, int32_t>>& pixel_strides) {
+  const size_t n = stride.size();
+  if (n < 1 || n > kMaxSpatialDims || input_shape.size() != n + 2 || weight_shape.size() != n + 2 ||
+      padding.size() != 2 * n || dilation.size() != n) {
+    throw std::invalid_argument("ConvProblem: the lists' lengths do not fit together");
+  }
+  const auto any_below = [](const std::vector<int32_t>& values, int32_t least) {
+    return std::any_of(values.begin(), values.end(), [=](int32_t v) { return v < least; });
+  };
+  if (any_below(stride, 1) || any_below(dilation, 1) || any_below(padding, 0) || groups < 1) {
+    throw std::invalid_argument(
+        "ConvProblem: stride, dilation and groups must be 1 or more, padding 0 or more");
+  }
+  ConvProblem problem;
+  std::copy(input_shape.begin(), input_shape.end(), problem.x.begin());
+  std::copy(weight_shape.begin(), weight_shape.end(), problem.w.begin());
+  std::copy(stride.begin(), stride.end(), problem.stride.begin());
+  std::copy(padding.begin(), padding.begin() + n, problem.pre_padding.begin());
+  std::copy(padding.begin() + n, padding.end(), problem.post_padding.begin());
+  std::copy(dilation.begin(), dilation.end(), problem.dilation.begin());
+  problem.groups = groups;
+  problem.spatial_dims = static_cast<uint8_t>(n);
+  problem.op = by_name<ConvOp>("op", op, kOpNames);
+  problem.dtype = by_name<DataType>("dtype", dtype, kDataTypeNames);
+  problem.layout = by_name<Layout>("memory_format", layout, kLayoutNames);
+  problem.deterministic = deterministic;
+  problem.allow_lower_precision = allow_tf32 && allow_reduced_precision;
+  problem.depthwise_kernel =
+      by_name<DepthwiseKernel>("depthwise_kernel", depthwise_kernel, kDepthwiseKernelNames);
+  problem.x_alignment = static_cast<uint8_t>(std::get<0>(alignment));
+  problem.w_alignment = static_cast<uint8_t>(std::get<1>(alignment));
+  problem.y_alignment = static_cast<uint8_t>(std::get<2>(alignment));
+  problem.addends = (bias ? ConvProblem::kBias : 0) | (residual ? ConvProblem::kResidual : 0);
+  problem.set_activation(parse_activation(activation));
+  if (problem.has_epilogue() && problem.op != ConvOp::fprop) {
+    throw std::invalid_argument("ConvProblem: only fprop has a bias, a residual or an activation");
+  }
+  if (pixel_strides) {
+    std::tie(problem.x_pixel_stride, problem.y_pixel_stride) = *pixel_strides;
+    if (problem.op != ConvOp::fprop || problem.layout != Layout::channels_last ||
+        problem.x_pixel_stride < problem.x[1] || problem.y_pixel_stride < problem.w[0]) {
+      throw std::invalid_argument(
+          "ConvProblem: only fprop in channels_last has pixel_strides, of as many elements as "
+          "channels or more");
+    }
+  }
+  if ((problem.has_epilogue() || problem.has_slices()) &&
+      alignment != std::make_tuple(32, 32, 32)) {
+    throw std::invalid_argument(
+        "ConvProblem: a fused problem, or one with pixel_strides, has an alignment of 32");
+  }
+  return problem;
+}
+
+void bind_problem(py::module_& m) {
+  const auto n = [](const ConvProblem& p) { return static_cast<size_t>(p.spatial_dims); };
+  py::class_<ConvProblem>(m, "ConvProblem")
+      .def(py::init(&make_problem), py::kw_only(), py::arg("op"), py::arg("input_shape"),
+           py::arg("weight_shape"), py::arg("stride"), py::arg("padding"), py::arg("dilation"),
+           py::arg("groups"), py::arg("dtype"), py::arg("memory_format"), py::arg("deterministic"),
+           py::arg("allow_tf32"), py::arg("allow_reduced_precision"), py::arg("depthwise_kernel"),
+           py::arg("alignment"), py::arg("bias") = false, py::arg("residual") = false,
+           py::arg("activation") = "", py::arg("pixel_strides") = py::none())
+      .def_property_readonly("op", [](const ConvProblem& p) { return name(p.op); })
+      .def_property_readonly("input_shape", &ConvProblem::input_shape)
+      .def_property_readonly("weight_shape", &ConvProblem::weight_shape)
+      .def_property_readonly("output_shape", &ConvProblem::output_shape)
+      .def_property_readonly("stride",
+                             [n](const ConvProblem& p) {
+                               return std::vector<int>(p.stride.begin(), p.stride.begin() + n(p));
+                             })
+      .def_property_readonly(
+          "padding",
+          [n](const ConvProblem& p) {
+            std::vector<int> both(p.pre_padding.begin(), p.pre_padding.begin() + n(p));
+            both.insert(both.end(), p.post_padding.begin(), p.post_padding.begin() + n(p));
+            return both;
+          })
+      .def_property_readonly("dilation",
+                             [n](const ConvProblem& p) {
+                               return std::vector<int>(p.dilation.begin(),
+                                                       p.dilation.begin() + n(p));
+                             })
+      .def_readonly("groups", &ConvProblem::groups)
+      .def_property_readonly("dtype", [](const ConvProblem& p) { return name(p.dtype); })
+      .def_property_readonly("memory_format", [](const ConvProblem& p) { return name(p.layout); })
+      .def_property_readonly("deterministic",
+                             [](const ConvProblem& p) { return p.deterministic != 0; })
+      .def_property_readonly("allow_tf32", &ConvProblem::allow_tf32)
+      .def_property_readonly("allow_reduced_precision", &ConvProblem::allow_reduced_precision)
+      .def_property_readonly("depthwise_kernel",
+                             [](const ConvProblem& p) { return name(p.depthwise_kernel); })
+      .def_property_readonly("alignment",
+                             [](const ConvProblem& p) {
+                               return py::make_tuple(p.x_alignment, p.w_alignment, p.y_alignment);
+                             })
+      .def_property_readonly("bias", &ConvProblem::has_bias)
+      .def_property_readonly("residual", &ConvProblem::has_residual)
+      .def_property_readonly("activation",
+                             [](const ConvProblem& p) { return p.activation().name(); })
+      .def_property_readonly("pixel_strides",
+                             [](const ConvProblem& p) {
+                               return p.has_slices() ? std::make_optional(std::make_pair(
+                                                           p.x_pixel_stride, p.y_pixel_stride))
+                                                     : std::nullopt;
+                             })
+      .def_property_readonly("text", &ConvProblem::text);
+  m.def("depthwise_kernel", [] { return name(depthwise_kernel()); });
+  m.def("problem_key", [](const ConvProblem& p) {
+    return py::bytes(reinterpret_cast<const char*>(&p), sizeof(p));
+  });
+}
+
+// Lets this thread allocate, load kernels and wait while another thread captures a graph. In CUDA's
+// default mode such calls fail, and break that thread's capture.
+void allow_capture_elsewhere() {
+  auto mode = cudaStreamCaptureModeRelaxed;
+  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
+// An EngineSearch, and the CUDA device of its handle. nullopt: it describes a GPU by a property
+// file.
+struct Search {
+  std::unique_ptr<EngineSearch> engines;
+  std::optional<c10::DeviceIndex> device;
+
+  OnDevice on_device() const { return OnDevice(device); }
+  // Throws PlanError.
+  std::shared_ptr<Plan> build(const std::string& text) const {
+    if (is_engine(text)) return std::make_shared<EnginePlan>(engines->build(text));
+    return build_plan(engines->problem(), text, device);
+  }
+  // Null if nothing is kept. Throws PlanError.
+  std::shared_ptr<Plan> read_back(const std::string& text) const {
+    auto engine = is_engine(text) ? engines->read_back(text) : nullptr;
+    return engine == nullptr ? nullptr : std::make_shared<EnginePlan>(std::move(engine));
+  }
+  // Prepares a thread that only builds plans and then ends: its device and capture mode stay set.
+  void enter() const {
+    if (!device) return;
+    c10::cuda::set_device(*device);
+    allow_capture_elsewhere();
+  }
+};
+
+std::unique_ptr<Search> search_on_device(const ConvProblem& problem, int device) {
+  const auto index = static_cast<c10::DeviceIndex>(device);
+  const OnDevice guard(index);
+  return std::make_unique<Search>(
+      Search{std::make_unique<EngineSearch>(problem, &current_handle), index});
+}
+
+std::unique_ptr<Search> search_by_properties(const ConvProblem& problem, const std::string& json) {
+  return std::make_unique<Search>(
+      Search{std::make_unique<EngineSearch>(problem, json), std::nullopt});
+}
+
+using Built = std::pair<std::shared_ptr<Plan>, std::string>;  // null and why, if it did not build
+
+std::vector<Built> build_many(const Search& search, const std::vector<std::string>& texts,
+                              int threads) {
+  std::vector<Built> built(texts.size());
+  std::vector<std::exception_ptr> interrupts(texts.size());
+  const auto guard = search.on_device();
+  const auto build = [&](size_t i) {
+    try {
+      built[i].first = search.build(texts[i]);
+    } catch (const py::error_already_set&) {
+      interrupts[i] = std::current_exception();
+    } catch (const std::exception& error) {
+      built[i].second = error.what();
+    }
+  };
+  on_worker_threads(texts.size(), threads, [&search] { search.enter(); }, build);
+  for (const auto& interrupt : interrupts) {
+    if (interrupt) std::rethrow_exception(interrupt);
+  }
+  return built;
+}
+
+std::shared_ptr<Plan> build_ahead(const Search& search, const std::string& text, bool may_compile) {
+  return may_compile ? search.build(text) : search.read_back(text);
+}
+
+using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
+
+void bind_build_ahead(py::module_& m) {
+  m.def(
+      "build_ahead",
+      [](const ConvProblem& problem, int device, const std::string& text, bool may_compile) {
+        const OnDevice guard(static_cast<c10::DeviceIndex>(device));
+        return build_ahead(*search_on_device(problem, device), text, may_compile);
+      },
+      py::arg("problem"), py::arg("gpu"), py::arg("text"), py::arg("may_compile"),
+      WithoutGilCall());
+  m.def(
+      "build_ahead",
+      [](const ConvProblem& problem, const std::string& json, const std::string& text,
+         bool may_compile) {
+        return build_ahead(*search_by_properties(problem, json), text, may_compile);
+      },
+      py::arg("problem"), py::arg("gpu"), py::arg("text"), py::arg("may_compile"),
+      WithoutGilCall());
+}
+
+void bind_engine_search(py::module_& m) {
+  py::class_<Candidate>(m, "Candidate")
+      .def_property_readonly("engine", [](const Candidate& c) { return c.config.engine; })
+      .def_property_readonly("knobs", [](const Candidate& c) { return c.config.knobs; })
+      .def_property_readonly("text", [](const Candidate& c) { return c.config.text(); })
+      .def_readonly("workspace_bytes", &Candidate::workspace_bytes)
+      .def_readonly("numerical_notes", &Candidate::numerical_notes)
+      .def_readonly("behavior_notes", &Candidate::behavior_notes)
+      .def_readonly("compute_capability", &Candidate::compute_capability)
+      .def_readonly("heuristic_mode", &Candidate::heuristic_mode);
+  m.def("is_allowed", &is_allowed, py::arg("candidate"), py::arg("problem"),
+        py::arg("workspace_limit"));
+  m.def(
+      "is_known_wrong",
+      [](const std::string& text, const ConvProblem& problem, int64_t cudnn_version,
+         int64_t compute_capability) {
+        return is_known_wrong(EngineConfig::parse(text), problem, cudnn_version,
+                              compute_capability);
+      },
+      py::arg("engine_text"), py::arg("problem"), py::arg("cudnn_version"),
+      py::arg("compute_capability") = 0);
+
+  py::class_<Search>(m, "EngineSearch")
+      .def_static("on_device", &search_on_device, py::arg("problem"), py::arg("device"),
+                  WithoutGilCall())
+      .def_static("by_properties", &search_by_properties, py::arg("problem"), py::arg("json"),
+                  WithoutGilCall())
+      .def(
+          "query",
+          [](Search& search, const std::string& mode) {
+            const auto guard = search.on_device();
+            return search.engines->query(mode);
+          },
+          py::arg("heuristic_mode"), WithoutGilCall())
+      .def(
+          "build",
+          [](Search& search, const std::string& text) {
+            const auto guard = search.on_device();
+            return search.build(text);
+          },
+          py::arg("text"), WithoutGilCall())
+      .def(
+          "describe",
+          [](Search& search, const std::string& text) {
+            const auto guard = search.on_device();
+            return search.engines->describe(text);
+          },
+          py::arg("engine_text"), WithoutGilCall())
+      .def("build_many", &build_many, py::arg("texts"), py::arg("threads"), WithoutGilCall());
+
+  m.def("canonical_engine_text",
+        [](const std::string& text) { return EngineConfig::parse(text).text(); });
+  m.def("parse_engine_text", [](const std::string& text) {
+    const auto config = EngineConfig::parse(text);
+    return std::make_pair(config.engine, config.knobs);
+  });
+  m.def("engine_text", [](int64_t engine, const std::map<std::string, int64_t>& knobs) {
+    return EngineConfig::parse(EngineConfig{engine, knobs}.text()).text();
+  });
+}
+
+}  // namespace
+
+void bind_search(py::module_& m) {
+  bind_cudnn_library();
+  m.def("cudnn_runtime_version", &cudnn_runtime_version);
+  m.def("cudnn_frontend_version", &cudnn_frontend_version);
+  bind_problem(m);
+  bind_engine_search(m);
+  bind_build_ahead(m);
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+
+#include "core/problem/conv_problem.h"
+
+namespace cudnn_autotune {
+
+// Whether a transform of torch.func is under way on this thread. Transforms, and forward-mode
+// derivatives, have rules for ATen's convolution only. (It cannot be read from
+// functorchTLSAccessor(), which stays set on a thread once a transform was used there. The dispatch
+// key that is read here is included only as long as one is under way.)
+bool in_transform();
+
+// The operators computed by ATen alone, on any device: where cuDNN has no engine, and on a CPU. The
+// arguments are those of conv_ops.h. Padding that differs before and after is applied as PyTorch's
+// padding="same" does it: the input is padded first. Throws c10::ValueError for lists of a wrong
+// length, and what ATen throws.
+//
+// They call PyTorch's own convolution, also where csrc/conv/aten_kernels.h has put another in its
+// place.
+at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups);
+at::Tensor aten_transpose(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                          c10::SymIntArrayRef dilation, const c10::SymInt& groups);
+at::Tensor aten_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
+                      c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups);
+at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
+                      c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups);
+
+// The activation that an operator's argument names. Throws c10::ValueError for an unknown one.
+Activation activation_of_call(std::string_view name);
+
+// activation(x * w + bias + residual), each step by an operator of ATen's.
+at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias,
+                      const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups, const Activation& activation,
+                      const std::optional<at::Tensor>& slope);
+// The last two steps alone, on the convolution's result with its bias, whose channels are dimension
+// 1. Throws c10::ValueError if the residual or the slope has another shape or dtype, or if there is
+// a slope without prelu or prelu without one.
+at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
+                         const Activation& activation, const std::optional<at::Tensor>& slope);
+
+// Copies a result into a tensor. Throws c10::ValueError if that has another shape or dtype.
+void copy_result(const at::Tensor& output, const at::Tensor& result);
+
+// Adds the bias, of shape (K), to `y`, of shape (N, K, spatial...).
+void add_bias(const at::Tensor& y, const at::Tensor& bias);
+
+// As long as one lives, ATen's convolutions and norms on this thread are PyTorch's own.
+class PyTorchsOwnGuard {
+ public:
+  PyTorchsOwnGuard() noexcept;
+  ~PyTorchsOwnGuard();
+  PyTorchsOwnGuard(const PyTorchsOwnGuard&) = delete;
+  PyTorchsOwnGuard& operator=(const PyTorchsOwnGuard&) = delete;
+
+  // Whether one lives on this thread.
+  static bool is_active();
+};
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,103 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "call/aten_conv.h"
+#include "call/autocast.h"
+#include "call/call_policy.h"
+
+// In the graphs of torch.compile a convolution that is served is PyTorch's, with a marked input.
+// The marks are the identity: nn/inductor.py takes them away again. Programs of other compilers run
+// them, and their copies carry the policy.
+
+TORCH_LIBRARY_FRAGMENT(cudnn_autotune, m) {
+  m.def("mark_input(Tensor input, str sampling, int workspace_limit) -> Tensor",
+        {at::Tag::pt2_compliant_tag});
+  // Inductor would fold what follows a transposed convolution into its weight, wrongly.
+  m.def("mark_output(Tensor output) -> Tensor", {at::Tag::pt2_compliant_tag});
+}
+
+namespace cudnn_autotune {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor call_mark_input(const at::Tensor& input, std::string_view sampling,
+                           int64_t workspace_limit) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("cudnn_autotune::mark_input", "")
+                             .typed<at::Tensor(const at::Tensor&, std::string_view, int64_t)>();
+  return op.call(input, sampling, workspace_limit);
+}
+
+at::Tensor call_mark_output(const at::Tensor& output) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("cudnn_autotune::mark_output", "")
+                             .typed<at::Tensor(const at::Tensor&)>();
+  return op.call(output);
+}
+
+// The identity, whose derivative is not marked.
+template <size_t arguments>
+struct Mark : torch::autograd::Function<Mark<arguments>> {
+  template <typename Call>
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Call& call) {
+    ctx->set_materialize_grads(false);
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return call(tensor);
+  }
+  static variable_list backward(AutogradContext*, const variable_list& gradients) {
+    variable_list result(2);
+    result[0] = gradients[0];
+    return result;
+  }
+};
+
+// Transforms and forward-mode derivatives are PyTorch's own: what they trace is not marked.
+bool is_dual(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
+
+at::Tensor mark_input_autograd(const at::Tensor& input, std::string_view sampling,
+                               int64_t workspace_limit) {
+  if (is_dual(input)) return input;
+  return Mark<3>::apply(input, [&](const at::Tensor& tensor) {
+    return call_mark_input(tensor, sampling, workspace_limit);
+  });
+}
+
+at::Tensor mark_output_autograd(const at::Tensor& output) {
+  if (is_dual(output)) return output;
+  return Mark<1>::apply(output, [](const at::Tensor& tensor) { return call_mark_output(tensor); });
+}
+
+// Casts the input as autocast will for the convolution: what is cast behind the mark would not be
+// marked.
+at::Tensor mark_input_autocast(const at::Tensor& input, std::string_view sampling,
+                               int64_t workspace_limit) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCUDA);
+  const auto dtype = at::autocast::get_autocast_dtype(at::kCUDA);
+  return call_mark_input(at::autocast::cached_cast(dtype, input, at::kCUDA), sampling,
+                         workspace_limit);
+}
+
+}  // namespace
+}  // namespace cudnn_autotune
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, CompositeExplicitAutograd, m) {
+  m.impl("mark_input", cudnn_autotune::marked_copy);
+  m.impl("mark_output", [](const at::Tensor& output) { return output.clone(); });
+}
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, Autograd, m) {
+  m.impl("mark_input", cudnn_autotune::mark_input_autograd);
+  m.impl("mark_output", cudnn_autotune::mark_output_autograd);
+}
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, AutocastCUDA, m) {
+  m.impl("mark_input", cudnn_autotune::mark_input_autocast);
+}
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, FuncTorchDynamicLayerFrontMode, m) {
+  m.impl("mark_input", [](const at::Tensor& input, std::string_view, int64_t) { return input; });
+  m.impl("mark_output", [](const at::Tensor& output) { return output; });
+}

@@ -1,0 +1,213 @@
+#include "core/cudnn/engine_search.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "core/cudnn/cudnn_library.h"
+#include "core/cudnn/detail/conv_graph.h"
+#include "core/cudnn/detail/engine_description.h"
+#include "core/cudnn/errata.h"
+#include "core/cudnn/kept_plans.h"
+#include "core/problem/check.h"
+
+namespace cudnn_autotune {
+namespace {
+
+namespace fe = cudnn_frontend;
+
+fe::HeurMode_t heuristic_mode(const std::string& mode) {
+  if (mode == "A") return fe::HeurMode_t::A;
+  if (mode == "B") return fe::HeurMode_t::B;
+  if (mode == "FALLBACK") return fe::HeurMode_t::FALLBACK;
+  throw std::invalid_argument("heuristic_mode must be 'A', 'B' or 'FALLBACK', got '" + mode + "'");
+}
+
+// 86 for 8.6; 0 if there is no device.
+int64_t compute_capability_here() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  const bool is_known =
+      cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
+  return is_known ? int64_t{10} * major + minor : 0;
+}
+
+// The same of a GPU that JSON describes, which cuDNN has taken: `"deviceVer": 860`.
+int64_t compute_capability_in(const std::string& device_json) {
+  const std::string field = "\"deviceVer\"";
+  const size_t found = device_json.find(field);
+  if (found == std::string::npos) return 0;
+  const size_t digits = device_json.find_first_not_of(": \t\r\n", found + field.size());
+  return digits == std::string::npos ? 0 : std::atoll(device_json.c_str() + digits) / 10;
+}
+
+}  // namespace
+
+struct EngineSearch::Impl {
+  Impl(const ConvProblem& problem, HandleOfThread handle)
+      : problem(problem), handle(handle), compute_capability(compute_capability_here()) {
+    make_graphs(handle(), nullptr);
+  }
+  Impl(const ConvProblem& problem, const std::string& device_json)
+      : problem(problem), gpu(device_json) {
+    make_graphs(nullptr, parse_device_properties(device_json));
+    compute_capability = compute_capability_in(device_json);
+  }
+
+  void make_graphs(cudnnHandle_t own_handle, const DevicePropertiesPtr& device) {
+    if (problem.has_only_bias()) unfused.emplace(problem, own_handle, device, /*is_unfused=*/true);
+    try {
+      whole.emplace(problem, own_handle, device);
+    } catch (const CudnnError&) {
+      if (!unfused) throw;
+    }
+  }
+
+  const ConvGraph& graph_of(const EngineConfig& config) const {
+    const auto& graph = config.is_unfused ? unfused : whole;
+    if (!graph) {
+      throw CudnnError("finding " + config.text(), "cuDNN has no such graph", problem.text());
+    }
+    return *graph;
+  }
+
+  // The reference stays valid.
+  const fe::ManagedOpaqueDescriptor& descriptor(const EngineConfig& config) {
+    const std::lock_guard lock(mutex);
+    const auto known = descriptors.find(config);
+    if (known != descriptors.end()) return known->second;
+    return descriptors.emplace(config, graph_of(config).descriptor(config)).first->second;
+  }
+
+  // What keeps the plan of a config; null if nothing does.
+  std::shared_ptr<const KeptPlans> keeper(const fe::ManagedOpaqueDescriptor& descriptor) const {
+    auto kept = kept_plans();
+    if (kept == nullptr || kept->behavior_note.empty()) return kept;
+    const auto notes = behavior_notes(descriptor, problem);
+    const bool is_kept = std::find(notes.begin(), notes.end(), kept->behavior_note) != notes.end();
+    return is_kept ? kept : nullptr;
+  }
+
+  PlanName name(const EngineConfig& config) const { return {problem.text(), config.text(), gpu}; }
+
+  // Null if no plan is kept, if cuDNN does not take it, or if this thread gets no handle.
+  std::shared_ptr<ConvPlan> read_back(const KeptPlans& kept, const EngineConfig& config) const {
+    try {
+      const auto serialized = kept.find(name(config));
+      if (!serialized) return nullptr;
+      auto* own_handle = handle == nullptr ? nullptr : handle();
+      return graph_of(config).read_back(config, *serialized, own_handle);
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+
+  std::shared_ptr<ConvPlan> build(const EngineConfig& config,
+                                  const fe::ManagedOpaqueDescriptor& descriptor) const {
+    const ConvGraph& graph = graph_of(config);
+    const auto kept = keeper(descriptor);
+    if (kept == nullptr) return graph.build(config, descriptor);
+    if (auto plan = read_back(*kept, config)) return plan;
+    auto plan = graph.build(config, descriptor);
+    try {
+      kept->keep(name(config), plan->serialized());
+    } catch (const CudnnError&) {
+      // cuDNN cannot serialize it, so the next process compiles it again.
+    }
+    return plan;
+  }
+
+  // The configs of one graph that no earlier query has listed.
+  std::vector<Candidate> list(const std::optional<ConvGraph>& graph, const std::string& mode) {
+    std::vector<Candidate> candidates;
+    if (!graph || ends_the_process(mode, problem, cudnn_runtime_version())) return candidates;
+    for (const auto& descriptor : graph->query(heuristic_mode(mode))) {
+      auto config = engine_config(descriptor, problem, &graph == &unfused);
+      {
+        const std::lock_guard lock(mutex);
+        if (!listed.insert(config).second) continue;
+        descriptors.emplace(config, descriptor);
+      }
+      candidates.push_back(describe(descriptor, std::move(config), mode));
+    }
+    return candidates;
+  }
+
+  Candidate describe(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
+                     const std::string& mode) const {
+    Candidate candidate = described(descriptor, std::move(config), problem, mode);
+    candidate.compute_capability = compute_capability;
+    return candidate;
+  }
+
+  ConvProblem problem;
+  std::optional<ConvGraph> whole;    // empty if cuDNN cannot express the problem with its bias
+  std::optional<ConvGraph> unfused;  // of a problem whose epilogue is a bias alone
+  HandleOfThread handle = nullptr;   // null: `gpu` describes the GPU
+  std::string gpu;
+  int64_t compute_capability = 0;  // of the GPU: 86 for 8.6
+  std::mutex mutex;                // of what follows
+  std::map<EngineConfig, fe::ManagedOpaqueDescriptor> descriptors;
+  std::set<EngineConfig> listed;
+};
+
+EngineSearch::EngineSearch(const ConvProblem& problem, HandleOfThread handle)
+    : impl_(std::make_unique<Impl>(problem, handle)) {}
+
+EngineSearch::EngineSearch(const ConvProblem& problem, const std::string& device_json)
+    : impl_(std::make_unique<Impl>(problem, device_json)) {}
+
+EngineSearch::~EngineSearch() = default;
+
+const ConvProblem& EngineSearch::problem() const { return impl_->problem; }
+
+std::vector<Candidate> EngineSearch::query(const std::string& mode) {
+  auto unfused = impl_->list(impl_->unfused, mode);
+  auto whole = impl_->list(impl_->whole, mode);
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < std::max(unfused.size(), whole.size()); ++i) {
+    if (i < unfused.size()) candidates.push_back(std::move(unfused[i]));
+    if (i < whole.size()) candidates.push_back(std::move(whole[i]));
+  }
+  return candidates;
+}
+
+std::shared_ptr<ConvPlan> EngineSearch::build(const EngineConfig& config) {
+  return impl_->build(config, impl_->descriptor(config));
+}
+
+EngineConfig EngineSearch::parse(const std::string& engine_text) const {
+  try {
+    return EngineConfig::parse(engine_text);
+  } catch (const std::invalid_argument& error) {
+    throw CudnnError("reading an engine config", error.what(), problem().text());
+  }
+}
+
+std::shared_ptr<ConvPlan> EngineSearch::build(const std::string& engine_text) {
+  return build(parse(engine_text));
+}
+
+std::shared_ptr<ConvPlan> EngineSearch::read_back(const std::string& engine_text) {
+  const auto config = parse(engine_text);
+  const auto kept = impl_->keeper(impl_->descriptor(config));
+  return kept == nullptr ? nullptr : impl_->read_back(*kept, config);
+}
+
+Candidate EngineSearch::describe(const std::string& engine_text) {
+  auto config = parse(engine_text);
+  const auto& descriptor = impl_->descriptor(config);
+  return impl_->describe(descriptor, std::move(config), "");
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,48 @@
+#include "plan/build_plan.h"
+
+#include <utility>
+
+#include "call/aten_conv.h"
+#include "call/torch_bridge.h"
+#include "core/cudnn/engine_search.h"
+#include "core/problem/check.h"
+#include "plan/engine_plan.h"
+#include "plan/pytorch_plans.h"
+
+namespace cudnn_autotune {
+namespace {
+
+PlanBuilder& plan_builder() {
+  static PlanBuilder builder;
+  return builder;
+}
+
+}  // namespace
+
+void set_plan_builder(PlanBuilder builder) { plan_builder() = std::move(builder); }
+
+bool is_engine(const std::string& text) {
+  return text != kAten && text != kMatmul && text.find('@') == std::string::npos;
+}
+
+std::shared_ptr<Plan> build_plan(const ConvProblem& problem, const std::string& text,
+                                 std::optional<c10::DeviceIndex> device) {
+  if (text == kAten) return std::make_shared<AtenPlan>(problem);
+  if (text == kMatmul) return std::make_shared<MatmulPlan>(problem);
+  if (!device) throw PlanError(text + " is built for a CUDA device of this machine only");
+  const OnDevice guard(device);
+  if (!is_engine(text)) {
+    if (!plan_builder()) throw PlanError("nothing builds " + text + " for " + problem.text());
+    // A convolution that a builder makes must not be tuned: that would wait for the thread that
+    // tunes, which waits for this plan.
+    const PyTorchsOwnGuard pytorchs_own;
+    try {
+      return plan_builder()(problem, text, *device);
+    } catch (const PlanError& error) {
+      throw PlanError("building " + text + " for " + problem.text() + ": " + error.what());
+    }
+  }
+  return std::make_shared<EnginePlan>(EngineSearch(problem, &current_handle).build(text));
+}
+
+}  // namespace cudnn_autotune
