@@ -38,8 +38,8 @@ CaptureMissHandler& capture_miss_handler() {
 
 // The first config of cuDNN's heuristics that builds and that PyTorch would run, which does not
 // check outputs either; PyTorch's own path if there is none. Where padding differs before and
-// after, and where the engine computes an epilogue, some engines are wrong (core/cudnn/errata.cpp), and
-// PyTorch runs none.
+// after, and where the engine computes an epilogue, some engines are wrong (core/cudnn/errata.cpp),
+// and PyTorch runs none.
 std::shared_ptr<Plan> heuristic_plan(const ChoiceKey& key) {
   const ConvProblem& problem = key.problem;
   const auto own_path = std::make_shared<AtenPlan>(problem);

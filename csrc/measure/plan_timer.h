@@ -25,9 +25,9 @@ namespace cudnn_autotune {
 // What is locked while something is measured on a device: the searches of several threads take
 // turns, so that they neither disturb each other's times nor meet on the stream and the flag that
 // all timers of the device share. Locks are taken in this order: the tuning mutex
-// (core/choices/choice_table.h), this one, the GIL. So a thread that waits for this one must not hold the
-// GIL, and what is measured must not tune. It is recursive because what is measured may be a
-// function in Python that measures.
+// (core/choices/choice_table.h), this one, the GIL. So a thread that waits for this one must not
+// hold the GIL, and what is measured must not tune. It is recursive because what is measured may be
+// a function in Python that measures.
 std::recursive_mutex& measuring_mutex(c10::DeviceIndex device);
 
 // Measures the candidates of one problem. It runs batches of calls between two CUDA events, without

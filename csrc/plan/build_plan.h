@@ -16,9 +16,9 @@ namespace cudnn_autotune {
 bool is_engine(const std::string& text);
 
 // Builds the plan that a candidate's text names, for a CUDA device: an engine config
-// (core/cudnn/engine_config.h), kAten, kMatmul, or `name@version[:settings]`, which the builder that
-// Python has set knows. nullopt: the GPU is not here, which kAten and kMatmul do not ask. Other
-// threads may capture meanwhile. Throws PlanError if it does not build.
+// (core/cudnn/engine_config.h), kAten, kMatmul, or `name@version[:settings]`, which the builder
+// that Python has set knows. nullopt: the GPU is not here, which kAten and kMatmul do not ask.
+// Other threads may capture meanwhile. Throws PlanError if it does not build.
 std::shared_ptr<Plan> build_plan(const ConvProblem& problem, const std::string& text,
                                  std::optional<c10::DeviceIndex> device);
 
