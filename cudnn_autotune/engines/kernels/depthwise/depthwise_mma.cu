@@ -25,161 +25,8 @@
 // - Row i is multiplied. What it completes is transposed back to channels_last in the next step.
 //
 // Zeros of T multiply inputs that an output does not depend on. If one of these is infinite or NaN
-// the sum becomes NaN. Where an output is NaN, its lane looks for a NaN in two inputs that it does
-// depend on, so that a tensor of NaN costs little. If there is none, the block looks at the row
-// again when it is done: what is infinite or NaN among the inputs of eight outputs is found
-// together, as bits, and only outputs that depend on nothing of that kind are summed one by one.
-
-// The weight of a row and a column of the filter, as bits; zero outside of it.
-__device__ __forceinline__ unsigned weight(const ELEMENT* filter, int row, int column) {
-  if (row < 0 || column < 0 || column >= KERNEL_W) return 0;
-  const int at = row * KERNEL_W + column;
-  return filter[TURNED ? KERNEL_H * KERNEL_W - 1 - at : at].bits;
-}
-
-// Makes an output of a sum. `at` is the output's offset.
-__device__ __forceinline__ float finish(float sum, const ELEMENT* bias, const ELEMENT* residual,
-                                        int channel, long long at) {
-  if (HAS_BIAS) sum += to_float(bias[channel]);
-  if (HAS_RESIDUAL) sum += to_float(residual[at]);
-  return activate<ACTIVATION>(sum);
-}
-
-// The sum of an output without products of zeros.
-__device__ __noinline__ float exact_sum(const ELEMENT* x, const ELEMENT* filter, const Shape& s,
-                                        int image, int channel, int row, int column) {
-  float sum = 0.0f;
-#pragma unroll 1
-  for (int kh = 0; kh < KERNEL_H; ++kh) {
-    const int from_row = row - s.pad_h + kh;
-    if (from_row < 0 || from_row >= s.in_h) continue;
-#pragma unroll 8
-    for (int kw = 0; kw < KERNEL_W; ++kw) {
-      const int from = column - s.pad_w + kw;
-      if (from < 0 || from >= s.in_w) continue;
-      const ELEMENT tap{static_cast<unsigned short>(weight(filter, kh, kw))};
-      sum += to_float(x[offset(s, image, channel, from_row, from, s.in_h, s.in_w)]) * to_float(tap);
-    }
-  }
-  return sum;
-}
-
-// Of eight outputs side by side, those to which an infinity or NaN of the input comes, as bits.
-struct Reached {
-  unsigned plus, minus, nan;  // all are NaN where a weight is not finite
-
-  __device__ __forceinline__ Reached(const ELEMENT* x, const ELEMENT* filter, const Shape& s,
-                                     int image, int channel, int row, int column, unsigned wanted)
-      : plus(0), minus(0), nan(0) {
-    constexpr int kTaps = KERNEL_W < 24 ? KERNEL_W : 24;  // at a time, so that 32 bits suffice
-    const float infinity = __uint_as_float(0x7f800000u);
-#pragma unroll 1
-    for (int at = 0; at < KERNEL_H * ceil_div(KERNEL_W, kTaps); ++at) {
-      const int kh = at % KERNEL_H, first = at / KERNEL_H * kTaps;
-      const int from_row = row - s.pad_h + kh;
-      if (from_row < 0 || from_row >= s.in_h) continue;
-      unsigned x_plus = 0, x_minus = 0, x_nan = 0;
-#pragma unroll 8
-      for (int i = 0; i < kTaps + 7; ++i) {
-        const int from = column - s.pad_w + first + i;
-        if (from < 0 || from >= s.in_w) continue;
-        const float value = to_float(x[offset(s, image, channel, from_row, from, s.in_h, s.in_w)]);
-        x_plus |= static_cast<unsigned>(value == infinity) << i;
-        x_minus |= static_cast<unsigned>(value == -infinity) << i;
-        x_nan |= static_cast<unsigned>(value != value) << i;
-      }
-#pragma unroll 8
-      for (int kw = 0; kw < kTaps; ++kw) {
-        if (first + kw >= KERNEL_W) break;
-        const float tap =
-            to_float(ELEMENT{static_cast<unsigned short>(weight(filter, kh, first + kw))});
-        if (tap - tap != 0.0f) nan = wanted;
-        plus |= (tap > 0.0f ? x_plus : tap < 0.0f ? x_minus : 0) >> kw;
-        minus |= (tap > 0.0f ? x_minus : tap < 0.0f ? x_plus : 0) >> kw;
-        nan |= (tap == 0.0f ? x_nan | x_plus | x_minus : x_nan) >> kw;
-      }
-      nan |= plus & minus;
-      if ((wanted & ~nan) == 0) break;
-    }
-  }
-};
-
-// Computes outputs of the block that are NaN again, in rows that `rows` has a bit for.
-__device__ __noinline__ void repair(const ELEMENT* x, const ELEMENT* w, ELEMENT* y,
-                                    const ELEMENT* bias, const ELEMENT* residual, Shape s,
-                                    int first_tile, int first_channel, int first_out, int end_out,
-                                    unsigned rows) {
-  const int count = 16 * (end_out - first_out) * CHANNELS;  // eight outputs each
-#pragma unroll 1
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    int row = i / (CHANNELS * 16);
-    if ((rows >> row % 32 & 1) == 0) continue;
-    row += first_out;
-    const int channel = first_channel + i % CHANNELS, position = i / CHANNELS % 16;
-    const int tile = first_tile + position / COLUMN_BLOCKS, image = tile / s.tiles_across;
-    int column = (tile % s.tiles_across * COLUMN_BLOCKS + position % COLUMN_BLOCKS) * 8;
-    if (SIGNAL) column += row * kTileColumns, row = 0;
-    if (channel >= s.channels || image >= s.images || column >= s.out_w) continue;
-    const ELEMENT* const filter = w + static_cast<long long>(channel) * KERNEL_H * KERNEL_W;
-    unsigned wanted = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      if (column + j >= s.out_w) continue;
-      const float old = to_float(y[offset(s, image, channel, row, column + j, s.out_h, s.out_w)]);
-      wanted |= static_cast<unsigned>(old != old) << j;
-    }
-    if (wanted == 0) continue;
-    const Reached reached(x, filter, s, image, channel, row, column, wanted);
-    wanted &= ~reached.nan;
-#pragma unroll 1
-    for (int j = 0; j < 8; ++j) {
-      if ((wanted >> j & 1) == 0) continue;
-      float sum = __uint_as_float(reached.plus >> j & 1 ? 0x7f800000u : 0xff800000u);
-      if (((reached.plus | reached.minus) >> j & 1) == 0) {
-        sum = exact_sum(x, filter, s, image, channel, row, column + j);
-      }
-      const long long at = offset(s, image, channel, row, column + j, s.out_h, s.out_w);
-      y[at] = from_float<ELEMENT>(finish(sum, bias, residual, channel, at));
-    }
-  }
-}
-
-// The bits of an infinity of the type.
-__device__ constexpr unsigned infinity_of(half) { return 0x7c00; }
-__device__ constexpr unsigned infinity_of(bfloat16) { return 0x7f80; }
-constexpr unsigned kInfinity = infinity_of(ELEMENT{});
-
-// Returns whether an input is NaN that both outputs of this lane depend on, of its first position
-// in bit 0 and of its second one in bit 1. The input's registers are of the last row that they see.
-__device__ __forceinline__ unsigned nan_inputs(const unsigned (&a)[kSteps / 2 + 1][4],
-                                               const unsigned (&last)[2], int lane) {
-  // Outputs 2t and 2t + 1 depend on inputs 2 (t + kPairs) and the next one, in the middle.
-  constexpr int kPairs = KERNEL_W / 4, kFirst = kPairs / 4;
-  if constexpr (kPairs == 0) return 0;
-  unsigned found = 0;  // two bits of vector kFirst, and two of the next one
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int vector = kFirst + i / 2;
-    if (vector >= kSteps) continue;
-    const bool is_last = kSteps % 2 == 1 && vector == kSteps - 1;
-    const unsigned two = is_last ? last[i % 2] : a[vector / 2][vector % 2 * 2 + i % 2];
-    if ((two & 0x7fff) > kInfinity || (two >> 16 & 0x7fff) > kInfinity) found |= 1u << i;
-  }
-  const int from = lane % 4 + kPairs % 4;
-  found = __shfl_sync(0xffffffffu, found, lane / 4 * 4 + from % 4);
-  return from < 4 ? found : found >> 2;
-}
-
-// Returns whether the filter rows of a warp are finite.
-__device__ __forceinline__ bool has_finite(const unsigned (&bands)[kFilterRows][kSteps]) {
-  float none = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kFilterRows * kSteps; ++i) {
-    const float2 two = unpack<ELEMENT>(bands[i / kSteps][i % kSteps]);
-    none += two.x * 0.0f + two.y * 0.0f;
-  }
-  return !__any_sync(0xffffffffu, none != 0.0f);
-}
+// the sum becomes NaN. So the block looks again at rows with a sum that is NaN when it is done: see
+// depthwise_mma_not_finite.cuh.
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     depthwise_mma(const ELEMENT* x, const ELEMENT* w, ELEMENT* y, const ELEMENT* bias,
@@ -254,8 +101,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const int begin_products = max(first_out - pad_h + first_filter_row, 0);
   const int end_products = min(end_out - pad_h + first_filter_row + kFilterRows - 1, end_row);
 
-  unsigned looked_at =
-      0;  // channels of the warp, and from bit 16 on those whose filter is not finite
+  unsigned nan_rows = 0;  // modulo 32
 
   copies_arrived<STAGES - 1>();
   __syncthreads();
@@ -320,6 +166,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
             make_float4(result[0], result[1], result[2], result[3]);
       } else if (is_complete && i < steps) {
         const int channel = first_channel + warp_channel + c;
+        const float total = result[0] + result[1] + (result[2] + result[3]);
+        if (total != total) nan_rows |= 1u << (row - last_of_first) % 32;
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           // Columns 2t and 2t + 1 of position g + 8k.
@@ -343,26 +191,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                 two;
           } else if (channel < channels) {
             writer.write_two(y, k, c, two, s);
-          }
-        }
-        const bool is_nan = result[0] + result[1] + (result[2] + result[3]) !=
-                            result[0] + result[1] + (result[2] + result[3]);
-        if (__any_sync(0xffffffffu, is_nan)) {
-          if ((looked_at >> c & 1) == 0) {
-            looked_at |= 1u << c | (has_finite(bands[c]) ? 0u : 1u << (16 + c));
-          }
-          unsigned proven = looked_at >> (16 + c) & 1 ? 3 : 0;
-          if (has_products && proven == 0) proven = nan_inputs(a, last, lane);
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const float sum = result[2 * k] + result[2 * k + 1];
-            if (sum == sum || (proven >> k & 1)) continue;
-            const int tile = first_tile + tile_of(g + 8 * k);
-            int column = (tile % tiles_across * COLUMN_BLOCKS + column_block_of(g + 8 * k)) * 8;
-            if (SIGNAL) column += (row - last_of_first + first_out) * kTileColumns;
-            if (column + 2 * t < out_w) {
-              atomicOr(reinterpret_cast<int*>(shared + kFlagAt), 1 << (row - last_of_first) % 32);
-            }
           }
         }
       }
@@ -394,9 +222,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
   }
 
+  if (nan_rows != 0) atomicOr(reinterpret_cast<int*>(shared + kFlagAt), nan_rows);
   __syncthreads();
   const unsigned rows_again = *reinterpret_cast<const unsigned*>(shared + kFlagAt);
   if (rows_again != 0) {
-    repair(x, w, y, bias, residual, s, first_tile, first_channel, first_out, end_out, rows_again);
+    copies_arrived<0>();
+    __syncthreads();
+    repair(shared, x, w, y, bias, residual, s, first_tile, first_channel, first_out, end_out,
+           rows_again);
   }
 }

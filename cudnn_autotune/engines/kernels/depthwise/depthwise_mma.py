@@ -20,11 +20,17 @@ from cudnn_autotune.engines.kernels.family import (
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 
-_SOURCES = ("depthwise_mma_tile.cuh", "depthwise_mma_rows.cuh", "depthwise_mma.cu")
+_SOURCES = (
+    "depthwise_mma_tile.cuh",
+    "depthwise_mma_rows.cuh",
+    "depthwise_mma_not_finite.cuh",
+    "depthwise_mma.cu",
+)
 _POSITIONS = 16  # rows of an mma's first matrix
 _VECTOR_BYTES = 16  # bytes of eight elements
 _OUT_OCTET = 138  # vectors of the outputs of eight channels
 _STAGES = 4
+_LIST_BYTES = 4 * 1024 + 32  # outputs that are computed again
 _MOST_STEPS = 17
 _STATE_REGISTERS = 70  # per channel of a warp: the filter's matrices and incomplete sums
 _OTHER_REGISTERS = 36
@@ -151,6 +157,10 @@ class _Tiling:
             stage, out = self.channels * tiles * (s.pitch + 1) * _VECTOR_BYTES, 0
         partial = (s.chained - 1) * self.channels * 32 * 16
         half = self.channels * plane * _VECTOR_BYTES + out + partial
+        # What a block needs when it is done and has found NaN: see depthwise_mma_not_finite.cuh.
+        height, width = s.kernel
+        again = height * octets * tiles * (s.column_blocks + s.steps - 1) * _VECTOR_BYTES
+        again += _ceil_div(2 * octets * height * width, 16) * 16 + _LIST_BYTES
         return {
             "PITCH": s.pitch,
             "PLANE": plane,
@@ -158,7 +168,7 @@ class _Tiling:
             "STAGE_BYTES": stage,
             "OUT_BYTES": out,
             "PARTIAL_BYTES": partial,
-            "SHARED_BYTES": _STAGES * stage + 2 * half + 16,
+            "SHARED_BYTES": max(_STAGES * stage + 2 * half + 16, again),
         }
 
     @property

@@ -71,6 +71,21 @@ __device__ __forceinline__ unsigned row_bytes(const Shape& s, int width) {
   return 2u * (SIGNAL ? kTileColumns : width) * (CHANNELS_LAST ? s.channels : 1);
 }
 
+// The weight of a row and a column of the filter, as bits; zero outside of it.
+__device__ __forceinline__ unsigned weight(const ELEMENT* filter, int row, int column) {
+  if (row < 0 || column < 0 || column >= KERNEL_W) return 0;
+  const int at = row * KERNEL_W + column;
+  return filter[TURNED ? KERNEL_H * KERNEL_W - 1 - at : at].bits;
+}
+
+// Makes an output of a sum. `at` is the output's offset.
+__device__ __forceinline__ float finish(float sum, const ELEMENT* bias, const ELEMENT* residual,
+                                        int channel, long long at) {
+  if (HAS_BIAS) sum += to_float(bias[channel]);
+  if (HAS_RESIDUAL) sum += to_float(residual[at]);
+  return activate<ACTIVATION>(sum);
+}
+
 // Keeps an address in shared memory in a register. It would be computed anew in each step, which
 // costs more than all the rest.
 #ifdef __CUDACC_RTC__

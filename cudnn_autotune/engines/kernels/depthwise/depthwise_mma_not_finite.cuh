@@ -1,0 +1,332 @@
+// Outputs of depthwise_mma.cu that a zero of T times an infinity or NaN has made NaN: finds them,
+// and computes them again.
+//
+// What an infinity or a NaN makes of an output depends on signs alone. So an input is two bits, and
+// a weight too: whether it is positive, and whether it is negative; NaN and a weight of zero are
+// both. An output has a bit for plus infinity, where an input meets a weight of its sign, and one
+// for minus infinity; it is NaN where it has both. A word has the bits of eight channels of four
+// columns. So a tap of 32 outputs takes six instructions, and most outputs of a tensor that is full
+// of NaN or infinities have both bits after one or two rows of the filter.
+//
+// Outputs that are NaN but should not be are listed, and each is written by a thread of its own.
+
+constexpr int kListed = 1024;  // outputs in the list
+// An item of a thread: eight or sixteen columns of eight channels.
+constexpr int kItemWords = COLUMN_BLOCKS > 1 ? 4 : 2;
+constexpr int kItemsAcross = ceil_div(COLUMN_BLOCKS, 2);
+constexpr int kRowWords = 2 * kTileVectors;  // of a tile
+constexpr int kTapWords = ceil_div(KERNEL_W, 4);
+// Shared memory: rows of the input as bits, the weights as bits, the list and its length.
+constexpr int kBitsBytes = kOctets * kTiles * kRowWords * 8;  // of a row
+constexpr int kWeightBytes = ceil_div(2 * kOctets * KERNEL_H * KERNEL_W, 16) * 16;
+constexpr int kListBytes = 4 * kListed + 16, kClosedBytes = 16;
+constexpr int kBitsRows =
+    (SHARED_BYTES - kWeightBytes - kListBytes - kClosedBytes) / kBitsBytes;  // at a time
+static_assert(kBitsRows >= KERNEL_H, "the bits of the rows that an output depends on fit");
+static_assert(kOctets <= 4, "each octet has an integer");
+
+// The bits of an infinity of the type.
+__device__ constexpr unsigned infinity_of(half) { return 0x7c00; }
+__device__ constexpr unsigned infinity_of(bfloat16) { return 0x7f80; }
+constexpr unsigned kInfinity = infinity_of(ELEMENT{});
+
+constexpr unsigned kEachByte = 0x01010101u;
+
+// The sum of an output without products of zeros.
+__device__ __forceinline__ float exact_sum(const ELEMENT* x, const ELEMENT* filter, const Shape& s,
+                                           int image, int channel, int row, int column) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int kh = 0; kh < KERNEL_H; ++kh) {
+    const int from_row = row - s.pad_h + kh;
+    if (from_row < 0 || from_row >= s.in_h) continue;
+#pragma unroll 8
+    for (int kw = 0; kw < KERNEL_W; ++kw) {
+      const int from = column - s.pad_w + kw;
+      if (from < 0 || from >= s.in_w) continue;
+      const ELEMENT tap{static_cast<unsigned short>(weight(filter, kh, kw))};
+      sum += to_float(x[offset(s, image, channel, from_row, from, s.in_h, s.in_w)]) * to_float(tap);
+    }
+  }
+  return sum;
+}
+
+// The elements of eight channels; zeros outside of the tensor. A SIGNAL's column is one of the
+// tensor, and its row is 0.
+__device__ __forceinline__ uint4 eight_channels(const ELEMENT* tensor, const Shape& s, int image,
+                                                int channel, int row, int column, int height,
+                                                int width) {
+  if (image >= s.images || channel >= s.channels ||
+      static_cast<unsigned>(row) >= static_cast<unsigned>(height) ||
+      static_cast<unsigned>(column) >= static_cast<unsigned>(width)) {
+    return make_uint4(0, 0, 0, 0);
+  }
+  const ELEMENT* const from = tensor + offset(s, image, channel, row, column, height, width);
+  if (CHANNELS_LAST) return *reinterpret_cast<const uint4*>(from);
+  unsigned two[4] = {};
+#pragma unroll
+  for (int i = 0; i < (CHANNELS < 8 ? CHANNELS : 8); ++i) {
+    if (channel + i >= s.channels) break;
+    const long long at = static_cast<long long>(i) * height * width;
+    two[i / 2] |= static_cast<unsigned>(from[at].bits) << i % 2 * 16;
+  }
+  return make_uint4(two[0], two[1], two[2], two[3]);
+}
+
+// The bits of eight channels: x has those that are plus infinity, y those that are minus infinity;
+// both have NaN.
+__device__ __forceinline__ uint2 bits_of(const uint4& channels) {
+  constexpr unsigned kToSign = (0x8000u - kInfinity) * 0x10001u;
+  const unsigned two[4] = {channels.x, channels.y, channels.z, channels.w};
+  unsigned plus = 0, minus = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // What is added carries into bits 15 and 31 where a number is not finite, or is NaN.
+    const unsigned size = two[i] & 0x7fff7fffu;
+    const unsigned not_finite = (size + kToSign) & 0x80008000u;
+    const unsigned nan = size + (kToSign - 0x10001u);
+    plus |= (not_finite & (nan | ~two[i])) >> (15 - 2 * i);
+    minus |= (not_finite & (nan | two[i])) >> (15 - 2 * i);
+  }
+  return make_uint2((plus | plus >> 15) & 0xffu, (minus | minus >> 15) & 0xffu);
+}
+
+// The bits of four columns.
+__device__ __forceinline__ uint2 bits_of_columns(const ELEMENT* tensor, const Shape& s, int image,
+                                                 int channel, int row, int column, int height,
+                                                 int width) {
+  uint4 eight[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    eight[i] = eight_channels(tensor, s, image, channel, row, column + i, height, width);
+  }
+  uint2 bits = make_uint2(0, 0);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint2 found = bits_of(eight[i]);
+    bits.x |= found.x << 8 * i;
+    bits.y |= found.y << 8 * i;
+  }
+  return bits;
+}
+
+// Computes outputs of a block again, in rows that `rows` has a bit for.
+struct Repair {
+  const ELEMENT *x, *w;
+  ELEMENT* y;
+  const ELEMENT *bias, *residual;
+  Shape s;
+  int first_tile, first_channel;
+  uint2* bits;
+  unsigned short* weights;  // a byte of each sign
+  int *listed, *list;
+  unsigned* closed;  // channels whose outputs stay as they are
+
+  __device__ __forceinline__ void use(unsigned char* shared) {
+    bits = reinterpret_cast<uint2*>(shared);
+    weights = reinterpret_cast<unsigned short*>(shared + kBitsRows * kBitsBytes);
+    listed = reinterpret_cast<int*>(shared + kBitsRows * kBitsBytes + kWeightBytes);
+    list = listed + 4;
+    closed = reinterpret_cast<unsigned*>(list + kListed);
+  }
+
+  __device__ __forceinline__ int channel_of(int octet) const {
+    return (CHANNELS_LAST ? first_channel / 8 * 8 : first_channel) + octet * 8;
+  }
+
+  // Whether bit i of an octet is a channel of the block.
+  __device__ __forceinline__ bool has(int octet, int i) const {
+    const int channel = channel_of(octet) + i;
+    return channel >= first_channel && channel < first_channel + CHANNELS && channel < s.channels;
+  }
+
+  __device__ __forceinline__ int row_of(int row) const { return SIGNAL ? 0 : row; }
+
+  // The first column of a tile in the output.
+  __device__ __forceinline__ int column_of(int tile, int row) const {
+    return (SIGNAL ? row : (first_tile + tile) % s.tiles_across) * kTileColumns;
+  }
+
+  __device__ __forceinline__ void read_weights() {
+    if (threadIdx.x < kOctets) {
+      unsigned others = 0;
+      for (int i = 0; i < 8; ++i) others |= static_cast<unsigned>(!has(threadIdx.x, i)) << i;
+      closed[threadIdx.x] = others;
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < kOctets * KERNEL_H * KERNEL_W; at += kThreads) {
+      const int octet = at / (KERNEL_H * KERNEL_W), tap = at % (KERNEL_H * KERNEL_W);
+      unsigned plus = 0, minus = 0, not_finite = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (!has(octet, i)) continue;
+        const long long channel = channel_of(octet) + i;
+        const unsigned value =
+            weight(w + channel * KERNEL_H * KERNEL_W, tap / KERNEL_W, tap % KERNEL_W);
+        const bool is_zero = (value & 0x7fffu) == 0;
+        plus |= static_cast<unsigned>(is_zero || value < 0x8000u) << i;
+        minus |= static_cast<unsigned>(is_zero || value >= 0x8000u) << i;
+        not_finite |= static_cast<unsigned>((value & 0x7fffu) >= kInfinity) << i;
+      }
+      weights[at] = static_cast<unsigned short>(plus | minus << 8);
+      if (not_finite) atomicOr(reinterpret_cast<int*>(closed + octet), not_finite);
+    }
+  }
+
+  // Reads the input of `count` rows of outputs from `first` on.
+  __device__ __forceinline__ void read_input(int first, int count) {
+    const int items = (count + KERNEL_H - 1) * kTiles * kTileVectors * kOctets;
+#pragma unroll 1
+    for (int item = threadIdx.x; item < items; item += kThreads) {
+      const int octet = item % kOctets, vector = item / kOctets % kTileVectors;
+      const int tile = item / (kOctets * kTileVectors) % kTiles;
+      const int i = item / (kOctets * kTileVectors * kTiles), row = first - s.pad_h + i;
+      const int image = (first_tile + tile) / s.tiles_across, channel = channel_of(octet);
+      const int column = column_of(tile, row) - s.pad_w + vector * 8;
+      const uint2 low = bits_of_columns(x, s, image, channel, row_of(row), column, s.in_h, s.in_w);
+      const uint2 high =
+          bits_of_columns(x, s, image, channel, row_of(row), column + 4, s.in_h, s.in_w);
+      reinterpret_cast<uint4*>(
+          bits)[((i * kOctets + octet) * kTiles + tile) * kTileVectors + vector] =
+          make_uint4(low.x, low.y, high.x, high.y);
+    }
+  }
+
+  // Finds the bits of an item's outputs. Returns whether a matrix that it depends on has an input
+  // that is not finite.
+  __device__ __forceinline__ bool find(unsigned (&plus)[kItemWords], unsigned (&minus)[kItemWords],
+                                       const uint2* from, int octet) const {
+    bool is_met = false;
+#pragma unroll 1
+    for (int kh = 0; kh < KERNEL_H; ++kh, from += kOctets * kTiles * kRowWords) {
+      unsigned any = 0;
+#pragma unroll
+      for (int i = 0; i < kItemWords + 2 * (kSteps - 1); ++i) any |= from[i].x | from[i].y;
+      if (any == 0) continue;
+      is_met = true;
+      const unsigned short* const row = weights + (octet * KERNEL_H + kh) * KERNEL_W;
+#pragma unroll(kTapWords <= 2 ? kTapWords : 1)
+      for (int first = 0; first < kTapWords; ++first) {
+        uint2 words[kItemWords + 1];
+#pragma unroll
+        for (int j = 0; j <= kItemWords; ++j) {
+          words[j] = make_uint2(0, 0);
+          if (j < kItemWords || 4 * first + 1 < KERNEL_W) words[j] = from[first + j];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (4 * first + i >= KERNEL_W) break;
+          const unsigned tap = row[4 * first + i];
+          const unsigned positive = (tap & 0xffu) * kEachByte, negative = (tap >> 8) * kEachByte;
+#pragma unroll
+          for (int j = 0; j < kItemWords; ++j) {
+            const unsigned x_plus = __funnelshift_r(words[j].x, words[j + 1].x, 8 * i);
+            const unsigned x_minus = __funnelshift_r(words[j].y, words[j + 1].y, 8 * i);
+            plus[j] |= (x_plus & positive) | (x_minus & negative);
+            minus[j] |= (x_minus & positive) | (x_plus & negative);
+          }
+        }
+      }
+      unsigned both = ~0u;
+#pragma unroll
+      for (int j = 0; j < kItemWords; ++j) both &= plus[j] & minus[j];
+      if (both == ~0u) break;
+    }
+    return is_met;
+  }
+
+  // Writes an output: infinity if it is `plus` or `minus`.
+  __device__ __noinline__ void write(int image, int channel, int row, int column, bool plus,
+                                     bool minus) const {
+    float sum = __uint_as_float(plus ? 0x7f800000u : 0xff800000u);
+    if (!plus && !minus) {
+      const ELEMENT* const filter = w + static_cast<long long>(channel) * KERNEL_H * KERNEL_W;
+      sum = exact_sum(x, filter, s, image, channel, row, column);
+    }
+    const long long at = offset(s, image, channel, row, column, s.out_h, s.out_w);
+    y[at] = from_float<ELEMENT>(finish(sum, bias, residual, channel, at));
+  }
+
+  // Lists outputs that are NaN and should not be, of one row.
+  __device__ __forceinline__ void list_item(int first, int item) {
+    const int octet = item % kOctets, across = item / kOctets % kItemsAcross;
+    const int tile = item / (kOctets * kItemsAcross) % kTiles;
+    const int i = item / (kOctets * kItemsAcross * kTiles), row = first + i;
+    const int image = (first_tile + tile) / s.tiles_across, channel = channel_of(octet);
+    const int column = column_of(tile, row) + across * 16;
+    if (image >= s.images || column >= s.out_w) return;
+    unsigned plus[kItemWords], minus[kItemWords];
+#pragma unroll
+    for (int j = 0; j < kItemWords; ++j) {
+      plus[j] = closed[octet] * kEachByte;
+      for (int k = 0; k < 4; ++k) {
+        if (column + 4 * j + k >= s.out_w) plus[j] |= 0xffu << 8 * k;
+      }
+      minus[j] = plus[j];
+    }
+    const uint2* const from =
+        bits + ((i * kOctets + octet) * kTiles + tile) * kRowWords + across * 4;
+    if (!find(plus, minus, from, octet)) return;
+#pragma unroll
+    for (int j = 0; j < kItemWords; ++j) {
+      if ((plus[j] & minus[j]) == ~0u) continue;
+      const uint2 now =
+          bits_of_columns(y, s, image, channel, row_of(row), column + 4 * j, s.out_h, s.out_w);
+      const unsigned wrong = now.x & now.y & ~(plus[j] & minus[j]);
+      if (wrong == 0) continue;
+#pragma unroll 1
+      for (int k = 0; k < 32; ++k) {
+        if ((wrong >> k & 1) == 0) continue;
+        const int at = column + 4 * j + k / 8, of = channel + k % 8;
+        const int place = atomicAdd(listed, 1);
+        const bool is_plus = plus[j] >> k & 1, is_minus = minus[j] >> k & 1;
+        if (place < kListed) {
+          const int pixel = (i * kTiles + tile) * kTileColumns + across * 16 + 4 * j + k / 8;
+          list[place] = (pixel * (8 * kOctets) + octet * 8 + k % 8) * 4 + 2 * is_plus + is_minus;
+        } else {
+          write(image, of, row_of(row), at, is_plus, is_minus);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write_listed(int first) const {
+    const int count = min(*listed, kListed);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      const int channel = list[i] / 4 % (8 * kOctets), pixel = list[i] / (4 * 8 * kOctets);
+      const int tile = pixel / kTileColumns % kTiles;
+      const int row = first + pixel / (kTileColumns * kTiles);
+      write((first_tile + tile) / s.tiles_across, channel_of(0) + channel, row_of(row),
+            column_of(tile, row) + pixel % kTileColumns, list[i] & 2, list[i] & 1);
+    }
+  }
+};
+
+__device__ __noinline__ void repair(unsigned char* shared, const ELEMENT* x, const ELEMENT* w,
+                                    ELEMENT* y, const ELEMENT* bias, const ELEMENT* residual,
+                                    Shape s, int first_tile, int first_channel, int first_out,
+                                    int end_out, unsigned rows) {
+  Repair block{x, w, y, bias, residual, s, first_tile, first_channel};
+  block.use(shared);
+  const auto is_wrong = [&](int row) { return (rows >> (row - first_out) % 32 & 1) != 0; };
+  block.read_weights();
+#pragma unroll 1
+  for (int first = first_out, end; first < end_out; first = end) {
+    end = first + 1;
+    if (!is_wrong(first)) continue;
+    end = min(end_out, first + kBitsRows - KERNEL_H + 1);
+    while (!is_wrong(end - 1)) --end;
+    block.read_input(first, end - first);
+    if (threadIdx.x == 0) *block.listed = 0;
+    __syncthreads();
+    const int in_row = kOctets * kItemsAcross * kTiles;
+#pragma unroll 1
+    for (int item = threadIdx.x; item < (end - first) * in_row; item += kThreads) {
+      if (is_wrong(first + item / in_row)) block.list_item(first, item);
+    }
+    __syncthreads();
+    block.write_listed(first);
+    __syncthreads();
+  }
+}
