@@ -160,7 +160,7 @@ class _Tiling:
         # What a block needs when it is done and has found NaN: see depthwise_mma_not_finite.cuh.
         height, width = s.kernel
         again = height * octets * tiles * (s.column_blocks + s.steps - 1) * _VECTOR_BYTES
-        again += _ceil_div(2 * octets * height * width, 16) * 16 + _LIST_BYTES
+        again += _ceil_div(octets * height * width, 2) * 16 + _LIST_BYTES
         return {
             "PITCH": s.pitch,
             "PLANE": plane,

@@ -18,7 +18,7 @@ constexpr int kRowWords = 2 * kTileVectors;  // of a tile
 constexpr int kTapWords = ceil_div(KERNEL_W, 4);
 // Shared memory: rows of the input as bits, the weights as bits, the list and its length.
 constexpr int kBitsBytes = kOctets * kTiles * kRowWords * 8;  // of a row
-constexpr int kWeightBytes = ceil_div(2 * kOctets * KERNEL_H * KERNEL_W, 16) * 16;
+constexpr int kWeightBytes = ceil_div(kOctets * KERNEL_H * KERNEL_W, 2) * 16;
 constexpr int kListBytes = 4 * kListed + 16, kClosedBytes = 16;
 constexpr int kBitsRows =
     (SHARED_BYTES - kWeightBytes - kListBytes - kClosedBytes) / kBitsBytes;  // at a time
@@ -51,54 +51,74 @@ __device__ __forceinline__ float exact_sum(const ELEMENT* x, const ELEMENT* filt
   return sum;
 }
 
-// The elements of eight channels; zeros outside of the tensor. A SIGNAL's column is one of the
-// tensor, and its row is 0.
-__device__ __forceinline__ uint4 eight_channels(const ELEMENT* tensor, const Shape& s, int image,
-                                                int channel, int row, int column, int height,
-                                                int width) {
-  if (image >= s.images || channel >= s.channels ||
-      static_cast<unsigned>(row) >= static_cast<unsigned>(height) ||
-      static_cast<unsigned>(column) >= static_cast<unsigned>(width)) {
-    return make_uint4(0, 0, 0, 0);
-  }
-  const ELEMENT* const from = tensor + offset(s, image, channel, row, column, height, width);
+// The elements of eight channels; `pixels` are those of a channel.
+__device__ __forceinline__ uint4 eight_channels(const ELEMENT* from, const Shape& s, int channel,
+                                                int pixels) {
   if (CHANNELS_LAST) return *reinterpret_cast<const uint4*>(from);
   unsigned two[4] = {};
 #pragma unroll
   for (int i = 0; i < (CHANNELS < 8 ? CHANNELS : 8); ++i) {
     if (channel + i >= s.channels) break;
-    const long long at = static_cast<long long>(i) * height * width;
-    two[i / 2] |= static_cast<unsigned>(from[at].bits) << i % 2 * 16;
+    two[i / 2] |= static_cast<unsigned>(from[static_cast<long long>(i) * pixels].bits)
+                  << i % 2 * 16;
   }
   return make_uint4(two[0], two[1], two[2], two[3]);
+}
+
+// Returns 16 ones for each of two numbers that is `infinity` or NaN. `infinity` has both.
+__device__ __forceinline__ unsigned is_infinity_or_nan(unsigned two, unsigned infinity) {
+#if defined(__CUDACC_RTC__)
+  unsigned found;
+  if constexpr (kInfinity == infinity_of(half{})) {
+    asm("set.equ.u32.f16x2 %0, %1, %2;" : "=r"(found) : "r"(two), "r"(infinity));
+    return found;
+  }
+#if __CUDA_ARCH__ >= 900
+  asm("set.equ.u32.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(two), "r"(infinity));
+  return found;
+#endif
+#endif
+  unsigned result = 0;
+#pragma unroll
+  for (int shift = 0; shift < 32; shift += 16) {
+    const unsigned number = two >> shift & 0xffffu;
+    const bool is_nan = (number & 0x7fffu) > kInfinity;
+    if (is_nan || number == (infinity & 0xffffu)) result |= 0xffffu << shift;
+  }
+  return result;
 }
 
 // The bits of eight channels: x has those that are plus infinity, y those that are minus infinity;
 // both have NaN.
 __device__ __forceinline__ uint2 bits_of(const uint4& channels) {
-  constexpr unsigned kToSign = (0x8000u - kInfinity) * 0x10001u;
   const unsigned two[4] = {channels.x, channels.y, channels.z, channels.w};
   unsigned plus = 0, minus = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // What is added carries into bits 15 and 31 where a number is not finite, or is NaN.
-    const unsigned size = two[i] & 0x7fff7fffu;
-    const unsigned not_finite = (size + kToSign) & 0x80008000u;
-    const unsigned nan = size + (kToSign - 0x10001u);
-    plus |= (not_finite & (nan | ~two[i])) >> (15 - 2 * i);
-    minus |= (not_finite & (nan | two[i])) >> (15 - 2 * i);
+    const unsigned places = 0x20001u << 2 * i;  // 2 i, and 2 i + 1 above 16 bits
+    plus |= is_infinity_or_nan(two[i], kInfinity * 0x10001u) & places;
+    minus |= is_infinity_or_nan(two[i], (kInfinity | 0x8000u) * 0x10001u) & places;
   }
-  return make_uint2((plus | plus >> 15) & 0xffu, (minus | minus >> 15) & 0xffu);
+  return make_uint2((plus | plus >> 16) & 0xffu, (minus | minus >> 16) & 0xffu);
 }
 
-// The bits of four columns.
+// The bits of four columns; zeros outside of the tensor. A SIGNAL's column is one of the tensor,
+// and its row is 0.
 __device__ __forceinline__ uint2 bits_of_columns(const ELEMENT* tensor, const Shape& s, int image,
                                                  int channel, int row, int column, int height,
                                                  int width) {
+  const long long n = image;
+  const ELEMENT* from =
+      tensor + (CHANNELS_LAST ? ((n * height + row) * width + column) * s.channels + channel
+                              : ((n * s.channels + channel) * height + row) * width + column);
   uint4 eight[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    eight[i] = eight_channels(tensor, s, image, channel, row, column + i, height, width);
+    eight[i] = make_uint4(0, 0, 0, 0);
+    if (static_cast<unsigned>(column + i) < static_cast<unsigned>(width)) {
+      eight[i] = eight_channels(from, s, channel, height * width);
+    }
+    from += CHANNELS_LAST ? s.channels : 1;
   }
   uint2 bits = make_uint2(0, 0);
 #pragma unroll
@@ -118,13 +138,13 @@ struct Repair {
   Shape s;
   int first_tile, first_channel;
   uint2* bits;
-  unsigned short* weights;  // a byte of each sign
+  uint2* weights;  // the positive and the negative ones, the same byte for each of four columns
   int *listed, *list;
   unsigned* closed;  // channels whose outputs stay as they are
 
   __device__ __forceinline__ void use(unsigned char* shared) {
     bits = reinterpret_cast<uint2*>(shared);
-    weights = reinterpret_cast<unsigned short*>(shared + kBitsRows * kBitsBytes);
+    weights = reinterpret_cast<uint2*>(shared + kBitsRows * kBitsBytes);
     listed = reinterpret_cast<int*>(shared + kBitsRows * kBitsBytes + kWeightBytes);
     list = listed + 4;
     closed = reinterpret_cast<unsigned*>(list + kListed);
@@ -168,7 +188,7 @@ struct Repair {
         minus |= static_cast<unsigned>(is_zero || value >= 0x8000u) << i;
         not_finite |= static_cast<unsigned>((value & 0x7fffu) >= kInfinity) << i;
       }
-      weights[at] = static_cast<unsigned short>(plus | minus << 8);
+      weights[at] = make_uint2(plus * kEachByte, minus * kEachByte);
       if (not_finite) atomicOr(reinterpret_cast<int*>(closed + octet), not_finite);
     }
   }
@@ -183,9 +203,11 @@ struct Repair {
       const int i = item / (kOctets * kTileVectors * kTiles), row = first - s.pad_h + i;
       const int image = (first_tile + tile) / s.tiles_across, channel = channel_of(octet);
       const int column = column_of(tile, row) - s.pad_w + vector * 8;
-      const uint2 low = bits_of_columns(x, s, image, channel, row_of(row), column, s.in_h, s.in_w);
-      const uint2 high =
-          bits_of_columns(x, s, image, channel, row_of(row), column + 4, s.in_h, s.in_w);
+      uint2 low = make_uint2(0, 0), high = make_uint2(0, 0);
+      if (image < s.images && channel < s.channels && (SIGNAL || (row >= 0 && row < s.in_h))) {
+        low = bits_of_columns(x, s, image, channel, row_of(row), column, s.in_h, s.in_w);
+        high = bits_of_columns(x, s, image, channel, row_of(row), column + 4, s.in_h, s.in_w);
+      }
       reinterpret_cast<uint4*>(
           bits)[((i * kOctets + octet) * kTiles + tile) * kTileVectors + vector] =
           make_uint4(low.x, low.y, high.x, high.y);
@@ -204,7 +226,7 @@ struct Repair {
       for (int i = 0; i < kItemWords + 2 * (kSteps - 1); ++i) any |= from[i].x | from[i].y;
       if (any == 0) continue;
       is_met = true;
-      const unsigned short* const row = weights + (octet * KERNEL_H + kh) * KERNEL_W;
+      const uint2* const row = weights + (octet * KERNEL_H + kh) * KERNEL_W;
 #pragma unroll(kTapWords <= 2 ? kTapWords : 1)
       for (int first = 0; first < kTapWords; ++first) {
         uint2 words[kItemWords + 1];
@@ -216,14 +238,13 @@ struct Repair {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (4 * first + i >= KERNEL_W) break;
-          const unsigned tap = row[4 * first + i];
-          const unsigned positive = (tap & 0xffu) * kEachByte, negative = (tap >> 8) * kEachByte;
+          const uint2 tap = row[4 * first + i];
 #pragma unroll
           for (int j = 0; j < kItemWords; ++j) {
             const unsigned x_plus = __funnelshift_r(words[j].x, words[j + 1].x, 8 * i);
             const unsigned x_minus = __funnelshift_r(words[j].y, words[j + 1].y, 8 * i);
-            plus[j] |= (x_plus & positive) | (x_minus & negative);
-            minus[j] |= (x_minus & positive) | (x_plus & negative);
+            plus[j] |= (x_plus & tap.x) | (x_minus & tap.y);
+            minus[j] |= (x_minus & tap.x) | (x_plus & tap.y);
           }
         }
       }
@@ -254,7 +275,7 @@ struct Repair {
     const int i = item / (kOctets * kItemsAcross * kTiles), row = first + i;
     const int image = (first_tile + tile) / s.tiles_across, channel = channel_of(octet);
     const int column = column_of(tile, row) + across * 16;
-    if (image >= s.images || column >= s.out_w) return;
+    if (image >= s.images || channel >= s.channels || column >= s.out_w) return;
     unsigned plus[kItemWords], minus[kItemWords];
 #pragma unroll
     for (int j = 0; j < kItemWords; ++j) {

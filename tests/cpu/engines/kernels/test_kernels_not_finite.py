@@ -81,8 +81,8 @@ CASES = {
 """Layers of each kernel."""
 MOST_WORK = {"grouped": 2.5}
 """The most work of what is counted, by that with finite numbers, if not 1.5. ``grouped`` multiplies
-merged groups apart, behind a tile that it leaves. ``depthwise_mma`` does not see at once that
-infinities make NaN. Loads, stores and additions of an epilogue are not counted."""
+merged groups apart, of a tile that it has multiplied before. Loads, stores and additions of an
+epilogue are not counted, nor what bits of signs take in ``depthwise_mma``."""
 SUMMED_AGAIN = {"depthwise_mma", "depthwise_wgrad", "depthwise_wgrad_mma"}
 """Kernels that compute few sums again, one by one, which is much work in these small layers."""
 

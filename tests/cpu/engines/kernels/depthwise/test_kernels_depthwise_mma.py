@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import cuda_emulation
@@ -158,6 +159,52 @@ def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last
     # Whether padding is multiplied by an infinite weight is not defined.
     inside = (slice(None), [*range(7), *range(8, 16)])
     check_not_finite(DEPTHWISE, problem, settings(problem)[0], tensors, inside=inside)
+
+
+@pytest.mark.basic(4)
+@pytest.mark.parametrize("pattern", ["sparse", "dense", "zeros", "signs"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        layer(3, 24, (13, 56), (7, 7), dtype=torch.bfloat16),
+        layer(9, 16, (14, 14), (7, 7), "dgrad"),
+        layer(17, 8, (7, 7), (7, 7), bias=True, residual=True, activation="relu"),
+        layer(1, 8, (5, 120), (5, 5), "dgrad"),
+        layer(1, 8, (18, 18), (31, 31), "dgrad"),
+        layer(2, 16, (12, 19), (3, 11), dtype=torch.bfloat16, is_channels_last=False),
+        layer(2, 16, (23, 9), (11, 1)),
+        layer(2, 24, (300,), (31,), "dgrad", padding=(30, 0), is_channels_last=False),
+    ],
+    ids=lambda problem: problem.text,
+)
+def test_signs_of_infinities(problem: ConvProblem, pattern: str) -> None:
+    """Infinities and NaN anywhere, weights of zero and of one sign, and more outputs to compute
+    again than a block lists at a time."""
+    tensors = random_tensors(problem)
+    read = tensors["y" if problem.op == "dgrad" else "x"]
+    generator = torch.Generator().manual_seed(3)
+    taps = math.prod(problem.weight_shape[2:])
+    share = {"sparse": 0.1, "dense": 1.0}.get(pattern, 0.3) / taps
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    places = torch.rand(read.shape, generator=generator) < share
+    drawn = torch.randint(3, read.shape, generator=generator)
+    read.copy_(torch.where(places, values[drawn].to(read.dtype), read))
+    if pattern == "zeros":
+        tensors["w"][:, :, ..., ::2] = 0.0
+        tensors["w"][::2] *= -0.0
+    if pattern == "signs":
+        tensors["w"].abs_()
+    check_not_finite(DEPTHWISE, problem, settings(problem)[0], tensors)
+
+
+def test_infinities_at_the_borders_of_a_tensor() -> None:
+    """Nothing is read outside of it: NaN lies there."""
+    for op, is_channels_last in (("fprop", True), ("dgrad", False)):
+        problem = layer(2, 8, (13, 27), (7, 7), op, is_channels_last=is_channels_last)
+        tensors = random_tensors(problem)
+        read = tensors["y" if op == "dgrad" else "x"]
+        read[0, :, 0, 0] = read[-1, :, -1, -1] = torch.inf
+        check_not_finite(DEPTHWISE, problem, settings(problem)[0], tensors)
 
 
 @pytest.mark.parametrize(
