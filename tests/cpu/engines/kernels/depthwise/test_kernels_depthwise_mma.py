@@ -183,7 +183,7 @@ def test_signs_of_infinities(problem: ConvProblem, pattern: str) -> None:
     tensors = random_tensors(problem)
     read = tensors["y" if problem.op == "dgrad" else "x"]
     generator = torch.Generator().manual_seed(3)
-    taps = math.prod(problem.weight_shape[2:])
+    taps = min(200, math.prod(problem.weight_shape[2:]))
     share = {"sparse": 0.1, "dense": 1.0}.get(pattern, 0.3) / taps
     values = torch.tensor([torch.nan, torch.inf, -torch.inf])
     places = torch.rand(read.shape, generator=generator) < share
