@@ -29,10 +29,16 @@ def run_sampling(environ: Mapping[str, str] = os.environ) -> str | None:
     return sampling if process == str(os.getpid()) else None
 
 
+def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether the environment asks for convolutions to be tuned in this process."""
+    is_switched_on = environ.get("CUDNN_AUTOTUNE_ENABLE", "0") not in ("", "0")
+    return is_switched_on or run_sampling(environ) is not None
+
+
 def autoload() -> None:
     """Imports the package if the environment asks for it; the package then enables itself.
 
     Where the package's own import has imported torch, it goes on when this returns.
     """
-    if os.environ.get("CUDNN_AUTOTUNE_ENABLE", "0") not in ("", "0") or run_sampling() is not None:
+    if is_asked_for():
         import cudnn_autotune  # noqa: F401

@@ -193,7 +193,7 @@ def main(ctx: click.Context) -> None:
         return
     from cudnn_autotune.cli.wording import warnings_in_lines
     from cudnn_autotune.core.signals import ending_as_by_interrupt
-    from cudnn_autotune.nn.models.process_wide import leave_environment
+    from cudnn_autotune.models.process_wide import leave_environment
 
     leave_environment()
     ctx.with_resource(ending_as_by_interrupt())

@@ -73,7 +73,7 @@ def operands(options: argparse.Namespace, shape: tuple[int, ...], adds: bool) ->
 def by_pytorch(activation: str) -> Norm:
     from torch.nn.functional import batch_norm
 
-    from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+    from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
     activate = NORM_ACTIVATIONS[activation].forward
 
@@ -225,7 +225,7 @@ def main() -> int:
         arguments.check_gpu(__file__)
     import torch
 
-    from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+    from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
     arguments.some_of("--activation", options.activation, NORM_ACTIVATIONS)
     if "cudnn" in options.ways and (options.activation != "relu" or options.dtype == "float32"):

@@ -92,19 +92,15 @@ def problem_of(op: str, x: Any, kernel: Any, stride: int, groups: int, *more: An
 
 def microseconds(plan: Any, tensors: list[Any]) -> float:
     """Returns the microseconds of a call, the median of the rounds."""
-    import torch
-
     from cudnn_autotune import _C
+    from cudnn_autotune.timers.stopwatch import Stopwatch
 
     found = []
     for _ in range(ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(CALLS):
-            _C.execute(plan, *tensors)
-        end.record()
-        torch.cuda.synchronize()
-        found.append(1e3 * begin.elapsed_time(end) / CALLS)
+        with Stopwatch() as watch:
+            for _ in range(CALLS):
+                _C.execute(plan, *tensors)
+        found.append(1e3 * watch.ms() / CALLS)
     return statistics.median(found)
 
 
@@ -112,9 +108,9 @@ def measure(name: str, failures: list[str]) -> Iterator[investigation.Row]:
     import torch
 
     from cudnn_autotune import _C
-    from cudnn_autotune.engines.built_in import BUILT_IN
     from cudnn_autotune.engines.offers import gpu_of
     from cudnn_autotune.engines.recipe_plan import recipe_plan
+    from cudnn_autotune.kernels.built_in import BUILT_IN
     from cudnn_autotune.timers.measuring import operands
 
     device = torch.device("cuda", torch.cuda.current_device())

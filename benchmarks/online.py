@@ -69,7 +69,7 @@ def main() -> int:
     from online_mode import overhead
     from online_mode.report import tables
 
-    from cudnn_autotune.audit.processes import started_ahead
+    from cudnn_autotune.comparing.processes import started_ahead
 
     begin = time.monotonic()
     record = Record("online", options)

@@ -64,7 +64,7 @@ def main() -> int:
     from common.workers import records_of, start
     from warm_processes.report import tables
 
-    from cudnn_autotune.audit.processes import started_ahead
+    from cudnn_autotune.comparing.processes import started_ahead
 
     begin = time.monotonic()
     record = Record("warm_start", options)

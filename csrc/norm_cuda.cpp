@@ -17,7 +17,7 @@
 namespace cudnn_autotune {
 namespace {
 
-// A mask has a byte for each vector of so many bytes (cudnn_autotune/engines/norms/tile.cuh).
+// A mask has a byte for each vector of so many bytes (cudnn_autotune/norms/tile.cuh).
 constexpr int64_t kMaskedBytes = 16;
 
 // Never destroyed, because calls may come while the process exits.
@@ -62,7 +62,7 @@ struct NormInput {
     planes = !in_rows && spatial > 1 && is_dense(tensor, false);
   }
 
-  // The bytes of a mask, as mask_size of cudnn_autotune/engines/norms/reference.py says; 0 if there
+  // The bytes of a mask, as mask_size of cudnn_autotune/norms/reference.py says; 0 if there
   // is none.
   int64_t mask_size() const {
     const int64_t numbers = kMaskedBytes / static_cast<int64_t>(tensor.element_size());

@@ -13,7 +13,7 @@
 
 namespace cudnn_autotune {
 
-// The operators of cudnn_autotune/engines/norms/operators.py, which has their schemas. Tensors that
+// The operators of cudnn_autotune/norms/operators.py, which has their schemas. Tensors that
 // are not asked for are undefined.
 
 using OptionalTensor = std::optional<at::Tensor>;
@@ -97,7 +97,7 @@ struct NormCallSignature {
 };
 
 // Whether the activation's derivative is computed of the output, and whether a mask of one bit a
-// value is enough of it, as NORM_ACTIVATIONS of cudnn_autotune/engines/norms/reference.py says.
+// value is enough of it, as NORM_ACTIVATIONS of cudnn_autotune/norms/reference.py says.
 bool is_derived_by_output(std::string_view activation);
 bool is_derived_by_mask(std::string_view activation);
 

@@ -16,7 +16,7 @@
 
 namespace cudnn_autotune {
 
-// How a batch norm is computed, by kernels that cudnn_autotune/engines/norms/plan.py chooses.
+// How a batch norm is computed, by kernels that cudnn_autotune/norms/plan.py chooses.
 
 struct NormLaunch {
   std::string cubin;
@@ -26,7 +26,7 @@ struct NormLaunch {
   int shared_bytes;  // dynamic
 };
 
-// How a tensor is divided among blocks (cudnn_autotune/engines/norms/tile.cuh).
+// How a tensor is divided among blocks (cudnn_autotune/norms/tile.cuh).
 struct NormDivision {
   int32_t slabs, parts, tile;
 };
@@ -73,7 +73,7 @@ class NormPlan : public std::enable_shared_from_this<NormPlan> {
   size_t counters_, pointers_, floats_;
 };
 
-// The activations of NORM_ACTIVATIONS of cudnn_autotune/engines/norms/reference.py.
+// The activations of NORM_ACTIVATIONS of cudnn_autotune/norms/reference.py.
 inline constexpr std::array<std::string_view, 8> kNormActivations{
     "identity", "relu", "relu6", "sigmoid", "silu", "gelu", "gelu_tanh", "hardswish"};
 

@@ -5,7 +5,7 @@
 namespace cudnn_autotune {
 
 // Batch norm modules: the forward of PyTorch's class without its Python, and in training on a GPU
-// whichever was chosen for calls like it (cudnn_autotune/nn/norm_choices.py). All arguments are
+// whichever was chosen for calls like it (cudnn_autotune/norms/choices.py). All arguments are
 // given by position.
 //
 // `_C.batch_norm(module, input, activation, tail, takes_all)` returns what the norm and the modules

@@ -318,7 +318,7 @@ def set_norm_fallback(
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> None: ...
 def set_norm_form(form: int) -> None:
-    """Sets the form of norms' plans in all threads: its place in FORMS of engines/norms/plan.py,
+    """Sets the form of norms' plans in all threads: its place in FORMS of norms/plan.py,
     from 1 on, or 0 for the one that was adopted, else the first one."""
 
 def set_norm_form_of_thread(form: int, adopts: bool) -> None:

@@ -2,10 +2,74 @@
 
 import importlib.util
 import sys
-import warnings
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudnn_autotune import distributed as distributed
+    from cudnn_autotune import expert as expert
+    from cudnn_autotune import functional as functional
+    from cudnn_autotune import sampling as sampling
+    from cudnn_autotune.comparing.compare import ModelComparison as ModelComparison
+    from cudnn_autotune.comparing.compare import compare as compare
+    from cudnn_autotune.compile.compiled_graph import Compilation as Compilation
+    from cudnn_autotune.compile.entry import compilations as compilations
+    from cudnn_autotune.core.versions import environment as environment
+    from cudnn_autotune.engines.problem import ConvProblem as ConvProblem
+    from cudnn_autotune.engines.selection import Evidence as Evidence
+    from cudnn_autotune.engines.selection import Measurement as Measurement
+    from cudnn_autotune.engines.selection import Selection as Selection
+    from cudnn_autotune.implementing.registering import (
+        register_implementation as register_implementation,
+    )
+    from cudnn_autotune.implementing.registering import (
+        unregister_implementation as unregister_implementation,
+    )
+    from cudnn_autotune.models.convert import Conversion as Conversion
+    from cudnn_autotune.models.convert import conversion as conversion
+    from cudnn_autotune.models.convert import convert as convert
+    from cudnn_autotune.models.convert import revert as revert
+    from cudnn_autotune.models.prefetch import Prefetched as Prefetched
+    from cudnn_autotune.models.prefetch import prefetch as prefetch
+    from cudnn_autotune.models.process_wide import disable as disable
+    from cudnn_autotune.models.process_wide import enable as enable
+    from cudnn_autotune.models.tune import tune as tune
+    from cudnn_autotune.nn.modules import Conv1d as Conv1d
+    from cudnn_autotune.nn.modules import Conv2d as Conv2d
+    from cudnn_autotune.nn.modules import Conv3d as Conv3d
+    from cudnn_autotune.nn.modules import ConvTranspose1d as ConvTranspose1d
+    from cudnn_autotune.nn.modules import ConvTranspose2d as ConvTranspose2d
+    from cudnn_autotune.nn.modules import ConvTranspose3d as ConvTranspose3d
+    from cudnn_autotune.nn.modules import LazyConv1d as LazyConv1d
+    from cudnn_autotune.nn.modules import LazyConv2d as LazyConv2d
+    from cudnn_autotune.nn.modules import LazyConv3d as LazyConv3d
+    from cudnn_autotune.nn.modules import LazyConvTranspose1d as LazyConvTranspose1d
+    from cudnn_autotune.nn.modules import LazyConvTranspose2d as LazyConvTranspose2d
+    from cudnn_autotune.nn.modules import LazyConvTranspose3d as LazyConvTranspose3d
+    from cudnn_autotune.norms.batch_norms import register_norm_act as register_norm_act
+    from cudnn_autotune.norms.choices import norm_choices as norm_choices
+    from cudnn_autotune.store.file_store import Store as Store
+    from cudnn_autotune.store.settings import get_store as get_store
+    from cudnn_autotune.store.settings import set_store as set_store
+    from cudnn_autotune.tuning.choice import Choice as Choice
+    from cudnn_autotune.tuning.choice_log import choices as choices
+    from cudnn_autotune.tuning.choice_log import fallbacks as fallbacks
+    from cudnn_autotune.tuning.events import on_decision as on_decision
+    from cudnn_autotune.tuning.pins import pin as pin
+    from cudnn_autotune.tuning.pins import pins as pins
+    from cudnn_autotune.tuning.pins import unpin as unpin
+    from cudnn_autotune.tuning.remembering import forget as forget
+    from cudnn_autotune.tuning.settings import flags as flags
+    from cudnn_autotune.tuning.settings import get_benchmark_limit as get_benchmark_limit
+    from cudnn_autotune.tuning.settings import get_budget_ms as get_budget_ms
+    from cudnn_autotune.tuning.settings import get_new_shapes as get_new_shapes
+    from cudnn_autotune.tuning.settings import get_sampling as get_sampling
+    from cudnn_autotune.tuning.settings import get_workspace_limit as get_workspace_limit
+    from cudnn_autotune.tuning.settings import set_benchmark_limit as set_benchmark_limit
+    from cudnn_autotune.tuning.settings import set_budget_ms as set_budget_ms
+    from cudnn_autotune.tuning.settings import set_new_shapes as set_new_shapes
+    from cudnn_autotune.tuning.settings import set_sampling as set_sampling
+    from cudnn_autotune.tuning.settings import set_workspace_limit as set_workspace_limit
 
 
 def _built_elsewhere() -> ModuleSpec | None:
@@ -24,132 +88,147 @@ def _built_elsewhere() -> ModuleSpec | None:
     return None
 
 
+_PUBLIC = {
+    "cudnn_autotune.comparing.compare": ("ModelComparison", "compare"),
+    "cudnn_autotune.core.versions": ("environment",),
+    "cudnn_autotune.engines.problem": ("ConvProblem",),
+    "cudnn_autotune.engines.selection": ("Evidence", "Measurement", "Selection"),
+    "cudnn_autotune.compile.compiled_graph": ("Compilation",),
+    "cudnn_autotune.compile.entry": ("compilations",),
+    "cudnn_autotune.norms.batch_norms": ("register_norm_act",),
+    "cudnn_autotune.models.convert": ("Conversion", "conversion", "convert", "revert"),
+    "cudnn_autotune.models.process_wide": ("disable", "enable"),
+    "cudnn_autotune.nn.modules": (
+        "Conv1d",
+        "Conv2d",
+        "Conv3d",
+        "ConvTranspose1d",
+        "ConvTranspose2d",
+        "ConvTranspose3d",
+        "LazyConv1d",
+        "LazyConv2d",
+        "LazyConv3d",
+        "LazyConvTranspose1d",
+        "LazyConvTranspose2d",
+        "LazyConvTranspose3d",
+    ),
+    "cudnn_autotune.norms.choices": ("norm_choices",),
+    "cudnn_autotune.models.prefetch": ("Prefetched", "prefetch"),
+    "cudnn_autotune.models.tune": ("tune",),
+    "cudnn_autotune.store.file_store": ("Store",),
+    "cudnn_autotune.store.settings": ("get_store", "set_store"),
+    "cudnn_autotune.tuning.choice": ("Choice",),
+    "cudnn_autotune.tuning.choice_log": ("choices", "fallbacks"),
+    "cudnn_autotune.tuning.events": ("on_decision",),
+    "cudnn_autotune.implementing.registering": (
+        "register_implementation",
+        "unregister_implementation",
+    ),
+    "cudnn_autotune.tuning.pins": ("pin", "pins", "unpin"),
+    "cudnn_autotune.tuning.remembering": ("forget",),
+    "cudnn_autotune.tuning.settings": (
+        "flags",
+        "get_benchmark_limit",
+        "get_budget_ms",
+        "get_new_shapes",
+        "get_sampling",
+        "get_workspace_limit",
+        "set_benchmark_limit",
+        "set_budget_ms",
+        "set_new_shapes",
+        "set_sampling",
+        "set_workspace_limit",
+    ),
+}
+"""The public names by their modules, which are imported when a name is first used."""
+_PLACES = {name: module for module, names in _PUBLIC.items() for name in names}
+_MODULES = ("distributed", "expert", "functional", "sampling")
+_MODES = {
+    "heuristic": "cudnn_autotune.sampling.heuristic:Heuristic",
+    "sample_once": "cudnn_autotune.sampling.frontend_modes:SAMPLE_ONCE",
+    "median_of_three": "cudnn_autotune.sampling.frontend_modes:MEDIAN_OF_THREE",
+    "till_stable": "cudnn_autotune.sampling.frontend_modes:TILL_STABLE",
+    "race": "cudnn_autotune.sampling.race:Race",
+    "sustained": "cudnn_autotune.sustained.mode:Sustained",
+    "auto": "cudnn_autotune.sampling.auto:Auto",
+    "online": "cudnn_autotune.online.mode:Online",
+}
+"""The places of the sampling modes by their names."""
+
 _elsewhere = _built_elsewhere()
 if _elsewhere is not None:
     sys.modules[__name__] = importlib.util.module_from_spec(_elsewhere)
     assert _elsewhere.loader is not None
     _elsewhere.loader.exec_module(sys.modules[__name__])
 else:
-    from cudnn_autotune import distributed, sampling
-    from cudnn_autotune.audit.compare import ModelComparison, compare
+    from cudnn_autotune.compile import fake as fake
+    from cudnn_autotune.compile import inductor as inductor
+    from cudnn_autotune.core.after_import import after_import
     from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
-    from cudnn_autotune.core.extension import extension_available as _extension_available
-    from cudnn_autotune.core.versions import environment, version
-    from cudnn_autotune.engines import compiled_kernels
-    from cudnn_autotune.engines.norms import operators as norm_operators
-    from cudnn_autotune.engines.problem import ConvProblem
-    from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-    from cudnn_autotune.engines.weights import operators as weight_operators
-    from cudnn_autotune.nn import expert, functional
-    from cudnn_autotune.nn import fake as fake
-    from cudnn_autotune.nn import inductor as inductor
-    from cudnn_autotune.nn.backend.compiled_graph import Compilation
-    from cudnn_autotune.nn.backend.entry import compilations
-    from cudnn_autotune.nn.batch_norms import register_norm_act
-    from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
-    from cudnn_autotune.nn.models.process_wide import disable, enable
-    from cudnn_autotune.nn.models.process_wide import read_environment as _enable_if_asked
-    from cudnn_autotune.nn.modules import (
-        Conv1d,
-        Conv2d,
-        Conv3d,
-        ConvTranspose1d,
-        ConvTranspose2d,
-        ConvTranspose3d,
-        LazyConv1d,
-        LazyConv2d,
-        LazyConv3d,
-        LazyConvTranspose1d,
-        LazyConvTranspose2d,
-        LazyConvTranspose3d,
-    )
-    from cudnn_autotune.nn.norm_choices import choose_function as _choose_norm
-    from cudnn_autotune.nn.norm_choices import norm_choices
-    from cudnn_autotune.nn.prefetch import Prefetched, prefetch
-    from cudnn_autotune.nn.tune import tune
-    from cudnn_autotune.store import Store, kept_plans
+    from cudnn_autotune.core.extension import extension_available
+    from cudnn_autotune.core.late import imported, late
+    from cudnn_autotune.core.versions import version
+    from cudnn_autotune.sampling import register_place
     from cudnn_autotune.store import settings as store_settings
-    from cudnn_autotune.store.settings import get_store, set_store
     from cudnn_autotune.tuning import settings
-    from cudnn_autotune.tuning.choice import Choice
-    from cudnn_autotune.tuning.choice_log import choices, fallbacks
-    from cudnn_autotune.tuning.events import on_decision
-    from cudnn_autotune.tuning.implementing import (
-        register_implementation,
-        unregister_implementation,
-    )
-    from cudnn_autotune.tuning.pins import pin, pins, unpin
-    from cudnn_autotune.tuning.remembering import forget
-    from cudnn_autotune.tuning.settings import (
-        flags,
-        get_benchmark_limit,
-        get_budget_ms,
-        get_new_shapes,
-        get_sampling,
-        get_workspace_limit,
-        set_benchmark_limit,
-        set_budget_ms,
-        set_new_shapes,
-        set_sampling,
-        set_workspace_limit,
-    )
-    from cudnn_autotune.tuning.settings import use_sampling as use_sampling  # a former name
+    from cudnn_autotune_autoload import is_asked_for
 
-    if _extension_available():
-        from cudnn_autotune.tuning import implementing, miss, serving
-
+    for _mode, _place in _MODES.items():
+        register_place(_mode, _place)
+    if extension_available():
         PlanError: type[RuntimeError] = _C.PlanError
         CudnnError: type[RuntimeError] = _C.CudnnError
-        _C.set_plan_builder(implementing.build)
-        _C.set_miss_handler(miss.choose)
-        _C.set_norm_planner(norm_operators.load_plan)
-        _C.set_norm_fallback(norm_operators.forward, norm_operators.backward)
-        _C.set_norm_chooser(_choose_norm)
-        _C.set_weight_kernels(weight_operators.kernel_code)
-        _C.set_capture_miss_handler(serving.during_capture)
-        _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
-        compiled_kernels.keep_kernels(kept_plans.find_kernel, kept_plans.keep_kernel)
+        _norms = "cudnn_autotune.norms.operators"
+        _kept = "cudnn_autotune.store.kept_plans"
+        _C.set_plan_builder(late("cudnn_autotune.implementing.registering:build"))
+        _C.set_miss_handler(late("cudnn_autotune.tuning.miss:choose"))
+        _C.set_capture_miss_handler(late("cudnn_autotune.tuning.serving:during_capture"))
+        _C.set_norm_planner(late(f"{_norms}:load_plan"))
+        _C.set_norm_fallback(late(f"{_norms}:forward"), late(f"{_norms}:backward"))
+        _C.set_norm_chooser(late("cudnn_autotune.norms.choices:choose_function"))
+        _C.set_weight_kernels(late("cudnn_autotune.compile.weights.operators:kernel_code"))
+        _C.keep_plans("RUNTIME_COMPILATION", late(f"{_kept}:find"), late(f"{_kept}:keep"))
+        after_import(
+            "cudnn_autotune.engines.compiled_kernels",
+            lambda module: module.keep_kernels(
+                late(f"{_kept}:find_kernel"), late(f"{_kept}:keep_kernel")
+            ),
+        )
     else:
         PlanError = CudnnError = RuntimeError
-
+    after_import(
+        "cudnn_autotune.engines.registry",
+        lambda module: module.provide_built_in(late("cudnn_autotune.kernels.built_in:built_in")),
+    )
+    after_import(
+        "cudnn_autotune.tuning.miss",
+        lambda module: module.begin_trials_by(late("cudnn_autotune.online.trials:begin")),
+    )
+    after_import(
+        "torch._dynamo.backends.registry",
+        late("cudnn_autotune.compile.entry:register"),
+    )
+    __version__ = version()
     settings.read_environment()
     store_settings.read_environment()
-    _enable_if_asked()
-    __version__ = version()
-
-    def _publish(name: str, module: ModuleType, public: list[str]) -> None:
-        """Makes a module that lies in a room importable as ``cudnn_autotune.<name>``, and makes
-        completion offer what is public in it."""
-        sys.modules[f"{__name__}.{name}"] = module
-        vars(module)["__dir__"] = lambda: _offered(vars(module), public)
-
-    _publish("expert", expert, expert.__all__)
-    _recipe = vars(expert.recipe).items()
-    _own = [name for name, of in _recipe if getattr(of, "__module__", "") == expert.recipe.__name__]
-    _publish("expert.recipe", expert.recipe, _own)
-    _publish("functional", functional, [f for f in vars(functional) if f.startswith("conv")])
-    for _room in (distributed, sampling):
-        _publish(_room.__name__.rpartition(".")[2], _room, _room.__all__)
+    if is_asked_for():
+        late("cudnn_autotune.models.process_wide:read_environment")()
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one that exists
 
     def __getattr__(name: str) -> object:
-        """Finds the names that ``expert`` has now where users of earlier versions look for them."""
-        if name not in expert.__all__:
+        """Imports the module of a public name, and keeps the name."""
+        if name in _MODULES:
+            return imported(f"{__name__}.{name}")
+        if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        new = f"cudnn_autotune.expert.{name}"
-        warnings.warn(f"cudnn_autotune.{name} is now {new}", DeprecationWarning, stacklevel=2)
-        return getattr(expert, name)
-
-
-def _offered(module: dict[str, object], public: list[str]) -> list[str]:
-    """Returns what completion offers: public names, not the modules that are imported beside."""
-    return sorted({*public, *(name for name in module if name.startswith("__"))})
+        found = globals()[name] = imported(f"{_PLACES[name]}:{name}")
+        return found
 
 
 def __dir__() -> list[str]:
-    return _offered(globals(), __all__)
+    return sorted({*__all__, *(name for name in globals() if name[:2] == "__")})
 
 
 __all__ = [

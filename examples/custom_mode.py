@@ -56,8 +56,8 @@ sampling.register(LeastMemory())
 
 
 if __name__ == "__main__":
-    from cudnn_autotune.timers import recordings
-    from cudnn_autotune.timers.offline.replay import ReplayTimer
+    from cudnn_autotune.audit import recordings
+    from cudnn_autotune.audit.offline.replay import ReplayTimer
 
     for name in recordings.names():
         replay = ReplayTimer(recordings.load(name))

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.backend import judges
-from cudnn_autotune.nn.backend.comparison import communicates
-from cudnn_autotune.nn.backend.groups import Group
-from cudnn_autotune.nn.backend.judges import Measured, Verdict
+from cudnn_autotune.compile import judges
+from cudnn_autotune.compile.communication import communicates
+from cudnn_autotune.compile.groups import Group
+from cudnn_autotune.compile.judges import Measured, Verdict
 
 
 class _Reduced(torch.autograd.Function):

@@ -12,7 +12,10 @@ import torch
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Environment, Policy, Provenance, codec
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import codec
+from cudnn_autotune.store.decision import Decision, Provenance
+from cudnn_autotune.store.environment import Environment
 
 H200 = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
 L4 = Environment("NVIDIA L4", 58, "8.9", "", "9.19.0", "1.28.0")

@@ -37,9 +37,12 @@ from cudnn_autotune.distributed.model import share_in
 from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
-from cudnn_autotune.nn.models import memory_format
+from cudnn_autotune.models import memory_format
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Environment, Policy, Provenance, codec
+from cudnn_autotune.store import codec
+from cudnn_autotune.store.decision import Decision, Provenance
+from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning import choice_log, probing, remembering, tune_problem
 from cudnn_autotune.tuning.choice import Choice, untimed
 

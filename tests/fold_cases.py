@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cudnn_autotune.compile.weights.operators import BIAS, MEAN, SCALE, SHIFT, VARIANCE
 from cudnn_autotune.engines.problem import strides_of
-from cudnn_autotune.engines.weights.operators import BIAS, MEAN, SCALE, SHIFT, VARIANCE
 
 BATCH_NORM = SCALE | VARIANCE | MEAN | SHIFT
 EVERY = (0, SCALE, VARIANCE, SCALE | SHIFT, BATCH_NORM, BATCH_NORM | BIAS, VARIANCE | MEAN | BIAS)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 EPS = 1e-3

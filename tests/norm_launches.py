@@ -12,14 +12,9 @@ from norm_cases import EPS, Norm, Results
 from torch import Tensor
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.norms.plan import Form, NormPlan, NormProblem, plan_norm
-from cudnn_autotune.engines.norms.reference import (
-    NORM_ACTIVATIONS,
-    has_mask,
-    mask_size,
-    packed_mask,
-)
 from cudnn_autotune.engines.recipe import Address, KernelLaunch
+from cudnn_autotune.norms.plan import Form, NormPlan, NormProblem, plan_norm
+from cudnn_autotune.norms.reference import NORM_ACTIVATIONS, has_mask, mask_size, packed_mask
 
 SMALL = replace(H200, multiprocessors=5)
 """So small a GPU that a few blocks fill it."""

@@ -19,8 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.norms.plan import FORMS
-from cudnn_autotune.nn import norm_choices, norm_measuring
+from cudnn_autotune.norms import choices as norm_choices
+from cudnn_autotune.norms import measuring as norm_measuring
+from cudnn_autotune.norms.plan import FORMS
 
 
 def trained(wrapping: str, fastest: list[str]) -> tuple[dict[str, float], list[list[str]]]:

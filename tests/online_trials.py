@@ -12,8 +12,8 @@ from simulation import candidate
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.sampling.online_race import OnlineRace, TrialRecord
-from cudnn_autotune.tuning.online_tuner import Prepared, Trial
+from cudnn_autotune.online.race import OnlineRace, TrialRecord
+from cudnn_autotune.online.tuner import Prepared, Trial
 
 NOISE = 0.01
 MOST_ROUNDS = 450

@@ -19,13 +19,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from cudnn_autotune.core.json_dataclass import encode
-from cudnn_autotune.core.versions import environment as this_environment
-from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.problem_json import problem_to_json
-from cudnn_autotune.sampling.strategy import Candidates
-from cudnn_autotune.timers.offline.recording import (
+from cudnn_autotune.audit.offline.recording import (
     ENVIRONMENT,
     FORMAT,
     VERSION,
@@ -36,6 +30,12 @@ from cudnn_autotune.timers.offline.recording import (
     Row,
     SoloTrace,
 )
+from cudnn_autotune.core.json_dataclass import encode
+from cudnn_autotune.core.versions import environment as this_environment
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem_json import problem_to_json
+from cudnn_autotune.sampling.strategy import Candidates
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
 from cudnn_autotune.timers.turns import Turns

@@ -9,10 +9,10 @@ import pytest
 from torch import Tensor, nn
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.norms import reference
-from cudnn_autotune.engines.norms.reference import Operands
-from cudnn_autotune.nn import norm_choices
-from cudnn_autotune.nn.norm_memory import NormChoice
+from cudnn_autotune.norms import choices as norm_choices
+from cudnn_autotune.norms import reference
+from cudnn_autotune.norms.memory import NormChoice
+from cudnn_autotune.norms.reference import Operands
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from unittest import mock
 
 import torch
 
-from cudnn_autotune import _C
-from cudnn_autotune.nn import functional
+from cudnn_autotune import _C, functional
 
 
 @contextmanager

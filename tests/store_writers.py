@@ -15,8 +15,8 @@ from typing import Any
 
 from decisions import FRONTIER, H200, decision, selection
 
-from cudnn_autotune.store import Store
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.file_store import Store
 
 SMALL = selection(FRONTIER[:1])
 _MOST_PUTS = 4  # about as many as a writer makes before it is killed

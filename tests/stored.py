@@ -16,10 +16,14 @@ from decisions import resealed, under
 from simulation import preset as simulated_timer
 
 from cudnn_autotune import ConvProblem, sampling
+from cudnn_autotune.audit import recordings
+from cudnn_autotune.audit.offline.replay import ReplayTimer
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.store import Decision, Environment, Policy, Provenance, Store, codec
-from cudnn_autotune.timers import recordings
-from cudnn_autotune.timers.offline.replay import ReplayTimer
+from cudnn_autotune.store import codec
+from cudnn_autotune.store.decision import Decision, Provenance
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers.timer import Timer
 from cudnn_autotune_cli import main
 

@@ -11,8 +11,9 @@ from served_norms import norms_on_cpu
 from torch import nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.norms.plan import FORMS
-from cudnn_autotune.nn import norm_choices, norm_measuring
+from cudnn_autotune.norms import choices as norm_choices
+from cudnn_autotune.norms import measuring as norm_measuring
+from cudnn_autotune.norms.plan import FORMS
 
 
 def trained(fastest: str, sides: Sequence[int]) -> dict[str, Any]:

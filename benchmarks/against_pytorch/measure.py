@@ -18,7 +18,6 @@ from .layers import Layer
 WAYS = ("pytorch", "auto")
 # The device sleeps for so many microseconds a call while the host launches a block.
 _HOST_US = 60
-_CYCLES_A_US = 2000
 _BLOCK_MS, _MOST_CALLS = 1.0, 40
 _ROUNDS, _LEAST_ROUNDS = 12, 4
 _MOST_MS = 400.0  # of all blocks of a case, unless the least rounds take longer
@@ -83,16 +82,13 @@ def block_ms(call: Call, way: str, count: int, device: str) -> float:
             for _ in range(count):
                 call()
             return (time.perf_counter() - begin) * 1e3 / count
-        import torch
+        from cudnn_autotune.timers.stopwatch import Stopwatch, occupy
 
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(_CYCLES_A_US * _HOST_US * count)
-        first.record()
-        for _ in range(count):
-            call()
-        last.record()
-        last.synchronize()
-        return first.elapsed_time(last) / count
+        occupy(1e-6 * _HOST_US * count)
+        with Stopwatch() as watch:
+            for _ in range(count):
+                call()
+        return watch.ms() / count
 
 
 def in_turns(

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudnn_autotune.timers.stopwatch import Stopwatch
+
 EPS = 1e-5
 _WARM_UPS = 2
 _ROUNDS = 7
@@ -197,13 +199,11 @@ def _time_ms(run: Callable[[], None], best: float | None) -> float:
     """Median milliseconds of a call; of one call alone if that is far slower than the best."""
     samples: list[float] = []
     for count in range(_WARM_UPS + _ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
+        with Stopwatch() as watch:
+            run()
+        time_ms = watch.ms()
         if count >= _WARM_UPS:
-            samples.append(start.elapsed_time(end))
+            samples.append(time_ms)
             if best is not None and samples[0] > _SLOWEST * best:
                 break
     return statistics.median(samples)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from cudnn_autotune.audit.table import Table
+from cudnn_autotune.core.table import Table
 
 __all__ = ["NONE", "Table", "columns", "dry_run_note", "number", "percent", "show"]
 

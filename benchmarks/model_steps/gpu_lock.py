@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from cudnn_autotune.nn.backend import programs
+from cudnn_autotune.compile import programs
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 
 # Of Dynamo's callbacks: what is not among them may be timed on the GPU.

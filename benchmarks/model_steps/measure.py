@@ -153,7 +153,7 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
 
 def _settled(step: Step, device: str) -> Part:
     """Runs steps, each of which is waited for, as long as later calls decide."""
-    from cudnn_autotune.tuning.online_tuner import TUNER
+    from cudnn_autotune.online.tuner import TUNER
 
     steps_ms = []
     while TUNER.undecided and len(steps_ms) < SETTLING:

@@ -11,7 +11,7 @@ from common.network import create
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.audit.ways import calibrate
+from cudnn_autotune.comparing.ways import calibrate
 
 from . import networks
 from .cases import MODELS, Case, Model, Way

@@ -19,15 +19,12 @@ def time_block(replay: Replay, count: int, device: str) -> float:
         for _ in range(count):
             replay()
         return (time.perf_counter() - begin) * 1e3 / count
-    import torch
+    from cudnn_autotune.timers.stopwatch import Stopwatch
 
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
-    for _ in range(count):
-        replay()
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last) / count
+    with Stopwatch() as watch:
+        for _ in range(count):
+            replay()
+    return watch.ms() / count
 
 
 def calibrate(

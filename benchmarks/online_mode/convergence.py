@@ -45,8 +45,8 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
     from cudnn_autotune.audit import oracle
     from cudnn_autotune.audit.model import BURST
     from cudnn_autotune.audit.summary import truth_of
+    from cudnn_autotune.online.tuner import TUNER
     from cudnn_autotune.timers.measuring import operands, run_operator
-    from cudnn_autotune.tuning.online_tuner import TUNER
 
     data = operands(problem)
     ca.forget()
@@ -88,7 +88,7 @@ def decide(call: Call, end: float) -> tuple[int, float]:
     """``(calls, seconds)`` until the trial is over, or until ``end``."""
     import torch
 
-    from cudnn_autotune.tuning.online_tuner import TUNER
+    from cudnn_autotune.online.tuner import TUNER
 
     torch.cuda.synchronize()
     begin = time.perf_counter()

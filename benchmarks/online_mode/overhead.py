@@ -21,7 +21,7 @@ _LAST_STEP_S = 0.02
 
 
 def phase() -> str:
-    from cudnn_autotune.tuning.online_tuner import TUNER
+    from cudnn_autotune.online.tuner import TUNER
 
     return "preparing" if TUNER.preparing else "undecided" if TUNER.undecided else "decided"
 
@@ -50,8 +50,8 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     import cudnn_autotune as ca
+    from cudnn_autotune.online.tuner import TUNER
     from cudnn_autotune.timers.measuring import operands
-    from cudnn_autotune.tuning.online_tuner import TUNER
 
     per_block = request["calls"]
     end = time.monotonic() + request["seconds"]

@@ -85,7 +85,7 @@ def _measured(request: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _enabled(norms: str) -> Iterator[None]:
     from cudnn_autotune.core.extension import _C
-    from cudnn_autotune.nn import norm_choices
+    from cudnn_autotune.norms import choices as norm_choices
 
     chooser: Any = norm_choices.choose_function
     if norms == PYTORCH:
@@ -103,7 +103,7 @@ def _enabled(norms: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _in_form(norms: str) -> Iterator[None]:
     from cudnn_autotune.core.extension import _C
-    from cudnn_autotune.engines.norms.plan import FORMS
+    from cudnn_autotune.norms.plan import FORMS
 
     _C.set_norm_form(FORMS.index("two passes") + 1 if norms == TWO_PASSES else 0)
     try:

@@ -64,7 +64,7 @@ struct PolicyArguments {
   std::string_view sampling;
   int64_t workspace_limit = -1;
 
-  // Returns false for what nn/functional.py has to refuse. "" is an unknown mode there.
+  // Returns false for what functional.py has to refuse. "" is an unknown mode there.
   bool read(PyObject* mode, PyObject* limit) {
     if (mode != Py_None) {
       Py_ssize_t size = 0;

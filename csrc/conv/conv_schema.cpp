@@ -3,7 +3,7 @@
 #include "conv/conv_ops.h"
 
 // The operators stand below autograd. They take and return plain tensors, and only
-// conv_fused_into_ changes an argument. Their fake kernels are in cudnn_autotune/nn/fake.py.
+// conv_fused_into_ changes an argument. Their fake kernels are in cudnn_autotune/compile/fake.py.
 TORCH_LIBRARY(cudnn_autotune, m) {
   m.def(
       "conv_fprop(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "

@@ -8,7 +8,7 @@
 
 namespace cudnn_autotune {
 
-// The operator `fold_weights` of cudnn_autotune/engines/weights/operators.py, which has its schema.
+// The operator `fold_weights` of cudnn_autotune/compile/weights/operators.py, which has its schema.
 
 // Returns the machine code of its kernel for a GPU and the dtypes of weights and results. Throws
 // PlanError.

@@ -22,7 +22,7 @@
 namespace cudnn_autotune {
 namespace {
 
-// cudnn_autotune/engines/weights/fold.cu has the same numbers and structures.
+// cudnn_autotune/compile/weights/fold.cu has the same numbers and structures.
 constexpr int kMostFolded = 40;
 constexpr int kVectors = 5;
 constexpr unsigned kThreads = 256;

@@ -16,19 +16,19 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
 from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
-from cudnn_autotune.audit.processes import Poisoned
+from cudnn_autotune.comparing.processes import Poisoned
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.core.json_node import MOST
 from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.problem import ConvProblem, Operands
+from cudnn_autotune.online.tuner import TUNER
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import choice_log, settings
 from cudnn_autotune.tuning.choice import Choice
-from cudnn_autotune.tuning.online_tuner import TUNER
 
 _STEADY_CALLS = 3
 # Limits for a mode that decides in later calls; most layers take some hundred calls.

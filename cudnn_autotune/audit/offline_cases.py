@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from cudnn_autotune import sampling
+from cudnn_autotune.audit import recordings
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Pick, Record, Truth
+from cudnn_autotune.audit.offline.recording import Recording, Rounds
+from cudnn_autotune.audit.offline.replay import ReplayTimer
 from cudnn_autotune.audit.oracle import relative_error
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.timers import recordings
-from cudnn_autotune.timers.offline.recording import Recording, Rounds
-from cudnn_autotune.timers.offline.replay import ReplayTimer
 
 
 class RecordedCase:

@@ -29,9 +29,9 @@ from cudnn_autotune.audit.summary import (
     summarize,
     truth_of,
 )
-from cudnn_autotune.audit.table import Table
 from cudnn_autotune.core.display import NONE
 from cudnn_autotune.core.json_dataclass import decode
+from cudnn_autotune.core.table import Table
 from cudnn_autotune.engines.roofline import Peaks, limit
 
 _FEW_CASES = 3

@@ -18,7 +18,7 @@ from cudnn_autotune.cli.report.section import when
 from cudnn_autotune.core.display import NONE, milliseconds, printable
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.roofline import Peaks, limit
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import gain
 
 _PIPE_WIDTH = 150

@@ -12,8 +12,10 @@ import torch
 
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.engines.roofline import Limit, Peaks, limit
-from cudnn_autotune.store import Decision, Environment, peaks_file
+from cudnn_autotune.store import peaks_file
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
 
 HOW = "`cudnn-autotune env --measure` measures them on the GPU"
 

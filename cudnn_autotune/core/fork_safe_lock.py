@@ -92,7 +92,7 @@ IMPORTING = _Importing()
 """A context for imports of this package's modules within functions::
 
     with IMPORTING:
-        from cudnn_autotune.engines.built_in import BUILT_IN
+        from cudnn_autotune.kernels.built_in import BUILT_IN
 
 Python frees no module's lock in a child process. A child that is forked while another thread
 imports a module would wait for it for ever. So ``os.fork`` waits until no thread is in such a

@@ -3,6 +3,10 @@
 from cudnn_autotune.distributed.agreement import agree
 from cudnn_autotune.distributed.model import tune
 from cudnn_autotune.distributed.verdict import DistributedTuningError
-from cudnn_autotune.nn.model_problems import problems_of
+from cudnn_autotune.models.problems import problems_of
 
 __all__ = ["DistributedTuningError", "agree", "problems_of", "tune"]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

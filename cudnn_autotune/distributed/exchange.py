@@ -19,7 +19,9 @@ from cudnn_autotune.distributed.group import Group
 from cudnn_autotune.distributed.heartbeat import SILENT_S, VERDICT, Heartbeat, beat_name
 from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
 from cudnn_autotune.distributed.verdict import AGREED, DistributedTuningError, Verdict
-from cudnn_autotune.store import Decision, Environment, codec
+from cudnn_autotune.store import codec
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
 
 _T = TypeVar("_T")
 

@@ -19,9 +19,9 @@ from cudnn_autotune.distributed.group import Group, group_of, turn_of
 from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
-from cudnn_autotune.nn.model_problems import NOTHING_SERVED
-from cudnn_autotune.nn.models import memory_format as layouts
-from cudnn_autotune.nn.tune import (
+from cudnn_autotune.models import memory_format as layouts
+from cudnn_autotune.models.problems import NOTHING_SERVED
+from cudnn_autotune.models.tune import (
     Tuned,
     calls_in,
     can_tune,

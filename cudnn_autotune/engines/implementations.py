@@ -10,6 +10,11 @@ from typing import Protocol
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Recipe
 
+ISOLATED = "CUDNN_AUTOTUNE_ISOLATED"
+"""Environment variable of a process that tries an implementation before another one runs it
+(``implementing.isolated_run``), and of all processes that it starts. In them no user's
+implementation is offered: to try it there would start the next process, and so on."""
+
 
 @dataclass(frozen=True)
 class Gpu:

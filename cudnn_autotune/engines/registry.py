@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
+from collections.abc import Callable, Sequence
+
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.candidate_id import CandidateId, check_name, check_version, identify
 from cudnn_autotune.engines.implementations import Implementation
 
 _lock = ForkSafeLock()
 _by_name: dict[str, Implementation] | None = None
+_built_in: list[Callable[[], Sequence[Implementation]]] = []
 
 
 class ImplementationError(RuntimeError):
     """An implementation is not here, in this version or with these settings, or does not build."""
 
 
+def provide_built_in(find: Callable[[], Sequence[Implementation]]) -> None:
+    """Sets the function that returns the package's implementations, in the order in which they are
+    asked. It is called once, when somebody first asks for an implementation."""
+    _built_in[:] = [find]
+
+
 def _registry() -> dict[str, Implementation]:
-    """Returns the implementations by name. Those of the package are imported when somebody first
-    asks, so that to import the package takes no longer for them."""
     global _by_name
     if _by_name is None:
-        with IMPORTING:
-            from cudnn_autotune.engines.built_in import BUILT_IN
-
+        built_in = [one for find in _built_in for one in find()]
         with _lock:
             if _by_name is None:  # no other thread was faster
-                _by_name = {one.name: one for one in BUILT_IN}
+                _by_name = {one.name: one for one in built_in}
     return _by_name
 
 
@@ -86,6 +91,11 @@ def calls_python(text: str) -> bool:
     """Returns whether a candidate is of an implementation that may call functions of Python's in
     each launch. What these prepare when they first run may break the capture of a CUDA graph."""
     return getattr(find(identify(text).name), "calls_python", False)
+
+
+def is_users(text: str) -> bool:
+    """Returns whether a candidate is of a registered implementation of a user's."""
+    return getattr(find(identify(text).name), "is_users", False)
 
 
 def is_absent(text: str) -> bool:

@@ -15,8 +15,8 @@ from cudnn_autotune.engines.configs import ATEN, Candidate, engine_text
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import offers_of
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.registry import is_users
 from cudnn_autotune.engines.roofline import bytes_moved
-from cudnn_autotune.engines.user_implementation import is_users
 
 MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
 """A convolution as one matrix product, by cuBLAS: a 1x1 one over all pixels, or one whose kernel is

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from cudnn_autotune.nn import functional
-from cudnn_autotune.nn.functional import fast_functions, general
+from cudnn_autotune import functional
+from cudnn_autotune.functional import fast_functions, general
 from cudnn_autotune.tuning.settings import check_policy
 
 

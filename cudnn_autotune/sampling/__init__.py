@@ -6,12 +6,8 @@ import os
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.core.late import imported
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.sampling.auto import Auto
-from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
-from cudnn_autotune.sampling.heuristic import Heuristic
-from cudnn_autotune.sampling.online import Online
-from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import (
     Candidates,
     Limits,
@@ -20,7 +16,6 @@ from cudnn_autotune.sampling.strategy import (
     check_mode_name,
     traits_of,
 )
-from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample, Timer
 
 __all__ = [
@@ -42,7 +37,8 @@ __all__ = [
 ]
 
 VARIABLE = "CUDNN_AUTOTUNE_SAMPLING"
-_strategies: dict[str, Strategy] = {}
+_strategies: dict[str, Strategy | str] = {}
+"""The modes, or the places of those that nothing has asked for yet, as ``module:name``."""
 
 
 def register(strategy: Strategy) -> None:
@@ -60,11 +56,22 @@ def register(strategy: Strategy) -> None:
     if isinstance(strategy, type):
         raise TypeError(f"strategy must be an instance, got the class {strategy.__name__}")
     name = check_mode_name(given, "strategy.name")
-    if name in _strategies and _strategies[name] is not strategy:
+    if name in _strategies and get(name) is not strategy:
         raise ValueError(f"strategy.name: {name!r} is registered already")
     traits_of(strategy)
     _C.register_sampling(name)
     _strategies[name] = strategy
+
+
+def register_place(name: str, place: str) -> None:
+    """Makes a mode available that is imported when it is first asked for.
+
+    Args:
+        name: the mode's name.
+        place: its module, and the name of the mode or its class there, as ``module:name``.
+    """
+    _C.register_sampling(name)
+    _strategies.setdefault(name, place)
 
 
 def get(name: object, argument: str | None = None) -> Strategy:
@@ -78,7 +85,7 @@ def get(name: object, argument: str | None = None) -> Strategy:
         ValueError: no mode of that name is registered; the text lists those that are.
     """
     if isinstance(name, str) and name in _strategies:
-        return _strategies[name]
+        return _loaded(name)
     if argument is None:
         argument = VARIABLE if os.environ.get(VARIABLE, "").strip() == name else "sampling"
     allowed = ", ".join(map(repr, _strategies))
@@ -95,13 +102,13 @@ def names() -> tuple[str, ...]:
     return tuple(_strategies)
 
 
-_modes: tuple[Strategy, ...] = (
-    Heuristic(),
-    *FRONTEND_MODES,
-    Race(),
-    Sustained(),
-    Auto(),
-    Online(),
-)
-for _mode in _modes:
-    register(_mode)
+def _loaded(name: str) -> Strategy:
+    found = _strategies[name]
+    if isinstance(found, str):
+        mode = imported(found)
+        found = _strategies[name] = mode() if isinstance(mode, type) else mode
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

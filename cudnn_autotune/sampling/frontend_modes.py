@@ -106,6 +106,7 @@ def _against_aten(found: Selection, timer: Timer, budget: Budget) -> Selection:
     return replace(found, ranking=ranking, total_samples=found.total_samples + 2 * rounds)
 
 
-FRONTEND_MODES = tuple(
-    FrontendMode(name) for name in ("sample_once", "median_of_three", "till_stable")
-)
+SAMPLE_ONCE = FrontendMode("sample_once")
+MEDIAN_OF_THREE = FrontendMode("median_of_three")
+TILL_STABLE = FrontendMode("till_stable")
+FRONTEND_MODES = (SAMPLE_ONCE, MEDIAN_OF_THREE, TILL_STABLE)

@@ -16,9 +16,41 @@ from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
 from cudnn_autotune.sampling.search import search
 from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.steady_final import FinalRules
 from cudnn_autotune.sampling.strategy import Candidates, Limits, everything, left_unseen
 from cudnn_autotune.timers.timer import Timer
+
+
+@dataclass(frozen=True)
+class FinalRules:
+    """The rules of the steady-state final (``sustained.mode``): which candidates run alone, how
+    long, and how their times are weighed."""
+
+    reach: float = 1.1
+    """Largest time in the race of a contender, relative to the leader's."""
+    most: int = 3
+    """Most candidates in the first pass, the leader included. One more runs if one of them beats
+    the leader, and one more if PyTorch's candidate is among them, so that nothing is chosen over it
+    that has a longer steady time."""
+    again_chunks: int = 4
+    """Chunks of 40 ms of each run in a further pass."""
+    rerun_margin: float = 0.02
+    """Largest difference (log) to the best contender with which a candidate runs again."""
+    most_again: int = 2
+    """Most contenders that run again, beside the race's leader."""
+    passes: int = 4
+    """Most further passes, each in the reverse order of the one before."""
+    confident: float = 1.0
+    """Standard deviations of the noise by which the best leads when the final ends."""
+    precise: float = 0.006
+    """Relative noise at which the final ends as well, because a smaller gap does not matter."""
+    equal: float = 0.005
+    """Relative gap by which a candidate must beat the race's leader to take its place. Among
+    other candidates within this of each other the time in the race decides, and in a tie there
+    the rules for ties."""
+    burst_weight: float = 0.1
+    """The weight of log(time in the race) beside log(steady time). Both count, because in a model a
+    layer shares the clock with others. With this weight a candidate that is 5 % slower in the race
+    but 2 % faster in sustained runs wins."""
 
 
 def race_selection(found: SearchState) -> Selection | None:

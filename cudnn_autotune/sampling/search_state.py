@@ -12,7 +12,6 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.sampling.racing import RaceOutcome, RaceRules, race, rank_by_rough_times
 from cudnn_autotune.sampling.screening import SLOW, Screening
 from cudnn_autotune.sampling.strategy import Budget
-from cudnn_autotune.sampling.sustained_run import SustainedRun, run_sustained
 from cudnn_autotune.timers.timer import Timer
 
 # Rough guesses before anything is timed. In the audits cuDNN's first plan was 3 to 11 % slower than
@@ -156,42 +155,6 @@ class SearchState:
                 return
             yield from self._race(near, rules)
             self.remarks.append("the leaders failed: the others raced again without them")
-
-    def run_sustained(
-        self, candidate: Candidate, chunks: int, is_patient: bool = True
-    ) -> SustainedRun | None:
-        """Runs a candidate alone, adds the run to the totals, and records the board's clock and
-        throttle reasons right after it.
-
-        Args:
-            chunks, is_patient: as of :func:`sustained_run.run_sustained`.
-
-        Returns:
-            The run; None if the candidate fails, which removes it from the search.
-        """
-        run = run_sustained(
-            candidate,
-            self.ms(candidate) or 1.0,
-            chunks,
-            self.timer,
-            self.rules,
-            self.budget.left_ms(),
-            is_patient,
-        )
-        if isinstance(run, str):
-            self.failed_sustained[candidate] = run
-            self.sustained_ms.pop(candidate, None)
-            if candidate in self.last.survivors:
-                self.last.survivors.remove(candidate)
-            self.remarks.append(f"{candidate.text} failed when it ran alone")
-            return None
-        # The clock of a run far from the power limit is not the steady one.
-        if run.steady_clock_mhz is not None and not run.is_far:
-            self.sustained_clock_mhz[candidate] = run.steady_clock_mhz
-        self.extra_gpu_ms += run.gpu_ms
-        self.extra_samples += run.calls
-        self.throttle_reasons |= dict.fromkeys(self.timer.state().throttle_reasons)
-        return run
 
 
 def _shift(earlier: Mapping[Candidate, float], later: Mapping[Candidate, float]) -> float:

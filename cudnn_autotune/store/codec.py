@@ -32,7 +32,8 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_text
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store.decision import Decision, Policy, Provenance, ranked_again, varies
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision, Provenance, ranked_again, varies
 from cudnn_autotune.store.environment import Environment
 
 MOST_BYTES = 1900

@@ -17,14 +17,9 @@ from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store import codec
-from cudnn_autotune.store.decision import (
-    NONDETERMINISTIC,
-    Decision,
-    Policy,
-    Provenance,
-    key_of,
-)
+from cudnn_autotune.store.decision import NONDETERMINISTIC, Decision, Provenance, key_of
 from cudnn_autotune.store.environment import Environment, file_in
 from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.merge import Taken, measured_at, reconciled

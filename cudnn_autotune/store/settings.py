@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from cudnn_autotune.core.fork_safe_lock import LOCK
-from cudnn_autotune.store import Environment, Layered, Store
-from cudnn_autotune.store.environment import SUFFIX, located
+from cudnn_autotune.core.fork_safe_lock import IMPORTING, LOCK
+from cudnn_autotune.store.environment import SUFFIX, Environment, located
 from cudnn_autotune.store.notices import WarningsPutOff, warn_once
+
+if TYPE_CHECKING:
+    from cudnn_autotune.store.file_store import Layered, Store
 
 MODE_VARIABLE = "CUDNN_AUTOTUNE_CACHE"
 StoreMode = Literal["off", "read", "read_write", "retune"]
@@ -142,6 +144,8 @@ def get_store(device: int | None = None) -> Store:
 def layers(device: int | None) -> Layered:
     """Returns the user's store, in front of the shipped ones. Arguments and errors: as
     get_store."""
+    with IMPORTING:
+        from cudnn_autotune.store.file_store import Layered, Store
     index = _index(device)
     with WarningsPutOff(), LOCK:
         if index not in _stores:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cudnn_autotune.engines.problem import DTYPES_BY_NAME
 from cudnn_autotune.engines.roofline import TF32, Peaks
+from cudnn_autotune.timers.stopwatch import Stopwatch
 
 # A batch is long beside the events around it, and short beside the time in which a board throttles.
 _BATCH_MS = 4.0
@@ -135,11 +136,8 @@ def _least_ms(call: Call) -> float:
 
 
 def _batch_ms(call: Call, calls: int) -> float:
-    """Milliseconds of a call in a batch, by events before and after it."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / calls
+    """Milliseconds of a call in a batch."""
+    with Stopwatch() as watch:
+        for _ in range(calls):
+            call()
+    return watch.ms() / calls

@@ -11,8 +11,8 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MOST_BY_PYTORCH, timed_by_pytorch
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.screening import SLOW
-from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import choice_log
 
 # Bytes that a multiprocessor reads from or writes to the L2 cache in a clock, at most.

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from cudnn_autotune.core.display import html_table, milliseconds
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.roofline import Limit, limit
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Policy, Provenance
-from cudnn_autotune.store.peaks_file import peaks_of
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision, Provenance
 from cudnn_autotune.timers.lacking import NOTHING, Lacking
-from cudnn_autotune.tuning import gain
 from cudnn_autotune.tuning.checking import OutputChecks
+
+if TYPE_CHECKING:
+    from cudnn_autotune.tuning.gain import Total
 
 
 class _Facts:
@@ -143,7 +147,9 @@ class Choice(_Facts):
         return html_table(self.problem.text, ((name, text) for name, text in rows.items() if text))
 
     @property
-    def _gain(self) -> gain.Total:
+    def _gain(self) -> Total:
+        with IMPORTING:
+            from cudnn_autotune.tuning import gain
         return gain.total([self.decision])
 
     @property
@@ -151,6 +157,8 @@ class Choice(_Facts):
         """Milliseconds a call of what PyTorch would run by default, measured in the same race as
         ``time_ms`` and in the same way; None if it was not measured, as by a mode that does not
         time, or in a decision that lacks it."""
+        with IMPORTING:
+            from cudnn_autotune.tuning import gain
         found = gain.pytorchs_entry(self.decision.selection)
         return None if found is None else found.time_ms
 
@@ -165,6 +173,8 @@ class Choice(_Facts):
     def limit(self) -> Limit | None:
         """The least time of the problem on this GPU, and what binds it (``engines.roofline``); None
         if the GPU's peaks have not been measured (``cudnn-autotune env --measure``)."""
+        with IMPORTING:
+            from cudnn_autotune.store.peaks_file import peaks_of
         peaks = peaks_of(self.device)
         return None if peaks is None else limit(self.problem, peaks)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
+from typing import Protocol
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.store import Policy
-from cudnn_autotune.tuning import new_sizes
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.tuning.choice import Choice
+
+Layer = tuple[object, ...]
 
 _lock = ForkSafeLock()
 _records: dict[tuple[ConvProblem, Policy, int], Choice] = {}
@@ -18,6 +21,41 @@ _records: dict[tuple[ConvProblem, Policy, int], Choice] = {}
 # returns.
 _forgettings = 0
 _forgettings_of: Counter[ConvProblem] = Counter()
+
+
+_SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
+_layers: set[Layer] = set()
+"""The layers of which a size was measured."""
+_sizes: list[Sizes] = []
+
+
+class Sizes(Protocol):
+    """A record of the measured choices, kept as they are recorded here."""
+
+    def add(self, choice: Choice) -> None: ...
+    def remove(self, problem: ConvProblem) -> None: ...
+    def clear(self) -> None: ...
+
+
+def layer_of(problem: ConvProblem, device: int) -> Layer:
+    """Returns what the problems of one layer share: all but the batch size and the spatial
+    sizes."""
+    return (device, *(getattr(problem, name) for name in _SHARED))
+
+
+def is_measured_layer(problem: ConvProblem, device: int) -> bool:
+    """Returns whether some size of the problem's layer was measured in this process."""
+    with _lock:
+        return layer_of(problem, device) in _layers
+
+
+def keep_in(sizes: Sizes) -> None:
+    """Adds a record, which is given all measured choices, those so far and the later ones."""
+    with _lock:
+        for choice in _records.values():
+            if choice.total_samples > 0:
+                sizes.add(choice)
+        _sizes.append(sizes)
 
 
 def generation(problem: ConvProblem) -> int:
@@ -44,7 +82,9 @@ def record(choice: Choice, since: int | None = None) -> bool:
         if choice.total_samples > 0 or known is None or known.total_samples == 0:
             _records[key] = choice
         if choice.total_samples > 0:
-            new_sizes.add(choice)
+            _layers.add(layer_of(choice.problem, choice.device))
+            for sizes in _sizes:
+                sizes.add(choice)
         return True
 
 
@@ -65,7 +105,8 @@ def forget_problem(problem: ConvProblem) -> None:
     with _lock:
         for key in [key for key in _records if key[0] == problem]:
             del _records[key]
-        new_sizes.remove(problem)
+        for sizes in _sizes:
+            sizes.remove(problem)
         _forgettings_of[problem] += 1
     if extension_available():
         _C.forget_problem(problem.native())
@@ -95,7 +136,9 @@ def forget() -> None:
         _C.forget_choices()
     with _lock:
         _records.clear()
-        new_sizes.clear()
+        _layers.clear()
+        for sizes in _sizes:
+            sizes.clear()
         _forgettings += 1
 
 

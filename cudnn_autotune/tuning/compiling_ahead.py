@@ -34,10 +34,9 @@ from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_s
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of, recipe_of
 from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem
-from cudnn_autotune.engines.registry import ImplementationError
-from cudnn_autotune.engines.user_implementation import is_users
+from cudnn_autotune.engines.registry import ImplementationError, is_users
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.strategy import Shortlister
-from cudnn_autotune.store import Policy
 from cudnn_autotune.timers.gpu_timer import Built
 from cudnn_autotune.tuning import remembering, settings
 

@@ -1,8 +1,8 @@
 """The miss handler: a known choice, else a search and a check of the output; then a commit.
 
-A new size of a layer whose sizes keep changing is served by the engine of an alike size, or by
-PyTorch's own path, instead of a search (``new_sizes``). A trial that begins once it is called often
-decides.
+A miss asks an ordered chain of sources: pins, what ranks have agreed on and the store; then the
+provisional choice that serves already; then other sizes of the layer, if its sizes keep changing;
+then a search.
 
 A choice that was made without something that a later search may have (``timers.lacking``), such as
 memory, is provisional: after some calls, and then ever more of them, C++ asks again, and the
@@ -16,23 +16,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.candidates import QueriedCandidates
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem, Operands
-from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.sampling import online
-from cudnn_autotune.sampling.strategy import Limits, Shortlister
-from cudnn_autotune.store import Policy
+from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
@@ -43,27 +44,35 @@ from cudnn_autotune.tuning import (
     compiling_ahead,
     deferred,
     events,
-    new_sizes,
     probing,
     remembering,
     settings,
 )
 from cudnn_autotune.tuning.checking import OutputChecks, examined, is_telling, refusal
-from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search, untimed
-from cudnn_autotune.tuning.new_sizes import Nearby
-from cudnn_autotune.tuning.online_calls import LazyPreparation, OnlinePreparation
-from cudnn_autotune.tuning.online_tuner import TUNER, OnlineCommitter, Prepared, Trial
-from cudnn_autotune.tuning.serving import Served, serve
+from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search
+from cudnn_autotune.tuning.serving import Served, own_path, serve
 
 _log = logging.getLogger(__name__)
-# Stored decisions that are looked at for sizes that are alike. Other layers' may be nearer.
-_MOST_STORED = 8
 _searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
 """Results of searches that are over before they begin, by thread id and problem."""
 
 
+BeginsTrial = Callable[..., "_C.OnlineTrial | None"]
+_begins_trials: list[BeginsTrial] = []
+
+
+def begin_trials_by(begin: BeginsTrial) -> None:
+    """Sets what begins the trial of a choice that later calls decide: ``online.trials.begin``."""
+    _begins_trials[:] = [begin]
+
+
+def begin_trial(*args: Any, **keywords: Any) -> _C.OnlineTrial | None:
+    """Begins a trial; arguments and result as of ``online.trials.begin``."""
+    return _begins_trials[0](*args, **keywords)
+
+
 @dataclass(frozen=True)
-class _Miss:
+class Miss:
     """A call whose problem has no engine yet, with the arguments of :func:`choose`."""
 
     problem: ConvProblem
@@ -79,6 +88,12 @@ class _Miss:
     @property
     def limits(self) -> Limits:
         return Limits(self.policy.benchmark, settings.get_budget_ms())
+
+    @cached_property
+    def earlier(self) -> Choice | None:
+        """The provisional choice of this process, which has served so far."""
+        made = choice_log.find(self.problem, self.policy, self.device)
+        return made if made is not None and made.lacking else None
 
 
 def choose(
@@ -105,7 +120,7 @@ def choose(
     """
     mode = settings.registered_mode(mode)
     policy = Policy.of_call(mode, workspace_limit, benchmark_limit)
-    miss = _Miss(ConvProblem.from_native(native), policy, device, tensors, serving)
+    miss = Miss(ConvProblem.from_native(native), policy, device, tensors, serving)
     with deferred.put_off() as changes:
         served, trial = _choose(miss)
     afterwards = partial(deferred.make_all, changes) if changes else None
@@ -113,32 +128,28 @@ def choose(
     return served.plan, trial, is_provisional, afterwards
 
 
-def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
+def _choose(miss: Miss) -> tuple[Served, _C.OnlineTrial | None]:
+    """Asks the sources in their order, and commits what the first of them serves by."""
     start_s = time.perf_counter()
     since = choice_log.generation(miss.problem)
-    known = remembering.find(miss.problem, miss.policy, miss.device)
-    # This process's choice may serve provisionally.
-    made = choice_log.find(miss.problem, miss.policy, miss.device)
-    earlier = made if made is not None and made.lacking else None
-    if earlier is not None and known is None and (again := _unchanged(miss, earlier)) is not None:
-        if again.choice != earlier:
-            remembering.commit(again.choice, since)
-        return again, None
-    nearby = _fast_nearby(miss) if known is None and earlier is None else None
-    served = _waited_for(miss, known) if nearby is None else _at_once(miss, nearby)
-    if earlier is not None and served.choice.lacking and _is_no_better(served.choice, earlier):
+    served = next(found for source in _SOURCES if (found := source(miss)) is not None)
+    earlier, choice = miss.earlier, served.choice
+    if served.is_earlier:
+        if choice != earlier:
+            remembering.commit(choice, since)
+        return served, None
+    if earlier is not None and choice.lacking and _is_no_better(choice, earlier):
         return replace(served, choice=earlier), None
-    tuning_ms = (time.perf_counter() - start_s) * 1e3
-    choice = replace(served.choice, tuning_ms=tuning_ms)
+    choice = replace(choice, tuning_ms=(time.perf_counter() - start_s) * 1e3)
     if miss.policy.probe is not None:
         probing.record(miss.policy.probe, choice)
         return replace(served, choice=choice), None
-    is_tried = served.is_found and _is_tried(miss, choice, nearby)
-    if is_tried:  # the trial looks at all candidates, and says what it lacks itself
+    begin = None if miss.problem.deterministic else served.begin_trial
+    if begin is not None:  # the trial looks at all candidates, and says what it lacks itself
         choice = for_want_of(choice, NOTHING)
     remembering.commit(choice, since)
     served = replace(served, choice=choice)
-    return served, _begin_trial(miss, served, since, nearby) if is_tried else None
+    return served, None if begin is None else begin(served, since)
 
 
 def _is_no_better(new: Choice, earlier: Choice) -> bool:
@@ -147,10 +158,12 @@ def _is_no_better(new: Choice, earlier: Choice) -> bool:
     return (new.text, new.origin, new.lacking) == (earlier.text, earlier.origin, earlier.lacking)
 
 
-def _unchanged(miss: _Miss, earlier: Choice) -> Served | None:
-    """Serves by a provisional choice, which is final if its output was all that was not checked;
-    returns None if the problem is to be searched for again: what was lacking can be had now, or the
-    choice is wrong."""
+def _by_earlier(miss: Miss) -> Served | None:
+    """Serves by the provisional choice, which is final if its output was all that was not checked;
+    returns None if there is none, or the problem is to be searched for again: what was lacking can
+    be had now, or the choice is wrong."""
+    if (earlier := miss.earlier) is None:
+        return None
     problem, text, lacks = earlier.problem, earlier.text, earlier.lacking
     if lacks.may_be_had(miss.device, partial(_builds, miss)):
         _log.info("%s: tuned again, because %s", problem.text, lacks)
@@ -169,10 +182,10 @@ def _unchanged(miss: _Miss, earlier: Choice) -> Served | None:
         if (error := checks.errors[text]) is not None:
             checked = replace(earlier, decision=replace(earlier.decision, relative_error=error))
             earlier = for_want_of(checked, replace(lacks, check=False))
-    return Served(earlier, plan)
+    return Served(earlier, plan, is_earlier=True)
 
 
-def _builds(miss: _Miss, text: str) -> bool:
+def _builds(miss: Miss, text: str) -> bool:
     """Returns whether a candidate is built and runs, or fails for a reason that does not pass."""
     try:
         plan = _C.build_plan(miss.problem.native(), text, miss.device)
@@ -182,89 +195,41 @@ def _builds(miss: _Miss, text: str) -> bool:
     return verdict.is_compared and not is_passing(verdict.failure)
 
 
-def _waited_for(miss: _Miss, known: Choice | None) -> Served:
-    """Serves a call that waits for engines to be built, or timed: by what is known, or by a
-    search."""
-    with events.SEARCHES.searching():
-        served = None if known is None else serve(known, miss.tensors, miss.serving)
-        return served or _search(miss, probing.MODE if miss.is_probe else miss.policy.mode)
-
-
-def _is_tried(miss: _Miss, first: Choice, nearby: Nearby | None) -> bool:
-    """Returns whether later calls are to decide about the choice that serves the first one."""
-    if nearby is not None:
-        is_asked = settings.get_new_shapes() == "online" and not nearby.is_known
-    else:
-        is_asked = first.origin == "tuned" and sampling.traits(miss.policy.mode).decides_later
-    return is_asked and not miss.problem.deterministic
-
-
-def _fast_nearby(miss: _Miss) -> Nearby | None:
-    """Returns what is known of a new size; None if it is to be searched for. Without timing there
-    is nothing to save."""
-    is_searched = miss.is_probe or settings.get_new_shapes() == "tune"
-    if is_searched or not sampling.traits(miss.policy.mode).times:
+def _by_known(miss: Miss) -> Served | None:
+    """Serves by a pin, by what ranks have agreed on, or by the store. What of these is unfit is
+    searched for."""
+    known = remembering.find(miss.problem, miss.policy, miss.device)
+    if known is None:
         return None
-    stored = partial(remembering.nearest, miss.problem, miss.device, _MOST_STORED)
-    return new_sizes.fast_nearby(miss.problem, miss.device, stored)
+    with events.SEARCHES.searching():
+        served = serve(known, miss.tensors, miss.serving)
+    return served or _by_search(miss)
 
 
-def _at_once(miss: _Miss, nearby: Nearby) -> Served:
-    """Serves a problem without timing: by the first candidate that is built quickly, allowed and
-    right, else by PyTorch's own path."""
-    for candidate in new_sizes.ready(nearby, miss.problem, miss.device):
-        served = serve(_unmeasured(miss, candidate, "chosen for a similar problem"), miss.tensors)
-        if served is not None:
-            return served
-    rule = "PyTorch's own path, until the size is measured"
-    return Served(_unmeasured(miss, ATEN, rule), _own_path(miss))
+def _by_neighbours(miss: Miss) -> Served | None:
+    """Serves a new size by what is known of other sizes of its layer."""
+    is_searched = miss.earlier is not None or miss.is_probe or settings.get_new_shapes() == "tune"
+    if is_searched or not choice_log.is_measured_layer(miss.problem, miss.device):
+        return None
+    if not sampling.traits(miss.policy.mode).times:  # there is nothing to save
+        return None
+    with IMPORTING:
+        from cudnn_autotune.tuning import serving_new_sizes
+    return serving_new_sizes.find(miss)
 
 
-def _unmeasured(miss: _Miss, candidate: Candidate, rule: str) -> Choice:
-    entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
-    evidence = Evidence(rule=rule, tied=(candidate.text,))
-    return Choice(untimed(miss.problem, miss.policy, entry, evidence), miss.device, "neighbour")
+def _by_search(miss: Miss) -> Served:
+    with events.SEARCHES.searching():
+        return _search(miss, probing.MODE if miss.is_probe else miss.policy.mode)
 
 
-def _begin_trial(
-    miss: _Miss, first: Served, since: int, nearby: Nearby | None
-) -> _C.OnlineTrial | None:
-    """Begins a trial, whose first candidate serves until later calls have decided; returns None if
-    the system gives no thread for it.
-
-    Args:
-        nearby: what is known of a new size, whose trial has few candidates, and begins once the
-            problem is called often. Else None.
-    """
-    step = LazyPreparation()
-    first_step = 2 if nearby is None else new_sizes.calls_before_trial(miss.problem, miss.device)
-    trial = _C.OnlineTrial(first.plan, step, first_step)
-    shortlist = sampling.traits(miss.policy.mode).shortlist if nearby is None else online.few
-    assert shortlist is not None  # a mode that decides later has one
-    # It must hold neither the trial, which holds it, nor the call's tensors.
-    contenders = () if nearby is None else nearby.contenders
-    begun_with = (trial.schedule, first, since, shortlist, contenders, miss.limits.budget_ms)
-    step.begin = partial(_preparation, *begun_with)
-    return trial if nearby is not None or step.start() else None
-
-
-def _preparation(
-    schedule: _C.TurnSchedule,
-    first: Served,
-    since: int,
-    shortlist: Shortlister,
-    nearby: Sequence[Candidate],
-    budget_ms: float | None,
-) -> OnlinePreparation:
-    """Begins a trial on the tuner's thread, and returns the step that prepares it in the calls."""
-    choice, prepared = first.choice, Prepared()
-    assert choice.chosen is not None
-    candidate, committer = choice.chosen.candidate, OnlineCommitter(choice, prepared, since)
-    earlier = committer.earlier()
-    TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
-    return OnlinePreparation(
-        choice, candidate, first.plan, prepared, shortlist, nearby, budget_ms, earlier
-    )
+_SOURCES: tuple[Callable[[Miss], Served | None], ...] = (
+    _by_known,
+    _by_earlier,
+    _by_neighbours,
+    _by_search,
+)
+"""The sources of a choice, in the order in which they are asked. The last one always serves."""
 
 
 @contextmanager
@@ -279,7 +244,7 @@ def searched(problem: ConvProblem, selection: Selection | None, timer: GpuTimer)
         del _searched[key]
 
 
-def _search(miss: _Miss, mode: str, *, times_aten: bool = False) -> Served:
+def _search(miss: Miss, mode: str, *, times_aten: bool = False) -> Served:
     """Searches, and checks the chosen candidate's output; returns PyTorch's own path if none is
     right.
 
@@ -331,6 +296,9 @@ def _search(miss: _Miss, mode: str, *, times_aten: bool = False) -> Served:
     finally:
         timer.close()  # from here on the check and the plans allocate their own workspace
     served = _concluded(replace(miss, tensors=tensors), selection, timer, why)
+    if traits.decides_later and served.is_found:
+        begin = partial(begin_trial, shortlist=traits.shortlist, budget_ms=miss.limits.budget_ms)
+        return replace(served, begin_trial=begin)
     if served.has_unfit and floor_ms is not None:
         # An engine that was faster than PyTorch's own path is unfit, and others may be slower.
         return _search(miss, mode, times_aten=True)
@@ -352,7 +320,7 @@ def _to_measure_on(problem: ConvProblem, tensors: Operands) -> Operands:
 
 
 def _concluded(
-    miss: _Miss, selection: Selection | None, timer: GpuTimer, why: str = "no candidate runs"
+    miss: Miss, selection: Selection | None, timer: GpuTimer, why: str = "no candidate runs"
 ) -> Served:
     """Serves by the best candidate of ``selection`` whose output is right; better ones are
     rejected. Without a selection ``why`` says so."""
@@ -363,7 +331,7 @@ def _concluded(
     for timed in selection.ranking:
         text = timed.candidate.text
         # A mode that times nothing does not build PyTorch's own path.
-        plan = _own_path(miss) if text == ATEN.text else timer.plans.get(text)
+        plan = own_path(miss.problem, miss.device) if text == ATEN.text else timer.plans.get(text)
         if plan is None:
             continue  # it did not build
         if is_checked:
@@ -397,7 +365,7 @@ def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
 
 
 def _by_pytorch(
-    miss: _Miss,
+    miss: Miss,
     selection: Selection | None = None,
     lacks: Lacking = NOTHING,
     checks: OutputChecks | None = None,
@@ -405,8 +373,4 @@ def _by_pytorch(
     """Serves by PyTorch's own path, because a search has found no candidate that is right."""
     choice = of_search(miss.problem, miss.policy, miss.device, selection, checks, None, lacks)
     has_unfit = checks is not None and bool(checks.rejected or checks.failures)
-    return Served(choice, _own_path(miss), is_found=False, has_unfit=has_unfit)
-
-
-def _own_path(miss: _Miss) -> _C.Plan:
-    return _C.build_plan(miss.problem.native(), ATEN.text, miss.device)
+    return Served(choice, own_path(miss.problem, miss.device), is_found=False, has_unfit=has_unfit)

@@ -17,11 +17,12 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.core.extension import _C
@@ -34,14 +35,14 @@ from cudnn_autotune.engines.offers import alike as offered_alike
 from cudnn_autotune.engines.offers import gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel
-from cudnn_autotune.engines.registry import ImplementationError
-from cudnn_autotune.engines.user_implementation import is_users
+from cudnn_autotune.engines.registry import ImplementationError, is_users
 from cudnn_autotune.sampling.screening import SLOW
-from cudnn_autotune.store import Decision
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import gain
 from cudnn_autotune.tuning.alike_sizes import distance, doubt, is_alike
 from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.tuning.choice_log import Layer, keep_in, layer_of
 
 _log = logging.getLogger(__name__)
 
@@ -100,17 +101,11 @@ class Nearby:
     """Whether PyTorch's own path was the best at alike sizes, so that nothing needs comparing."""
 
 
-_Layer = tuple[object, ...]
-_SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
 _lock = ForkSafeLock()
-_measured: dict[_Layer, dict[ConvProblem, _Measured]] = {}
-_met: Counter[_Layer] = Counter()
+_measured: dict[Layer, dict[ConvProblem, _Measured]] = {}
+_met: Counter[Layer] = Counter()
 """Number of sizes of each layer that came after its first measured one."""
 _searched: Counter[ConvProblem] = Counter()
-
-
-def _layer(problem: ConvProblem, device: int) -> _Layer:
-    return (device, *(getattr(problem, name) for name in _SHARED))
 
 
 def add(choice: Choice) -> None:
@@ -119,7 +114,7 @@ def add(choice: Choice) -> None:
     if measured is None:
         return
     with _lock:
-        sizes = _measured.setdefault(_layer(choice.problem, choice.device), {})
+        sizes = _measured.setdefault(layer_of(choice.problem, choice.device), {})
         sizes[choice.problem] = measured
 
 
@@ -154,7 +149,7 @@ def _pytorchs_ms(choice: Choice, chosen_ms: float) -> float:
     problem = choice.problem
     alone = replace(problem, bias=False, residual=False, activation="")
     with _lock:
-        measured = _measured.get(_layer(alone, choice.device), {}).get(alone)
+        measured = _measured.get(layer_of(alone, choice.device), {}).get(alone)
     return max(chosen_ms, measured.pytorch_ms) if measured and alone != problem else chosen_ms
 
 
@@ -205,7 +200,7 @@ def fast_nearby(
     with _lock:
         if problem in _searched:
             return None
-        layer = _layer(problem, device)
+        layer = layer_of(problem, device)
         known = dict(_measured.get(layer, {}))
         if not known or problem in known:
             return None
@@ -216,7 +211,7 @@ def fast_nearby(
         for decision in stored():
             size = decision.problem
             is_measured = decision.selection.total_samples > 0
-            if is_measured and size not in known and _layer(size, device) == layer:
+            if is_measured and size not in known and layer_of(size, device) == layer:
                 add(Choice(decision, device, "store"))
         with _lock:
             known = dict(_measured.get(layer, {}))
@@ -312,7 +307,7 @@ def calls_before_trial(problem: ConvProblem, device: int) -> int:
     trial costs is about what they could have saved. The time of a call is that of the nearest
     measured size, in proportion to the elements of the input."""
     with _lock:
-        sizes = list(_measured.get(_layer(problem, device), {}).items())
+        sizes = list(_measured.get(layer_of(problem, device), {}).items())
     if not sizes:
         return _LEAST_CALLS
     nearest, measured = min(sizes, key=lambda size: distance(problem, size[0]))
@@ -412,3 +407,6 @@ def _compile(kernels: Sequence[Kernel], compute_capability: tuple[int, int]) -> 
             cubin(kernel, compute_capability)
     except _C.PlanError as error:  # a search meets it too, and says so
         _log.debug("a kernel for new sizes does not compile: %s", str(error))
+
+
+keep_in(sys.modules[__name__])

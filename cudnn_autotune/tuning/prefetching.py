@@ -21,10 +21,11 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.store import Decision, Layered
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Layered
 from cudnn_autotune.store.kept_plans import GpuKey
-from cudnn_autotune.tuning import settings
+from cudnn_autotune.tuning import remembering, serving, settings
 from cudnn_autotune.tuning.choice import Choice
 
 _log = logging.getLogger(__name__)
@@ -161,3 +162,5 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+remembering.forget_with(clear)
+serving.take_plans_from(take)

@@ -10,17 +10,17 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
-from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
 from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
-from cudnn_autotune.store import Decision, Policy, checked_outputs
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.decision import key_of, was_cut_short
-from cudnn_autotune.tuning import choice_log, deferred, events, prefetching, settings
-from cudnn_autotune.tuning.checking import is_right
+from cudnn_autotune.store.decision import Decision, key_of
+from cudnn_autotune.tuning import choice_log, deferred, events
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
 
@@ -43,22 +43,20 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
         if policy.probe is not None or problem in _retuned:
             return None
         agreed = _agreed.get((device, key_of(problem, policy)))
-    origin = "agreed"
-    found = agreed and agreed.restricted_to(problem.deterministic, policy.workspace)
-    if found is None and store_settings.is_read():
-        origin = "store"
-        try:
-            found = store_settings.layers(device).find(problem, policy, _suffices)
-        except Exception:  # a store may hold anything: a call is served
-            _log.exception("%s: what the store has of it cannot be read", problem.text)
-    return None if found is None else Choice(found, device, origin)
+    if found := agreed and agreed.restricted_to(problem.deterministic, policy.workspace):
+        return Choice(found, device, "agreed")
+    store = _store()
+    found = store and store.find(problem, policy, device)
+    return Choice(found, device, "store") if found else None
 
 
-def _suffices(decision: Decision) -> bool:
-    """Returns whether a stored decision may serve. Some other program may have stored what is
-    provisional."""
-    is_final = not decision.selection.evidence.provisional
-    return is_final and not was_cut_short(decision, settings.get_budget_ms())
+def _store() -> Any:
+    """Returns the module ``stored``, which is imported once a store is used; None without one."""
+    if store_settings.get_store_settings().mode == "off":
+        return None
+    with IMPORTING:
+        from cudnn_autotune.tuning import stored
+    return stored
 
 
 def reject(known: Choice, *, varies: bool = False) -> None:
@@ -73,9 +71,21 @@ def reject(known: Choice, *, varies: bool = False) -> None:
     if known.origin == "agreed":
         with _lock:
             _agreed.pop((known.device, known.decision.key), None)
-    if store_settings.is_read() or store_settings.is_written():
-        layers = store_settings.layers(known.device)
-        deferred.change(partial(layers.reject, known.decision, varies=varies))
+    if store := _store():
+        store.reject(known, varies=varies)
+
+
+def checked_error(known: Choice) -> float | None:
+    """Returns the relative error of an output that a process of this user has found right, else
+    None."""
+    store = _store()
+    return store.checked_error(known) if store else None
+
+
+def read_ahead(known: Choice) -> None:
+    """Begins to read back the compiled plans of the decisions around a stored one."""
+    if store := _store():
+        store.read_ahead(known)
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
@@ -91,15 +101,8 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
 def nearest(problem: ConvProblem, device: int, most: int = 3) -> list[Decision]:
     """Returns up to ``most`` stored decisions for the problems most like ``problem``, the nearest
     first."""
-    if not store_settings.is_read():
-        return []
-    try:
-        layers = store_settings.layers(device)
-        found = [layers.by_key(key) for key in layers.nearest(problem, most)]
-    except Exception:  # a store may hold anything: a call is served
-        _log.exception("%s: similar problems in the store cannot be read", problem.text)
-        return []
-    return [decision for decision in found if decision is not None]
+    store = _store()
+    return store.nearest(problem, device, most) if store else []
 
 
 def commit(choice: Choice, since: int | None = None) -> None:
@@ -112,18 +115,12 @@ def commit(choice: Choice, since: int | None = None) -> None:
     """
     if not choice_log.record(choice, since):
         return
-    problem, error = choice.problem, choice.relative_error
     # It is announced before what may wait for the lock of a file.
-    changes = [partial(events.announce, choice)]
-    # A new size seldom comes again, so neither its choice nor the check of it is kept.
-    if choice.origin != "neighbour" and error is not None and is_right(problem, error):
-        right = (problem.text, choice.text, choice.device, error)
-        changes.append(partial(checked_outputs.remember, *right))
-    for text, _ in choice.rejected:
-        changes.append(partial(checked_outputs.withdraw, problem.text, text, choice.device))
-    if choice.origin == "tuned":
-        changes.append(partial(_store, [choice.decision], choice.device))
-    deferred.change(*changes)
+    deferred.change(partial(events.announce, choice))
+    if store := _store():
+        store.add_checks(choice)
+        if choice.origin == "tuned":
+            deferred.change(partial(store.add, [choice.decision], choice.device))
 
 
 def install(decisions: Iterable[Decision], device: int) -> None:
@@ -137,23 +134,8 @@ def install(decisions: Iterable[Decision], device: int) -> None:
     for decision in decisions:
         choice_log.forget_problem(decision.problem)
         choice_log.record(Choice(decision, device, "agreed"))
-    _store(decisions, device)
-
-
-def _store(decisions: Iterable[Decision], device: int) -> None:
-    """Stores those of the decisions that were measured and are final."""
-    measured = [
-        decision
-        for decision in decisions
-        if decision.selection.total_samples > 0 and not decision.selection.evidence.provisional
-    ]
-    if not measured or not store_settings.is_written():
-        return
-    try:
-        store_settings.layers(device).add(measured, are_latest=True)
-    except ValueError as error:  # evidence of a user's own strategy that no store can hold
-        texts = ", ".join(decision.problem.text for decision in measured)
-        _log.warning("%s: the decision is not kept: %s", texts, error)
+    if store := _store():
+        store.add(decisions, device)
 
 
 def forget() -> None:
@@ -161,7 +143,6 @@ def forget() -> None:
     each shape looks them up again. Pins and stores are not touched."""
     with _lock:
         _agreed.clear()
-    prefetching.clear()
     choice_log.forget()
     for forget_more in _forgotten_with:
         forget_more()

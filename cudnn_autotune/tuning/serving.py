@@ -18,19 +18,23 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import MOST
 from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.candidate_id import identify
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.registry import calls_python
 from cudnn_autotune.engines.selection import Measurement
-from cudnn_autotune.store import Policy, checked_outputs
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import Lacking, is_passing
-from cudnn_autotune.tuning import prefetching, remembering
-from cudnn_autotune.tuning.checking import OutputChecks, is_right
+from cudnn_autotune.tuning import remembering
+from cudnn_autotune.tuning.checking import OutputChecks
 from cudnn_autotune.tuning.choice import Choice, for_want_of
 
 _log = logging.getLogger(__name__)
 
 _MOST_SHOWN = 1000  # characters of a text in the log
+
+TakesPlan = Callable[["_C.ConvProblem", str, int], "_C.Plan | None"]
+"""(problem, candidate's text, device) -> a plan that was made ahead, or None."""
 
 # Reasons of fallbacks().
 NO_LONGER_BUILDS = "a remembered choice no longer builds: tuned again"
@@ -60,6 +64,16 @@ class Served:
     """False if a search found no candidate that is right, and PyTorch's own path serves."""
     has_unfit: bool = False
     """Whether candidates that a search ranked before it are wrong, or fail."""
+    is_earlier: bool = False
+    """Whether it is the provisional choice that has served before."""
+    begin_trial: Callable[[Served, int], _C.OnlineTrial | None] | None = None
+    """The function that begins a trial by which later calls decide, given this and the problem's
+    ``choice_log.generation``; None: this is the choice."""
+
+
+def own_path(problem: ConvProblem, device: int) -> _C.Plan:
+    """Returns the plan of PyTorch's own path."""
+    return _C.build_plan(problem.native(), ATEN.text, device)
 
 
 def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Served | None:
@@ -84,7 +98,7 @@ def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Serv
         PlanError: What is pinned does not build.
     """
     problem, text = known.problem, known.text
-    prefetching.read_ahead(known)
+    remembering.read_ahead(known)
     try:
         if plan is None or plan.text != text:
             plan = built(known, _search_on(problem.native(), known.device))
@@ -120,7 +134,7 @@ def _checked(known: Choice, plan: _C.Plan, tensors: Operands) -> float | None:
     problem, text, checks = known.problem, known.text, OutputChecks()
     with _verifying(known):
         # No check of a new size is kept.
-        if known.origin != "neighbour" and (error := _kept_error(known)) is not None:
+        if known.origin != "neighbour" and (error := remembering.checked_error(known)) is not None:
             return error
         is_fine = checks.is_right(problem, text, plan, tensors)
     error, failure = checks.errors.get(text), checks.failures.get(text)
@@ -138,13 +152,6 @@ def _checked(known: Choice, plan: _C.Plan, tensors: Operands) -> float | None:
     else:
         unfit = UnfitError(WRONG, f"its relative error is {error:.3g}")
     raise unfit
-
-
-def _kept_error(known: Choice) -> float | None:
-    """Returns the relative error of an output that a process of this user has found right, else
-    None."""
-    error = checked_outputs.error_of(known.problem.text, known.text, known.device)
-    return error if is_right(known.problem, error) else None
 
 
 @contextmanager
@@ -196,7 +203,7 @@ def during_capture(
     if known is None:
         return None
     is_pinned = known.origin == "pinned"
-    if not is_pinned and (_kept_error(known) is None or calls_python(known.text)):
+    if not is_pinned and (remembering.checked_error(known) is None or calls_python(known.text)):
         return None
     try:
         plan = built(known, _search_on(native, device))
@@ -227,7 +234,7 @@ def built(known: Choice, open_search: Callable[[], _C.EngineSearch]) -> _C.Plan:
         if search is not None and is_pinned:
             search.describe(text)  # its error says more of a text than that of building it
         notes = () if is_pinned else may_serve(text, problem, device, known.workspace_limit, search)
-        plan = prefetching.take(problem.native(), text, device)
+        plan = _made_ahead(problem, text, device)
         if plan is None and search is not None:
             plan = search.build(text)
         elif plan is None:
@@ -235,6 +242,19 @@ def built(known: Choice, open_search: Callable[[], _C.EngineSearch]) -> _C.Plan:
         if not is_pinned and not admits(known.workspace_limit, plan.workspace_bytes):
             raise UnfitError(NOT_ALLOWED, _needs(plan.workspace_bytes, notes))
     return plan
+
+
+_takes_made_ahead: list[TakesPlan] = []
+
+
+def take_plans_from(take: TakesPlan) -> None:
+    """Lets :func:`built` ask a room above for plans that it has made ahead."""
+    _takes_made_ahead.append(take)
+
+
+def _made_ahead(problem: ConvProblem, text: str, device: int) -> _C.Plan | None:
+    plans = (take(problem.native(), text, device) for take in _takes_made_ahead)
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def may_serve(

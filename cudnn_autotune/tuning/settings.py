@@ -30,23 +30,22 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from types import EllipsisType
 from typing import Any, Literal, get_args
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.engines.configs import check_workspace_limit
-from cudnn_autotune.engines.user_implementation import ISOLATED
+from cudnn_autotune.engines.implementations import ISOLATED
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.strategy import check_mode_name
-from cudnn_autotune.store import Policy
 from cudnn_autotune.store.environment import FOLDER_VARIABLE
 from cudnn_autotune.store.notices import warn_once
 from cudnn_autotune.store.settings import MODE_VARIABLE, check_store_mode
-from cudnn_autotune.tuning import choice_log
 
 DEFAULT_SAMPLING = "auto"
 NewShapes = Literal["online", "neighbour", "tune"]
@@ -188,6 +187,9 @@ def set_new_shapes(new_shapes: NewShapes) -> None:
     global _new_shapes
     _new_shapes = _check_new_shapes(new_shapes)
     if _new_shapes == "tune":
+        with IMPORTING:
+            from cudnn_autotune.tuning import choice_log
+
         choice_log.forget_neighbours()
 
 
@@ -233,13 +235,6 @@ def flags(
             stack.callback(setter, before)
             setter(value)
         yield
-
-
-def use_sampling(mode: str | None = None, **others: Any) -> AbstractContextManager[None]:
-    """The former name of :func:`flags`, whose first argument was called ``mode``."""
-    text = f"cudnn_autotune.{use_sampling.__name__} is now cudnn_autotune.flags"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return flags(mode, **others)
 
 
 def _plan_cache_limit(limit: int, argument: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem, Operands
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.measuring import (
     WRITTEN,
     operands,

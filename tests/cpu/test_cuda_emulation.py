@@ -7,9 +7,9 @@ import pytest
 import torch
 from cuda_emulation import EmulationError, launch_kernel
 
-from cudnn_autotune.engines import kernels
-from cudnn_autotune.engines.kernels.sources import source
+from cudnn_autotune import kernels
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
+from cudnn_autotune.kernels.sources import source
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 

@@ -15,7 +15,7 @@ from benchmark_scripts import BENCHMARKS
 from simulation import SimulatedEngine, candidate, timer_of
 
 import cudnn_autotune as ca
-from cudnn_autotune.timers import recordings
+from cudnn_autotune.audit import recordings
 
 EXAMPLES = BENCHMARKS.parent / "examples"
 TINY = ("--batch", "2", "--size", "32", "--steps", "2")

@@ -14,14 +14,14 @@ import pytest
 from benchmark_scripts import BENCHMARKS
 
 from cudnn_autotune import _C, sampling
+from cudnn_autotune.audit import recordings
+from cudnn_autotune.audit.offline.replay import ReplayTimer
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import KERNEL_CFGS
-from cudnn_autotune.sampling import sustained_run
-from cudnn_autotune.sampling.steady_final import _POWER_ERROR
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.timers import recordings
+from cudnn_autotune.sustained import run as sustained_run
+from cudnn_autotune.sustained.final import _POWER_ERROR
 from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
-from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.telemetry import GpuState
 
 
@@ -69,7 +69,7 @@ def spread(times_ms: list[float]) -> float:
 
 
 def test_blocks_at_the_power_limit_agree_by_the_power_that_they_drew() -> None:
-    """What ``timers.board_power`` and ``sampling.sustained_run`` rest on."""
+    """What ``timers.board_power`` and ``sustained.run`` rest on."""
     measured, at_limit = [], []
     far: list[tuple[float, float]] = []
     for _, board, short, long_ms in alone():

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pydoc
-import re
 from pathlib import Path
 
 import pytest
 from torch import nn
 
 import cudnn_autotune as ca
-
-FORMER = {name: f"cudnn_autotune.expert.{name}" for name in ca.expert.__all__}
-FORMER["use_sampling"] = "cudnn_autotune.flags"
-"""Names that users of earlier versions may have typed, and what they are now."""
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ca.__all__)
@@ -73,30 +68,6 @@ def test_completion_offers_what_is_public(name: str) -> None:
         assert getattr(module, public) is not None
 
 
-@pytest.mark.parametrize("name", FORMER)
-def test_a_former_name_warns_and_works(name: str) -> None:
-    assert name not in dir(ca)
-    message = re.escape(f"cudnn_autotune.{name} is now {FORMER[name]}")
-    with pytest.warns(DeprecationWarning, match=message) as warned:
-        found = ca.use_sampling() if name == "use_sampling" else getattr(ca, name)
-    assert warned[0].filename == __file__
-    assert name == "use_sampling" or found is getattr(ca.expert, name)
-
-
-def test_use_sampling_takes_what_it_took() -> None:
-    before = ca.get_sampling()
-    with pytest.warns(DeprecationWarning, match="use_sampling is now"):
-        context = ca.use_sampling(mode="race", budget_ms=3)
-    with context:
-        assert (ca.get_sampling(), ca.get_budget_ms()) == ("race", 3.0)
-    assert (ca.get_sampling(), ca.get_budget_ms()) == (before, None)
-    with pytest.warns(DeprecationWarning, match="use_sampling is now"):
-        context = ca.use_sampling(mode="fastest")
-    with pytest.raises(ValueError, match=r"sampling must be one of .*, got 'fastest'"):
-        context.__enter__()
-    assert ca.get_sampling() == before
-
-
 def test_a_name_that_never_was_is_an_error() -> None:
     with pytest.raises(AttributeError, match="module 'cudnn_autotune' has no attribute 'nope'"):
         getattr(ca, "nope")  # noqa: B009
@@ -104,16 +75,16 @@ def test_a_name_that_never_was_is_an_error() -> None:
         from cudnn_autotune import nope  # type: ignore[attr-defined]  # noqa: F401
 
 
-def test_nothing_here_uses_a_former_name() -> None:
-    used = re.compile(rf"\b(?:ca|cudnn_autotune|settings)\.({'|'.join(FORMER)})\b(?!\.py|/)")
-    folders = ("cudnn_autotune", "tests", "benchmarks", "docs", "examples")
-    paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*")]
-    paths = [path for path in paths if path.suffix in (".md", ".py", ".cpp", ".h")]
-    assert len(paths) > 300
-    found = [
-        f"{path.relative_to(REPOSITORY)}: {match[0]}"
-        for path in [*paths, REPOSITORY / "README.md"]
-        if path != Path(__file__)
-        for match in used.finditer(path.read_text(encoding="utf-8"))
-    ]
-    assert found == []
+def test_the_names_of_a_checker_are_those_at_run_time() -> None:
+    """The imports for type checkers and the table of late imports hold the same names."""
+    tree = ast.parse(Path(ca.__file__).read_text(encoding="utf-8"))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {(node.module, alias.name) for node in imports for alias in node.names}
+    modules = {("cudnn_autotune", name) for name in ca._MODULES}
+    assert seen == modules | {(module, n) for module, names in ca._PUBLIC.items() for n in names}
+    assert {n for _, n in seen} | {"CudnnError", "PlanError"} == set(ca.__all__)

@@ -25,7 +25,7 @@ from stored import H200, decisions, fill, succeeded
 from subprocesses import python
 from torch.utils._pytree import tree_leaves
 
-from cudnn_autotune.store import Store
+from cudnn_autotune.store.file_store import Store
 
 PAGE = "docs/how-to/recipes.md"
 # Module that a recipe imports -> its name for pip, by recipe.

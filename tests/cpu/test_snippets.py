@@ -17,7 +17,7 @@ from cudnn_autotune_cli import main
 
 ELSEWHERE = {
     "docs/how-to/recipes.md": "tests/cpu/test_recipes.py",
-    "docs/how-to/own-implementation.md": "tests/cpu/engines/test_user_implementations.py",
+    "docs/how-to/own-implementation.md": "tests/cpu/implementing/test_user_implementations.py",
 }
 PROGRAMS = programs(ELSEWHERE)
 # In this snippet a GPU is asked for its candidates at last.

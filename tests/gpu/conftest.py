@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudnn_autotune.nn import norm_measuring
+from cudnn_autotune.norms import measuring as norm_measuring
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.store.kept_plans import PLAN, Kind, PlanFiles
 

@@ -170,7 +170,7 @@ def test_a_program_in_the_other_layout_takes_part(
     is_last: bool, dims: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever program runs is right, and so are its strides."""
-    from cudnn_autotune.nn.backend import compiled_graph
+    from cudnn_autotune.compile import compiled_graph
 
     convolution = {2: nn.Conv2d, 3: nn.Conv3d}[dims]
     model = nn.Sequential(convolution(16, 32, 3, padding=1), nn.ReLU(), convolution(32, 16, 1))
@@ -288,7 +288,7 @@ def test_a_capture_has_a_program_of_its_own(
     in_captures: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one with the least GPU time, whichever has the fastest calls."""
-    from cudnn_autotune.nn.backend import compiled_graph
+    from cudnn_autotune.compile import compiled_graph
 
     compare, build = compiled_graph.compare, compiled_graph.compile_fused
     in_calls = {"inductor": "cudnn_autotune", "cudnn_autotune": "inductor"}[in_captures]

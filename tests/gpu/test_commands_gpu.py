@@ -12,8 +12,10 @@ from stored import refused, run, succeeded
 from user_implementations import EMPTY, Written, registered
 
 import cudnn_autotune as ca
-from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.tuning.gain import against_pytorch, total
 
 pytestmark = pytest.mark.gpu

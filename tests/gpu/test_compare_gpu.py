@@ -11,7 +11,7 @@ import torch
 from stored import succeeded
 
 import cudnn_autotune as ca
-from cudnn_autotune.audit.compare import ModelComparison
+from cudnn_autotune.comparing.compare import ModelComparison
 
 pytestmark = pytest.mark.gpu
 

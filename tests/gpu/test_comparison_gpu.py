@@ -12,8 +12,8 @@ from deep_network import IMAGES, deep_network, distance, with_folded_norms
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.backend import compiled_graph
-from cudnn_autotune.nn.backend.comparison import compare, convolutions_ms
+from cudnn_autotune.compile import compiled_graph
+from cudnn_autotune.compile.comparison import compare, convolutions_ms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
 

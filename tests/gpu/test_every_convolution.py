@@ -22,7 +22,7 @@ from training_steps import twin_layers
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.nn.model_problems import problems_of
+from cudnn_autotune.models.problems import problems_of
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ from fold_cases import SHAPES, case
 from references import TOLERANCES, assert_close
 
 import cudnn_autotune as ca
+from cudnn_autotune.compile.weights.operators import fold_weights
 from cudnn_autotune.engines.problem import strides_of
-from cudnn_autotune.engines.weights.operators import fold_weights
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.norms.plan import FORMS, Form
-from cudnn_autotune.nn.norm_measuring import planned
+from cudnn_autotune.norms.measuring import planned
+from cudnn_autotune.norms.plan import FORMS, Form
 
 pytestmark = pytest.mark.gpu
 

@@ -19,10 +19,10 @@ from user_implementations import registered
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.implementing import isolated_run
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.store import checked_outputs
 from cudnn_autotune.timers.timer import Batch
-from cudnn_autotune.tuning import isolated_run
 
 pytestmark = pytest.mark.gpu
 

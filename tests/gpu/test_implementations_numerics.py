@@ -22,13 +22,13 @@ from references import OPERANDS, expected, relative_error, shapes_of, tolerance
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation, Offer
-from cudnn_autotune.engines.kernels.depthwise.depthwise_1d import Depthwise1d
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.engines.rewrites.adjoint import Adjoint
-from cudnn_autotune.engines.rewrites.fft import Fft
-from cudnn_autotune.engines.rewrites.rewrite import Rewrite
+from cudnn_autotune.kernels.built_in import BUILT_IN
+from cudnn_autotune.kernels.depthwise.depthwise_1d import Depthwise1d
+from cudnn_autotune.kernels.rewrites.adjoint import Adjoint
+from cudnn_autotune.kernels.rewrites.fft import Fft
+from cudnn_autotune.kernels.rewrites.rewrite import Rewrite
 from cudnn_autotune.timers.measuring import ADDED
 
 pytestmark = pytest.mark.gpu

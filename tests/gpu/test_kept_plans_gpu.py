@@ -22,7 +22,10 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Policy, Store, checked_outputs, kept_plans
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import checked_outputs, kept_plans
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import prefetching
 

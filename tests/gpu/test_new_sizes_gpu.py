@@ -16,8 +16,8 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
+from cudnn_autotune.online.tuner import TUNER
 from cudnn_autotune.tuning import new_sizes
-from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
 

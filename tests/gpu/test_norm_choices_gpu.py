@@ -19,10 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.norms.plan import FORMS, Form
-from cudnn_autotune.engines.norms.reference import NORM_ACTIVATIONS
-from cudnn_autotune.nn import norm_choices
-from cudnn_autotune.nn.norm_memory import NormChoice
+from cudnn_autotune.norms import choices as norm_choices
+from cudnn_autotune.norms.memory import NormChoice
+from cudnn_autotune.norms.plan import FORMS, Form
+from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
 pytestmark = pytest.mark.gpu
 

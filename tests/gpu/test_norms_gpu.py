@@ -19,8 +19,8 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.norms.plan import FORMS, Form
-from cudnn_autotune.engines.norms.reference import packed_mask
+from cudnn_autotune.norms.plan import FORMS, Form
+from cudnn_autotune.norms.reference import packed_mask
 
 pytestmark = pytest.mark.gpu
 

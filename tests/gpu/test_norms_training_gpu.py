@@ -21,7 +21,7 @@ from norm_models import (
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.backend.training_graph import WITHOUT_NORMS
+from cudnn_autotune.compile.training_graph import WITHOUT_NORMS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
 

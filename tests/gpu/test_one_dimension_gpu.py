@@ -130,7 +130,7 @@ def test_the_backend_measures_the_layout(
 ) -> None:
     """Each program is right and gives the strides of the model, and weights are laid out by few
     kernels."""
-    from cudnn_autotune.nn.backend import compiled_graph
+    from cudnn_autotune.compile import compiled_graph
 
     model, x = made(torch.float16)
     expected = in_float64(model.eval(), x)

@@ -20,11 +20,11 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
 from cudnn_autotune.engines.unlisted import is_seldom_fastest
-from cudnn_autotune.sampling.online_race import OnlineRace
+from cudnn_autotune.online.race import OnlineRace
+from cudnn_autotune.online.tuner import TUNER
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning import checking
 from cudnn_autotune.tuning.checking import Verdict
-from cudnn_autotune.tuning.online_tuner import TUNER
 
 # Which thread compiles, and whether a call waits meanwhile, is what these tests ask.
 pytestmark = [pytest.mark.gpu, pytest.mark.compiles]

@@ -13,7 +13,8 @@ from stored import run
 import cudnn_autotune as ca
 from cudnn_autotune.engines import roofline
 from cudnn_autotune.engines.roofline import Peaks
-from cudnn_autotune.store import Environment, peaks_file
+from cudnn_autotune.store import peaks_file
+from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.timers import peaks
 from cudnn_autotune.timers.measuring import cold_sets, operands
 

@@ -15,10 +15,10 @@ from references import TF32_TOLERANCE, assert_close, random_operands, reference
 from torch import Tensor
 
 import cudnn_autotune as ca
+from cudnn_autotune.online.tuner import TUNER
 from cudnn_autotune.timers.lacking import available_bytes
 from cudnn_autotune.tuning import checking
 from cudnn_autotune.tuning.checking import Verdict
-from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
 

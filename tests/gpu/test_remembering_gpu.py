@@ -15,7 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
-from cudnn_autotune.store import Decision, Store, checked_outputs
+from cudnn_autotune.store import checked_outputs
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers.measuring import WRITTEN
 from cudnn_autotune.tuning import serving, tune_problem
 

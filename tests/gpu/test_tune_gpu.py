@@ -13,7 +13,7 @@ from references import assert_close
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.store import Store
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.timer import Batch, Sample
 

@@ -1,6 +1,6 @@
 """A GPU that tests compute: its clock, power limit and noise, and engines of known times."""
 
-from cudnn_autotune.timers.offline.stand_ins import StaticCandidates
+from cudnn_autotune.audit.offline.stand_ins import StaticCandidates
 from simulation.gpu import Noise, SimulatedEngine, SimulatedGpu
 from simulation.small import GPU, PROBLEM, STILL, candidate, engine, timer_of
 from simulation.timer import SimulatedTimer, preset, preset_names

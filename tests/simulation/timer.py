@@ -13,10 +13,10 @@ from typing import Literal
 
 import torch
 
+from cudnn_autotune.audit.offline.stand_ins import Build, Builds, StaticCandidates, frontend_find
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.timers.board_power import of_batches
-from cudnn_autotune.timers.offline.stand_ins import Build, Builds, StaticCandidates, frontend_find
 from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
 from simulation.board import Board
 from simulation.gpu import SimulatedEngine, SimulatedGpu, burst_ms, sustained_ms

@@ -15,21 +15,19 @@ import torch
 from rich.console import Console
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit import layers, offline_cases, plot, record_file, report
+from cudnn_autotune.audit import layers, offline_cases, plot, record_file, recordings, report
 from cudnn_autotune.audit.model import PEAKS, PYTORCH_MODES, Record
 from cudnn_autotune.audit.oracle import OracleSettings
-from cudnn_autotune.audit.processes import ProcessFailure
 from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.cli import gpu_peaks, options
 from cudnn_autotune.cli.options import check_output, drawable, writing
+from cudnn_autotune.comparing.processes import ProcessFailure
 from cudnn_autotune.core.display import progress_bar
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Environment
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.environment import default_folder
-from cudnn_autotune.timers import recordings
+from cudnn_autotune.store.environment import Environment, default_folder
 from cudnn_autotune.timers.telemetry import Board, Telemetry
 
 _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")

@@ -19,11 +19,11 @@ from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.candidates import candidates, named
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.configs import Candidate, build_plan, cuda_index
-from cudnn_autotune.engines.kernels.sources import files_of
 from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import EngineLaunch, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.nn.expert import measure
+from cudnn_autotune.expert import measure
+from cudnn_autotune.kernels.sources import files_of
 from cudnn_autotune.timers.measuring import telling_operands
 from cudnn_autotune.tuning.checking import examined, tolerance
 

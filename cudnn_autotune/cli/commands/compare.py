@@ -11,14 +11,14 @@ from typing import Any
 import click
 import torch
 
-from cudnn_autotune.audit import compare as comparing
-from cudnn_autotune.audit.ways import WAYS, calibrate
 from cudnn_autotune.cli import decision_table, options
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.wording import say
+from cudnn_autotune.comparing import compare as comparing
+from cudnn_autotune.comparing.ways import WAYS, calibrate
 from cudnn_autotune.core.display import bar_console
 from cudnn_autotune.engines.problem import DTYPES_BY_NAME
-from cudnn_autotune.nn.models import memory_format
+from cudnn_autotune.models import memory_format
 
 _INTERRUPTED = 130
 _PAGE = """<!DOCTYPE html>

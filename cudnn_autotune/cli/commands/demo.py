@@ -10,17 +10,16 @@ import torch
 from rich.console import Console
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit import offline_cases, report
+from cudnn_autotune.audit import offline_cases, recordings, report
 from cudnn_autotune.audit.model import BURST_COLD, Record
-from cudnn_autotune.audit.table import Table
 from cudnn_autotune.core.display import milliseconds, progress_bar
+from cudnn_autotune.core.table import Table
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import OPERATIONS, ConvProblem
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import events, settings
 from cudnn_autotune.tuning.choice import Choice

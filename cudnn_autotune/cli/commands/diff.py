@@ -17,7 +17,9 @@ from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.store import Decision, Environment, codec
+from cudnn_autotune.store import codec
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
 
 # The meaning of the first character of a difference's line.
 _MARKS = {

@@ -17,9 +17,9 @@ from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.unlisted import KERNEL_CFGS, kernel_cfgs
-from cudnn_autotune.store import Environment, disk_file, peaks_file
+from cudnn_autotune.store import disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.environment import default_folder, file_in
+from cudnn_autotune.store.environment import Environment, default_folder, file_in
 from cudnn_autotune.store.private_folder import folder_beside
 from cudnn_autotune.tuning import settings
 

@@ -13,8 +13,10 @@ from cudnn_autotune.cli.options import FILE, check_output, force_option, refuse,
 from cudnn_autotune.cli.stores import StoreFile, kind_of, read, read_whole, store_option
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count
-from cudnn_autotune.store import Environment, Store, codec, file_format, norm_file
-from cudnn_autotune.store.environment import SUFFIX, names_file
+from cudnn_autotune.norms import file as norm_file
+from cudnn_autotune.store import codec, file_format
+from cudnn_autotune.store.environment import SUFFIX, Environment, names_file
+from cudnn_autotune.store.file_store import Store
 
 
 @click.command()

@@ -22,9 +22,10 @@ from cudnn_autotune.cli.stores import (
 )
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, printable
-from cudnn_autotune.store import Decision, Environment, Store, disk_file
-from cudnn_autotune.store.decision import utc_text
-from cudnn_autotune.store.environment import default_folder
+from cudnn_autotune.store import disk_file
+from cudnn_autotune.store.decision import Decision, utc_text
+from cudnn_autotune.store.environment import Environment, default_folder
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.store.private_folder import PrivateFolder, folder_beside
 
 _THIS, _OTHER, _ANY = "this", "other-than-this", "any"

@@ -30,15 +30,16 @@ from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, milliseconds, printable
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.model_problems import calls_of
-from cudnn_autotune.nn.models.memory_format import CANDIDATES
-from cudnn_autotune.nn.tune import Tuned, passes
-from cudnn_autotune.nn.tune import tune_problems as tune_all
-from cudnn_autotune.store import Decision, Environment, Store
+from cudnn_autotune.models.memory_format import CANDIDATES
+from cudnn_autotune.models.problems import calls_of
+from cudnn_autotune.models.tune import Tuned, passes
+from cudnn_autotune.models.tune import tune_problems as tune_all
+from cudnn_autotune.models.tuning import Progress, progress_bar
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.decision import was_cut_short
+from cudnn_autotune.store.decision import Decision, was_cut_short
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.tuning import events, settings, tune_problem
-from cudnn_autotune.tuning.model_tuning import Progress, progress_bar
 
 _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups", "bias")
 # The remaining time is estimated from all searches, which differ much, not from the last ones.
@@ -65,7 +66,7 @@ class Bench:
     how often the model calls each."""
     tune_together: TuneTogether | None = None
     """Tunes the problems of a model in one race, and stores each decision as soon as it is made;
-    called as ``nn.tune.tune_problems`` without its device. None: each is tuned by itself."""
+    called as ``models.tune.tune_problems`` without its device. None: each is tuned by itself."""
 
 
 @click.command()

@@ -19,8 +19,8 @@ from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count
 from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
-from cudnn_autotune.nn.models import memory_format
-from cudnn_autotune.nn.models.convert import conversion, convert
+from cudnn_autotune.models import memory_format
+from cudnn_autotune.models.convert import conversion, convert
 
 _OPTIONS = {
     "input_shape": "--input",

@@ -13,7 +13,8 @@ from simulation import PROBLEM, candidate
 from cudnn_autotune import Choice, ConvProblem, Measurement, Selection
 from cudnn_autotune.audit.model import Pick
 from cudnn_autotune.core.json_dataclass import decode, encode
-from cudnn_autotune.store import Decision, Policy
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision
 
 gpu = pytest.importorskip("cudnn_autotune.audit.gpu", reason="needs a CUDA build")
 

@@ -13,9 +13,9 @@ import pytest
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.oracle import OracleSettings
-from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
+from cudnn_autotune.comparing.processes import CaseFailure, Process, ProcessFailure
 
 SIMULATION = "simulation.audit"
 Config = functools.partial(AuditConfig, backend=SIMULATION)

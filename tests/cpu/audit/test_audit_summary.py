@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_autotune.audit import record_file, report
+from cudnn_autotune.audit import record_file, recordings, report
 from cudnn_autotune.audit.model import (
     BURST,
     BURST_COLD,
@@ -32,7 +32,6 @@ from cudnn_autotune.audit.summary import (
     summarize,
     truth_of,
 )
-from cudnn_autotune.timers import recordings
 
 ERRORS = {"b": 0.004, "c": 0.004, "d": 0.004}
 # a is the best; b is tied with it, c is 3 % slower, d twice as slow.

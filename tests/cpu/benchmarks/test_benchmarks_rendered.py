@@ -116,7 +116,7 @@ def audit(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[st
 @pytest.mark.slow
 def test_a_dry_run_of_the_audit_says_where_it_comes_from(tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
-    recording = next((BENCHMARKS.parent / "cudnn_autotune/timers/recordings").glob("*.json.gz"))
+    recording = next((BENCHMARKS.parent / "cudnn_autotune/audit/recordings").glob("*.json.gz"))
     done = audit(
         *("--replay", recording, "--modes", "heuristic", "--json", path),
         env={"GIT_COMMIT": "abc123", "GIT_DIRTY": "0"},

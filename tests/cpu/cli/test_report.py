@@ -20,7 +20,9 @@ from stored import (
 )
 
 from cudnn_autotune.cli.report import page
-from cudnn_autotune.store import Decision, Environment, Policy
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning.gain import against_pytorch, pytorchs_entry, total
 
 VOID = {"meta", "br", "input", "link", "img", "hr", "wbr", "base"}

@@ -21,7 +21,8 @@ import cudnn_autotune as ca
 from cudnn_autotune.core import fork_safe_lock
 from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
 from cudnn_autotune.engines import candidates, compiled_kernels, registry
-from cudnn_autotune.store import Policy, kept_plans
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning import choice_log, new_sizes, pins, remembering
 from cudnn_autotune.tuning.prefetching import clear as clear_prefetched
 
@@ -127,16 +128,16 @@ def test_many_forks_while_threads_ask() -> None:
 
 # A function of each module that imports others of the package late, and one that it imports.
 LATE = {
-    "registry": ("engines.registry.registered()", "engines.kernels.hopper.few_filters"),
-    "norms": ("nn.norm_measuring.first_form()", "engines.norms.plan"),
-    "weights": ("engines.weights.operators.kernel_code(0, None, None)", "engines.kernels.sources"),
+    "registry": ("engines.registry.registered()", "kernels.hopper.few_filters"),
+    "norms": ("norms.measuring.first_form()", "norms.plan"),
+    "weights": ("compile.weights.operators.kernel_code(0, None, None)", "kernels.sources"),
 }
 _FORK_BESIDE_AN_IMPORT = """
 import importlib.abc, os, signal, sys, threading, time
 import cudnn_autotune
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.weights import operators
-from cudnn_autotune.nn import norm_measuring
+from cudnn_autotune.compile.weights import operators
+from cudnn_autotune.norms import measuring
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -205,7 +206,7 @@ def test_late_imports_are_guarded() -> None:
     """Those of the command line and of the audit's workers are the work of their own process."""
     package = Path(ca.__file__).parent
     for path in package.rglob("*.py"):
-        if path.parts[len(package.parts)] == "cli" or path == package / "audit" / "worker.py":
+        if path.parts[len(package.parts)] == "cli" or path == package / "comparing" / "worker.py":
             continue
         assert list(late_imports(ast.parse(path.read_text("utf-8")))) == [], path
 
@@ -217,7 +218,7 @@ def modules() -> Iterator[str]:
 
 
 # These begin anew in a child process by hooks of their own.
-ALLOWED = {fork_safe_lock.__name__, "cudnn_autotune.tuning.isolated_run"}
+ALLOWED = {fork_safe_lock.__name__, "cudnn_autotune.implementing.isolated_run"}
 
 
 def test_no_module_has_another_kind_of_lock() -> None:

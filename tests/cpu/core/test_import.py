@@ -33,6 +33,7 @@ def test_importing_is_quiet_and_light() -> None:
         "compilers = ('torch._inductor', 'torch._dynamo', 'torch._functorch')\n"
         "new = set(sys.modules) - before\n"
         "loaded = {name.split('.')[0] for name in new} | {m for m in new if m in compilers}\n"
+        "loaded |= {name for name in new if name.startswith('cudnn_autotune.')}\n"
         "print(torch.cuda.is_initialized(), *sorted(loaded))"
     )
     done = python("-W", "error::UserWarning:cudnn_autotune", "-c", code)
@@ -45,6 +46,9 @@ def test_importing_is_quiet_and_light() -> None:
     slow = {"rich", "matplotlib", "triton", "scipy", "pandas", "setuptools", "jinja2"}
     assert not set(loaded) & {*slow, "sympy", "mpmath", "networkx", "multiprocessing", "click"}
     assert not [name for name in loaded if name.startswith("torch.")]
+    rooms = [name.split(".")[1] for name in loaded if name.startswith("cudnn_autotune.")]
+    assert len(rooms) <= 80
+    assert not {"audit", "cli", "distributed", "online"} & set(rooms)
 
 
 @pytest.mark.search

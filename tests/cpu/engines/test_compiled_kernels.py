@@ -13,11 +13,11 @@ import pytest
 from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C
-from cudnn_autotune.engines import compiled_kernels, kernels
+from cudnn_autotune import _C, kernels
+from cudnn_autotune.engines import compiled_kernels
 from cudnn_autotune.engines.compiled_kernels import cubin
-from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Kernel
+from cudnn_autotune.kernels import sources
 
 pytestmark = pytest.mark.search
 

@@ -12,15 +12,15 @@ import torch
 from random_problems import TAKES, random_problem
 
 from cudnn_autotune import _C, engines
+from cudnn_autotune.compile.weights import operators
 from cudnn_autotune.engines import compiled_kernels
-from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Implementation
-from cudnn_autotune.engines.kernels import sources
-from cudnn_autotune.engines.norms.plan import NormProblem, plan_norm
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
-from cudnn_autotune.engines.weights import operators
+from cudnn_autotune.kernels import sources
+from cudnn_autotune.kernels.built_in import BUILT_IN
+from cudnn_autotune.norms.plan import NormProblem, plan_norm
 
 pytestmark = pytest.mark.search
 

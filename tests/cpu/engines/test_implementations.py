@@ -29,9 +29,12 @@ from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_o
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.sampling.auto import Shortlist
-from cudnn_autotune.sampling.online import Online, few
-from cudnn_autotune.store import Decision, Policy, Store, codec
+from cudnn_autotune.online.mode import Online
+from cudnn_autotune.sampling.auto import Shortlist, few
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import codec
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import remembering
 

@@ -7,10 +7,10 @@ import random
 import pytest
 from random_problems import KINDS, TAKES, random_problem
 
-from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.kernels.built_in import BUILT_IN
 
 pytestmark = pytest.mark.search
 

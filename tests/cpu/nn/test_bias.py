@@ -22,7 +22,7 @@ from cudnn_autotune import _C, sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling import Batch, Limits, Sample
-from cudnn_autotune.store import Policy
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import miss, remembering, serving

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn import fake
+from cudnn_autotune.compile import fake
 
 pytestmark = pytest.mark.search
 

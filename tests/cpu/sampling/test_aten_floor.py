@@ -13,8 +13,8 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy
-from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.store.decision import ranked_again
+from cudnn_autotune.sustained.mode import Sustained
 
 MODES = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
 OF_CUDNN = engine("first", 1.0)

@@ -12,7 +12,7 @@ from strategies import Counting
 import cudnn_autotune as ca
 from cudnn_autotune.cli.commands import tune as tune_command
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.nn.tune import check_budget, mode_for
+from cudnn_autotune.models.tune import check_budget, mode_for
 from cudnn_autotune.sampling import Candidates, Traits, names, register, traits
 from cudnn_autotune.tuning import compiling_ahead
 

@@ -20,20 +20,22 @@ from stored import H200
 
 import cudnn_autotune as ca
 from cudnn_autotune import ConvProblem
+from cudnn_autotune.audit import recordings
+from cudnn_autotune.audit.offline.replay import ReplayTimer
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.nn.tune import _say_that_nothing_is_tuned
+from cudnn_autotune.models.tune import _say_that_nothing_is_tuned
+from cudnn_autotune.models.tuning import Progress, tune_together
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.model_race import Entrant, ModelRace, is_final, rules, steps_in_model
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Budget, Limits
-from cudnn_autotune.store import Decision, Policy, Store
-from cudnn_autotune.store.decision import was_cut_short
-from cudnn_autotune.timers import measuring, recordings
+from cudnn_autotune.store.decision import Decision, was_cut_short
+from cudnn_autotune.store.file_store import Store
+from cudnn_autotune.timers import measuring
 from cudnn_autotune.timers.lacking import NOTHING
-from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Batch, Sample
-from cudnn_autotune.tuning.model_tuning import Progress, tune_together
 
 CALLS = {"h200_vgg_dgrad": 8, "h200_resnet50_fprop": 2, "h200_forum": 1}
 

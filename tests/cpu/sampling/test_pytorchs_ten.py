@@ -13,13 +13,13 @@ from simulation import GPU, SimulatedEngine, SimulatedTimer
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
+from cudnn_autotune.audit.offline.stand_ins import StaticCandidates
 from cudnn_autotune.engines.candidates import QueriedCandidates, named
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.unlisted import has_faster_kernels, timed_by_pytorch
 from cudnn_autotune.sampling.auto import Auto, Shortlist
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.timers.offline.stand_ins import StaticCandidates
 
 COMPILED = ("RUNTIME_COMPILATION",)
 SOLID: dict[str, Any] = {

@@ -9,9 +9,9 @@ import pytest
 from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate, engine
 
 from cudnn_autotune import sampling
+from cudnn_autotune.audit.offline.stand_ins import StaticCandidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Batch, Limits, Sample, Selection
-from cudnn_autotune.timers.offline.stand_ins import StaticCandidates
 
 TIMES_MS = {"first": 1.3, "second": 1.2, "best": 1.0}
 ENGINES = [

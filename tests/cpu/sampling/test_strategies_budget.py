@@ -24,7 +24,7 @@ from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES, FrontendMode
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy
-from cudnn_autotune.sampling.sustained import Sustained
+from cudnn_autotune.sustained.mode import Sustained
 
 OURS = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
 ALL = [*OURS, *FRONTEND_MODES]

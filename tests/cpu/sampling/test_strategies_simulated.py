@@ -33,7 +33,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.auto import Auto, Shortlist
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy
-from cudnn_autotune.sampling.sustained import Sustained
+from cudnn_autotune.sustained.mode import Sustained
 from cudnn_autotune.timers.timer import Batch, Sample
 
 OURS = ("race", "sustained", "auto")

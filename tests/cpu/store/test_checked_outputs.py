@@ -16,8 +16,10 @@ import torch
 import cudnn_autotune as ca
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.store import Decision, Policy, checked_outputs, kept_plans
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import checked_outputs, kept_plans
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import checking, remembering, serving
 from cudnn_autotune.tuning.checking import tolerance

@@ -18,7 +18,8 @@ import cudnn_autotune as ca
 from cudnn_autotune.cli import stores
 from cudnn_autotune.engines import roofline
 from cudnn_autotune.engines.roofline import ARITHMETICS, Peaks
-from cudnn_autotune.store import Environment, peaks_file
+from cudnn_autotune.store import peaks_file
+from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning.choice import Choice
 
 PEAKS = Peaks(4e9, {"float16": 8e11, "float32": 5e10, "float64": 6e10}, 0.002)

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from decisions import FRONTIER, H200, L4, decision, measured_otherwise, problem, resealed, selection
 
-from cudnn_autotune.store import Decision, Store, codec
+from cudnn_autotune.store import codec
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
 
 KNOWN = [decision(n) for n in (1, 2, 3)]
 

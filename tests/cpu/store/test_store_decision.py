@@ -22,7 +22,9 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.engines.selection import Evidence, Selection
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Provenance, Store, codec, file_format
+from cudnn_autotune.store import codec, file_format
+from cudnn_autotune.store.decision import Decision, Provenance
+from cudnn_autotune.store.file_store import Store
 
 
 def through_a_file(known: Decision) -> Decision:

@@ -12,8 +12,8 @@ import torch
 from decisions import H200, L4
 
 import cudnn_autotune as ca
-from cudnn_autotune.store import Environment, Store
-from cudnn_autotune.store.environment import file_in
+from cudnn_autotune.store.environment import Environment, file_in
+from cudnn_autotune.store.file_store import Store
 
 CHANGES: list[dict[str, Any]] = [
     {"gpu": "NVIDIA H100 80GB HBM3"},

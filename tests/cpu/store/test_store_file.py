@@ -18,7 +18,8 @@ from decisions import FRONTIER, H200, L4, at_limit, decision, problem, selection
 from subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
-from cudnn_autotune.store import Layered, Policy, Store
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.file_store import Layered, Store
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +198,8 @@ def test_what_could_not_be_read_back_is_refused_and_nothing_is_written(tmp_path:
 def test_another_process_reads_it(tmp_path: Path) -> None:
     Store(tmp_path, H200).add([decision(1)])
     code = (
-        "import json, sys; from cudnn_autotune.store import *; "
+        "import json; from cudnn_autotune.store.environment import Environment; "
+        "from cudnn_autotune.store.file_store import Store; "
         f"store = Store({str(tmp_path)!r}, Environment(**{H200.to_json()!r})); "
         "print(json.dumps([d.to_json() for d in store]))"
     )

@@ -20,7 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearest_problems import nearest
 
-from cudnn_autotune.store import Decision, Environment, Store, codec, file_format
+from cudnn_autotune.store import codec, file_format
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_store import Store
 
 KNOWN = [decision(1), at_limit(1 << 12, size=2), at_limit(None, size=2, deterministic=True)]
 LINES = [codec.encode(known, H200) for known in KNOWN]

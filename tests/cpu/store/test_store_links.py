@@ -16,7 +16,8 @@ from stored import decisions, fill, refused, succeeded
 
 from cudnn_autotune.core import atomic_file
 from cudnn_autotune.engines.roofline import Peaks
-from cudnn_autotune.store import Store, peaks_file
+from cudnn_autotune.store import peaks_file
+from cudnn_autotune.store.file_store import Store
 
 OTHER = 54321  # a user that has no account
 NOTES = b"buy milk"

@@ -21,8 +21,9 @@ import pytest
 from decisions import H200, decision, problem
 from subprocesses import evaluate_forked
 
-from cudnn_autotune.store import Store, disk_file
+from cudnn_autotune.store import disk_file
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.file_store import Store
 
 OTHER = 54321  # a user that has no account
 TESTS = str(checkout.TESTS)
@@ -201,7 +202,7 @@ def test_with_warnings_as_errors_decisions_stay_in_memory(
 import sys; sys.path.insert(0, {TESTS!r})
 import json, warnings
 from decisions import *
-from cudnn_autotune.store import Store
+from cudnn_autotune.store.file_store import Store
 warnings.simplefilter("error")
 raised, store = [], None
 for number in (1, 2, 3):

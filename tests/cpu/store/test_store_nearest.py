@@ -14,8 +14,10 @@ from decisions import H200, decision
 from nearest_problems import nearest
 
 import cudnn_autotune as ca
-from cudnn_autotune.store import Layered, Store, codec, file_format, neighbours
-from cudnn_autotune.store.decision import Policy, key_of
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import codec, file_format, neighbours
+from cudnn_autotune.store.decision import key_of
+from cudnn_autotune.store.file_store import Layered, Store
 from cudnn_autotune.store.neighbours import Neighbours
 
 

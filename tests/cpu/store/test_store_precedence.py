@@ -13,7 +13,8 @@ from decisions import FRONTIER, H200, at_limit, decision, measured_otherwise, se
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_autotune.store import Decision, Layered, Store
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Layered, Store
 from cudnn_autotune.store.merge import prevailing
 
 LOOSE, TIGHT = 1 << 20, 1 << 10

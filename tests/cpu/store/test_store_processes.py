@@ -12,7 +12,7 @@ import pytest
 from decisions import FRONTIER, H200, decision, selection
 from subprocesses import evaluate_forked
 
-from cudnn_autotune.store import Store
+from cudnn_autotune.store.file_store import Store
 
 
 def run(function: str, folder: Path, *numbers: int) -> dict[str, Any]:

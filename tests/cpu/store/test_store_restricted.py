@@ -28,7 +28,8 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
 
 
 def texts(known: Decision | None) -> list[str] | None:

@@ -10,8 +10,9 @@ import pytest
 from decisions import H200, decision, problem, resealed
 from stored import recorded
 
-from cudnn_autotune.store import Store, codec, file_format
-from cudnn_autotune.timers import recordings
+from cudnn_autotune.audit import recordings
+from cudnn_autotune.store import codec, file_format
+from cudnn_autotune.store.file_store import Store
 
 ENTRIES = 20_000
 

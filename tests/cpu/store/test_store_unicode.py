@@ -17,7 +17,9 @@ import pytest
 from decisions import EVIDENCE, H200, decision, resealed, selection, timed
 from stored import run
 
-from cudnn_autotune.store import Decision, Store, codec, file_format
+from cudnn_autotune.store import codec, file_format
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
 
 FULL = decision(
     1,

@@ -19,7 +19,8 @@ import pytest
 from decisions import H200, decision, problem, selection
 from subprocesses import evaluate_forked
 
-from cudnn_autotune.store import Store, disk_file
+from cudnn_autotune.store import disk_file
+from cudnn_autotune.store.file_store import Store
 
 TESTS = str(checkout.TESTS)
 
@@ -32,7 +33,7 @@ from pathlib import Path
 sys.path.insert(0, {TESTS!r})
 from decisions import *
 from unprivileged import drop_capabilities
-from cudnn_autotune.store import Store
+from cudnn_autotune.store.file_store import Store
 folder = {str(folder)!r}
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

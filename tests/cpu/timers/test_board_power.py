@@ -11,7 +11,7 @@ import pytest
 from simulation import GPU, STILL, candidate, engine, timer_of
 
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.sustained_run import SustainedRun, run_sustained
+from cudnn_autotune.sustained.run import SustainedRun, run_sustained
 from cudnn_autotune.timers.board_power import (
     EXPONENT,
     LATE_S,

@@ -18,9 +18,9 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.model_race import Entrant, rules, steps_in_model
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Budget, Limits
-from cudnn_autotune.store import Policy
 from cudnn_autotune.tuning import aten_floor, choice_log
 from cudnn_autotune.tuning.choice import Choice
 

@@ -13,7 +13,8 @@ import torch
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Policy
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import events, miss
 from cudnn_autotune.tuning.choice import Choice

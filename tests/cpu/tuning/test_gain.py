@@ -9,8 +9,8 @@ import pytest
 from decisions import decision, problem, selection, timed
 
 from cudnn_autotune.engines.selection import Evidence, Measurement
-from cudnn_autotune.nn.tune import Tuned
-from cudnn_autotune.store import Decision
+from cudnn_autotune.models.tune import Tuned
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning.choice import Choice
 
 FAST, SLOW = timed("eng1", 2.0), timed("aten", 3.0)

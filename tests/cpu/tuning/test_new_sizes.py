@@ -28,13 +28,14 @@ from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.store import Decision, Policy
+from cudnn_autotune.online.preparation import LazyPreparation
+from cudnn_autotune.online.tuner import OnlineCommitter, Prepared
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import choice_log, miss, new_sizes, remembering, tune_problem
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.new_sizes import calls_before_trial, fast_nearby
-from cudnn_autotune.tuning.online_calls import LazyPreparation
-from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 from cudnn_autotune.tuning.serving import Served
 
 pytestmark = pytest.mark.search
@@ -379,7 +380,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     PyTorch's own path."""
     made: list[str] = []
 
-    def search(call: miss._Miss, mode: str) -> Served:
+    def search(call: miss.Miss, mode: str) -> Served:
         made.append(mode)
         return miss._by_pytorch(call)
 
@@ -539,15 +540,17 @@ def test_of_the_store_only_what_was_measured_and_is_alike_serves(store: ca.Store
     assert fast_nearby(sized(2, 8, 13), 0, nearest) is None
 
 
-def test_a_deterministic_call_is_not_tried() -> None:
-    for deterministic in (False, True):
-        problem = sized(2, 8, 9, deterministic=deterministic)
-        call = miss._Miss(problem, Policy("online"), 0, operands(problem, "cpu"))
-        selection = Selection((Measurement(candidate("eng1"), None, 0),), 0)
-        first = Choice(Decision(problem, Policy("online"), selection), 0, "neighbour")
-        assert miss._is_tried(call, first, new_sizes.Nearby()) is not deterministic
-        known = new_sizes.Nearby(is_known=True)
-        assert not miss._is_tried(call, first, known), "PyTorch's own path is the best there"
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_deterministic_call_is_not_tried(deterministic: bool) -> None:
+    measure_four(*[MATMUL] * 4, deterministic=deterministic)
+    made, is_tried = ask(replace(NEW, deterministic=deterministic))
+    assert (made.origin, is_tried) == ("neighbour", not deterministic)
+
+
+def test_where_pytorchs_own_path_is_the_best_nothing_is_tried() -> None:
+    measure_four(*[ATEN] * 4)
+    made, is_tried = ask(NEW)
+    assert (made.text, made.origin, is_tried) == (ATEN.text, "neighbour", False)
 
 
 def test_tune_decides_anew_what_was_not_measured(searches: list[str]) -> None:

@@ -17,7 +17,8 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Policy
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import choice_log, new_sizes
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.new_sizes import fast_nearby

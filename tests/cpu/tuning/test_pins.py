@@ -9,7 +9,7 @@ import torch
 from strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
-from cudnn_autotune.store import Policy
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.tuning import remembering
 
 pytestmark = pytest.mark.search

@@ -28,8 +28,11 @@ from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.engines import devices
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Layered, Policy, Store, kept_plans
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import kept_plans
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Layered, Store
 from cudnn_autotune.tuning import prefetching, serving
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.prefetching import Reader

@@ -23,24 +23,21 @@ from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
+from cudnn_autotune.implementing import isolated_run
+from cudnn_autotune.implementing import registering as implementing
+from cudnn_autotune.implementing.isolated_run import Outcome
+from cudnn_autotune.online.tuner import OnlineCommitter, Prepared
 from cudnn_autotune.sampling import model_race
-from cudnn_autotune.store import Decision, Policy, Store
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers import gpu_timer, lacking
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import Operands, operands
-from cudnn_autotune.tuning import (
-    checking,
-    choice_log,
-    implementing,
-    isolated_run,
-    miss,
-    remembering,
-)
+from cudnn_autotune.tuning import checking, choice_log, miss, remembering
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.gpu_searches import GpuSearches
-from cudnn_autotune.tuning.isolated_run import Outcome
-from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 
 pytestmark = pytest.mark.search
 

@@ -19,8 +19,9 @@ from subprocesses import evaluate_forked
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Policy, Provenance
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.decision import Decision, Provenance
 from cudnn_autotune.timers import measuring
 from cudnn_autotune.tuning import deferred, remembering, tune_problem
 from cudnn_autotune.tuning.choice import Choice
@@ -238,7 +239,7 @@ def test_another_process_knows_it(folder: Path) -> None:
     remembering.commit(choice())
     code = f"""
 import torch, cudnn_autotune as ca
-from cudnn_autotune.store import Policy
+from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.tuning import remembering
 ca.set_store({str(folder)!r}, mode="read")
 problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)

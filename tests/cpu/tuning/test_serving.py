@@ -19,7 +19,9 @@ from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.store import Decision, Policy, checked_outputs, kept_plans
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import checked_outputs, kept_plans
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import remembering, serving
 from cudnn_autotune.tuning.checking import tolerance

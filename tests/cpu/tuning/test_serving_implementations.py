@@ -19,12 +19,15 @@ from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.engines.rewrites.fft import Fft
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Policy
+from cudnn_autotune.implementing import isolated_run
+from cudnn_autotune.implementing import registering as implementing
+from cudnn_autotune.implementing.isolated_run import Outcome
+from cudnn_autotune.kernels.rewrites.fft import Fft
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import implementing, isolated_run, miss, remembering, serving
-from cudnn_autotune.tuning.isolated_run import Outcome
+from cudnn_autotune.tuning import miss, remembering, serving
 
 pytestmark = pytest.mark.search
 
@@ -232,7 +235,7 @@ def test_a_capture_runs_spectra_only_if_they_are_pinned(
     """cuFFT plans a transform when it first runs, which a capture does not allow."""
     one = Fft()
     monkeypatch.setattr(Fft, "calls_python", calls_python)
-    monkeypatch.setattr(serving, "_kept_error", lambda known: 1e-4)
+    monkeypatch.setattr(remembering, "checked_error", lambda known: 1e-4)
     text = f"fft@{one.version}"
     problem = ca.ConvProblem(
         "fprop", (1, 64, 2048), (64, 1, 1024), padding=(1023, 0), groups=64, dtype=torch.float16

@@ -125,7 +125,7 @@ import sys, warnings
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import cudnn_autotune as ca
-    from cudnn_autotune.nn import norm_choices
+    from cudnn_autotune.norms import choices as norm_choices
     from cudnn_autotune.tuning import settings
     print(len(said), ca.get_sampling())
     for _ in range(2):

@@ -17,12 +17,14 @@ from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store import Decision, Policy, kept_plans
+from cudnn_autotune.online.tuner import OnlineCommitter, Prepared
+from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import kept_plans
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import miss, new_sizes, remembering, serving
 from cudnn_autotune.tuning.choice import Choice, untimed
-from cudnn_autotune.tuning.online_tuner import OnlineCommitter, Prepared
 
 pytestmark = pytest.mark.search
 

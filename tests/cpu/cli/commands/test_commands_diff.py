@@ -10,7 +10,7 @@ import pytest
 from decisions import under
 from stored import decisions, fill, run, slower
 
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store.decision import Decision
 
 
 def other_engine(decision: Decision) -> Decision:

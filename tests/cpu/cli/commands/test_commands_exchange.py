@@ -12,7 +12,9 @@ from stored_norms import trained
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli.stores import read_whole
-from cudnn_autotune.store import Decision, Environment, Store
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_store import Store
 
 LATER = "2025-12-01T00:00:00Z"
 

@@ -11,7 +11,8 @@ import pytest
 from decisions import under
 from stored import H200, decisions, fill, later, run, succeeded
 
-from cudnn_autotune.store import Environment, Store
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_store import Store
 
 
 def keys(place: Path, environment: Environment = H200) -> set[str]:

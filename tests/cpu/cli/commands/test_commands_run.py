@@ -18,8 +18,8 @@ from subprocesses import PACKAGE_PARENT, python, python_forked
 
 import cudnn_autotune_cli
 from cudnn_autotune.engines.selection import Evidence
-from cudnn_autotune.nn.models.process_summary import summary
-from cudnn_autotune.nn.norm_measuring import NormChoice
+from cudnn_autotune.models.process_summary import summary
+from cudnn_autotune.norms.measuring import NormChoice
 from cudnn_autotune.tuning.choice import Choice
 
 NOTHING = "cudnn-autotune: no convolution was served: none ran on a CUDA device"

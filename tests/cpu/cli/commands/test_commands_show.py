@@ -22,7 +22,8 @@ from stored import (
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli import stores
-from cudnn_autotune.store import Decision, Environment
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning.gain import against_pytorch
 
 

@@ -18,9 +18,10 @@ from torch import nn
 
 from cudnn_autotune.cli.commands.tune import Bench
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.models.tuning import Progress
 from cudnn_autotune.nn.modules import Conv2d
-from cudnn_autotune.store import Decision, Store
-from cudnn_autotune.tuning.model_tuning import Progress
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 LAYER = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")

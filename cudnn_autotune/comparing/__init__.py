@@ -1,0 +1,1 @@
+"""``compare``: a user's model by PyTorch and by this package in several ways, side by side."""

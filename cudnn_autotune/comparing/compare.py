@@ -1,0 +1,491 @@
+"""``compare``: which way to run a model is the fastest."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cudnn_autotune.comparing import pytorch_settings
+from cudnn_autotune.comparing import ways as in_worker
+from cudnn_autotune.comparing.processes import CaseFailure, Process, ProcessFailure
+from cudnn_autotune.comparing.ways import MODEL, WAYS, Runner, code_of, held_bytes
+from cudnn_autotune.compile.communication import is_among_ranks
+from cudnn_autotune.core import versions
+from cudnn_autotune.core.display import NONE, bar_console, html_table, printable
+from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
+from cudnn_autotune.core.json_dataclass import encode
+from cudnn_autotune.core.signals import ending_as_by_interrupt
+from cudnn_autotune.nn.modules import check_model
+from cudnn_autotune.nn.untouched import check_initialized, generators_kept, tensors_in
+from cudnn_autotune.timers.programs import own_steps, paired
+from cudnn_autotune.tuning.settings import get_sampling
+
+_REFERENCE = "float32"
+_BLOCK_MS = 100.0
+_ROUNDS = 12
+# Long steps have fewer rounds: none begins after these seconds, once there are _LEAST_ROUNDS.
+_TURNS_S, _LEAST_ROUNDS = 30.0, 3
+_COLUMNS = (
+    *("way", "step, ms", "spread", "speed", "first call, s", "peak, MiB"),
+    *("error, output", "error, gradients"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The measurement of one way."""
+
+    way: str
+    code: tuple[str, ...]
+    """Lines that a program needs, in which ``inputs`` is the tuple of the model's arguments."""
+    step_ms: float | None = None
+    """Median milliseconds of a step; None if there is none, for the reason in ``note``."""
+    spread: float | None = None
+    """Half the interquartile range of the blocks' times, relative to their median."""
+    speedup: float | None = None
+    """Time of a step of the first way that could be measured, over this one's."""
+    first_call_s: float | None = None
+    """Seconds of preparing the model (compiling, tuning) and its first step."""
+    peak_mib: float | None = None
+    """Most memory (MiB) during a step, in tensors and CUDA graphs, weights included; None without a
+    GPU."""
+    output_error: float | None = None
+    """Norm of the difference of the outputs from those of float32 without TF32, over their norm;
+    None if it is not known, or something is not finite."""
+    gradient_error: float | None = None
+    """The same of the gradients of all parameters; None without a backward, too."""
+    note: str = ""
+    """Choices of the way itself, or the reason why it has no time."""
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """The outcome of :func:`compare`. ``print`` shows it as a table, and a notebook too."""
+
+    subject: str
+    """The model's class, the step, and the device."""
+    rows: tuple[Row, ...]
+    """One for each way, in the order of ``ways``."""
+    notes: tuple[str, ...] = ()
+    """Limits of the comparison."""
+    was_interrupted: bool = False
+    """Whether Ctrl-C, or a signal that ends the process, ended it early."""
+
+    @property
+    def fastest(self) -> Row | None:
+        """The row of the fastest way; None if none could be measured."""
+        return self._fastest(self.rows)
+
+    @property
+    def verdict(self) -> str:
+        """The fastest way in a sentence, how much faster it is than PyTorch's best, and which ways
+        the spread of the times does not tell from it."""
+        best = self.fastest
+        if best is None or best.step_ms is None:
+            return "no way could be measured"
+        theirs = self._fastest([row for row in self.rows if not WAYS[row.way].is_ours])
+        ours = self._fastest([row for row in self.rows if WAYS[row.way].is_ours])
+        other = ours if best is theirs else theirs
+        text = f"fastest: {best.way}"
+        if other is not None and other.step_ms is not None:
+            of = "this package's" if best is theirs else "PyTorch's"
+            text += f", {other.step_ms / best.step_ms:.2f} times as fast as {of} best, {other.way}"
+        alike = [row.way for row in self.rows if row is not best and _is_alike(row, best)]
+        if alike:
+            text += f"; by the spread of their times it may as well be {' or '.join(alike)}"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the comparison and the environment as JSON values."""
+        made = {**encode(self), "verdict": self.verdict, "environment": versions.environment()}
+        return made | {"rows": [vars(row) | encode(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, color_system=None, force_terminal=True)
+        with console.capture() as printed:
+            self.show(console)
+        return printed.get()
+
+    def show(self, console: Any) -> None:
+        """Prints the table on a ``rich.console.Console``, and the lines of code to use. Where that
+        is no terminal, a row's cells are apart by tabs."""
+        from rich.text import Text
+
+        with IMPORTING:
+            from cudnn_autotune.core.table import Table
+
+        columns, *rows = self._lines()
+        ending = "\n".join([*self._notes(), self.verdict, *self._code()])
+        wraps = console.is_terminal
+        console.print(Text(self.subject), soft_wrap=not wraps)
+        Table("", columns, rows).show(console)
+        console.print(Text(ending), soft_wrap=not wraps)
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self._notes())
+        return (
+            f"{html_table(self.subject, self._lines())}<ul>{notes}</ul>"
+            f"<p>{escape(self.verdict)}</p><pre>{escape(chr(10).join(self._code()))}</pre>"
+        )
+
+    def _lines(self) -> list[Sequence[str]]:
+        """The columns' names, and the cells of each row, without the columns that are empty."""
+        cells = [_cells(row) for row in self.rows]
+        shown = [i for i in range(len(_COLUMNS)) if i < 2 or any(c[i] != NONE for c in cells)]
+        return [tuple(line[i] for i in shown) for line in (_COLUMNS, *cells)]
+
+    def _notes(self) -> list[str]:
+        ended = ["interrupted: times are of what had run until then"] * self.was_interrupted
+        return [*ended, *self.notes, *(f"{r.way}: {r.note}" for r in self.rows if r.note)]
+
+    def _code(self) -> tuple[str, ...]:
+        return () if self.fastest is None else tuple(f"  {line}" for line in self.fastest.code)
+
+    @staticmethod
+    def _fastest(rows: Sequence[Row]) -> Row | None:
+        timed = [row for row in rows if row.step_ms is not None]
+        return min(timed, key=lambda row: row.step_ms or 0.0, default=None)
+
+
+def compare(
+    model: nn.Module,
+    *inputs: Any,
+    train: bool | None = None,
+    autocast: torch.dtype | None = None,
+    ways: Sequence[str] | None = None,
+    time_limit_s: float = 300.0,
+) -> ModelComparison:
+    """Runs a model in several ways, and tells which is the fastest on this GPU.
+
+    Each way has a fresh process, with nothing compiled or tuned before: PyTorch never tunes again a
+    shape that it has seen. Processes make the first call one after the other, and then take turns,
+    one at a time: blocks of about 100 ms, at most 12 of each way. What is tuned is not kept. A
+    ratio is the median of those of a round, whose ways share the GPU's clock. A step is called as
+    by a program, so what the host takes counts where the GPU waits for it.
+
+    The model and its inputs are sent to the processes by ``pickle``. A script
+    whose own classes the model has needs ``if __name__ == "__main__":``. What cannot be pickled, or
+    is defined in a notebook, runs in this process, which the result's notes say: without
+    ``"eager"``, with what the process has tuned and compiled before, and without a time limit.
+
+    Args:
+        model: a model on one device, which does not change. It is left in its modes (``train()``,
+            ``eval()``).
+        inputs: its positional arguments, on the same device: tensors of any shape and dtype, or
+            containers of tensors.
+        train: whether a step is a forward and a backward, from random gradients of the outputs and
+            without an optimizer; else a forward without gradients. None: whether the model is in
+            training mode.
+        autocast: the dtype of ``torch.autocast``; None: it is off.
+        ways: which of ``"eager"`` (with ``torch.backends.cudnn.benchmark`` off; it is on in
+            PyTorch's other ways), ``"benchmark"``, ``"channels_last"``, ``"compile"``,
+            ``"max-autotune"``, ``"convert"``, ``"backend"`` and ``"backend-graphs"`` (in CUDA
+            graphs, as max-autotune is); None: all.
+        time_limit_s: the most seconds that the first call of a way, or one of its turns, may take.
+
+    Returns:
+        The comparison. A way that fails, for lack of memory too, or exceeds its time limit has a
+        row that says why. After Ctrl-C it holds what was measured until then.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: another argument is not one of the above; the model has lazy parameters, is
+            compiled already, or is not on one device with its inputs.
+        RuntimeError: the process is one of several ranks.
+    """
+    check_model(model)
+    check_initialized(model)
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("model must not be compiled already: give what torch.compile got")
+    if in_worker.is_worker:
+        raise RuntimeError('a script that calls compare() needs `if __name__ == "__main__":`')
+    if is_among_ranks():
+        raise RuntimeError("compare() cannot run in one of several ranks: each has its own clock")
+    names = list(WAYS) if ways is None else list(ways)
+    if not names or not all(names.count(name) == 1 and name in [*WAYS] for name in names):
+        raise ValueError(f"ways must be some of {', '.join(WAYS)}, each once, got {names}")
+    if autocast not in (None, torch.float16, torch.bfloat16):
+        raise ValueError(f"autocast must be None, torch.float16 or bfloat16, got {autocast}")
+    if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
+        raise ValueError(f"time_limit_s must be a number above 0, got {time_limit_s!r}")
+    tensors = tensors_in((list(model.parameters()), list(model.buffers()), inputs))
+    devices = {str(tensor.device): tensor.device for tensor in tensors}
+    if len(devices) != 1:
+        raise ValueError(f"model and inputs must be on one device, got {sorted(devices) or 'none'}")
+    (device,) = devices.values()
+    train = model.training if train is None else train
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the processes need the memory
+    shapes = [f"{'x'.join(map(str, t.shape))} {t.dtype}" for t in tensors_in(inputs)]
+    facts = [type(model).__name__, "forward + backward" if train else "forward", *shapes]
+    facts += [f"autocast {autocast}"] * (autocast is not None)
+    facts.append(torch.cuda.get_device_name(device) if device.type == "cuda" else str(device))
+    with (
+        ending_as_by_interrupt(),
+        tempfile.TemporaryDirectory(prefix="cudnn_autotune_", ignore_cleanup_errors=True) as folder,
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
+        _bar(1 + len(names) + _ROUNDS) as advance,
+    ):
+        task = {
+            "backend": in_worker.__name__,
+            "folder": folder,
+            "device": str(device),
+            "train": train,
+            "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
+            "settings": pytorch_settings.read(),
+            "main": getattr(sys.modules["__main__"], "__file__", None) or "",
+        }
+        measured = _Measurement((model, inputs), task, names, time_limit_s, advance)
+        was_interrupted = False
+        try:
+            measured.run()
+        except KeyboardInterrupt:
+            was_interrupted = True
+        finally:
+            measured.end()
+    subject = ", ".join(facts).replace("torch.", "")
+    return ModelComparison(subject, measured.result(), tuple(measured.notes), was_interrupted)
+
+
+def _process(name: str, folder: str) -> Process:
+    """Starts a process that finds nothing which another one has compiled or tuned."""
+    own = Path(folder) / f"way_{name}"
+    variables = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDNN_AUTOTUNE_CACHE_DIR")
+    environment = {variable: str(own / variable) for variable in variables}
+    environment["CUDNN_AUTOTUNE_CACHE"] = "read_write"
+    return Process(name, environment={**environment, "CUDNN_AUTOTUNE_SAMPLING": get_sampling()})
+
+
+class _Here:
+    """The work of a process, in this one."""
+
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._given = model, inputs
+        self._runner: Runner | None = None
+
+    def set_up(self, request: dict[str, Any]) -> None:
+        held = held_bytes(torch.device(request["device"]))
+        self._runner = Runner(request, *copy.deepcopy(self._given), held)
+
+    def ask(self, request: dict[str, Any], limit_s: float) -> Any:
+        assert self._runner is not None
+        return encode(self._runner.work(request["task"], request["case"], request))
+
+    def close(self) -> None:
+        self._runner = None
+
+
+class _Measurement:
+    """The ways that take turns, and what was measured so far."""
+
+    def __init__(
+        self,
+        given: tuple[nn.Module, tuple[Any, ...]],
+        task: dict[str, Any],
+        names: Sequence[str],
+        limit_s: float,
+        advance: Callable[[str], None],
+    ) -> None:
+        self._given, self._task, self._limit_s, self._advance = given, task, limit_s, advance
+        self._on_gpu, self._is_here = torch.device(task["device"]).type == "cuda", False
+        self._workers: dict[str, Process | _Here] = {}
+        self._rows = {n: Row(n, code_of(n, task["train"], self._on_gpu)) for n in names}
+        self._samples: dict[str, list[float]] = {}
+        self._raised: dict[str, str] = {}  # errors of the model itself, by way
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        """Measures all ways; may be interrupted at any time."""
+        self._advance(_REFERENCE)
+        try:
+            torch.save(self._given, Path(self._task["folder"]) / MODEL)
+            self._start(_REFERENCE)
+            self._set_up(_REFERENCE)
+        except Exception as error:  # whatever the pickling of a model raises
+            self._end(_REFERENCE)
+            self._is_here = True
+            self.notes.append(
+                "measured in this process, which may have compiled and tuned the model before: "
+                f"another one cannot load it ({_reason(error, _REFERENCE)})"
+            )
+        with _untouched(self._task["device"]) if self._is_here else nullcontext():
+            self._expect()
+            for name in self._rows:
+                reason = "" if self._on_gpu else WAYS[name].only_on_gpu
+                if self._on_gpu and self._is_here and name == "eager":
+                    reason = "it needs a process of its own, since PyTorch tunes a shape once"
+                if reason:
+                    self._rows[name] = replace(self._rows[name], note=reason)
+                else:
+                    self._start(name)
+            for name in list(self._workers):
+                self._advance(f"first call: {name}")
+                with self._failing(name):
+                    self._set_up(name)
+                    self._rows[name] = replace(self._rows[name], **self._ask(name, "begin"))
+                    self._samples[name] = []
+                same = self._raised.get(_REFERENCE, "") == self._raised.get(name)
+                if same and not self._samples:
+                    self._give_up(name)
+                    break
+            self._take_turns()
+
+    def _give_up(self, name: str) -> None:
+        """Tries no further way, once the model has raised the same in float32 and in its first."""
+        self.notes.clear()
+        for other in list(self._workers):
+            self._end(other)
+            self._rows[other] = replace(self._rows[other], note=f"not tried, since {name} fails")
+
+    def _expect(self) -> None:
+        with self._failing(_REFERENCE):
+            if self._is_here:
+                self._start(_REFERENCE)
+                self._set_up(_REFERENCE)
+            if reason := self._ask(_REFERENCE, "expect"):
+                self.notes.append(reason)
+        self._end(_REFERENCE)
+
+    def _start(self, name: str) -> None:
+        folder = self._task["folder"]
+        self._workers[name] = _Here(*self._given) if self._is_here else _process(name, folder)
+
+    def _set_up(self, name: str) -> None:
+        way = "eager" if name == _REFERENCE else name
+        self._workers[name].set_up({**self._task, "way": way})
+
+    def _ask(self, name: str, task: str, case: Any = None) -> Any:
+        return self._workers[name].ask({"task": task, "case": case}, self._limit_s)
+
+    def _take_turns(self) -> None:
+        begin = time.monotonic()
+        for index in range(_ROUNDS):
+            if index >= _LEAST_ROUNDS and time.monotonic() - begin > _TURNS_S:
+                break
+            self._advance("turns")
+            order = list(self._samples)
+            for name in order if index % 2 else reversed(order):
+                with self._failing(name):
+                    steps = max(1, round(_BLOCK_MS / (self._rows[name].step_ms or _BLOCK_MS)))
+                    self._samples[name].append(self._ask(name, "turn", steps))
+
+    def result(self) -> tuple[Row, ...]:
+        """Returns the rows, with the times of all rounds that are complete."""
+        rounds = min(map(len, self._samples.values()), default=0)
+        samples = {name: some[:rounds] for name, some in self._samples.items()}
+        rows = dict(self._rows)
+        for name, step_ms in paired(samples).items() if rounds else ():
+            spread = None
+            if rounds > 1:
+                low, median, high = statistics.quantiles(samples[name])
+                spread = (high - low) / 2 / median
+            rows[name] = replace(rows[name], step_ms=step_ms, spread=spread)
+        first = next((row.step_ms for row in rows.values() if row.step_ms is not None), None)
+        return tuple(
+            replace(row, speedup=first / row.step_ms) if first and row.step_ms else row
+            for row in rows.values()
+        )
+
+    def end(self) -> None:
+        """Ends all processes."""
+        for name in list(self._workers):
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        if name in self._workers:
+            self._workers.pop(name).close()
+
+    @contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        """Notes a failure, after which the way takes no more turns."""
+        try:
+            yield
+        except Exception as error:  # the user's own code runs here
+            reason = _reason(error, name)
+            if not isinstance(error, ProcessFailure) and "OutOfMemoryError" not in reason:
+                self._raised[name] = reason
+            self._end(name)
+            self._samples.pop(name, None)
+            if name == _REFERENCE:
+                self.notes.append(f"errors are not known: float32 fails: {reason}")
+            else:
+                self._rows[name] = replace(self._rows[name], step_ms=None, note=reason)
+
+
+def _reason(error: Exception, name: str) -> str:
+    """Returns the words of a failure of a way in one line."""
+    is_told = isinstance(error, (CaseFailure, ProcessFailure))
+    text = str(error) if is_told else f"{type(error).__name__}: {error}"
+    return printable(" ".join(text.removeprefix(f"{name}: ").split()))[:300]
+
+
+@contextmanager
+def _untouched(name: str) -> Iterator[None]:
+    """Takes back ``enable()`` for a while, and afterwards what this process knows of steps.
+    Restores the random number generators of the CPU and of the device of that name."""
+    device = torch.device(name)
+    devices = [device.index] if device.type == "cuda" else []
+    former = _C.exchange_process_wide(None) if extension_available() else None
+    try:
+        with own_steps(), generators_kept(devices):
+            yield
+    finally:
+        if extension_available():
+            _C.exchange_process_wide(former)
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str], None]]:
+    """Shows a progress bar in a terminal or a notebook; yields what says the next part's name."""
+    console = bar_console()
+    if console is None:
+        yield lambda text: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        parts = itertools.count()
+        yield lambda text: bar.update(task, description=text, completed=next(parts))
+
+
+def _is_alike(one: Row, other: Row) -> bool:
+    """Returns whether the spreads of two ways' times are together more than the difference of the
+    times."""
+    if one.step_ms is None or other.step_ms is None:
+        return False
+    spread_ms = one.step_ms * (one.spread or 0.0) + other.step_ms * (other.spread or 0.0)
+    return abs(one.step_ms - other.step_ms) < spread_ms
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def text(value: float | None, form: str) -> str:
+        return NONE if value is None else format(value, form) if value else "0"
+
+    return (
+        row.way,
+        text(row.step_ms, ".4g"),
+        NONE if row.spread is None else f"±{row.spread:.1%}",
+        NONE if row.speedup is None else f"{row.speedup:.2f}×",
+        text(row.first_call_s, ".3g"),
+        text(row.peak_mib, ",.0f"),
+        text(row.output_error, ".1e"),
+        text(row.gradient_error, ".1e"),
+    )

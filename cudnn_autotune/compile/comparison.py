@@ -1,0 +1,171 @@
+"""Compares the programs of a graph: their outputs, then their times in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cudnn_autotune.compile.communication import all_nodes
+from cudnn_autotune.nn.untouched import cuda_devices, generators_kept, seed_generators
+from cudnn_autotune.timers.programs import (
+    MOST_AHEAD_S,
+    QUEUE_MS,
+    Run,
+    begin_step,
+    own_steps,
+    time_in_turns,
+)
+from cudnn_autotune.timers.stopwatch import Stopwatch, occupy
+from cudnn_autotune.tuning.outputs import difference
+
+# The relative gain in GPU time from which another program is kept for captures, beside the one for
+# plain calls.
+_LEAST_GAIN = 0.01
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Measurements of programs, by their names."""
+
+    times_ms: Mapping[str, float]
+    """Milliseconds of a call, with the host's part, as of :func:`time_in_turns`."""
+    gpu_times_ms: Mapping[str, float]
+    """Milliseconds of the GPU's part of a call; empty if the inputs are not on a GPU."""
+    wrong: Mapping[str, str]
+    """Reason why a program fails, or its output is not that of the first one. It is not timed."""
+
+    @property
+    def fastest(self) -> str:
+        """The program whose calls take the least time."""
+        return min(self.times_ms, key=self.times_ms.__getitem__)
+
+    @property
+    def fastest_in_captures(self) -> str:
+        """The program whose calls take the GPU the least time, as in a CUDA graph, in which no host
+        takes part. It is :attr:`fastest` unless another one takes 1 % less."""
+        if not self.gpu_times_ms:
+            return self.fastest
+        least = min(self.gpu_times_ms, key=self.gpu_times_ms.__getitem__)
+        gains = self.gpu_times_ms[least] < (1 - _LEAST_GAIN) * self.gpu_times_ms[self.fastest]
+        return least if gains else self.fastest
+
+
+def compare(
+    programs: Mapping[str, Run],
+    inputs: Sequence[Any],
+    weights: Collection[int] = (),
+    devices: Collection[int] = (),
+) -> Comparison:
+    """Runs programs in turns on the same inputs, which they must not change.
+
+    The first program is the reference for the outputs; where it fails, so does this. The random
+    number generators are afterwards what they were.
+
+    Args:
+        programs: what to call with ``*inputs``, by name.
+        inputs: tensors (on one device) and other values.
+        weights: positions of inputs that are weights. They are not changed where the noise of the
+            outputs is measured (see :func:`difference`).
+        devices: CUDA devices on which the programs compute, beside those of the inputs.
+
+    Raises:
+        torch.OutOfMemoryError: there is not enough memory for all programs.
+    """
+    of_inputs = cuda_devices(inputs)
+    on_gpu = bool(of_inputs)
+    drawn_on = of_inputs.union(devices)
+    reference = next(iter(programs))
+    data = {i: value for i, value in enumerate(inputs) if i not in weights}
+
+    def outputs(name: str, given: Sequence[Any] = inputs, seed: int = 0) -> list[Tensor]:
+        seed_generators(drawn_on, seed)
+        return _outputs(programs[name], given)
+
+    def of_reference(data: Mapping[int, Any]) -> list[Tensor]:
+        return outputs(reference, [data.get(i, value) for i, value in enumerate(inputs)])
+
+    with generators_kept(drawn_on), torch.no_grad(), own_steps():
+        expected, wrong = outputs(reference), {}
+        for name in list(programs)[1:]:
+            try:
+                text = difference(expected, outputs(name), of_reference, data)
+                if text is not None:
+                    again = outputs(reference, seed=1)
+                    if difference(expected, again, of_reference, data) is not None:
+                        text = f"it may draw random numbers in another order: {text}"
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as failure:
+                text = f"it fails: {type(failure).__name__}: {failure}".partition("\n")[0]
+            if text is not None:
+                wrong[name] = text
+        del expected
+        right = {name: program for name, program in programs.items() if name not in wrong}
+        times = time_in_turns(right, inputs, on_gpu)
+        gpu_times = {}
+        if on_gpu:
+            gpu_times = time_in_turns(right, inputs, True, with_host=False, batch_ms=QUEUE_MS)
+    return Comparison(times, gpu_times, wrong)
+
+
+def _outputs(program: Run, inputs: Sequence[Any]) -> list[Tensor]:
+    """Copies of the tensors that a program returns.
+
+    A copy outlives the replay of a CUDA graph that would overwrite the output.
+    """
+    begin_step()
+    results = [leaf for leaf in tree_leaves(program(*inputs)) if isinstance(leaf, Tensor)]
+    return [result.detach().clone() for result in results]
+
+
+class _TimedConvolutions(TorchDispatchMode):
+    """Records the GPU's time in ATen's convolutions, by a stopwatch for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watches: list[Stopwatch] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.ops.aten.convolution.default:
+            return func(*args, **(kwargs or {}))
+        with Stopwatch() as watch:
+            result = func(*args, **(kwargs or {}))
+        self.watches.append(watch)
+        return result
+
+
+def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
+    """Returns the milliseconds that the current GPU spends in the convolutions of a call that no
+    compiler has made; 0 where the host is too slow to tell."""
+    timed = _TimedConvolutions()
+    devices = {torch.cuda.current_device(), *cuda_devices(inputs)}
+    with generators_kept(devices), torch.no_grad(), own_steps(), timed:
+        run(*inputs)  # chooses PyTorch's algorithms
+        torch.cuda.synchronize()
+        begin_s = time.perf_counter()
+        run(*inputs)
+        host_s = time.perf_counter() - begin_s
+        if host_s > MOST_AHEAD_S:
+            return 0.0
+        timed.watches.clear()
+        # The GPU waits until the host is ahead of it, so that it does not wait between kernels.
+        occupy(2 * host_s)
+        run(*inputs)
+        torch.cuda.synchronize()
+    return sum(watch.ms() for watch in timed.watches)
+
+
+def cuda_devices_of(graph: GraphModule, inputs: Sequence[Any]) -> set[int]:
+    """Returns the indices of the CUDA devices that the values of a graph of Dynamo are on."""
+    results = (node.meta.get("example_value") for node in all_nodes(graph))
+    return cuda_devices([*inputs, *tree_leaves([*results])])

@@ -1,0 +1,356 @@
+"""A compiled graph, and one that needs no gradient: which of its programs runs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from cudnn_autotune.compile.comparison import Comparison, compare, convolutions_ms, cuda_devices_of
+from cudnn_autotune.compile.concatenations import ConcatenationReport
+from cudnn_autotune.compile.frozen_weights import weights_of
+from cudnn_autotune.compile.graph_copies import copied
+from cudnn_autotune.compile.groups import GroupReport
+from cudnn_autotune.compile.judges import JUDGES, gain
+from cudnn_autotune.compile.layouts import OTHER_LAYOUT
+from cudnn_autotune.compile.norms import NormReport
+from cudnn_autotune.compile.programs import (
+    Options,
+    Program,
+    compile_frozen,
+    compile_fused,
+    compile_plain,
+)
+from cudnn_autotune.core.display import html_table
+from cudnn_autotune.nn.untouched import generators_kept
+from cudnn_autotune.timers.programs import CUDA_GRAPH_TREES, Run
+
+OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
+EAGER = "pytorch"
+
+_log = logging.getLogger(__name__)
+
+_MOST_REFREEZINGS = 3
+# So often a comparison is put off, because results of the caller's step are in use.
+_MOST_DEFERRALS = 10
+# Plain Inductor cannot win, and is not compiled, if the groups of a graph take so much longer
+# unfused. It differs in nothing else, but that it folds no weights, which takes less.
+_CLEAR_GAIN = 0.25
+# Nor can it if it leaves the layout as it is, and PyTorch's convolutions alone take longer in that
+# than such a multiple of the time of this package's whole program.
+_CLEAR_TIME = 1.25
+
+
+@dataclass
+class Compilation:
+    """The record of what the backend made of one graph."""
+
+    mode: str
+    """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
+    groups: list[GroupReport] = field(default_factory=list)
+    """Convolutions of an inference graph, in its order."""
+    concatenations: list[ConcatenationReport] = field(default_factory=list)
+    """Concatenations of an inference graph that convolutions could write in place, in its order."""
+    norms: list[NormReport] = field(default_factory=list)
+    """Batch norms in training mode of a training graph, in its order."""
+    is_frozen: bool = False
+    """Whether weights are constants of the program, with batch norms folded into convolutions."""
+    times_ms: dict[str, float] = field(default_factory=dict)
+    """Median milliseconds of a call by program, if they were compared: ``"inductor"``, or
+    ``"pytorch"``, the graph without a compiler, where the groups or the convolutions alone tell
+    that plain Inductor is slower; ``"cudnn_autotune"``; with ``freezing`` ``"inductor, frozen"``,
+    and with ``memory_format="auto"`` ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune,
+    channels_last"``, whichever the program ``"cudnn_autotune"`` is not."""
+    gpu_times_ms: dict[str, float] = field(default_factory=dict)
+    """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
+    chosen: str = OURS
+    """Program that runs."""
+    chosen_in_captures: str = OURS
+    """Program that runs where the caller captures a CUDA graph, in which no host takes part."""
+    note: str = ""
+
+    @property
+    def fused(self) -> list[GroupReport]:
+        return [group for group in self.groups if group.is_fused]
+
+    def __repr__(self) -> str:
+        parts = [self.mode]
+        if self.groups:
+            parts.append(f"{len(self.fused)} of {len(self.groups)} convolutions fused")
+        if self.concatenations:
+            in_place = sum(one.is_in_place for one in self.concatenations)
+            parts.append(f"{in_place} of {len(self.concatenations)} concatenations in place")
+        if self.norms:
+            served = sum(norm.is_served for norm in self.norms)
+            parts.append(f"{served} of {len(self.norms)} batch norms served")
+        parts.append(f"runs {self.chosen}")
+        parts += [f"{name}: {ms:.4g} ms" for name, ms in self.times_ms.items()]
+        return f"Compilation({'; '.join([*parts, *filter(None, [self.note])])})"
+
+    def __str__(self) -> str:
+        parts = (*self.groups, *self.concatenations, *self.norms)
+        return "\n".join([repr(self), *map(str, parts)])
+
+    def _repr_html_(self) -> str:
+        times = [(f"{name}, ms a call", f"{ms:.4g}") for name, ms in self.times_ms.items()]
+        parts: list[tuple[str, object]] = [("convolution", group) for group in self.groups]
+        parts += [("concatenations", one) for one in self.concatenations]
+        parts += [("batch norm", norm) for norm in self.norms]
+        return html_table(repr(self), [*times, *parts])
+
+
+class ComparedGraph(ABC):
+    """A compiled graph whose programs are compared at a call, once no results of the caller's step
+    are in use."""
+
+    def __init__(self, graph: GraphModule, inputs: Sequence[Any], record: Compilation) -> None:
+        self._record = record
+        self._devices = cuda_devices_of(graph, inputs)
+        on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
+        self._device: torch.device | None = next(on_gpu, None)
+        self._deferrals = 0
+        self._contenders: dict[str, Any] = {}
+        """Programs to compare at the next call outside of captures and of the caller's steps."""
+
+    @abstractmethod
+    def _choose(self, contenders: Mapping[str, Any], inputs: Sequence[Any]) -> None:
+        """Compares programs, and keeps the fastest of those that are right."""
+
+    def _choose_if_free(self, inputs: Sequence[Any]) -> None:
+        """Chooses now, or puts it off, and gives it up in the end: the programs hold memory."""
+        with self._on_device():
+            is_free = not is_within_step()
+        if is_free:
+            contenders, self._contenders = self._contenders, {}
+            # A program that is compiled meanwhile draws numbers too, where kernels are tried.
+            with generators_kept(self._devices):
+                self._choose(contenders, inputs)
+            return
+        self._deferrals += 1
+        if self._deferrals == _MOST_DEFERRALS:
+            self._give_up("each call is within a step of Inductor's CUDA graphs")
+
+    def _give_up(self, reason: str) -> None:
+        """Keeps the program that runs, for a reason why nothing is compared."""
+        self._contenders = {}
+        self._record.note = f"not compared: {reason}"
+        _log.info("a compiled graph was %s", self._record.note)
+
+    def _compared(
+        self, programs: Mapping[str, Run], inputs: Sequence[Any], weights: Sequence[int]
+    ) -> Comparison | None:
+        """Compares programs as of :func:`compare`; returns None if there is not enough memory."""
+        try:
+            # The device that is synchronised to time programs is the current one.
+            with self._on_device():
+                comparison = compare(programs, inputs, weights, self._devices)
+        except torch.OutOfMemoryError:
+            return None
+        self._record.times_ms = dict(comparison.times_ms)
+        self._record.gpu_times_ms = dict(comparison.gpu_times_ms)
+        return comparison
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Makes the program's device the current one."""
+        return nullcontext() if self._device is None else torch.cuda.device(self._device)
+
+
+class CompiledGraph(ComparedGraph):
+    """A compiled graph that needs no gradient. It runs the fastest of its programs: in plain calls
+    by the time of a call, while a CUDA graph is captured by the GPU's part of it."""
+
+    def __init__(
+        self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
+    ) -> None:
+        super().__init__(graph, inputs, record)
+        self._graph = graph
+        self._options = options
+        self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
+        self._refreezings = 0
+        self._plain: Program | None = None
+        self._is_clear = False
+        # It judges equal groups once, also when weights have changed.
+        self._judge = JUDGES[options.fuse]()
+        if (ours := self._if_possible(OURS, inputs)) is None:
+            self._use_plain(inputs, record.note)
+            return
+        self._use(OURS, ours)
+        if ours.weights is not None and self._has_symbols:
+            # Only while Dynamo compiles it is known what symbols stand for.
+            self._plain_program(inputs)
+        if not options.compare:
+            return
+        if ours.communicates or ours.writes:
+            # Ranks count calls by their own clocks, and one would wait for another for ever.
+            why = "communicates between ranks" if ours.communicates else "writes into its inputs"
+            self._give_up(f"the graph {why}")
+            return
+        self._is_clear = gain(ours.groups) >= _CLEAR_GAIN
+        may_be_clear = (self._is_clear or ours.is_laid_out) and not self._has_symbols
+        if may_be_clear and options.memory_format is None and ours.weights is None:
+            # Only the outputs are compared.
+            self._contenders = {EAGER: Program(copied(self._graph)), OURS: ours}
+            return
+        self._contenders = {PLAIN: self._plain_program(inputs), OURS: ours}
+        if ours.weights is not None:
+            self._add(FROZEN, inputs)
+        if options.memory_format == "auto" and ours.memory_format is not None:
+            self._add(f"{OURS}, {OTHER_LAYOUT[ours.memory_format]}", inputs)
+
+    def _use(self, name: str, program: Program) -> None:
+        """From now on this program runs."""
+        self._current = program
+        self._record.chosen, self._record.is_frozen = name, program.weights is not None
+        if program.groups:
+            self._record.groups = list(program.groups)
+            self._record.concatenations = list(program.concatenations)
+        self._use_in_captures(name, program)
+
+    def _use_in_captures(self, name: str, program: Program) -> None:
+        """From now on this program runs while a CUDA graph is captured."""
+        self._captured = program
+        self._record.chosen_in_captures = name
+
+    def _plain_program(self, inputs: Sequence[Any]) -> Program:
+        if self._plain is None:
+            patches = {**self._options.inductor, "freezing": False}
+            self._plain = Program(compile_plain(copied(self._graph), inputs, patches))
+        return self._plain
+
+    def _if_possible(self, name: str, inputs: Sequence[Any]) -> Program | None:
+        """Returns a program; None if it cannot be compiled, and the record's note says why."""
+        graph, options = self._graph, self._options
+        try:
+            if name == PLAIN:
+                return self._plain_program(inputs)
+            if name == FROZEN:
+                return compile_frozen(graph, inputs, options)
+            _, _, memory_format = name.partition(", ")
+            return compile_fused(graph, inputs, options, self._judge, memory_format or None)
+        except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
+            raise
+        except Exception as failure:
+            self._record.note = f"no {name}: {failure}".partition("\n")[0]
+            _log.info("a compiled graph has %s", self._record.note, exc_info=True)
+            return None
+
+    def _add(self, name: str, inputs: Sequence[Any]) -> None:
+        """Adds a contender, if it can be compiled."""
+        if (program := self._if_possible(name, inputs)) is not None:
+            self._contenders[name] = program
+
+    def _use_plain(self, inputs: Sequence[Any], reason: str) -> None:
+        """From now on Inductor's own program runs, as ``torch.compile(model)`` makes it."""
+        self._contenders = {}
+        self._use(PLAIN, self._plain_program(inputs))
+        self._record.note = reason
+        _log.warning("a compiled graph runs as Inductor makes it: %s", reason)
+
+    def __call__(self, *inputs: Any) -> Any:
+        if is_capturing():
+            weights = self._captured.weights
+            if weights is not None and not weights.are_those_of(inputs):
+                # Weights that are folded in a capture have values after a replay only, and nothing
+                # is compiled in one. The first run of a program may compile kernels.
+                has_run = PLAIN in self._record.times_ms
+                return (self._plain_program(inputs).run if has_run else self._graph)(*inputs)
+            return self._captured.run(*inputs)
+        weights = self._current.weights
+        if weights is not None and not weights.are_those_of(inputs):
+            with generators_kept(self._devices):
+                self._follow_weights(inputs)
+        if self._contenders:
+            self._choose_if_free(inputs)
+        return self._current.run(*inputs)
+
+    def _choose(self, contenders: Mapping[str, Program], inputs: Sequence[Any]) -> None:
+        record, weights = self._record, weights_of(self._graph, inputs)
+        programs = {name: program.run for name, program in contenders.items()}
+        comparison = self._compared(programs, inputs, weights)
+        if EAGER in contenders and (
+            comparison is None
+            or EAGER in (comparison.fastest, comparison.fastest_in_captures)
+            or not (self._is_clear or self._plain_is_slower(contenders[EAGER], comparison, inputs))
+        ):
+            # A compiler's outputs differ from PyTorch's, as where they draw random numbers, or
+            # PyTorch needs more memory, or plain Inductor may be the fastest.
+            self._choose({PLAIN: self._plain_program(inputs), OURS: contenders[OURS]}, inputs)
+            return
+        if comparison is None:
+            self._use_plain(inputs, "not compared: there was not enough memory")
+            return
+        for name, reason in comparison.wrong.items():
+            _log.warning("the compiled program %r is not used: %s", name, reason)
+            record.note = f"{name}: {reason}"
+        captured = comparison.fastest_in_captures
+        self._use(comparison.fastest, contenders[comparison.fastest])
+        self._use_in_captures(captured, contenders[captured])
+        times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.times_ms.items())
+        fused = len(record.fused)
+        _log.info("chose %s (%s; %d groups fused)", record.chosen, times, fused)
+        if captured != record.chosen:
+            times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.gpu_times_ms.items())
+            _log.info("chose %s for captures in CUDA graphs (on the GPU %s)", captured, times)
+
+    def _plain_is_slower(
+        self, eager: Program, comparison: Comparison, inputs: Sequence[Any]
+    ) -> bool:
+        """Returns whether plain Inductor, whose convolutions are those of PyTorch, is slower than
+        this package's program by these alone."""
+        if not comparison.gpu_times_ms:
+            return False
+        try:
+            with self._on_device():
+                least_ms = convolutions_ms(eager.run, inputs)
+        except torch.OutOfMemoryError:
+            return False
+        return least_ms > _CLEAR_TIME * max(
+            comparison.gpu_times_ms[OURS], comparison.times_ms[OURS]
+        )
+
+    def _follow_weights(self, inputs: Sequence[Any]) -> None:
+        """Compiles the program again where its weights have changed, or leaves them variable."""
+        self._refreezings += 1
+        if self._refreezings <= _MOST_REFREEZINGS and not self._has_symbols:
+            _log.info("the weights of a compiled graph have changed: it is compiled again")
+            chosen, captured = self._record.chosen, self._record.chosen_in_captures
+            names = list(self._contenders) or [chosen]
+            if not self._contenders and self._record.times_ms:
+                names = list(dict.fromkeys((PLAIN, chosen, captured)))
+            self._contenders = {}
+            for name in names:
+                self._add(name, inputs)
+            if chosen in self._contenders:
+                self._use(chosen, self._contenders[chosen])
+                if len(names) == 1:
+                    self._contenders = {}
+            else:
+                self._use_plain(inputs, self._record.note)
+            return
+        times = "" if self._has_symbols else f" more than {_MOST_REFREEZINGS} times"
+        self._use_plain(inputs, f"its weights have changed{times}")
+
+
+def is_capturing() -> bool:
+    """Returns whether the current stream is being captured."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def is_within_step() -> bool:
+    """Returns whether Inductor's CUDA graphs of the current device hold results of the current
+    step, such as those of the graph before a graph break. Other steps would overwrite them."""
+    trees = sys.modules.get(CUDA_GRAPH_TREES)
+    if trees is None or not torch.cuda.is_initialized():
+        return False
+    manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    if manager is None or manager.current_node is None or manager.can_start_new_generation():
+        return False
+    return not manager.current_node.all_outputs_are_dead()

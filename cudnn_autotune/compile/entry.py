@@ -1,0 +1,104 @@
+"""The entry of the backend ``cudnn_autotune`` of ``torch.compile``.
+
+Inductor compiles the graph as it would, but convolutions are this package's operators, and where
+no gradient is needed each group of a convolution, residual addition and activation is one call of
+``conv_fused`` if that is faster. The whole program is then timed against plain Inductor's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from cudnn_autotune.compile.compiled_graph import PLAIN, Compilation, CompiledGraph, is_capturing
+from cudnn_autotune.compile.programs import Options, compile_plain
+from cudnn_autotune.compile.training_graph import TrainingGraph
+from cudnn_autotune.nn.counterparts import COUNTERPARTS
+from cudnn_autotune.timers.programs import Run
+
+NAME = "cudnn_autotune"
+
+_log = logging.getLogger(__name__)
+
+_MOST_RECORDS = 256
+
+_records: deque[Compilation] = deque(maxlen=_MOST_RECORDS)
+
+
+def compilations() -> list[Compilation]:
+    """Returns what the backend compiled in this process, the last 256 graphs, oldest first."""
+    return list(_records)
+
+
+def backend(
+    graph: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Run:
+    """Compiles a graph of Dynamo. ``torch.compile(model, backend="cudnn_autotune")`` calls this.
+
+    Args:
+        mode: one of ``torch.compile``'s.
+        options: ``sampling`` and ``workspace_limit`` of the convolutions, as a layer takes them;
+            ``freezing`` (False): whether weights become constants where no gradient is needed, for
+            a model whose weights do not change any more; ``fuse``, for groups, and ``norms``, for
+            batch norms in training: ``"measure"``, ``"always"`` or ``"never"``; ``compare`` (True):
+            whether to time the program against plain Inductor's at the first call, and to keep the
+            faster one; ``memory_format``: ``"auto"`` compares a program in the other layout too.
+            All others are Inductor's.
+
+    Raises:
+        ValueError: an option is unknown, or its value not allowed.
+    """
+    settings = Options.read(mode, options)
+    tensors = [value for value in example_inputs if isinstance(value, Tensor)]
+    tensors += [*graph.parameters(), *graph.buffers()]
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    record = Compilation("training" if needs_gradient else "inference")
+    _records.append(record)
+    if (reason := _why_plain(graph, tensors, settings, needs_gradient)) is not None:
+        record.mode, record.chosen, record.note = "plain", PLAIN, reason
+        return compile_plain(graph, example_inputs, settings.inductor)
+    if needs_gradient:
+        if settings.memory_format == "auto":
+            record.note = (
+                "the layout of a training graph stays: give the model its layout by "
+                "convert(model, memory_format='auto', example_input=...) before it is compiled"
+            )
+            _log.warning("%s", record.note)
+        return TrainingGraph(graph, example_inputs, settings, record).__call__
+    # Dynamo copies the attributes of what it is given, and so would keep all first programs.
+    return CompiledGraph(graph, example_inputs, settings, record).__call__
+
+
+def _why_plain(
+    graph: GraphModule, tensors: Sequence[Tensor], settings: Options, needs_gradient: bool
+) -> str | None:
+    """Returns why this backend has nothing to do for a graph; None if it has."""
+    mark = torch.ops.cudnn_autotune.mark_input
+    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    if not targets & {mark, mark.default, *COUNTERPARTS}:
+        return "the graph has no convolution"
+    if "always" not in (settings.fuse, settings.norms) and not any(
+        tensor.is_cuda for tensor in tensors
+    ):
+        return "no tensor is on a CUDA device"
+    if not needs_gradient and is_capturing():
+        return "it was compiled while a CUDA graph was captured"
+    return None
+
+
+def register(registry: Any) -> None:
+    """Makes the name known where no entry point of an installed package does."""
+    from importlib.metadata import entry_points
+
+    if NAME not in entry_points(group="torch_dynamo_backends").names:
+        registry.register_backend(backend, name=NAME)

@@ -1,0 +1,223 @@
+"""Formulas from which a compiler makes fewer passes over tensors in channels_last.
+
+Inductor takes the statistics of a group norm from ``x.view(N, groups, -1)``. Where the channels of
+a place are neighbours in memory, a group lies in small pieces, and the kernel reads these one by
+one, or a copy of the tensor. Here each channel has its own mean and variance, and those of a group
+follow from them: the tensor is read twice and written once, in the order in which it lies.
+
+Results share no memory with an input, and have the strides that PyTorch gives on a GPU, because a
+reshape behind them, and what is written into that, depend on strides. It costs nothing where a
+compiler chooses the layout: Inductor takes the memory format of a copy as no more than a wish.
+
+The nearest neighbours of an upsampled place are looked up by Inductor in a table. It does not see
+in which order that reads, and writes volumes in the order of contiguous ones, in float32. Here they
+are a view.
+
+Images that have filters of their own are convolved one by one. As the groups of one convolution
+they would be woven into each other, pixel by pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.torch_version import TorchVersion
+
+from cudnn_autotune.engines.conv_layout import laid_out
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# One kernel of Inductor's computes a norm with smaller groups in one pass.
+_LEAST_NUMBERS = 1024
+# On a GPU too, where earlier versions return a contiguous tensor.
+_GROUP_NORM_KEEPS_LAYOUT = TorchVersion(torch.__version__) >= "2.15"
+_EXACT = {1, 2, 4, 8, 16}  # factors whose reciprocal, by which PyTorch multiplies, is exact
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Computes :func:`torch.nn.functional.group_norm`: by channels where that takes fewer passes,
+    and with its errors.
+
+    Args:
+        input: (N, C, *spatial).
+        num_groups: a divisor of C.
+        weight, bias: (C,), or None.
+        eps: what is added to a variance.
+    """
+    if _suits(input, num_groups, weight, bias):
+        memory_format = torch.contiguous_format
+        if _GROUP_NORM_KEEPS_LAYOUT:
+            memory_format = torch._prims_common.suggest_memory_format(input)
+        return _by_channels(input, num_groups, weight, bias, eps).contiguous(
+            memory_format=memory_format
+        )
+    return F.group_norm(input, num_groups, weight, bias, eps)
+
+
+def _by_channels(
+    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Computes a group norm in float32 by the statistics of channels, and rounds it once, in the
+    layout of the input."""
+    images, channels = input.shape[:2]
+    wide = input.float()
+    var, mean = torch.var_mean(wide, [*range(2, input.dim())], correction=0)
+    if num_groups < channels:
+        # The variance of a group is the mean of those of its channels, and that of their means.
+        of_groups = (images, num_groups, channels // num_groups)
+        between, mean = torch.var_mean(mean.view(of_groups), -1, correction=0, keepdim=True)
+        var = var.view(of_groups).mean(-1, keepdim=True) + between
+        var, mean = (one.expand(of_groups).reshape(images, channels) for one in (var, mean))
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias
+    of_channels = (images, channels, *[1] * (input.dim() - 2))
+    scale, shift = (_in_memory(one).view(of_channels) for one in (scale, shift))
+    return (wide * scale + shift).to(input.dtype)
+
+
+def _in_memory(x: Tensor) -> Tensor:
+    """Returns a small tensor that a compiler computes once, and not for each place that reads it:
+    what reads many tensors is not computed together with an activation and a padding behind it."""
+    return x.as_strided(x.shape, x.stride())
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Computes :func:`torch.nn.functional.instance_norm`: without running statistics as a group
+    norm whose groups are channels.
+
+    Args:
+        input: (N, C, *spatial).
+        running_mean, running_var, weight, bias: (C,), or None.
+        use_input_stats, momentum, eps: as in PyTorch.
+    """
+    has_own = use_input_stats and running_mean is None and running_var is None
+    if has_own and input.dim() > 2 and _suits(input, input.shape[1], weight, bias):
+        return _by_channels(input, input.shape[1], weight, bias, eps).contiguous()
+    return F.instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
+
+
+def interpolate(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:
+    """Computes :func:`torch.nn.functional.interpolate`: nearest neighbours as a view where each
+    length grows by a factor of 1 to 16 that is a power of two.
+
+    Args:
+        input: (N, C, *spatial).
+        size, scale_factor, mode, align_corners, recompute_scale_factor, antialias: as in PyTorch.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import
+
+    is_nearest = mode in ("nearest", "nearest-exact") and size is None
+    factors = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor]
+    is_known = all(isinstance(factor, int | float) for factor in factors)  # when it is compiled
+    is_plain = align_corners is None and not antialias and input.dim() in (3, 4, 5)
+    if is_nearest and is_plain and is_known and _EXACT.issuperset(factors):
+        if not isinstance(scale_factor, Sequence):
+            factors = [scale_factor] * (input.dim() - 2)
+        grows = any(factor > 1 for factor in factors)
+        # A size that depends on data may be 0.
+        if grows and len(factors) == input.dim() - 2 and guard_or_false(input.numel() > 0):
+            memory_format = torch._prims_common.suggest_memory_format(input)
+            for dim, factor in enumerate(map(int, factors), 2):
+                if factor > 1:
+                    repeated = (*input.shape[: dim + 1], factor, *input.shape[dim + 1 :])
+                    input = input.unsqueeze(dim + 1).expand(repeated).flatten(dim, dim + 1)
+            return input.contiguous(memory_format=memory_format)
+    return F.interpolate(
+        *(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    )
+
+
+def conv_each_image(
+    input: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    sampling: str | None,
+    workspace_limit: int | None,
+) -> Tensor:
+    """Convolves each image with filters of its own, in channels_last, by the operator
+    ``cudnn_autotune::conv_each_image`` (csrc/conv/conv_cuda.cpp).
+
+    Args:
+        input: (N, C, H, W), of any floating dtype.
+        weight: (N * K, C, R, S), of the same dtype, in channels_last; the K filters of the first
+            image come first.
+        stride, padding, dilation: numbers of pixels, one for both dimensions or one for each.
+        sampling, workspace_limit: as of :func:`cudnn_autotune.functional.conv2d`.
+
+    Returns:
+        The convolved images, (N, K, P, Q), in channels_last.
+
+    Raises:
+        RuntimeError: the shapes do not fit together.
+    """
+    x = laid_out(input, torch.channels_last)
+    sizes = (_pair(one) for one in (stride, padding, dilation))
+    limit = -1 if workspace_limit is None else workspace_limit
+    policy = (sampling or "", limit)
+    output: Tensor = torch.ops.cudnn_autotune.conv_each_image(x, weight, *sizes, *policy)
+    return output
+
+
+def _pair(sizes: int | Sequence[int]) -> list[int]:
+    each = [sizes] if isinstance(sizes, int) else list(sizes)
+    return each * 2 if len(each) == 1 else each
+
+
+FORMULAS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
+    F.group_norm: group_norm,
+    F.instance_norm: instance_norm,
+    F.interpolate: interpolate,
+}
+"""The functions of PyTorch's, each with the one that computes the same by another formula."""
+
+
+def _suits(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Returns whether nothing about a norm is odd, and its groups are large."""
+    if not all(isinstance(size, int) for size in input.shape):
+        return False
+    if input.dim() < 3 or input.dtype not in _DTYPES or num_groups <= 0:
+        return False
+    channels = input.shape[1]
+    given = [one for one in (weight, bias) if one is not None]
+    return (
+        channels % num_groups == 0
+        and channels // num_groups * math.prod(input.shape[2:]) > _LEAST_NUMBERS
+        and input.shape[0] > 0
+        and all(one.shape == (channels,) and one.dtype == input.dtype for one in given)
+        and not torch.is_autocast_enabled(input.device.type)  # it has norms in float32
+    )

@@ -1,0 +1,85 @@
+"""Makes weights of a graph of Dynamo constants, and tells when they are no longer what they were.
+
+Dynamo hands the weights to the graph at each call, so a program that has them as constants looks
+first whether the same ones are given, and whether something was written into them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from cudnn_autotune.compile.graph_copies import copied
+
+_version = operator.attrgetter("_version")
+
+
+class FrozenWeights:
+    """The weights among the inputs of a graph, as they were when they became constants.
+
+    Args:
+        positions: those of the weights among the inputs.
+        inputs: all inputs.
+    """
+
+    def __init__(self, positions: Sequence[int], inputs: Sequence[Any]) -> None:
+        self._pick = [inputs[i] for i in positions]
+        self._positions = list(positions)
+        self._versions = list(map(_version, self._pick))
+        self._addresses = list(map(Tensor.data_ptr, self._pick))
+
+    def are_those_of(self, inputs: Sequence[Any]) -> bool:
+        """Returns whether the same weights are given, and nothing was written into them since.
+
+        A write that PyTorch itself does not count is not seen: one through ``.data``, or by a CUDA
+        kernel that PyTorch does not know of.
+        """
+        given = [inputs[i] for i in self._positions]
+        return (
+            all(map(operator.is_, given, self._pick))
+            and list(map(_version, given)) == self._versions
+            and list(map(Tensor.data_ptr, given)) == self._addresses
+        )
+
+
+def weights_of(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Returns the positions, among the inputs of a graph, of parameters and buffers of modules that
+    can be watched. An input that Dynamo made symbolic sizes for is none."""
+    positions = []
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
+        source = getattr(node, "_dynamo_source", None)
+        if source is None or not source.guard_source.is_unspecialized_nn_module():
+            continue
+        if type(value) in (Tensor, nn.Parameter) and not value.is_inference():
+            positions.append(i)
+    return positions
+
+
+def with_constants(
+    graph: GraphModule, inputs: Sequence[Any], positions: Sequence[int]
+) -> GraphModule:
+    """Returns a copy of a graph with the inputs at ``positions`` as attributes, which are the given
+    tensors."""
+    frozen = copied(graph)
+    placeholders: list[Node] = frozen.graph.find_nodes(op="placeholder")
+    for i in positions:
+        node, name = placeholders[i], f"_frozen_{i}"
+        value = inputs[i]
+        if isinstance(value, nn.Parameter):
+            frozen.register_parameter(name, value)
+        else:
+            frozen.register_buffer(name, value)
+        with frozen.graph.inserting_before(node):
+            constant = frozen.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        frozen.graph.erase_node(node)
+    # Dynamo's notes on where parameters come from do not fit any more.
+    frozen.meta.pop("dynamo_compile_id", None)
+    frozen.recompile()
+    return frozen

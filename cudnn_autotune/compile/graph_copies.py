@@ -1,0 +1,49 @@
+"""Copies a graph of Dynamo, and replaces PyTorch's functions in the copy by this package's."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+from cudnn_autotune.compile.formulas import FORMULAS
+from cudnn_autotune.nn.counterparts import COUNTERPARTS
+
+
+def copied(graph: GraphModule) -> GraphModule:
+    """Returns a copy of a graph with the same tensors; a compiler may change the copy."""
+    nodes = torch.fx.Graph()
+    renamed: dict[Node, Node] = {}
+    output = nodes.graph_copy(graph.graph, renamed)
+    nodes.output(output)
+    nodes.output_node().meta = dict(graph.graph.output_node().meta)
+    copy = GraphModule(graph, nodes)
+    copy.meta = dict(graph.meta)
+    for old, new in renamed.items():
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    for name in ("_param_name_to_source", "_source_to_user_stacks", "_backend_id"):
+        if hasattr(graph, name):
+            setattr(copy, name, getattr(graph, name))
+    return copy
+
+
+def with_our_convolutions(
+    graph: GraphModule, sampling: str | None, workspace_limit: int | None
+) -> GraphModule:
+    """Returns a copy of a graph in which PyTorch's convolutions are this package's."""
+    graph = copied(graph)
+    policy = {"sampling": sampling, "workspace_limit": workspace_limit}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target in COUNTERPARTS:
+            node.target = COUNTERPARTS[node.target]
+            node.kwargs = {**node.kwargs, **policy}
+    graph.recompile()
+    return graph
+
+
+def use_formulas(graph: GraphModule) -> None:
+    """Lets norms and upsampling in a graph of Dynamo be computed as suits channels_last."""
+    for target, formula in FORMULAS.items():
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            node.target = formula
+    graph.recompile()

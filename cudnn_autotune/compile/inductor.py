@@ -1,0 +1,347 @@
+"""Lowers marked convolutions to this package's operators in Inductor, for ``torch.compile``.
+
+Inductor counts ``aten.convolution`` when it decides whether a graph runs in channels_last, and it
+folds batch norms into nothing else. So a call that is served stays PyTorch's operator, with a
+marked input (``functional.marked``):
+
+    aten.convolution(mark_input(input, sampling, workspace_limit), weight, ...)
+
+The marker computes nothing. It carries the call's policy through Inductor's passes, and it makes
+the graph, and with it the key of Inductor's caches, another than that of PyTorch's own layer. When
+the layout is settled and ``aten.convolution`` is lowered, one whose input is marked becomes
+``conv_fprop`` or ``conv_transpose``; under ``max-autotune`` it is one choice beside Inductor's
+templates.
+
+The output of a transposed convolution has a marker too. Without one Inductor would fold what
+follows into the weight, and it folds wrongly where there are as many input as output channels: it
+scales the input channels (torch 2.11).
+
+Weights and biases with batch norms folded into them, and weights in another layout, are computed at
+each call by one operator for all, ``fold_weights`` of ``compile/weights/operators.py``.
+
+Batch norms that the backend ``cudnn_autotune`` found are operators with a backward of their own.
+They compute in the layout of their input.
+
+The backward of a marked convolution decomposes into this package's operators when the joint graph
+is traced, because Inductor decides by the forward. They take the input itself, so that the mark is
+not saved for the backward. Whatever computes their gradient writes it straight into the layout that
+they run in, once for both. (``aten.convolution_backward`` gets it in the order of strides that
+eager mode would have, and then copies it: 3 % of a training step of ConvNeXt.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune.compile.weights.operators import fold_weights
+from cudnn_autotune.core.after_import import after_import
+from cudnn_autotune.engines.conv_layout import (
+    conv_memory_format,
+    is_channels_last_image,
+    is_dgrad_of_height_1,
+    is_image_of_height_1,
+    is_wgrad_of_height_1,
+)
+from cudnn_autotune.norms import operators as operators  # it defines those of norms
+
+_log = logging.getLogger(__name__)
+
+_library = torch.library.Library("cudnn_autotune", "FRAGMENT")
+_mark_input = torch.ops.cudnn_autotune.mark_input.default
+_mark_output = torch.ops.cudnn_autotune.mark_output.default
+_conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
+_conv_transpose = torch.ops.cudnn_autotune.conv_transpose.default
+_conv_dgrad = torch.ops.cudnn_autotune.conv_dgrad.default
+_conv_wgrad = torch.ops.cudnn_autotune.conv_wgrad.default
+_NORM_OPERANDS = ("grad_output", "grad_output_2", "input", "output", "residual")
+
+
+def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
+    return torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+
+
+for _name in ("mark_input", "mark_output"):
+    torch.library.register_fake(f"cudnn_autotune::{_name}", _fake_copy, lib=_library)
+
+
+def _backward_of_marked(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Decomposes ``aten.convolution_backward`` of a marked input into this package's operators.
+
+    Returns NotImplemented where the input is not marked, and for an output padding of a stride or
+    more, which makes no gradient of a convolution.
+    """
+    if transposed and any(p >= s for p, s in zip(output_padding, stride, strict=True)):
+        return NotImplemented
+    found = _unmarked(input)
+    if found is None:
+        return NotImplemented
+    x, policy = found
+    rest = (stride, padding, dilation, groups, *policy)
+    of_input = of_weight = of_bias = None
+    if output_mask[0] and transposed:
+        of_input = _conv_fprop(grad_output, weight, None, *rest)
+    elif output_mask[0]:
+        of_input = _conv_dgrad(grad_output, weight, x.shape, *rest)
+    if output_mask[1]:
+        pair = (x, grad_output) if transposed else (grad_output, x)
+        of_weight = _conv_wgrad(*pair, weight.shape, *rest)
+    if output_mask[2]:
+        of_bias = torch.ops.aten.sum(grad_output, [0, *range(2, grad_output.dim())])
+    return of_input, of_weight, of_bias
+
+
+def _unmarked(tensor: Tensor) -> tuple[Tensor, tuple[str, int]] | None:
+    """Returns the tensor that a mark in the graph that is being traced was put on, and the policy;
+    None if the tensor is not marked."""
+    from torch.fx import Proxy
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    if mode is None:
+        return None
+    traced = proxy_tensor.get_proxy_slot(tensor, mode.tracer, None)
+    if traced is None or traced.proxy.node.target is not _mark_input:
+        return None
+    arguments: Any = traced.proxy.node.args
+    source, sampling, workspace_limit = arguments
+    with proxy_tensor.disable_proxy_modes_tracing():
+        unmarked = _fake_copy(tensor)
+    proxy = Proxy(source, mode.tracer)
+    proxy_tensor.track_tensor_tree(unmarked, proxy, constant=None, tracer=mode.tracer)
+    return unmarked, (sampling, workspace_limit)
+
+
+class _MarkedConvolution:
+    """Takes the place of Inductor's ``ExternKernelChoice`` for ATen's convolution, and of its
+    ``conv_layout``."""
+
+    def __init__(self, choices: dict[bool, Any], sampling: str, workspace_limit: int) -> None:
+        self._choices = choices  # by whether the convolution is transposed
+        self._policy = {"sampling": sampling, "workspace_limit": workspace_limit}
+
+    def layout(self, input: Any, weight: Any, _: None, **kwargs: Any) -> Any:
+        """Returns the layout of the operator's result. ATen's may be another one, as in float64 on
+        a CPU."""
+        import torch._inductor.ir
+        from torch._inductor.virtualized import V
+
+        ir: Any = torch._inductor.ir
+        choice = self._choices[bool(kwargs["transposed"])]
+        with V.graph.fake_mode:
+            operands = [ir.ir_node_to_tensor(operand) for operand in (input, weight)]
+            output = choice.op_overload(*operands, bias=None, **self._geometry(kwargs))
+        sizes = (ir.convert_shape_to_inductor(of) for of in (output.size(), output.stride()))
+        return ir.FixedLayout(input.get_device_or_error(), input.get_dtype(), *sizes)
+
+    def _geometry(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the operator between the bias and the policy."""
+        names = ["stride", "padding", "dilation"]
+        if kwargs["transposed"]:
+            names.append("output_padding")
+        return {**{name: list(kwargs[name]) for name in names}, "groups": kwargs["groups"]}
+
+    def bind(
+        self, inputs: Sequence[Any], layout: Any, _kwargs_in_order: Sequence[str], **kwargs: Any
+    ) -> Any:
+        arguments = {**self._geometry(kwargs), **self._policy}
+        if len(inputs) == 2:  # on a GPU Inductor adds the bias itself
+            arguments["bias"] = None
+        choice = self._choices[bool(kwargs["transposed"])]
+        return choice.bind(inputs, layout, **arguments)
+
+
+def _stride_order(rank: int, memory_format: torch.memory_format) -> list[int]:
+    """The order of strides as Inductor writes it, in which the innermost dimension has 0."""
+    if memory_format == torch.contiguous_format:
+        return list(range(rank - 1, -1, -1))
+    return [rank - 1, 0, *range(rank - 2, 0, -1)]
+
+
+def _is_fprop_of_height_1(input: Tensor, weight: Tensor) -> bool:
+    return is_image_of_height_1(input, weight, pads=False)
+
+
+def _order_of(a: Tensor, b: Tensor, has_height_1: bool) -> list[int]:
+    """The order of strides that an operator computes in for operands ``a`` and ``b``.
+
+    Args:
+        has_height_1: whether they are those of a 1-d convolution, computed as images of height 1.
+    """
+    memory_format = torch.channels_last if has_height_1 else conv_memory_format(a, b)
+    return _stride_order(a.dim(), memory_format)
+
+
+def _register(conv: Any) -> None:
+    """Registers lowerings and decomposition; ``conv`` is ``torch._inductor.kernel.conv``."""
+    from torch._inductor import config, decomposition, ir, lowering, select_algorithm
+    from torch._inductor.virtualized import V
+
+    aten_convolution = torch.ops.aten.convolution.default
+    lower_aten: Callable[..., Any] = lowering.lowerings[aten_convolution]
+
+    class Choice(select_algorithm.ExternKernelChoice):  # type: ignore[misc, unused-ignore]
+        def call_name(self) -> str:
+            """The name in the generated code, which another process may load from a cache."""
+            return f"torch.ops.{self.op_overload}"
+
+    choices = {
+        transposed: Choice(
+            operator,
+            name=f"cudnn_autotune_{operator.__name__.removesuffix('.default')}",
+            has_out_variant=False,
+            op_overload=operator,
+        )
+        for transposed, operator in ((False, _conv_fprop), (True, _conv_transpose))
+    }
+
+    # For each graph the values that were laid out for one operator, and serve others.
+    laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+    def in_order(argument: Any, value: Any, order: list[int]) -> Any:
+        """Returns the value of a node in an order of strides, the same one for each operator."""
+        known = laid_out.setdefault(V.graph, {})
+        key = (argument, *order)
+        if key not in known:
+            known[key] = ir.ExternKernel.require_stride_order(value, order)
+        return known[key]
+
+    def lower_convolution(*args: Any, **kwargs: Any) -> Any:
+        input: Any = V.graph.current_node.args[0]
+        is_autotuned = config.max_autotune or config.max_autotune_gemm
+        if getattr(input, "target", None) is not _mark_input or (
+            # In that mode Inductor may choose after the graph is gone that a C++ call is made from.
+            V.graph.cpp_wrapper and is_autotuned
+        ):
+            return lower_aten(*args, **kwargs)
+        weight: Any = V.graph.current_node.args[1]
+        value = weight.meta["val"]
+        if value.dim() == 3 and value.dtype != torch.float64 and is_channels_last_image(value):
+            # Without this a weight that is computed would be contiguous.
+            order = _stride_order(3, torch.channels_last)
+            args = (args[0], in_order(weight, args[1], order), *args[2:])
+        for choice in choices.values():
+            choice.use_fallback_kernel = V.graph.cpp_wrapper
+        marked = _MarkedConvolution(choices, *input.args[1:])
+        atens = conv.aten_convolution, conv.conv_layout
+        conv.aten_convolution, conv.conv_layout = marked, marked.layout
+        try:
+            return lower_aten(*args, **kwargs)
+        finally:
+            conv.aten_convolution, conv.conv_layout = atens
+
+    lowering.lowerings[aten_convolution] = lower_convolution
+    for marker in (_mark_input, _mark_output):
+        lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
+
+    def lay_out(node: Any, grad_output: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
+        """Puts the arguments of an operator of the backward into the layouts that it needs."""
+        others, _ = lowering.constrain_to_fx_strides(node, None, *others)
+        values = [argument.meta["val"] for argument in node.args[:2]]
+        of_height_1 = {_conv_dgrad: is_dgrad_of_height_1, _conv_wgrad: is_wgrad_of_height_1}
+        has_height_1 = of_height_1.get(node.target, _is_fprop_of_height_1)
+        order = _order_of(values[0], values[1], has_height_1(*values))
+        return (in_order(node.args[0], grad_output, order), *others[1:]), {}
+
+    def lay_out_fused(
+        node: Any, input: Any, weight: Any, bias: Any, residual: Any, *others: Any, **slope: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Puts the operands of a fused convolution into the layout that it runs in."""
+        values = [argument.meta["val"] for argument in node.args[:2]]
+        order = _order_of(values[0], values[1], _is_fprop_of_height_1(*values))
+        if V.graph.layout_opt and values[0].dim() == 4 and values[0].dtype != torch.float64:
+            # Inductor's choice for aten.convolution, too
+            order = _stride_order(4, torch.channels_last)
+        input, weight, residual = (
+            value if value is None else in_order(node.args[i], value, order)
+            for i, value in ((0, input), (1, weight), (3, residual))
+        )
+        return (input, weight, bias, residual, *others), slope
+
+    def lay_out_into(
+        node: Any, output: Any, *operands: Any, **slope: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Puts the operands of one that writes into a tensor into the layout of that."""
+        order = _stride_order(4, torch.channels_last)
+        laid_out = list(operands)
+        for i in (0, 1, 3):  # input, weight and residual
+            if operands[i] is not None:
+                laid_out[i] = in_order(node.args[i + 1], operands[i], order)
+        return (output, *laid_out), slope
+
+    def lay_out_weights(node: Any, weights: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
+        """Lets weights be folded into the layout that their convolutions run in."""
+        *rest, dtype, channels_last = others
+        # Inductor's choice for aten.convolution
+        of_2d = all(len(weight.get_size()) == 4 for weight in weights)
+        channels_last |= V.graph.layout_opt and of_2d and dtype != torch.float64
+        return (weights, *rest, dtype, channels_last), {}
+
+    def lay_out_norm(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
+        """Puts the operands of a batch norm, or of its backward, that have the shape of its input
+        into the layout of that."""
+        names = [argument.name for argument in node.target._schema.arguments]
+        input = node.args[names.index("input")].meta["val"]
+        memory_format = torch._prims_common.suggest_memory_format(input)
+        if V.graph.layout_opt and input.dim() == 4 and input.dtype != torch.float64:
+            memory_format = torch.channels_last  # the layout of the convolution before it
+        order = _stride_order(input.dim(), memory_format)
+        laid_out = list(operands)
+        for i, (name, value) in enumerate(zip(names, operands, strict=False)):
+            # A mask that is given for the output has a layout of its own.
+            if value is not None and name in _NORM_OPERANDS and len(value.get_size()) == len(order):
+                laid_out[i] = in_order(node.args[i], value, order)
+        return tuple(laid_out), {}
+
+    ours = torch.ops.cudnn_autotune
+    lowering.make_fallback(ours.conv_fused.default, lay_out_fused, warn=False)
+    lowering.make_fallback(ours.conv_fused_into_.default, lay_out_into, warn=False)
+    lowering.make_fallback(fold_weights, lay_out_weights, warn=False)
+    for norm in (ours.batch_norm_act, ours.batch_norm_act_backward):
+        lowering.make_fallback(norm.default, lay_out_norm, warn=False)
+    for operator in (_conv_fprop, _conv_dgrad, _conv_wgrad):
+        lowering.make_fallback(operator, lay_out, warn=False)
+    lowering.add_needs_realized_inputs(_mark_input)
+    aten_backward = torch.ops.aten.convolution_backward.default
+    theirs: Callable[..., Any] = decomposition.decompositions[aten_backward]
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        found = _backward_of_marked(*args, **kwargs)
+        return theirs(*args, **kwargs) if found is NotImplemented else found
+
+    decomposition.decompositions[aten_backward] = backward
+    decomposition.fast_random_decomps.cache_clear()
+
+
+def _register_if_known(conv: ModuleType) -> None:
+    try:
+        _register(conv)
+    except (AttributeError, ImportError, KeyError, TypeError) as error:
+        _log.warning(
+            "This torch's Inductor is not known to cudnn_autotune (%s): compiled models keep the "
+            "tuned convolutions, but in the layout that the model has.",
+            error,
+        )
+
+
+after_import("torch._inductor.kernel.conv", _register_if_known)

@@ -1,0 +1,307 @@
+"""Decides which groups of a graph are fused and which concatenations are written in place: as asked
+for, or by measuring both forms on the GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from cudnn_autotune.compile.concatenations import ConcatenationReport, Family, find_families
+from cudnn_autotune.compile.groups import Group, GroupReport, fuse_groups
+from cudnn_autotune.compile.slices import replace_families
+from cudnn_autotune.engines.problem import ConvProblem, Operands
+from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
+from cudnn_autotune.timers.programs import CAPTURED_CALLS, captured_in_turns
+from cudnn_autotune.tuning import compiling_ahead
+from cudnn_autotune.tuning.compiling_ahead import Search
+
+_fprop = torch.ops.cudnn_autotune.conv_fprop.default
+_fused = torch.ops.cudnn_autotune.conv_fused.default
+_fused_into = torch.ops.cudnn_autotune.conv_fused_into_.default
+
+
+class Verdict(NamedTuple):
+    """The decision on a group or a family, with the milliseconds of both forms if measured."""
+
+    fuse: bool
+    reason: str
+    fused_ms: float | None = None
+    several_ms: float | None = None
+
+
+Judge = Callable[[Any], Verdict]
+"""Says whether to fuse a group, or to write a family of concatenations in place."""
+
+
+def always(_: object) -> Verdict:
+    return Verdict(True, "it was asked for")
+
+
+def never(reason: str) -> Judge:
+    """Returns a judge that fuses nothing, for a reason."""
+    return lambda _: Verdict(False, reason)
+
+
+class Measured:
+    """Fuses groups and writes families in place where that is faster, on the GPU that they are on.
+    What is like another one is measured once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Verdict] = {}
+
+    def __call__(self, change: Group | Family) -> Verdict:
+        forms = _forms_of(change)
+        if isinstance(forms, str):
+            return Verdict(False, forms)
+        if forms.key not in self._known:
+            # While a graph is being compiled, calls on tensors may be recorded, and PyTorch takes
+            # its Python decompositions in place of its kernels.
+            with (
+                _disable_current_modes(),
+                no_python_dispatcher(),
+                torch.no_grad(),
+                torch.cuda.device(change.device),
+            ):
+                self._known[forms.key] = _measured(forms)
+        return self._known[forms.key]
+
+
+def _forms_of(change: Group | Family) -> _GroupForms | _FamilyForms | str:
+    """Returns the forms of a group or a family to measure, or why they cannot be measured."""
+    if change.device.type != "cuda":
+        return f"it is on the device {change.device}"
+    try:
+        return _GroupForms(change) if isinstance(change, Group) else _FamilyForms(change)
+    except ValueError as error:
+        return str(error)
+
+
+def _measured(forms: _GroupForms | _FamilyForms) -> Verdict:
+    """Times both forms, and is for ``fused`` where that is the faster one."""
+    try:
+        # Autocast would make other problems of these.
+        with (
+            torch.autocast("cuda", enabled=False),
+            compiling_ahead.compiling(forms.searches),
+        ):
+            # The engines of the unfused convolution are searched first: fewer of them are compiled.
+            times = captured_in_turns([forms.several, forms.fused], forms.operands())[::-1]
+    except torch.OutOfMemoryError:
+        return Verdict(False, "there was not enough memory to measure it")
+    text = ", ".join(
+        f"{1e3 * ms:.1f} us {name}" for ms, name in zip(times, forms.names, strict=True)
+    )
+    return Verdict(times[0] < times[1], text, *times)
+
+
+class _GroupForms:
+    """The two forms of a group: one call, and several kernels.
+
+    A compiler makes one kernel of all that follows a convolution, or none if the next kernel reads
+    the convolution's output anyway.
+    """
+
+    names = ("fused", "in several kernels")
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._problem = group, group.problem()
+        # Inductor adds the bias later.
+        alone = replace(self._problem, bias=False, residual=False, activation="")
+        self.key = (self._problem, group.is_stored, *group.policy)
+        self.searches = [
+            _search(problem, group.device, *group.policy) for problem in (self._problem, alone)
+        ]
+        geometry = (alone.stride, alone.padding, alone.dilation, alone.groups)
+        self._options = (*geometry, self._problem.activation, *group.policy)
+
+    def operands(self) -> Sequence[Operands]:
+        return cold_sets(self._problem, operands(self._problem, self._group.device), CAPTURED_CALLS)
+
+    def fused(self, data: Operands) -> None:
+        x, w, _, *added = data
+        bias, residual, slope = added_operands(self._problem, added)
+        _fused(x, w, bias, residual, *self._options, slope)
+
+    def several(self, data: Operands) -> None:
+        x, w, _, *added = data
+        _, residual, _ = added_operands(self._problem, added)
+        *geometry, _, sampling, workspace_limit = self._options
+        y = _fprop(x, w, None, *geometry, sampling, workspace_limit)
+        # This reads and writes what a generated kernel would, at the speed of the memory.
+        if self._group.is_stored and residual is not None:
+            torch.add(y, residual, out=y)
+        elif self._group.is_stored:
+            torch.relu_(y)
+
+
+class _FamilyForms:
+    """The two forms of a family's convolutions and copies: in place, and with concatenations.
+
+    Inductor computes a concatenation that no convolution reads in the kernels that read it, up to a
+    number of parts, and else before them. A pass by ATen that does the same stands for these: it
+    reads and writes as many bytes.
+    """
+
+    names = ("in place", "with copies")
+
+    def __init__(self, family: Family) -> None:
+        self._family, problems = family, family.problems()
+        nodes = (*family.parts, *family.concatenations)
+        slices = [(*family.slices[node], node in family.unconvolved) for node in nodes]
+        self.key = repr((problems, slices, [one.options for one in family.convolutions]))
+        self.searches = [
+            _search(problem, family.device, *one.options[-2:])
+            for one, problem in zip(family.convolutions, problems, strict=True)
+        ]
+
+    def operands(self) -> Sequence[tuple[Tensor, dict[Node, Tensor]]]:
+        """Returns one set: the tensor of the family, and those of parts and operands by node."""
+        family = self._family
+        operands = (node for one in family.convolutions for node in one.operands)
+        nodes = {*family.parts, *(node for node in operands if node is not None)}
+        return [(_random(family.concatenations[0]), {node: _random(node) for node in nodes})]
+
+    def fused(self, data: tuple[Tensor, dict[Node, Tensor]]) -> None:
+        family, (whole, dense) = self._family, data
+
+        def sliced(node: Node) -> Tensor:
+            return whole.narrow(1, *family.slices[node])
+
+        for part in family.copied:
+            sliced(part).copy_(dense[part])
+        for one in family.convolutions:
+            first, *others = one.operands
+            input = sliced(first) if family.is_slice(first) else dense[first]
+            arguments = one.arguments((input, *map(dense.get, others)))
+            if one.node in family.written:
+                _fused_into(sliced(one.node), *arguments)
+            else:
+                _fused(*arguments)
+        for cat in family.unconvolved:
+            sliced(cat).clone()
+
+    def several(self, data: tuple[Tensor, dict[Node, Tensor]]) -> None:
+        from torch._inductor import config  # slow to import
+
+        family, (_, dense) = self._family, data
+        for cat in family.concatenations:
+            parts = family.parts_of(cat)
+            whole = torch.cat([dense[part] for part in parts], 1)
+            if cat in family.unconvolved and len(parts) > config.max_pointwise_cat_inputs:
+                whole.clone()
+        for one in family.convolutions:
+            _fused(*one.arguments(map(dense.get, one.operands)))
+
+
+def _search(
+    problem: ConvProblem, device: torch.device, sampling: str, workspace_limit: int
+) -> Search:
+    """Returns the search of a problem by the policy of an operator."""
+    return problem, device, sampling, None if workspace_limit < 0 else workspace_limit
+
+
+def _random(node: Node) -> Tensor:
+    value = node.meta["val"]
+    generator = torch.Generator(value.device).manual_seed(0)
+    found = torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
+    if value.dim() < 4:
+        return found
+    # Products of such a weight do not overflow.
+    found *= math.prod(value.shape[1:]) ** -0.5
+    return found.contiguous(memory_format=torch.channels_last)
+
+
+def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> list[GroupReport]:
+    """Fuses the groups of a graph that a judge is for. If it measures, the engines of the other
+    convolutions begin to be compiled, for the first call of the program.
+
+    Returns:
+        What became of each group, in their order.
+    """
+    pairs = [*zip(groups, _verdicts(groups, judge), strict=True)]
+    if isinstance(judge, Measured):
+        others = [group for group, verdict in pairs if not verdict.fuse]
+        compiling_ahead.start_all(_alone(others))
+    reports = [GroupReport(group.text, group.output_shape, *verdict) for group, verdict in pairs]
+    fuse_groups(graph.graph, [group for group, verdict in pairs if verdict.fuse])
+    return reports
+
+
+def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
+    """Returns what the judge says of each group. If it measures them, the engines of all are
+    compiled side by side, and those whose engines are compiled are measured first."""
+    verdicts = [Verdict(False, group.obstacle or "") for group in groups]
+    searches: dict[int, Sequence[Search]] = {}
+    for number, group in enumerate(groups):
+        if group.obstacle is None:
+            forms = _forms_of(group) if isinstance(judge, Measured) else ""
+            searches[number] = () if isinstance(forms, str) else forms.searches
+    with compiling_ahead.compiling([search for some in searches.values() for search in some]):
+        while searches:
+            ready = (number for number, some in searches.items() if _are_ready(some))
+            number = next(ready, next(iter(searches)))
+            verdicts[number] = judge(groups[number])
+            del searches[number]
+    return verdicts
+
+
+def _alone(groups: Iterable[Group]) -> Iterator[Search]:
+    """Yields the searches of the convolutions of groups by themselves."""
+    for group in groups:
+        if group.marked is group.input or group.device.type != "cuda":
+            continue  # it is PyTorch's own
+        try:
+            alone = replace(group.problem(), bias=False, residual=False, activation="")
+        except ValueError:  # the first call says what is wrong
+            continue
+        yield _search(alone, group.device, *group.policy)
+
+
+def _are_ready(searches: Sequence[Search]) -> bool:
+    return all(compiling_ahead.is_ready(problem, device) for problem, device, *_ in searches)
+
+
+def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[ConcatenationReport]:
+    """Lets convolutions write into the concatenations of a graph that a judge is for.
+
+    Args:
+        graph, channels_last: as of :func:`find_families`.
+        judge: decides for each family.
+
+    Returns:
+        What became of each family, in the graph's order.
+    """
+    families = find_families(graph, channels_last=channels_last)
+    pairs = [(family, judge(family)) for family in families]
+    replace_families(graph, [family for family, verdict in pairs if verdict.fuse])
+    return [
+        ConcatenationReport(len(family.parts), tuple(family.value.shape), *verdict)
+        for family, verdict in pairs
+    ]
+
+
+def gain(groups: Iterable[GroupReport]) -> float:
+    """Returns by how much longer a program takes for groups without any fusion, as a part of the
+    time that it takes with those that are fused; 0 if nothing was measured."""
+    taken = without = 0.0
+    for one in groups:
+        if one.fused_ms is not None and one.several_ms is not None:
+            taken += one.fused_ms if one.is_fused else one.several_ms
+            without += one.several_ms
+    return without / taken - 1 if taken else 0.0
+
+
+JUDGES: Mapping[str, Callable[[], Judge]] = {
+    "measure": Measured,
+    "always": lambda: always,
+    "never": lambda: never("it was asked for"),
+}
+"""Makes the judge of a graph, by the option ``fuse``."""

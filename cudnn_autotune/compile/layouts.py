@@ -1,0 +1,270 @@
+"""Puts a graph of Dynamo into another memory format, where that changes nothing but strides."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from cudnn_autotune.compile.aliasing import (
+    fake_tensors,
+    storages,
+    storages_when_run,
+    written_among,
+    written_operands,
+)
+from cudnn_autotune.compile.communication import LOCAL, all_nodes, namespaces_of
+from cudnn_autotune.compile.formulas import conv_each_image
+from cudnn_autotune.compile.graph_copies import copied
+from cudnn_autotune.compile.weights import operators as weight_operators
+from cudnn_autotune.engines.conv_layout import laid_out
+from cudnn_autotune.engines.problem import strides_of
+from cudnn_autotune.nn.counterparts import CONVOLUTIONS
+
+OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
+_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+# A convolution of fewer channels a group has engines for contiguous tensors that transpose nothing.
+_FEW_CHANNELS = 16
+_HALF_TYPES = {torch.float16, torch.bfloat16}
+_GROUPS = 6  # the position of ``groups`` among the arguments of every convolution
+# Calls that read memory by the strides which a tensor has in PyTorch.
+_BY_STRIDES = {
+    *("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"),
+    *("resize_", "resize_as_", "set_"),
+    *("triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"),
+}
+
+
+def favours_channels_last(graph: GraphModule) -> bool:
+    """Returns whether a graph of Dynamo whose layout Inductor leaves as it is, since it has no 2-d
+    convolutions or has grouped ones, is likely to be faster in channels_last.
+
+    Engines for half types compute in it, and those that take contiguous tensors transpose them
+    before and after, but for depthwise convolutions and few channels.
+    """
+    work = {True: 0.0, False: 0.0}
+    has_2d = has_groups = False
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or node.target not in CONVOLUTIONS:
+            continue
+        weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+        value, output = (getattr(one, "meta", {}).get("example_value") for one in (weight, node))
+        if not isinstance(value, Tensor) or not isinstance(output, Tensor):
+            return False
+        sizes = (*value.shape, *output.shape)
+        if not all(isinstance(size, int) for size in sizes):
+            return False
+        groups = node.kwargs.get("groups", node.args[_GROUPS] if len(node.args) > _GROUPS else 1)
+        has_2d |= value.dim() == 4
+        has_groups |= value.dim() == 4 and groups > 1 and value.shape[1] > 1
+        is_half = output.dtype in _HALF_TYPES
+        channels = output.shape[1] if output.dim() == value.dim() else 0
+        suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
+        work[suits] += output.numel() * value.numel() / max(1, channels)
+    return (has_groups or not has_2d) and work[True] > work[False]
+
+
+def in_layout(
+    graph: GraphModule, memory_format: str, *, with_constants: bool = False
+) -> GraphModule:
+    """Returns a copy of a graph whose weights of convolutions, and inputs of as many dimensions if
+    these are 4 or 5, are copied into a layout first. Its outputs have the strides that those of the
+    given graph have.
+
+    Args:
+        memory_format: ``"contiguous"`` or ``"channels_last"``.
+        with_constants: whether weights become constants, so that Inductor copies each just once.
+
+    Raises:
+        ValueError: an output of the graph shares memory with an input or another output, or its
+            strides are not known ahead; a call in it writes into what would be copied, or into
+            memory that other tensors share in one layout only, or may read memory by strides; a
+            tensor wraps others.
+        Exception: whatever a call raises that another layout does not suit.
+    """
+    if _reads_by_strides(graph):
+        raise ValueError("one of its operators may read memory by strides")
+    if any(
+        is_traceable_wrapper_subclass(node.meta.get("example_value")) for node in graph.graph.nodes
+    ):
+        raise ValueError("a tensor is of a class that wraps others")
+    given, graph = graph, copied(graph)
+    laid_out_as = dict(zip(given.graph.nodes, graph.graph.nodes, strict=True))
+    placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
+    output = graph.graph.output_node()
+    inputs, outputs = fake_tensors(placeholders), fake_tensors(output.all_input_nodes)
+    if any(isinstance(step, torch.SymInt) for x in outputs.values() for step in x.stride()):
+        raise ValueError("sizes are dynamic")
+    memory, others = (
+        [value.untyped_storage()._cdata for value in values.values()]
+        for values in (outputs, inputs)
+    )
+    if len(set(memory)) < len(memory) or not set(memory).isdisjoint(others):
+        raise ValueError("an output shares memory with an input or another output")
+    weights = _weights_of_convolutions(graph.graph)
+    dims = {weight.meta["example_value"].dim() for weight in weights}
+    for node in _repeated(weights):
+        weights.setdefault(node, list(node.users))
+    copied_inputs = [
+        node
+        for node, value in inputs.items()
+        if node not in weights and value.dim() in dims and value.dim() != 3
+    ]
+    if written_among(graph.graph, (*weights, *copied_inputs)):
+        raise ValueError("it writes into an input or a weight")
+    for node in copied_inputs:
+        readers = list(node.users)
+        with graph.graph.inserting_after(node):
+            copy = graph.graph.call_function(_laid_out, (node, memory_format))
+        copy.meta = dict(node.meta)
+        for reader in readers:
+            reader.replace_input_with(node, copy)
+    lay_out = _each_laid_out if with_constants else _laid_out_together
+    _lay_out_weights(graph.graph, weights, lay_out, memory_format)
+    for node, value in outputs.items():
+        with graph.graph.inserting_before(output):
+            restored = graph.graph.call_function(_in_strides, (node, value.stride()))
+        restored.meta = dict(node.meta)
+        output.replace_input_with(node, restored)
+    graph.recompile()
+    _check_memory(given, graph, laid_out_as)
+    return graph
+
+
+def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node, Node]) -> None:
+    """Raises ValueError if layouts decide which values of a graph of Dynamo share memory that is
+    written into or returned, as where a reshape is a view in one of them and a copy in the other.
+
+    Args:
+        given: the graph.
+        graph: a copy of it that is laid out.
+        laid_out: the node of the copy for each of the graph.
+    """
+    found = storages_when_run(graph)
+    taken = {one for node in graph.graph.find_nodes(op="placeholder") for one in found[node]}
+    for node in graph.graph.output_node().all_input_nodes:
+        if not taken.isdisjoint(found[node]):
+            raise ValueError("an output shares memory in this layout")
+        taken |= found[node]
+    before, after = {}, {}
+    for node, copy in laid_out.items():
+        if node.op != "output":
+            before[node], after[node] = storages(node), found[copy]
+    for operand in {one for node in given.graph.nodes for one in written_operands(node)}:
+        sharing = (
+            {node for node, memory in each.items() if not memory.isdisjoint(each[operand])}
+            for each in (before, after)
+        )
+        if next(sharing) != next(sharing):
+            raise ValueError("it writes into memory that is shared in one layout only")
+
+
+def _reads_by_strides(graph: GraphModule) -> bool:
+    """Returns whether a call in a graph of Dynamo may read memory by the strides that its operands
+    have in PyTorch, as an operator of somebody else's may."""
+    targets = [node.target for node in all_nodes(graph) if node.op.startswith("call")]
+    names = {str(getattr(target, "__name__", target)).partition(".")[0] for target in targets}
+    return bool(names & _BY_STRIDES or namespaces_of(graph) - LOCAL)
+
+
+def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
+    """Returns the weights of convolutions in a graph of Dynamo, each with its convolutions."""
+    found: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in (*CONVOLUTIONS, conv_each_image):
+            weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+            if isinstance(weight, Node) and "example_value" in weight.meta:
+                found.setdefault(weight, []).append(node)
+    return found
+
+
+def _repeated(weights: Iterable[Node]) -> list[Node]:
+    """Returns the inputs of a graph whose filters larger weights of convolutions repeat: StyleGAN2
+    scales the same ones for each image, and so reads them many times."""
+    found = []
+    for weight in weights:
+        shape = weight.meta["example_value"].shape
+        waiting, seen = [weight], {weight}
+        while waiting:
+            others = [node for node in waiting.pop().all_input_nodes if node not in seen]
+            waiting += others
+            seen.update(others)
+            for node, value in fake_tensors(others).items():
+                if node.op == "placeholder" and _is_part(value.shape, shape):
+                    found.append(node)
+    return found
+
+
+def _is_part(filters: Sequence[Any], all_filters: Sequence[Any]) -> bool:
+    is_known = all(isinstance(size, int) for size in (*filters, *all_filters))
+    return is_known and filters[1:] == all_filters[1:] and filters[0] < all_filters[0]
+
+
+def _lay_out_weights(
+    graph: Graph,
+    readers: Mapping[Node, Sequence[Node]],
+    lay_out: Callable[[Sequence[Tensor], str], list[Tensor]],
+    memory_format: str,
+) -> None:
+    """Puts weights of convolutions into a layout, which the convolutions compute in.
+
+    The inputs of the graph among them are laid out by one call of ``lay_out`` for each dtype. A
+    weight that the graph computes is laid out by itself, so that Inductor writes it so at once.
+
+    Args:
+        readers: the nodes that read each weight so.
+    """
+    by_dtype: dict[torch.dtype, list[Node]] = {}
+    for weight in readers:
+        if weight.op == "placeholder":
+            by_dtype.setdefault(weight.meta["example_value"].dtype, []).append(weight)
+    behind = graph.find_nodes(op="placeholder")[-1].next
+    sources = [(weights, behind, lay_out) for weights in by_dtype.values()]
+    computed = [weight for weight in readers if weight.op != "placeholder"]
+    sources += [([weight], weight.next, _each_laid_out) for weight in computed]
+    for weights, before, function in sources:
+        with graph.inserting_before(before):
+            together = graph.call_function(function, (weights, memory_format))
+            for i, weight in enumerate(weights):
+                copy = graph.call_function(operator.getitem, (together, i))
+                copy.meta = dict(weight.meta)
+                for reader in readers[weight]:
+                    reader.replace_input_with(weight, copy)
+
+
+# Inductor traces what these do with the tensors that it has for their inputs.
+
+
+def _laid_out(x: Tensor, memory_format: str) -> Tensor:
+    return laid_out(x, _FORMATS[memory_format])
+
+
+def _each_laid_out(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
+    """Weights of convolutions in a layout, 1-d ones as images of height 1, each for itself."""
+    return [_laid_out(weight, memory_format) for weight in weights]
+
+
+def _laid_out_together(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
+    """Weights of convolutions in a layout, 1-d ones as images of height 1. One operator copies
+    those whose elements move."""
+    is_last = memory_format == "channels_last"
+    found: dict[int, Tensor] = {}
+    for i, weight in enumerate(weights):
+        if weight.is_contiguous() and 1 in (weight.shape[1], weight[0, 0].numel()):
+            found[i] = weight.as_strided(weight.shape, strides_of(weight.shape, is_last))
+    others = [i for i in range(len(weights)) if i not in found]
+    if others:
+        copies = weight_operators.laid_out([weights[i] for i in others], is_last)
+        found.update(zip(others, copies, strict=True))
+    return [found[i] for i in range(len(weights))]
+
+
+def _in_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

@@ -1,0 +1,378 @@
+"""Makes batch norms of a training graph, with what follows them, operators of this package.
+
+They are looked for in the graph that Dynamo hands over, before autograd, so that the operator's own
+backward takes the place of what autograd and Inductor would make of it. That graph calls PyTorch's
+functions, and some write into their operands. What an operator replaces is therefore only what
+nobody else can see: values with one reader each, whose operands nothing writes into in between.
+
+The statistics of all norms are updated together at the end of the graph, and so are their counters:
+a kernel for each would cost more than what it computes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Graph, Node
+
+from cudnn_autotune.compile.aliasing import PLAIN, storages, value_of, written_by
+from cudnn_autotune.compile.groups import is_same_shape
+from cudnn_autotune.nn.counterparts import CONVOLUTIONS
+from cudnn_autotune.norms.operators import unsupported
+from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
+
+_batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
+_aten = torch.ops.aten
+
+# The parameters of PyTorch's functions for a batch norm, in order.
+_OPTIONS = ("training", "momentum", "eps")
+_PARAMETERS: Mapping[Any, Sequence[str]] = {
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", *_OPTIONS),
+    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", *_OPTIONS),
+}
+_DEFAULTS = {"training": False, "momentum": 0.1, "eps": 1e-5}
+
+_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
+
+# An addition of two operands, and whether it writes into the first.
+_ADDITIONS: Mapping[Any, bool] = {
+    operator.add: False,
+    torch.add: False,
+    "add": False,
+    "__add__": False,
+    operator.iadd: True,
+    "add_": True,
+    "__iadd__": True,
+}
+
+# Activations by what a graph calls, with the parameters after the first.
+_ACTIVATIONS: Mapping[Any, tuple[str, Sequence[str]]] = {
+    F.relu: ("relu", ("inplace",)),
+    torch.relu: ("relu", ()),
+    torch.relu_: ("relu", ()),
+    "relu": ("relu", ()),
+    "relu_": ("relu", ()),
+    F.relu6: ("relu6", ("inplace",)),
+    F.hardtanh: ("hardtanh", ("min_val", "max_val", "inplace")),
+    F.silu: ("silu", ("inplace",)),
+    F.hardswish: ("hardswish", ("inplace",)),
+    F.gelu: ("gelu", ("approximate",)),
+    F.sigmoid: ("sigmoid", ()),
+    torch.sigmoid: ("sigmoid", ()),
+    "sigmoid": ("sigmoid", ()),
+    "sigmoid_": ("sigmoid", ()),
+}
+
+
+@dataclass(frozen=True)
+class NormReport:
+    """A batch norm of a training graph, and whether it became an operator of this package."""
+
+    text: str
+    """Computation in words: ``norm + residual + relu``."""
+    input_shape: tuple[int, ...]
+    """Shape at the first call; -1 stands for a size that depends on data."""
+    is_served: bool
+    reason: str
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.input_shape))
+        return f"{self.text} of {shape}: {'served' if self.is_served else 'left'}, {self.reason}"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A batch norm in training mode, and the nodes after it that one operator computes with it."""
+
+    node: Node
+    """Call of PyTorch's function."""
+    nodes: tuple[Node, ...]
+    """Nodes that the operator replaces, in the graph's order, ``node`` first."""
+    arguments: Mapping[str, Any]
+    """Arguments of PyTorch's function, by its parameters."""
+    residual: Node | None = None
+    activation: str = "identity"
+    obstacle: str | None = None
+    """Reason why the norm is left to PyTorch; None if it is not."""
+
+    @property
+    def output(self) -> Node:
+        """The node whose value the operator computes."""
+        return self.nodes[-1]
+
+    @property
+    def text(self) -> str:
+        """The computation in words: ``norm + residual + relu``."""
+        parts = ["norm"]
+        parts += ["residual"] if self.residual is not None else []
+        parts += [self.activation] if self.activation != "identity" else []
+        return " + ".join(parts)
+
+    @property
+    def running(self) -> tuple[Node, Node] | None:
+        """The running mean and variance that the norm updates; None if it has none."""
+        mean, variance = self.arguments["running_mean"], self.arguments["running_var"]
+        return None if mean is None else (mean, variance)
+
+    def report(self) -> NormReport:
+        """Returns what is known before it is decided on. Without an obstacle there is no reason."""
+        sizes = value_of(self.arguments["input"]).shape
+        known = (size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes)
+        shape = tuple(-1 if size is None else int(size) for size in known)
+        return NormReport(self.text, shape, False, self.obstacle or "")
+
+
+def find_norms(graph: Graph) -> list[Norm]:
+    """Finds the batch norms in training mode of a graph of Dynamo, in the graph's order.
+
+    An addition of two of them goes to the one that comes later in the graph, with the other as its
+    residual.
+
+    Args:
+        graph: nodes call PyTorch's functions, and have their fake tensors in
+            ``meta["example_value"]``.
+    """
+    if any(_begins_transform(node) for node in graph.nodes):
+        return []
+    sharing = _sharing(graph)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    writes = {node: memory for node in graph.nodes if (memory := written_by(node))}
+    claimed: set[Node] = set()
+    found: list[Norm] = []
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or node.target not in _PARAMETERS:
+            continue
+        arguments = _arguments(node)
+        if arguments["training"] is not True:
+            continue
+        norm = Norm(node, (node,), arguments, obstacle=_obstacle(arguments, sharing))
+        if norm.obstacle is None:
+            for extend in (_with_residual, _with_activation):
+                longer = extend(norm)
+                if longer is None or not claimed.isdisjoint(longer.nodes):
+                    continue
+                later = (
+                    memory
+                    for writer, memory in writes.items()
+                    if order[writer] > order[longer.output] and writer not in claimed
+                )
+                if _is_whole(longer) and _saved(longer).isdisjoint(set().union(*later)):
+                    norm = longer
+            claimed.update(norm.nodes)
+        found.append(norm)
+    return sorted(found, key=lambda norm: order[norm.node])
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    """Returns the arguments of a batch norm, by parameter, with the defaults."""
+    given = dict(zip(_PARAMETERS[node.target], node.args, strict=False))
+    names = ("running_mean", "running_var", "weight", "bias")
+    arguments = {**dict.fromkeys(names), **_DEFAULTS, **given, **node.kwargs}
+    for name in ("momentum", "eps"):
+        if isinstance(value := arguments[name], Node) and isinstance(
+            value_of(value), torch.SymFloat
+        ):
+            # Numbers are symbolic where sizes are dynamic. The graph is compiled for this one.
+            arguments[name] = float(value_of(value))
+    return arguments
+
+
+def _sharing(graph: Graph) -> Counter[int]:
+    """Returns how many inputs of a graph lie in each memory."""
+    inputs = graph.find_nodes(op="placeholder")
+    return Counter(storage for node in inputs for storage in storages(node))
+
+
+def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str | None:
+    """Returns why a batch norm is left to PyTorch; None if it is not.
+
+    Args:
+        sharing: how many inputs of the graph lie in each memory.
+    """
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    tensors = [arguments[name] for name in names]
+    x, weight, bias, *running = [value_of(n) if isinstance(n, Node) else n for n in tensors]
+    if any(value is not None and type(value) not in PLAIN for value in (x, weight, bias)):
+        return "it computes with tensors of a class with rules of its own"
+    if not all(isinstance(arguments[name], (int, float)) for name in ("momentum", "eps")):
+        return "its momentum or epsilon is computed"
+    if x.dtype == torch.float64:
+        return "it is in torch.float64"
+    if arguments["input"].target in _CONCATENATIONS:
+        # Generated code need not hold the whole: it reads the parts, in the backward once more.
+        return "its input is a concatenation, which takes less memory in parts"
+    if (reason := unsupported(x, weight, bias)) is not None:
+        return reason
+    if running == [None, None]:
+        return None
+    for node, value in zip(tensors[3:], running, strict=True):
+        if not isinstance(node, Node) or node.op != "placeholder" or type(value) not in PLAIN:
+            return "its running statistics are no buffers"
+        if (value.dtype, value.device) != (torch.float32, x.device):
+            return f"its running statistics are {value.dtype} on the device {value.device}"
+        if len(node.users) > 1 or any(sharing[storage] > 1 for storage in storages(node)):
+            return "its running statistics are used elsewhere too"
+    return None
+
+
+def _with_residual(norm: Norm) -> Norm | None:
+    """Returns the norm with the addition that is its only use; None if there is none."""
+    tail = norm.output
+    addition = _only_user(tail)
+    if addition is None or addition.target not in _ADDITIONS or addition.kwargs:
+        return None
+    if len(addition.args) != 2 or addition.args.count(tail) != 1:
+        return None
+    first, second = addition.args
+    other: Any = second if first is tail else first
+    if not isinstance(other, Node) or type(value_of(other)) not in PLAIN:
+        return None
+    # Nobody else may see that it writes into its first operand.
+    if _ADDITIONS[addition.target] and first is not tail and not _is_new(other):
+        return None
+    ours, theirs = value_of(tail), value_of(other)
+    if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
+        return None
+    if not is_same_shape(ours.shape, theirs.shape):
+        return None
+    return replace(norm, nodes=(*norm.nodes, addition), residual=other)
+
+
+def _is_new(node: Node) -> bool:
+    """Returns whether a node makes a tensor that only one other node reads."""
+    return len(node.users) == 1 and (node.target in _PARAMETERS or node.target in CONVOLUTIONS)
+
+
+def _with_activation(norm: Norm) -> Norm | None:
+    """Returns the norm with the activation that is its only use; None if there is none."""
+    node = _only_user(norm.output)
+    if node is None or node.target not in _ACTIVATIONS or node.args[:1] != (norm.output,):
+        return None
+    name, parameters = _ACTIVATIONS[node.target]
+    given = {**dict(zip(parameters, node.args[1:], strict=False)), **node.kwargs}
+    given.pop("inplace", None)
+    if name == "hardtanh":
+        name = "relu6"
+        if (given.pop("min_val", -1), given.pop("max_val", 1)) != (0, 6):
+            return None
+    if name == "gelu" and given.pop("approximate", "none") == "tanh":
+        name = "gelu_tanh"
+    if given or name not in NORM_ACTIVATIONS:
+        return None
+    return replace(norm, nodes=(*norm.nodes, node), activation=name)
+
+
+def _only_user(node: Node) -> Node | None:
+    """Returns the node that uses a value, if there is only one."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_whole(norm: Norm) -> bool:
+    """Returns whether the norm may be computed where its last node is: between its nodes no other
+    one writes into an operand, or changes a mode such as that of autograd."""
+    operands = [norm.arguments[name] for name in ("input", "weight", "bias")] + [norm.residual]
+    memory = storages(operands)
+    node = norm.node
+    while node is not norm.output:
+        node = node.next
+        if not node.op.startswith("call") or node in norm.nodes:
+            continue
+        if value_of(node) is None or not memory.isdisjoint(written_by(node)):
+            return False
+    return True
+
+
+def _saved(norm: Norm) -> set[int]:
+    """Returns the memory that the operator saves for its backward while PyTorch's functions may
+    not: something may write into it later."""
+    if norm.activation == "identity":
+        return set()
+    saved = [norm.arguments["bias"], norm.residual]
+    if norm.residual is not None and NORM_ACTIVATIONS[norm.activation].by_output:
+        saved = [norm.output]
+    return storages(saved)
+
+
+def running_statistics(graph: Graph) -> set[Node]:
+    """Returns the running statistics that batch norms of a graph of Dynamo write into."""
+    calls = [_arguments(node) for node in graph.nodes if node.target in _PARAMETERS]
+    written = [call for call in calls if call["training"] is not False]
+    values = [call[name] for call in written for name in ("running_mean", "running_var")]
+    return {value for value in values if isinstance(value, Node)}
+
+
+def _begins_transform(node: Node) -> bool:
+    """Returns whether a call begins a transform of ``torch.func`` or forward-mode autograd, under
+    which tensors are more than what the graph knows of them."""
+    name = getattr(node.target, "__name__", "")
+    return name.endswith("_increment_nesting") or name in ("enter_dual_level", "_enter_dual_level")
+
+
+def serve_norms(graph: Graph, norms: Sequence[Norm]) -> None:
+    """Replaces norms by calls of ``batch_norm_act``, and updates the running statistics of all of
+    them, and the counters of the graph, by few operators at its end.
+
+    Args:
+        norms: those found in the graph, in its order; those with an obstacle stay what they are.
+            They do not hold afterwards.
+    """
+    replaced: dict[Node, Node] = {}
+
+    def now(node: Any) -> Any:
+        return replaced.get(node, node) if isinstance(node, Node) else node
+
+    updates: dict[Any, list[tuple[Node, Node]]] = {}
+    for norm in norms:
+        if norm.obstacle is not None:
+            continue
+        operands = [norm.arguments[name] for name in ("input", "weight", "bias")]
+        operands = [now(operand) for operand in (*operands, norm.residual)]
+        output, epsilon = norm.output, float(norm.arguments["eps"])
+        with graph.inserting_before(output):
+            call = graph.call_function(_batch_norm_act, (*operands, norm.activation, epsilon))
+            results = [graph.call_function(operator.getitem, (call, i)) for i in (0, 1, 3)]
+        served, mean, variance = results
+        call.meta = {k: v for k, v in output.meta.items() if k != "example_value"}
+        served.meta = dict(output.meta)
+        replaced[output] = served
+        output.replace_all_uses_with(served)
+        for node in reversed(norm.nodes):
+            graph.erase_node(node)
+        if norm.running is not None:
+            key = (float(norm.arguments["momentum"]), value_of(norm.running[0]).device)
+            updates.setdefault(key, []).extend(zip(norm.running, (mean, variance), strict=True))
+    with graph.inserting_before(graph.output_node()):
+        for (momentum, _), pairs in updates.items():
+            running, new = (list(nodes) for nodes in zip(*pairs, strict=True))
+            graph.call_function(_aten._foreach_lerp_.Scalar, (running, new, momentum))
+        _count_together(graph)
+
+
+def _count_together(graph: Graph) -> None:
+    """Adds 1 to all counters of a graph, such as those of its batch norms, by one operator."""
+    counters: dict[torch.device, list[Node]] = {}
+    sharing = _sharing(graph)
+    for node in graph.find_nodes(op="call_method", target="add_"):
+        counter = node.args[0]
+        is_counted = (
+            node.args[1:] == (1,)
+            and not node.kwargs
+            and not node.users
+            and isinstance(counter, Node)
+            and counter.op == "placeholder"
+            and len(counter.users) == 1
+            and type(value_of(counter)) in PLAIN
+            and value_of(counter).dtype == torch.int64
+            and all(sharing[storage] == 1 for storage in storages(counter))
+        )
+        if is_counted:
+            counters.setdefault(value_of(counter).device, []).append(counter)
+            graph.erase_node(node)
+    for together in counters.values():
+        graph.call_function(_aten._foreach_add_.Scalar, (together, 1))

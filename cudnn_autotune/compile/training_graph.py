@@ -1,0 +1,287 @@
+"""A compiled graph that needs gradients: its programs, and whether batch norms are this package's
+operators in the one that runs."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from cudnn_autotune.compile.activations import Decompositions
+from cudnn_autotune.compile.aliasing import written_among
+from cudnn_autotune.compile.communication import communicates
+from cudnn_autotune.compile.compiled_graph import OURS, ComparedGraph, Compilation, is_capturing
+from cudnn_autotune.compile.frozen_weights import weights_of
+from cudnn_autotune.compile.graph_copies import with_our_convolutions
+from cudnn_autotune.compile.groups import is_same_shape, reads_in_place
+from cudnn_autotune.compile.norms import find_norms, running_statistics, serve_norms
+from cudnn_autotune.compile.programs import Options, compile_plain, tagged, with_joint_pass
+from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
+from cudnn_autotune.timers.programs import Run
+
+WITHOUT_NORMS = f"{OURS}, PyTorch's norms"
+
+_batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
+_backward = torch.ops.cudnn_autotune.batch_norm_act_backward.default
+_aten = torch.ops.aten
+
+_log = logging.getLogger(__name__)
+
+
+class TrainingGraph(ComparedGraph):
+    """A compiled graph that needs gradients, with this package's convolutions.
+
+    Its batch norms are this package's operators too where a step of the whole graph, forward and
+    backward, takes less time then: in plain calls by the time of a step, while a CUDA graph is
+    captured by the GPU's part of it.
+    """
+
+    def __init__(
+        self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
+    ) -> None:
+        super().__init__(graph, inputs, record)
+        self._weights = weights_of(graph, inputs)
+        self._written: list[int] = []
+        """Places of the buffers that a step changes."""
+        norms = [] if options.norms == "never" else find_norms(graph.graph)
+        record.norms = self._found = [norm.report() for norm in norms]
+        is_serving = any(norm.obstacle is None for norm in norms)
+        is_measured = is_serving and options.norms == "measure" and options.compare
+        if is_measured and (why := self._why_not_compared(graph, inputs)) is not None:
+            self._give_up(f"the graph {why}")
+            is_serving = is_measured = False
+        ours = None
+        if is_serving:
+            try:
+                ours = compile_training(graph, inputs, options, with_norms=True)
+            except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
+                raise
+            except Exception as failure:
+                record.note = f"no norms: {failure}".partition("\n")[0]
+                _log.warning("a compiled graph has %s", record.note, exc_info=True)
+                self._report(False, "the program with it could not be compiled")
+        if ours is not None and not is_measured:
+            self._current = self._captured = ours
+            self._report(True, "it was asked for" if options.compare else "nothing is compared")
+            return
+        theirs = compile_training(graph, inputs, options, with_norms=False)
+        self._current = self._captured = theirs
+        if ours is None:
+            return
+        self._contenders = {WITHOUT_NORMS: theirs, OURS: ours}
+        record.chosen = record.chosen_in_captures = WITHOUT_NORMS
+        self._report(False, "it waits to be compared")
+
+    def _why_not_compared(self, graph: GraphModule, inputs: Sequence[Any]) -> str | None:
+        """Returns why the graph cannot be run several times at the first call; None if it can.
+        Notes the buffers that a step changes."""
+        if communicates(graph):
+            return "communicates between ranks"
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        buffers = {placeholders[i]: i for i in self._weights if not inputs[i].requires_grad}
+        written = written_among(graph.graph, placeholders)
+        if not written <= buffers.keys():
+            return "writes into its inputs"
+        written |= running_statistics(graph.graph)
+        self._written = [i for node, i in buffers.items() if node in written]
+        return None
+
+    def _report(self, is_served: bool, reason: str) -> None:
+        """Says of each norm without an obstacle what became of it."""
+        self._record.norms = [
+            found if found.reason else replace(found, is_served=is_served, reason=reason)
+            for found in self._found
+        ]
+
+    def _give_up(self, reason: str) -> None:
+        super()._give_up(reason)
+        self._report(False, self._record.note)
+
+    def __call__(self, *inputs: Any) -> Any:
+        if is_capturing():
+            return self._captured(*inputs)
+        if self._contenders:
+            self._choose_if_free(inputs)
+        return self._current(*inputs)
+
+    def _choose(self, contenders: Mapping[str, Run], inputs: Sequence[Any]) -> None:
+        steps = {name: _step(program) for name, program in contenders.items()}
+        kept = [(inputs[i], inputs[i].clone()) for i in self._written]
+        record = self._record
+        try:
+            comparison = self._compared(steps, inputs, self._weights)
+        finally:
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
+        if comparison is None:
+            self._give_up("there was not enough memory")
+            return
+        if (reason := comparison.wrong.get(OURS)) is not None:
+            record.note = f"{OURS}: {reason}"
+            self._report(False, reason)
+            _log.warning("the norms of a compiled graph are PyTorch's: %s", reason)
+            return
+        record.chosen, record.chosen_in_captures = (
+            comparison.fastest,
+            comparison.fastest_in_captures,
+        )
+        self._current = contenders[record.chosen]
+        self._captured = contenders[record.chosen_in_captures]
+        times = record.gpu_times_ms or record.times_ms
+        text = f"a step takes {times[OURS]:.3f} ms with norms, {times[WITHOUT_NORMS]:.3f} without"
+        self._report(record.chosen == OURS, text)
+        _log.info("chose %s: %s", record.chosen, text)
+
+
+def _step(program: Run) -> Run:
+    """Returns a function that runs the forward and backward of a program, and returns its outputs.
+
+    Neither gradients of the caller's tensors nor their hooks take part.
+    """
+
+    def step(*inputs: Any) -> list[Tensor]:
+        with torch.enable_grad():
+            given = [
+                value.detach().requires_grad_(value.requires_grad)
+                if isinstance(value, Tensor)
+                else value
+                for value in inputs
+            ]
+            outputs = [leaf for leaf in tree_leaves(program(*given)) if isinstance(leaf, Tensor)]
+            ends = [output for output in outputs if output.requires_grad]
+            starts = [one for one in given if isinstance(one, Tensor) and one.requires_grad]
+            ones = [torch.ones_like(end) for end in ends]
+            torch.autograd.grad(ends, starts, ones, allow_unused=True)
+        return [output.detach() for output in outputs]
+
+    return step
+
+
+def compile_training(
+    graph: GraphModule, inputs: Sequence[Any], options: Options, *, with_norms: bool
+) -> Run:
+    """Compiles a graph that needs gradients, which stays what it is, with this package's
+    convolutions.
+
+    Args:
+        with_norms: whether batch norms become this package's operators as well.
+    """
+    ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
+    if not with_norms:
+        return compile_plain(ours, inputs, options.inductor)
+    serve_norms(ours.graph, find_norms(ours.graph))
+    ours.graph.lint()
+    ours.recompile()
+    patches = with_joint_pass(options.inductor, _recompute_outputs)
+    with tagged():
+        return compile_plain(ours, inputs, patches, _compile_with_norms)
+
+
+def _recompute_outputs(graph: Graph) -> None:
+    from torch._inductor.decomposition import select_decomp_table
+
+    recompute_outputs(graph, select_decomp_table())
+
+
+def _compile_with_norms(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+    """Compiles the graph of a forward or a backward that has norms by Inductor."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    fold_gradient_sums(graph.graph)
+    graph.recompile()
+    with tagged():
+        return compile_fx_inner(graph, inputs, **arguments)
+
+
+def recompute_outputs(graph: Graph, decompositions: Decompositions) -> None:
+    """Lets a backward compute the output of a norm again where only kernels that Inductor generates
+    read it there: they read the norm's input instead, which is kept anyway.
+
+    Args:
+        graph: the joint graph of forward and backward, of ATen operators, with fake tensors in
+            ``meta["val"]``.
+        decompositions: those that the graph was traced with.
+    """
+    behind: set[Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and "tangents" in node.name
+        if is_tangent or not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    for call in graph.find_nodes(op="call_function", target=_batch_norm_act):
+        x, weight, bias, residual, activation, _ = call.args
+        results = {user.args[1]: user for user in call.users}
+        if residual is not None or 0 not in results:
+            continue
+        readers = [user for user in results[0].users if user in behind]
+        if not readers or not all(reads_in_place(reader) for reader in readers):
+            continue
+        for i in (1, 2):
+            if i not in results:
+                with graph.inserting_after(call):
+                    results[i] = graph.call_function(operator.getitem, (call, i))
+                results[i].meta["val"] = call.meta["val"][i]
+        operands = [x, results[1], results[2], weight, bias]
+        with graph.inserting_before(readers[0]):
+            again = _recomputed(graph, operands, activation, decompositions)
+        for reader in readers:
+            reader.replace_input_with(results[0], again)
+
+
+def _recomputed(
+    graph: Graph,
+    operands: Sequence[Node | None],
+    activation: str,
+    decompositions: Decompositions,
+) -> Node:
+    """Adds what computes the output of a norm from its input, mean, inverse standard deviation,
+    weight and bias to a graph."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
+    def output(x: Tensor, *vectors: Tensor) -> Tensor:
+        left = iter(vector.view(-1, *(1,) * (x.dim() - 2)) for vector in vectors)
+        mean, inv_std, weight, bias = (None if o is None else next(left) for o in operands[1:])
+        assert mean is not None
+        assert inv_std is not None
+        z = (x.to(mean.dtype) - mean) * inv_std
+        if weight is not None:
+            z = z * weight
+        if bias is not None:
+            z = z + bias
+        return NORM_ACTIVATIONS[activation].forward(z).to(x.dtype)
+
+    nodes = [operand for operand in operands if operand is not None]
+    trace = make_fx(output, decomposition_table=dict(decompositions))
+    with torch.no_grad():
+        traced = trace(*(node.meta["val"] for node in nodes))
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    again = graph.graph_copy(traced.graph, dict(zip(placeholders, nodes, strict=True)))
+    assert isinstance(again, Node)
+    return again
+
+
+def fold_gradient_sums(graph: Graph) -> None:
+    """Lets the backward of a norm add two gradients, where nothing else reads their sum.
+
+    Args:
+        graph: a backward graph of ATen operators, with fake tensors in ``meta["val"]``.
+    """
+    for node in graph.find_nodes(op="call_function", target=_backward):
+        total: Any = node.args[0]
+        if node.args[1] is not None or total.target is not _aten.add.Tensor:
+            continue
+        if len(total.users) > 1 or total.kwargs or not all(isinstance(a, Node) for a in total.args):
+            continue
+        values = [one.meta["val"] for one in (total, *total.args)]
+        if all(
+            v.dtype == values[0].dtype and is_same_shape(v.shape, values[0].shape) for v in values
+        ):
+            node.args = (*total.args, *node.args[2:])
+            graph.erase_node(total)

@@ -1,0 +1,1 @@
+"""Implementations that users register, and the process in which each runs first."""

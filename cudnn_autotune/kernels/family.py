@@ -1,0 +1,133 @@
+"""A kernel family: one implementation's tilings, the GPUs that have its instructions, and how many
+of its blocks a multiprocessor holds."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Int64, Recipe
+from cudnn_autotune.kernels.sources import activation_macros
+
+INT32_MAX = 2**31 - 1
+NULL = Int64(0)
+"""A null pointer."""
+MMA_CAPABILITY = (8, 0)
+"""The first compute capability with cp.async, and with mma of bfloat16 and TF32."""
+
+
+class Tiling(Protocol):
+    """A division of a problem among blocks, warps and threads."""
+
+    @property
+    def settings(self) -> str:
+        """The text by which the tiling is offered and remembered."""
+
+
+AnyTiling = TypeVar("AnyTiling", bound=Tiling)
+
+
+class KernelFamily(ABC, Generic[AnyTiling]):
+    """A kernel with all tilings in which it is launched."""
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    min_capability: ClassVar[tuple[int, int]] = MMA_CAPABILITY
+    """The first compute capability that has the kernel's instructions."""
+    numerical_notes: ClassVar[tuple[str, ...]] = ("TENSOR_CORE",)
+    takes_slices: ClassVar[bool] = False
+    """Whether the input and the output of fprop may be slices of larger tensors."""
+    takes_slope: ClassVar[bool] = False
+    """Whether the activation may be PReLU."""
+
+    @abstractmethod
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[AnyTiling]:
+        """Returns the tilings worth a measurement on a GPU that has the kernel's instructions, the
+        best guess first; none if the kernel does not compute the problem."""
+
+    @abstractmethod
+    def build(self, problem: ConvProblem, tiling: AnyTiling, gpu: Gpu) -> Recipe:
+        """Returns the launches of a tiling."""
+
+    def workspace_bytes(self, problem: ConvProblem, tiling: AnyTiling, gpu: Gpu) -> int:
+        """Returns the bytes of workspace that a tiling needs."""
+        return 0
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        """Returns the tilings as offers, the best guess first."""
+        return [
+            Offer(t.settings, self.workspace_bytes(problem, t, gpu), self.numerical_notes)
+            for t in _tilings(self, problem, gpu)
+        ]
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        """Returns the launches of the tiling with these settings.
+
+        Raises:
+            ValueError: no tiling that is offered has these settings.
+        """
+        offered = _tilings(self, problem, gpu)
+        for tiling in offered:
+            if tiling.settings == settings:
+                return self.build(problem, tiling, gpu)
+        allowed = " or ".join(t.settings for t in offered) or "none"
+        raise ValueError(
+            f"settings: {self.name} does not offer {settings!r} for {problem.text}; allowed are "
+            f"{allowed}"
+        )
+
+
+@functools.lru_cache(maxsize=2048)
+def _tilings(family: KernelFamily[Any], problem: ConvProblem, gpu: Gpu) -> tuple[Any, ...]:
+    """Returns the tilings; none on a GPU without the kernel's instructions. Planning takes
+    milliseconds, and a search asks several times."""
+    is_older = gpu.compute_capability < family.min_capability
+    return () if is_older else tuple(family.tilings(problem, gpu))
+
+
+def occupancy(gpu: Gpu, threads: int, registers: int, shared_bytes: int) -> int:
+    """Returns the blocks that a multiprocessor holds at a time.
+
+    Args:
+        threads: threads of a block.
+        registers: registers of a thread, which are allotted in eights.
+        shared_bytes: dynamic shared memory of a block.
+    """
+    whole_warps = -(-threads // 32) * 32
+    return min(
+        gpu.sm_registers // (whole_warps * -(-registers // 8) * 8),
+        gpu.sm_threads // whole_warps,
+        gpu.sm_shared_bytes // max(1, shared_bytes + gpu.reserved_shared_bytes),
+    )
+
+
+def operands(problem: ConvProblem) -> tuple[Address, Address, Address]:
+    """Returns the tensor that a fprop or dgrad reads, the weight, and the tensor that it writes."""
+    x, w, y = Address("x"), Address("w"), Address("y")
+    return (y, w, x) if problem.op == "dgrad" else (x, w, y)
+
+
+def addends(problem: ConvProblem) -> tuple[Address | Int64, Address | Int64]:
+    """Returns the bias and the residual; null pointers in place of those that there are not."""
+    return (
+        Address("bias") if problem.bias else NULL,
+        Address("residual") if problem.residual else NULL,
+    )
+
+
+def slope(problem: ConvProblem) -> Address | Int64:
+    """Returns the slopes of PReLU; a null pointer for other activations."""
+    return Address("slope") if problem.has_slope else NULL
+
+
+def epilogue_macros(problem: ConvProblem) -> tuple[tuple[str, str | int], ...]:
+    """Returns the macros that tell a kernel what it adds to its sums."""
+    return (
+        ("HAS_BIAS", int(problem.bias)),
+        ("HAS_RESIDUAL", int(problem.residual)),
+        *activation_macros(problem.activation),
+    )

@@ -1,0 +1,220 @@
+"""Forward convolutions of channels_last images with few channels, on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.kernels.family import KernelFamily, epilogue_macros
+from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed
+from cudnn_autotune.kernels.sources import source, version_of
+
+_SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels.cu")
+_MOST_ROWS, _MOST_COLUMNS = 16, 128
+"""Limits of a tile, in output pixels. In an output of height 1 it has up to 8 times the columns."""
+_BYTES_OF_A_CLOCK = 16
+"""Bytes per clock that a multiprocessor moves from and to memory, estimated."""
+_CLOCKS_OF_A_TILE = 300
+"""Clocks that a tile costs besides, estimated."""
+_MOST_OFFERS = 5
+_WARPS = 8
+_OTHER_REGISTERS, _RESIDUAL_REGISTERS = 28, 8
+"""Registers per thread besides the weights, the sums and the image's fragments, as in cubins."""
+_MOST_REGISTERS = 240
+_MOST_WEIGHT_REGISTERS = 64
+"""Registers per eight channels. A larger window is a matrix for cuDNN."""
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    rows: int
+    """Rows of output pixels in a block's tile."""
+    columns: int
+    """Columns of output pixels in a block's tile."""
+    n_tiles: int
+    """Eights of output channels that a warp computes."""
+    m_tiles: int
+    """Groups of 16 pixels that it computes at a time."""
+    blocks: int
+    """Blocks that a multiprocessor is to hold."""
+
+    @property
+    def settings(self) -> str:
+        return (
+            f"ROWS={self.rows},COLUMNS={self.columns},CHANNELS={8 * self.n_tiles},"
+            f"PIXELS={16 * self.m_tiles},BLOCKS={self.blocks}"
+        )
+
+
+@dataclass(frozen=True)
+class _Geometry(Rows):
+    """Geometry, by the names that few_channels.cu uses."""
+
+    @property
+    def phases(self) -> int:
+        return 1 + self.pixel_step % 2
+
+    @property
+    def leads(self) -> int:
+        return 1 if self.phases == 2 else self.left % 2
+
+    @property
+    def row_pairs(self) -> int:
+        return (self.row + self.leads + 1) // 2
+
+    @property
+    def registers(self) -> int:
+        return -(-self.problem.weight_shape[2] * self.row_pairs // 4)
+
+    def tile_pitch(self, columns: int) -> int:
+        return self.pitch(columns, 2 * self.row_pairs)
+
+    def shared_bytes(self, settings: _Tiling) -> int:
+        height = (settings.rows - 1) * self.problem.stride[0] + self.problem.weight_shape[2]
+        tile = height * self.tile_pitch(settings.columns) * 2
+        words = (4 * self.registers + 3) // 8 * 8 + 4
+        channels = _warps(self.problem, settings)[1] * 8 * settings.n_tiles
+        biases = 4 * channels * self.problem.bias
+        return 2 * tile + self.phases * channels * words * 4 + biases
+
+
+def _warps(problem: ConvProblem, settings: _Tiling) -> tuple[int, int]:
+    """Returns the warps of a block along pixels and along channels."""
+    groups = problem.weight_shape[0] // (8 * settings.n_tiles)
+    along_channels = next(n for n in (4, 3, 2, 1) if groups % n == 0)
+    return _WARPS // along_channels, along_channels
+
+
+def _grid(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int, int]:
+    """Tiles along the output's rows and columns, all tiles, and blocks along channels."""
+    n, channels, p, q = problem.output_shape
+    tiles_p, tiles_q = -(-p // settings.rows), -(-q // settings.columns)
+    along_channels = _warps(problem, settings)[1] * 8 * settings.n_tiles
+    return tiles_p, tiles_q, n * tiles_p * tiles_q, channels // along_channels
+
+
+class FewChannels(KernelFamily[_Tiling]):
+    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 channels in and
+    a multiple of 8 out, no dilation, no groups."""
+
+    name = "few_channels"
+    version = version_of(__name__)
+
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
+        geometry = _Geometry(problem)
+        if problem.op != "fprop" or not is_computed(problem):
+            return ()
+        if geometry.registers > _MOST_WEIGHT_REGISTERS:
+            return ()
+        found = []
+        for n_tiles in range(1, 9):
+            for m_tiles in (1, 2):
+                used = n_tiles * geometry.registers + m_tiles * (4 * n_tiles + 4)
+                used += _OTHER_REGISTERS + _RESIDUAL_REGISTERS * problem.residual
+                if problem.weight_shape[0] % (8 * n_tiles) == 0 and used <= _MOST_REGISTERS:
+                    blocks = min(4, gpu.sm_registers // (32 * _WARPS * used))
+                    found.append(_tiled(n_tiles, m_tiles, blocks, problem, gpu))
+        # Enough warps hide latencies, and each fragment of the image should serve many products.
+        found.sort(
+            key=lambda s: (
+                s.n_tiles > 1,
+                min(s.blocks, 2),
+                min(s.n_tiles, 4),
+                s.m_tiles,
+                -s.n_tiles,
+            ),
+            reverse=True,
+        )
+        best = [s for s in found if s.n_tiles > 1 or found[0].n_tiles == 1][: _MOST_OFFERS - 1]
+        if best and best[0].rows > 1:
+            best.append(replace(best[0], rows=-(-best[0].rows // 2)))
+        elif best and best[0].columns > _MOST_COLUMNS:
+            best.append(replace(best[0], columns=_columns(geometry, best[0].columns // 2)))
+        return tuple(s for s in best if s.blocks > 0)
+
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+        geometry = _Geometry(problem)
+        _, k, p, q = problem.output_shape
+        height, width = problem.input_shape[2:]
+        tiles_p, tiles_q, tiles, blocks_y = _grid(problem, tiling)
+        warps_m, warps_n = _warps(problem, tiling)
+        defines = {
+            **geometry.defines,
+            "LEADS": geometry.leads,
+            "TILE_P": tiling.rows,
+            "TILE_Q": tiling.columns,
+            "PITCH": geometry.tile_pitch(tiling.columns),
+            "N_TILES": tiling.n_tiles,
+            "M_TILES": tiling.m_tiles,
+            "WARPS_M": warps_m,
+            "WARPS_N": warps_n,
+            "BLOCKS": tiling.blocks,
+            "SHARED_BYTES": geometry.shared_bytes(tiling),
+            **dict(epilogue_macros(problem)),
+        }
+        resident = gpu.multiprocessors * tiling.blocks
+        launch = KernelLaunch(
+            Kernel(source(__package__, *_SOURCES), "few_channels", tuple(defines.items())),
+            grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
+            block=(32 * warps_m * warps_n, 1, 1),
+            arguments=(
+                Address("x"),
+                Address("w"),
+                Address("bias" if problem.bias else "x"),
+                Address("residual" if problem.residual else "x"),
+                Address("y"),
+                *(height, width, k, p, q, *problem.padding[:2], tiles_p, tiles_q, tiles),
+            ),
+            shared_bytes=geometry.shared_bytes(tiling),
+        )
+        return Recipe((launch,))
+
+
+def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Tiling:
+    """Chooses the tile, and fewer blocks a multiprocessor if their shared memory does not fit."""
+    geometry = _Geometry(problem)
+    p = problem.output_shape[2]
+    most = [_MOST_COLUMNS << i for i in range(4)] if p == 1 else [_MOST_COLUMNS]
+    widths = dict.fromkeys(_columns(geometry, columns) for columns in most)
+    while blocks > 0:
+        of_a_block = gpu.sm_shared_bytes // blocks - gpu.reserved_shared_bytes
+        fitting = [
+            settings
+            for columns, rows in product(widths, range(1, min(p, _MOST_ROWS) + 1))
+            if geometry.shared_bytes(settings := _Tiling(rows, columns, n_tiles, m_tiles, blocks))
+            <= of_a_block
+        ]
+        if fitting:
+            return min(fitting, key=lambda s: _clocks(problem, s, gpu))
+        blocks -= 1
+    return _Tiling(1, min(widths), n_tiles, m_tiles, 0)
+
+
+def _columns(geometry: _Geometry, most: int) -> int:
+    """Divides the output's columns evenly among tiles of ``most`` or some more."""
+    q, granule = geometry.problem.output_shape[3], 16 * geometry.phases
+    return -(-q // (-(-q // most) * granule)) * granule
+
+
+def _clocks(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
+    """Estimates the clocks for which a multiprocessor is busy: a large tile copies fewer elements
+    twice, but warps and blocks should have equal shares."""
+    geometry = _Geometry(problem)
+    _, _, tiles, blocks_y = _grid(problem, settings)
+    warps_m, warps_n = _warps(problem, settings)
+    groups = settings.rows * settings.columns // (16 * geometry.phases)
+    turns = -(-groups // (warps_m // geometry.phases * settings.m_tiles))
+    # A quarter of the multiprocessor takes 4 clocks for 8 elements, 8 channels and 16 pixels.
+    products = turns * settings.m_tiles * settings.n_tiles * geometry.registers * warps_m * warps_n
+    height = (settings.rows - 1) * problem.stride[0] + problem.weight_shape[2]
+    image = 2 * height * geometry.tile_pitch(settings.columns)
+    output = 2 * settings.rows * settings.columns * warps_n * 8 * settings.n_tiles
+    # Much of the image comes from the L2 cache. Nothing is computed until the first tile is here.
+    moved = (image // 2 + output) // _BYTES_OF_A_CLOCK
+    resident = max(1, gpu.multiprocessors * settings.blocks // blocks_y)
+    a_tile = products + moved + _CLOCKS_OF_A_TILE
+    return image // _BYTES_OF_A_CLOCK + -(-tiles // resident) * a_tile

@@ -1,0 +1,236 @@
+"""Forward convolutions of contiguous images and signals with few channels, of the input or of the
+output, on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.problem import ConvProblem, as_images
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.kernels.family import KernelFamily, epilogue_macros, occupancy, operands
+from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed
+from cudnn_autotune.kernels.sources import source, version_of
+
+_SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels_planes.cu")
+_WARPS = 8
+_MOST_ROWS = 16
+_MOST_PIXELS = 512
+"""Output pixels of a tile."""
+_LEAST_COLUMNS = 16
+"""Columns of an output whose rows are worth vectors."""
+_MOST_BLOCKS = 4
+_MOST_WEIGHT_REGISTERS, _MOST_REGISTERS = 128, 240
+_OTHER_REGISTERS = 40
+"""Registers per thread besides the weights and the sums, estimated."""
+_BYTES_OF_A_CLOCK = 13
+"""Bytes per clock that a multiprocessor moves from and to memory, estimated."""
+_INSTRUCTIONS_OF_A_CLOCK = 2.5
+_INSTRUCTIONS_OF_A_TILE = 250 * _WARPS
+"""Instructions of a block besides those for pixels, estimated."""
+_CLOCKS_OF_A_TILE = 1000
+"""Clocks from one tile of a block to its next one if nothing else binds, estimated."""
+_MOST_OFFERS = 4
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """The division of a problem among blocks and warps."""
+
+    rows: int
+    """Rows of output pixels in a block's tile."""
+    columns: int
+    """Columns of output pixels in a block's tile."""
+    warps_c: int
+    """Warps of a block that have channels of their own; others share the pixels."""
+    m_tiles: int
+    """Sixteens of output channels that a warp computes."""
+    n_tiles: int
+    """Eights of pixels that it computes at a time."""
+    blocks: int
+    """Blocks that a multiprocessor is to hold."""
+
+    @property
+    def channels(self) -> int:
+        """Output channels of a block."""
+        return 16 * self.m_tiles * self.warps_c
+
+    @property
+    def settings(self) -> str:
+        return (
+            f"ROWS={self.rows},COLUMNS={self.columns},CHANNELS={self.channels},"
+            f"WARP_CHANNELS={16 * self.m_tiles},PIXELS={8 * self.n_tiles},BLOCKS={self.blocks}"
+        )
+
+
+class _Geometry(Rows):
+    """Sizes by the names that few_channels_planes.cu uses."""
+
+    @property
+    def row_pairs(self) -> int:
+        return -(-self.row // 2)
+
+    @property
+    def registers(self) -> int:
+        return -(-self.planes * self.problem.weight_shape[2] * self.row_pairs // 4)
+
+    @property
+    def is_odd(self) -> bool:
+        return self.pixel_step % 2 == 1 or self.left % 2 == 1
+
+    def tile_pitch(self, columns: int) -> int:
+        return self.pitch(columns, 2 * self.row_pairs + 2 * self.is_odd)
+
+    def tile_bytes(self, rows: int, columns: int) -> int:
+        height = (rows - 1) * self.problem.stride[0] + self.problem.weight_shape[2]
+        return self.planes * height * self.tile_pitch(columns) * 2
+
+    def shared_bytes(self, tiling: _Tiling) -> int:
+        stage_pitch = -(-tiling.columns // 64) * 64 + 8
+        stage = tiling.rows * tiling.channels * stage_pitch * 2
+        return 2 * self.tile_bytes(tiling.rows, tiling.columns) + stage
+
+
+class FewChannelsPlanes(KernelFamily[_Tiling]):
+    """Implicit GEMM for first and last layers: float16 and bfloat16, contiguous, 1-d and 2-d, 1 to
+    8 channels in and 8 or more out, or the other way round, no dilation, no groups. It computes
+    gradients of the input of such layers with stride 1, too."""
+
+    name = "few_channels_planes"
+    version = version_of(__name__)
+
+    def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
+        view = _view(problem)
+        if view is None or view.output_shape[3] < _LEAST_COLUMNS:
+            return ()
+        if not is_computed(view, memory_format=torch.contiguous_format):
+            return ()
+        geometry = _Geometry(view)
+        found = sorted(
+            _tilings(geometry, gpu), key=lambda t: (_clocks(geometry, t, gpu), -t.n_tiles)
+        )
+        distinct: dict[tuple[int, ...], _Tiling] = {}
+        for tiling in found:
+            tile = (tiling.rows, tiling.columns, tiling.channels, tiling.m_tiles)
+            distinct.setdefault(tile, tiling)
+        return tuple(distinct.values())[:_MOST_OFFERS]
+
+    def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
+        view = _view(problem)
+        assert view is not None
+        geometry = _Geometry(view)
+        _, k, p, q = view.output_shape
+        tiles_p, tiles_q, tiles, blocks_y = _grid(geometry, tiling)
+        defines = {
+            **geometry.defines,
+            "LEADS": 0,
+            "TILE_P": tiling.rows,
+            "TILE_Q": tiling.columns,
+            "PITCH": geometry.tile_pitch(tiling.columns),
+            "M_TILES": tiling.m_tiles,
+            "N_TILES": tiling.n_tiles,
+            "WARPS_C": tiling.warps_c,
+            "WARPS_Q": _WARPS // tiling.warps_c,
+            "BLOCKS": tiling.blocks,
+            "SHARED_BYTES": geometry.shared_bytes(tiling),
+            "HAS_WHOLE_ROWS": int(q % 8 == 0),
+            "HAS_ODD_ROWS": q % 2,
+            "IS_TURNED": int(problem.op == "dgrad"),
+            **dict(epilogue_macros(problem)),
+        }
+        resident = gpu.multiprocessors * tiling.blocks
+        x, w, y = operands(problem)
+        launch = KernelLaunch(
+            Kernel(source(__package__, *_SOURCES), "few_channels_planes", tuple(defines.items())),
+            grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
+            block=(32 * _WARPS, 1, 1),
+            arguments=(
+                *(x, w),
+                Address("bias" if problem.bias else "x"),
+                Address("residual" if problem.residual else "x"),
+                y,
+                *(*view.input_shape[2:], k, p, q, *view.padding[:2]),
+                *(tiles_p, tiles_q, tiles),
+            ),
+            shared_bytes=geometry.shared_bytes(tiling),
+        )
+        return Recipe((launch,))
+
+
+def _view(problem: ConvProblem) -> ConvProblem | None:
+    """Returns the problem as a forward convolution of images; None if it is none."""
+    if problem.spatial_dims > 2 or problem.op == "wgrad":
+        return None
+    images = as_images(problem) if problem.spatial_dims == 1 else problem
+    if images.op == "fprop":
+        return images
+    (k, c, *kernel), (x, w, y) = images.weight_shape, images.alignment
+    padding = tuple(kernel[i % 2] - 1 - p for i, p in enumerate(images.padding))
+    if images.groups > 1 or max(images.stride) > 1 or max(images.dilation) > 1 or min(padding) < 0:
+        return None
+    return replace(
+        images,
+        op="fprop",
+        input_shape=images.output_shape,
+        weight_shape=(c, k, *kernel),
+        padding=padding,
+        alignment=(y, w, x),
+    )
+
+
+def _grid(geometry: _Geometry, tiling: _Tiling) -> tuple[int, int, int, int]:
+    """Tiles along the output's rows and columns, all tiles, and blocks along channels."""
+    n, channels, p, q = geometry.problem.output_shape
+    tiles_p, tiles_q = -(-p // tiling.rows), -(-q // tiling.columns)
+    return tiles_p, tiles_q, n * tiles_p * tiles_q, -(-channels // tiling.channels)
+
+
+def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[_Tiling]:
+    problem = geometry.problem
+    k, p, q = problem.output_shape[1:]
+    for m_tiles, warps_c, n_tiles in product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
+        weights = 2 * geometry.registers * m_tiles
+        registers = weights + 4 * m_tiles * n_tiles + _OTHER_REGISTERS + 2 * m_tiles * problem.bias
+        # A block of more channels than there are would compute nothing in half of its warps.
+        is_idle = m_tiles * warps_c > 1 and 8 * m_tiles * warps_c >= k
+        if is_idle or weights > _MOST_WEIGHT_REGISTERS or registers > _MOST_REGISTERS:
+            continue
+        for most_columns in (128, 256, 512):
+            parts = -(-q // most_columns)
+            columns = -(-q // (parts * 8 * n_tiles)) * 8 * n_tiles
+            for rows in range(1, min(p, _MOST_ROWS) + 1):
+                if rows > 1 and rows * columns > _MOST_PIXELS:
+                    break
+                tiling = _Tiling(rows, columns, warps_c, m_tiles, n_tiles, 0)
+                shared = geometry.shared_bytes(tiling)
+                blocks = min(_MOST_BLOCKS, occupancy(gpu, 32 * _WARPS, registers, shared))
+                if blocks:
+                    yield _Tiling(rows, columns, warps_c, m_tiles, n_tiles, blocks)
+
+
+def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
+    """Estimates the clocks for which a multiprocessor is busy."""
+    _, _, tiles, blocks_y = _grid(geometry, tiling)
+    pixels, q = tiling.rows * tiling.columns, geometry.problem.output_shape[3]
+    # For eight pixels, a warp issues products and what they read, stages sums, and more.
+    products = geometry.registers * (tiling.m_tiles / 2 + 2 + 1.5 * geometry.is_odd)
+    staging = tiling.m_tiles * (12 if q % 2 else 8)
+    computing = pixels // 8 * tiling.warps_c * (products + staging + 25 / tiling.n_tiles)
+    # It issues these for a row, or for two.
+    lanes = 16 if tiling.columns < 256 else 32
+    of_rows = 12 * -(-tiling.columns // (8 * lanes)) + (28 if q % 8 else 10)
+    storing = tiling.rows * tiling.channels * lanes / 32 * of_rows
+    instructions = computing + storing + _INSTRUCTIONS_OF_A_TILE
+    # Blocks of other channels read the same image, from the L2 cache.
+    channels = min(tiling.channels, geometry.problem.output_shape[1])
+    image = geometry.tile_bytes(tiling.rows, tiling.columns) / blocks_y
+    moved = 2 * pixels * channels + image
+    times = (instructions / _INSTRUCTIONS_OF_A_CLOCK, moved / _BYTES_OF_A_CLOCK)
+    # More blocks compute while others store.
+    busy = max(times) + min(times) / (1 + tiling.blocks)
+    turns = -(-tiles // max(1, gpu.multiprocessors * tiling.blocks // blocks_y))
+    return turns * max(tiling.blocks * busy, busy + _CLOCKS_OF_A_TILE)

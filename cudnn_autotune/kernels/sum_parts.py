@@ -1,0 +1,44 @@
+"""The second launch of a gradient of weights: sums of blocks become the gradient."""
+
+from __future__ import annotations
+
+import math
+
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
+from cudnn_autotune.kernels.sources import ELEMENTS, source
+
+_ARRAYS_OF_A_THREAD = 8
+"""Arrays whose elements a thread loads together."""
+_MOST_PARTS = 32
+_FEWEST_WARPS = 4
+"""Warps of a block, if there is no more to divide."""
+
+
+def sums_bytes(problem: ConvProblem, arrays: int) -> int:
+    """Bytes of the sums: float32, (arrays, weights)."""
+    return 4 * arrays * math.prod(problem.weight_shape)
+
+
+def sum_launch(problem: ConvProblem, arrays: int) -> KernelLaunch:
+    """Returns what adds the arrays at the workspace's beginning, and writes the gradient."""
+    weights = math.prod(problem.weight_shape)
+    is_whole = weights % 4 == 0 and problem.alignment[1] >= 4 * problem.dtype.itemsize
+    numbers = 4 if is_whole else 1
+    parts = 1
+    while parts < _MOST_PARTS and parts * _ARRAYS_OF_A_THREAD < arrays:
+        parts *= 2
+    columns = max(1, _FEWEST_WARPS // parts)
+    defines: dict[str, str | int] = {
+        "ELEMENT": ELEMENTS[problem.dtype],
+        "NUMBERS": numbers,
+        "PARTS": parts,
+        "COLUMNS": columns,
+    }
+    return KernelLaunch(
+        Kernel(source(__package__, "sum_parts.cu"), "sum_parts", tuple(defines.items())),
+        grid=(-(-weights // (32 * columns * numbers)), 1, 1),
+        block=(32 * parts * columns, 1, 1),
+        arguments=(Address("workspace"), Address("w"), arrays, weights),
+        shared_bytes=4 * numbers * 32 * parts * columns,
+    )

@@ -1,0 +1,1 @@
+"""Whole models: conversion, memory format, tuning ahead, and the switch for a process."""

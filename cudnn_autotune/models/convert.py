@@ -1,0 +1,280 @@
+"""``convert`` and ``revert``: a model's convolutions and batch norms become this package's, and
+PyTorch's again."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from cudnn_autotune.core.display import html_table
+from cudnn_autotune.models import classes
+from cudnn_autotune.models import memory_format as layouts
+from cudnn_autotune.models.memory_format import MemoryFormatChoice
+from cudnn_autotune.nn.modules import WithPolicy, check_model
+from cudnn_autotune.norms.choices import choices_of
+from cudnn_autotune.norms.memory import NormChoice
+from cudnn_autotune.tuning.settings import check_policy
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_log = logging.getLogger(__name__)
+_measured: WeakKeyDictionary[nn.Module, MemoryFormatChoice] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The convolutions of a model that this package serves, those that it leaves, and how it
+    computes the batch norms."""
+
+    served: dict[str, str]
+    """The class of each convolution, and of each module that calls one, that this package serves,
+    by the module's name in the model."""
+    left: dict[str, str]
+    """Why PyTorch serves a convolution, by the module's name in the model."""
+    memory_format: MemoryFormatChoice | None
+    """Times that ``memory_format="auto"`` measured; None if it was not asked for, or for a copy."""
+    norms: dict[str, tuple[NormChoice, ...]] = field(default_factory=dict)
+    """The choices for each batch norm that this package may serve, by the module's name in the
+    model: one for each signature that the norm was called with in training on a GPU. There is none
+    before its first such call, and for a copy."""
+
+    @property
+    def _summary(self) -> str:
+        return f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"
+
+    def _norms(self) -> list[tuple[str, str]]:
+        """The choices for batch norms, each with the norm's name."""
+        return [
+            (name or "the model", str(choice))
+            for name, choices in self.norms.items()
+            for choice in choices
+        ]
+
+    def __repr__(self) -> str:
+        chosen = "" if self.memory_format is None else f"; {self.memory_format}"
+        return f"Conversion({self._summary}{chosen})"
+
+    def _repr_html_(self) -> str:
+        left = [(name or "the model", f"by PyTorch: {why}") for name, why in self.left.items()]
+        served = [(name or "the model", kind) for name, kind in self.served.items()]
+        chosen = [] if self.memory_format is None else [("memory format", self.memory_format)]
+        return html_table(self._summary, [*chosen, *left, *served, *self._norms()])
+
+    def __str__(self) -> str:
+        lines = [self._summary]
+        lines += [f"{name or 'the model'}: {reason}" for name, reason in self.left.items()]
+        if self.memory_format is not None:
+            lines.append(str(self.memory_format))
+        lines += [f"{name}: {choice}" for name, choice in self._norms()]
+        return "\n".join(lines)
+
+
+def convert(
+    model: Model,
+    sampling: str | None = None,
+    workspace_limit: int | None = None,
+    *,
+    memory_format: torch.memory_format | Literal["auto"] | None = None,
+    example_input: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+    norms: bool = True,
+) -> Model:
+    """Makes every convolution of a model run the engine that a search chose for its shape, and
+    every batch norm train by the fastest of PyTorch's functions and this package's operators.
+
+    It works in place, by giving modules another class. Parameters, buffers, hooks, names, the state
+    dict, and what an optimizer or a wrapper refers to stay what they are. A subclass with a forward
+    of its own keeps it, and the calls of ``torch.nn.functional.conv2d`` below it are served; so are
+    those below the model's own forward, wherever they stand. What is served already keeps its
+    settings, and a UserWarning says so if they are not the given ones. ``conversion(model)`` says
+    what was left to PyTorch, and why; ``revert(model)`` undoes it. The model may be on any device,
+    and on one that is not CUDA computes what it did before, bit for bit.
+
+    Args:
+        model: any module, a single convolution too.
+        sampling: the mode of the converted modules, as of ``cudnn_autotune.Conv2d``. In a mode that
+            times nothing, norms are computed by the operators in the form that is expected to be
+            the fastest.
+        workspace_limit: the most bytes of workspace of their engines, as there.
+        memory_format: None leaves the model's layout. ``torch.channels_last`` and
+            ``torch.contiguous_format`` change it as ``model.to(memory_format=...)`` does, and
+            5-dimensional weights become channels_last_3d, those of 1-d convolutions channels_last
+            as images of height 1. ``"auto"`` times the model in both and takes
+            the faster; it stays contiguous if its outputs differ: see docs/reference/convert.md.
+        example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
+            or a dict of keyword arguments, in the layout in which the model will get them.
+        norms: whether batch norms in training on a GPU are measured, with the activation of their
+            class or ``torch.nn.Sequential``, and computed by this package's operators where those
+            are faster: see docs/reference/norms.md. False leaves those that are not converted to
+            PyTorch, and group and instance norms that no forward of the model's own calls.
+
+    Returns:
+        The same model. If it has nothing to convert, a UserWarning says so.
+
+    Raises:
+        TypeError: ``model`` is not a module, ``norms`` no bool, or ``example_input`` none of the
+            above.
+        ValueError: the model is compiled by torch.jit; the mode is unknown or the limit negative;
+            ``memory_format`` is none of the above, comes without ``example_input``, or the model is
+            wrapped for several GPUs already.
+        Exception: whatever the model raises on ``example_input``. After any error the model is what
+            it was.
+    """
+    _check_model(model)
+    check_policy(sampling, workspace_limit)
+    if not isinstance(norms, bool):
+        raise TypeError(f"norms must be True or False, got {norms!r}")
+    arguments = layouts.check_arguments(memory_format, example_input)
+    kept = _settings_kept(model, sampling, workspace_limit)
+    with _undone_on_error(model):
+        _swap(model, sampling, workspace_limit, norms)
+        if norms:
+            _swap_norms(model, sampling)
+        if memory_format == "auto":
+            _measured[model] = layouts.choose(model, *arguments)
+        elif memory_format is not None:
+            layouts.apply(model, memory_format)
+    done = conversion(model)
+    _log.info("%s: %s", type(model).__name__, done)
+    if kept:
+        warnings.warn(kept, stacklevel=2)
+    if not done.served and not done.norms:
+        reasons = "".join(f"; {name or 'it'}: {reason}" for name, reason in done.left.items())
+        may_call = any(classes.is_ours(module) for module in model.modules())
+        known = "that can be seen beforehand" if may_call else "that cudnn_autotune can serve"
+        warnings.warn(f"{type(model).__name__} has no convolution {known}{reasons}", stacklevel=2)
+    return model
+
+
+def revert(model: Model) -> Model:
+    """Gives every module that this package serves the class that it had before, in place.
+
+    That holds for copies and pickled models too. Modules that were created as
+    ``cudnn_autotune.Conv2d`` become ``torch.nn.Conv2d``; a class that a user derived from ours
+    stays. The layout of the weights stays as well.
+
+    Returns:
+        The same model.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+    """
+    check_model(model)
+    for module in model.modules():
+        original = classes.original_class(type(module)) if classes.is_ours(module) else None
+        if original is not None:
+            _set_class(module, original, {})
+    _measured.pop(model, None)
+    return model
+
+
+def conversion(model: nn.Module) -> Conversion:
+    """Returns which modules this package serves now, and why it leaves the rest to PyTorch.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+    """
+    check_model(model)
+    served, left, norms = {}, {}, {}
+    for name, module in model.named_modules():
+        if classes.serves_norms(module):
+            if classes.is_norm(module):
+                norms[name] = choices_of(module)
+            continue
+        try:
+            if classes.is_replaced(module):
+                left[name] = "its forward is set on the module, and does not call its class's"
+            elif classes.is_ours(module):
+                if classes.has_convolution(module):
+                    served[name] = type(module).__name__
+            elif classes.class_for(module) is not None:
+                left[name] = "it is not converted"
+        except classes.NotConverted as reason:
+            left[name] = str(reason)
+    return Conversion(served, left, _measured.get(model), norms)
+
+
+def _check_model(model: nn.Module) -> None:
+    check_model(model)
+    if classes.is_scripted(model):
+        raise ValueError(
+            "model must not be compiled by torch.jit, which fixes what it calls: convert it before "
+            "torch.jit.trace, or use torch.compile"
+        )
+
+
+def _settings_kept(
+    model: nn.Module, sampling: str | None, workspace_limit: int | None
+) -> str | None:
+    """The warning that modules which are served already keep other settings; None if none does."""
+    given = {"sampling": sampling, "workspace_limit": workspace_limit}
+    asked = {name: value for name, value in given.items() if value is not None}
+    served = [module for module in model.modules() if isinstance(module, WithPolicy)]
+    kept = [
+        {name: getattr(module, name) for name in asked}
+        for module in served
+        if any(getattr(module, name) != value for name, value in asked.items())
+    ]
+    if not kept:
+        return None
+    of_them = " or ".join(
+        dict.fromkeys(", ".join(f"{n}={v!r}" for n, v in s.items()) for s in kept)
+    )
+    wanted = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+    return (
+        f"{len(kept)} module(s) of {type(model).__name__} are served by cudnn_autotune already and "
+        f"keep {of_them}, not {wanted}: call cudnn_autotune.revert(model) before, or set the "
+        "attributes of the modules"
+    )
+
+
+def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None, norms: bool) -> None:
+    given = {"sampling": sampling, "workspace_limit": workspace_limit}
+    policy = {name: value for name, value in given.items() if value is not None}
+    outermost = set(classes.outermost(model))
+    for module in list(model.modules()):
+        serves_calls = module in outermost and (
+            norms or not isinstance(module, classes.SERVED_BELOW)
+        )
+        try:
+            made = classes.class_for(module, serves_calls)
+        except classes.NotConverted:
+            continue
+        if made is not None:
+            _set_class(module, made, policy)
+
+
+def _swap_norms(model: nn.Module, sampling: str | None) -> None:
+    policy = {} if sampling is None else {"sampling": sampling}
+    for module in model.modules():
+        if classes.serves_norms(module):  # it keeps its settings
+            continue
+        if (made := classes.class_for_norms(module)) is not None:
+            _set_class(module, made, policy if classes.is_norm(module) else {})
+
+
+def _set_class(module: nn.Module, cls: type[nn.Module], policy: dict[str, Any]) -> None:
+    """Changes the class of a module; ``policy`` replaces its attributes of this package."""
+    module.__class__ = cls
+    for name in classes.POLICY:
+        vars(module).pop(name, None)
+    vars(module).update(policy)
+
+
+@contextmanager
+def _undone_on_error(model: nn.Module) -> Iterator[None]:
+    before = [(module, type(module)) for module in model.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, cls in before:
+            if type(module) is not cls:
+                _set_class(module, cls, {})
+        raise

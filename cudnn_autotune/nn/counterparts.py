@@ -1,0 +1,25 @@
+"""PyTorch's convolution functions, and those of this package that take their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cudnn_autotune import functional
+
+# `torch.conv2d` is the same object as `torch.nn.functional.conv2d`.
+COUNTERPARTS: dict[Any, Callable[..., Any]] = {
+    getattr(F, name): getattr(functional, name) for name in functional.fast_functions
+}
+"""PyTorch's functions, and those of this package."""
+
+CONVOLUTIONS = {
+    *COUNTERPARTS,
+    *COUNTERPARTS.values(),
+    *(getattr(torch.ops.aten, name) for name in functional.fast_functions),
+}
+"""Targets of nodes that are convolutions in a graph of Dynamo: functions, and for a converted layer
+on a GPU PyTorch's operators with a marked input."""

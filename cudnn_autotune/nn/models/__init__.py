@@ -1,1 +1,0 @@
-"""Whole models: conversion, memory format, fused groups and the backend of torch.compile."""

@@ -1,0 +1,253 @@
+"""PyTorch's batch norms, as drop-ins that train by this package's operators.
+
+``convert(model)`` gives them to a model. A norm and the activation that its class, or a
+``torch.nn.Sequential``, calls next are one operator in training on a GPU, or else PyTorch's
+functions, whichever is the fastest (``norm_choices``). What the operators do not do is PyTorch's
+function: evaluation, float64, another device. All that is one call of C++, without the Python of
+PyTorch's modules (csrc/python_norm.h). What Python has to see is left to the class that the module
+had: ``momentum=None``, transforms, modes, tensor subclasses, tracing. A compiler traces PyTorch's
+functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import _has_any_global_hook
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.nn.modules import Unscriptable
+from cudnn_autotune.norms import choices as norm_choices
+
+_ACTIVATIONS = {
+    nn.Identity: "identity",
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.SiLU: "silu",
+    nn.Hardswish: "hardswish",
+    nn.Sigmoid: "sigmoid",
+}
+"""Modules that the operators compute behind a norm, beside ``torch.nn.GELU``."""
+
+Tail = Callable[[Any], Sequence[nn.Module]]
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
+
+_tails: dict[type, Tail] = {}
+"""The classes that were registered, and what each calls after its norm."""
+
+
+def _with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Forward]:
+    """Gives a forward the signature of PyTorch's, which differs between versions."""
+    return cast("Callable[[_Forward], _Forward]", functools.wraps(original))
+
+
+class ServedNorm(Unscriptable, _BatchNorm):
+    """The forward of BatchNorm1d to BatchNorm3d."""
+
+    @_with_signature_of(_BatchNorm.forward)
+    def forward(self, input: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            found = _computed(self, input, "identity", (), True)
+            if found is not None:
+                return found
+        if isinstance(input, Proxy):  # a tracer takes PyTorch's class for one call
+            tracer: Any = input.tracer
+            traced: Any = tracer.create_proxy(
+                "call_module", tracer.path_of_module(self), (input,), {}
+            )
+            return cast("Tensor", traced)
+        return super().forward(input)
+
+    def _get_name(self) -> str:
+        return f"cudnn_autotune.{super()._get_name()}"
+
+
+class BatchNorm1d(ServedNorm, nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` that trains by this package's operators on a GPU."""
+
+
+class BatchNorm2d(ServedNorm, nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d`` that trains by this package's operators on a GPU."""
+
+
+class BatchNorm3d(ServedNorm, nn.BatchNorm3d):
+    """``torch.nn.BatchNorm3d`` that trains by this package's operators on a GPU."""
+
+
+class LazyBatchNorm1d(ServedNorm, nn.LazyBatchNorm1d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyBatchNorm1d``. Its first call makes it a :class:`BatchNorm1d`."""
+
+    cls_to_become = BatchNorm1d
+
+
+class LazyBatchNorm2d(ServedNorm, nn.LazyBatchNorm2d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyBatchNorm2d``. Its first call makes it a :class:`BatchNorm2d`."""
+
+    cls_to_become = BatchNorm2d
+
+
+class LazyBatchNorm3d(ServedNorm, nn.LazyBatchNorm3d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyBatchNorm3d``. Its first call makes it a :class:`BatchNorm3d`."""
+
+    cls_to_become = BatchNorm3d
+
+
+_CLASSES = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
+
+
+class ServedNormAct(Unscriptable, _BatchNorm):
+    """The forward of a class that holds a norm and what follows it: a base, with that class, of the
+    one that is made for it."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if (
+            not torch.compiler.is_compiling()
+            and len(args) == 1
+            and not kwargs
+            and not _has_any_global_hook()
+        ):
+            tail = tail_of(type(self), self)  # None where its class was not registered
+            if tail is not None and (activation := _activation_of(tail)) is not None:
+                found = _computed(self, args[0], activation, tuple(tail), False)
+                if found is not None:
+                    return found
+        return super().forward(*args, **kwargs)
+
+    def _get_name(self) -> str:
+        return f"cudnn_autotune.{super()._get_name()}"
+
+
+class Sequential(Unscriptable, nn.Sequential):
+    """``torch.nn.Sequential`` that computes a batch norm and the activation behind it at once, if
+    no hook sees what is between them."""
+
+    @_with_signature_of(nn.Sequential.forward)
+    def forward(self, input: Any) -> Any:
+        if torch.compiler.is_compiling() or not isinstance(input, Tensor) or _has_any_global_hook():
+            return super().forward(input)
+        modules = [*self._modules.values()]
+        place, last = 0, len(modules) - 1
+        while place <= last:
+            module: Any = modules[place]
+            found = None
+            if place < last and type(module) in _CLASSES:
+                found = _computed_pair(module, modules[place + 1], input)
+            input = module(input) if found is None else found
+            place += 1 if found is None else 2
+        return input
+
+
+def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
+    """Lets ``convert(model)`` serve a class that holds a batch norm and an activation.
+
+    The class derives from ``torch.nn.BatchNorm1d``, ``BatchNorm2d`` or ``BatchNorm3d``. Its forward
+    takes one tensor, and returns what the modules of ``tail(module)`` make in turn of that norm's
+    output. While they are an activation that the operators compute, or nothing, beside
+    ``torch.nn.Identity``, and none has hooks, one operator takes the forward's place in training on
+    a GPU. Else the forward runs. Subclasses of the class are registered for themselves.
+
+    Args:
+        cls: the class; modules of it are converted after it was registered.
+        tail: module -> the modules that its forward calls after the norm, in order.
+
+    Raises:
+        TypeError: ``cls`` is not such a class, or ``tail`` cannot be called.
+    """
+    bases = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if not (isinstance(cls, type) and issubclass(cls, bases)) or cls in (*bases, *_CLASSES):
+        raise TypeError(
+            f"cls must be a subclass of torch.nn.BatchNorm1d to BatchNorm3d, got {cls!r}"
+        )
+    if not callable(tail):
+        raise TypeError(f"tail must be a function of the module, got {tail!r}")
+    _tails[cls] = tail
+
+
+def serves(module: nn.Module, cls: type) -> bool:
+    """Returns whether a module of a class holds a norm with what follows it."""
+    if tail_of(cls, module) is not None:
+        return True
+    if issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward:
+        modules = [one for one in module._modules.values() if one is not None]
+        return any(
+            isinstance(norm, _BatchNorm) and _activation_of([behind]) is not None
+            for norm, behind in itertools.pairwise(modules)
+        )
+    return False
+
+
+def tail_of(cls: type, module: nn.Module) -> Sequence[nn.Module] | None:
+    """Returns the modules that a module calls after its norm, if its class, or the one that its
+    class was made for, is registered or timm's ``BatchNormAct2d``; else None."""
+    original = vars(cls).get("converted_from", cls)
+    if original in _tails:
+        return _tails[original](module)
+    if original.__name__ == "BatchNormAct2d" and original.__module__.startswith("timm."):
+        return (module.drop, module.act)  # type: ignore[return-value]
+    return None
+
+
+def _activation_of(tail: Sequence[nn.Module]) -> str | None:
+    """Returns the activation that modules compute; None if it is none of the operators', or
+    something sees what they are called with."""
+    found = "identity"
+    for module in tail:
+        if type(module) is nn.GELU:
+            name = "gelu_tanh" if module.approximate == "tanh" else "gelu"
+        elif type(module) in _ACTIVATIONS:
+            name = _ACTIVATIONS[type(module)]
+        else:
+            return None
+        if _is_seen(module) or "identity" not in (found, name):
+            return None
+        found = found if name == "identity" else name
+    return found
+
+
+def _is_seen(module: nn.Module) -> bool:
+    """Returns whether something sees a call of a module: a hook, or a forward set on it, or what
+    its method ``compile`` made."""
+    own = vars(module)
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or own.get("_compiled_call_impl")
+    )
+
+
+def _computed_pair(norm: _BatchNorm, behind: Any, input: Tensor) -> Tensor | None:
+    """Returns what a norm and the module behind it make of an input, if that is an activation and
+    nothing sees what is between them, else None."""
+    tail = (behind,)
+    activation = _activation_of(tail)
+    if activation is None or _is_seen(norm):
+        return None
+    return _computed(norm, input, activation, tail, True)
+
+
+def _computed(
+    norm: _BatchNorm, input: Any, activation: str, tail: tuple[nn.Module, ...], takes_all: bool
+) -> Tensor | None:
+    """Returns what a norm and the modules behind it, which are an activation, make of an input.
+    Returns None for a call that the class of the norm has to compute; nothing has changed then.
+
+    Args:
+        takes_all: whether the class's forward is PyTorch's, so that calls which the operators do
+            not compute need not be left to it.
+    """
+    found = _C.batch_norm(norm, input, activation, tail, takes_all)
+    if found is NotImplemented:
+        if not norm_choices.choose(norm, input, activation):
+            return None
+        found = _C.batch_norm(norm, input, activation, tail, takes_all)
+    return None if found is NotImplemented else found

@@ -1,0 +1,39 @@
+"""The stopwatch of the GPU: events before and after what it runs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+
+CYCLES_PER_S = 2e9
+"""The clock, in Hz, at which GPUs spin in about the time that is asked for."""
+
+
+class Stopwatch:
+    """Measures the GPU's time in a ``with`` block, on the current stream of the current device."""
+
+    def __init__(self) -> None:
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def __enter__(self) -> Stopwatch:
+        self._begin.record()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end.record()
+
+    def ms(self) -> float:
+        """Returns the milliseconds of the block; the host waits for its end."""
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end)
+
+
+def occupy(seconds: float) -> None:
+    """Lets the current stream spin for about this time, in which the host gets ahead of it."""
+    torch.cuda._sleep(int(CYCLES_PER_S * seconds))

@@ -1,0 +1,125 @@
+"""Says whether programs that compute the same return the same, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+# The relative error (of the norm) that two correct programs may always have, by the dtype of the
+# output, and the rounding step of the computation. Float32 is taken to be computed in TF32.
+_TOLERANCES = {
+    torch.float64: (1e-9, 2.0**-52),
+    torch.float32: (1e-2, 2.0**-10),
+    torch.float16: (2e-2, 2.0**-10),
+    torch.bfloat16: (1e-1, 2.0**-7),
+}
+
+# A deep network amplifies rounding, and how much depends on its weights. So the noise of a program
+# is measured: how far its output moves if its inputs change in their last place. Correct programs
+# of 7 architectures were 0.5 to 0.9 times the noise apart (docs/reference/backend.md).
+_NOISE_FACTOR = 2.0
+
+# A program that computes something else is about 1 away, however large the noise is.
+_MOST_ALLOWED = 0.5
+
+
+def difference(
+    expected: Sequence[Tensor],
+    actual: Sequence[Tensor],
+    reference: Callable[[Any], Sequence[Tensor]],
+    inputs: Any,
+) -> str | None:
+    """Says how outputs differ by more than rounding explains; None if they do not.
+
+    What rounding explains is the tolerance of the output's dtype and twice the noise, at most 0.5.
+    The noise is the relative distance by which the reference's output moves when its inputs change
+    in their last place. It is measured only if the tolerance alone does not suffice.
+
+    Only floating-point outputs are compared by value: an index of the largest of equal values may
+    be another one.
+
+    Args:
+        expected: what the reference returned.
+        actual: what the other program returned.
+        reference: returns the reference's outputs, which it must not reuse, for other inputs. It
+            is called once at most.
+        inputs: those of the reference, in any nest of containers of ``torch.utils._pytree``. They
+            are not changed. Without floating-point tensors among them, as for a model of token ids,
+            the noise is 0.
+    """
+    if (text := _mismatch(expected, actual)) is not None:
+        return text
+    noises: list[float] | None = None
+    for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
+        if one.dtype not in _TOLERANCES:
+            continue
+        if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
+            return f"output {index} is not finite in other places"
+        tolerance, _ = _TOLERANCES[one.dtype]
+        error = _relative_error(one, other)
+        if error <= tolerance:
+            continue
+        if noises is None:
+            noises = _noises(expected, reference, inputs)
+        allowed = min(tolerance + _NOISE_FACTOR * noises[index], _MOST_ALLOWED)
+        if error > allowed:
+            return (
+                f"output {index} has a relative error of {error:.2g}, allowed is {allowed:.2g} "
+                f"(noise {noises[index]:.2g})"
+            )
+    return None
+
+
+def _mismatch(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> str | None:
+    """Says how outputs differ in number, shape or dtype; None if they do not."""
+    if len(expected) != len(actual):
+        return f"it has {len(actual)} outputs, expected {len(expected)}"
+    for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return (
+                f"output {index} is {tuple(other.shape)} of {other.dtype}, expected "
+                f"{tuple(one.shape)} of {one.dtype}"
+            )
+    return None
+
+
+def _relative_error(expected: Tensor, actual: Tensor) -> float:
+    """Returns the norm of the difference over that of ``expected``, of what is finite in both."""
+    finite = torch.isfinite(expected) & torch.isfinite(actual)
+    a, b = (torch.where(finite, tensor, 0).double() for tensor in (expected, actual))
+    return (torch.dist(a, b) / a.norm().clamp_min(1e-30)).item()
+
+
+def _noises(
+    expected: Sequence[Tensor], reference: Callable[[Any], Sequence[Tensor]], inputs: Any
+) -> list[float]:
+    """Returns how far each output moves if the inputs change in their last place."""
+    # Under autocast outputs are less precise than inputs, and so is what is computed of the inputs.
+    steps = [_TOLERANCES[one.dtype][1] for one in expected if one.dtype in _TOLERANCES]
+    moved = reference(tree_map(lambda value: _perturbed(value, max(steps)), inputs))
+    if _mismatch(expected, moved) is not None:  # sizes may depend on the data
+        return [0.0] * len(expected)
+    return [_relative_error(*pair) for pair in zip(expected, moved, strict=True)]
+
+
+@torch.no_grad()
+def _perturbed(value: Any, least_step: float) -> Any:
+    """Returns a copy of a floating-point tensor with each element times 1 + step or 1 - step, at
+    random, in the same layout; any other value itself."""
+    is_plain = type(value) is Tensor and value.layout == torch.strided
+    if not is_plain or value.dtype not in _TOLERANCES or value.numel() == 0:
+        return value
+    step = max(_TOLERANCES[value.dtype][1], least_step)
+    # Compiled programs rely on the strides. A clone of a slice or expanded tensor has others.
+    dimensions = zip(value.shape, value.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in dimensions)
+    memory = value.as_strided((span,), (1,), value.storage_offset())
+    generator = torch.Generator(value.device).manual_seed(0)
+    grows = torch.rand(span, generator=generator, device=value.device) < 0.5
+    changed = torch.where(grows, memory * (1 + step), memory * (1 - step))
+    changed = torch.where(changed.isfinite(), changed, memory)  # the largest number of the dtype
+    return changed.as_strided(value.shape, value.stride(), 0)

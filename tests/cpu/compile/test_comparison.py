@@ -1,0 +1,254 @@
+"""Programs take turns on the same inputs, and a wrong one is named."""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from deep_network import IMAGES, deep_network, distance, with_folded_norms
+from torch import Tensor, nn
+
+from cudnn_autotune.compile.comparison import Comparison, compare
+from cudnn_autotune.timers.programs import paired
+from cudnn_autotune.tuning.outputs import difference
+
+UNCHANGED: Any = (lambda inputs: [torch.ones(2)], ())
+"""A reference whose outputs do not depend on inputs, and its inputs."""
+
+
+def test_the_faster_program_is_found() -> None:
+    def slow(x: Tensor) -> Tensor:
+        time.sleep(0.002)
+        return x + 1
+
+    found = compare({"slow": slow, "fast": lambda x: x + 1}, [torch.ones(3)])
+    assert found.fastest == "fast"
+    assert found.times_ms["slow"] > 2
+    assert not found.wrong
+
+
+def test_a_wrong_program_is_named_and_not_timed() -> None:
+    programs = {"reference": lambda x: (x, 1), "wrong": lambda x: (x * 1.1, 1)}
+    found = compare(programs, [torch.ones(3)])
+    assert list(found.times_ms) == ["reference"]
+    assert "output 0 has a relative error of 0.1" in found.wrong["wrong"]
+
+
+def test_a_program_that_fails_is_named_and_not_timed() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise RuntimeError("no such kernel\nat all")
+
+    found = compare({"reference": torch.exp, "other": torch.exp, "broken": fails}, [torch.ones(3)])
+    assert list(found.times_ms) == ["reference", "other"]
+    assert found.wrong == {"broken": "it fails: RuntimeError: no such kernel"}
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        compare({"reference": fails, "other": torch.exp}, [torch.ones(3)])
+
+
+def test_times_are_compared_round_by_round() -> None:
+    """The clock falls by half; the second program is 2 % faster in each round but one."""
+    drift = [1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0]
+    samples = {"first": drift, "second": [0.98 * ms for ms in drift[:6]] + [3.0]}
+    samples["third"] = [*reversed(drift)]
+    assert paired(samples) == {"first": 1.4, "second": pytest.approx(1.4 * 0.98), "third": 1.4}
+
+
+def test_random_programs_draw_the_same_numbers() -> None:
+    state = torch.get_rng_state()
+    programs = {"one": lambda x: x + torch.rand(3), "other": lambda x: torch.rand(3) + x}
+    assert not compare(programs, [torch.ones(3)]).wrong
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_program_that_draws_other_random_numbers_is_named() -> None:
+    """Its outputs cannot be compared; those of one that draws none are wrong."""
+    programs = {
+        "reference": lambda x: x + torch.rand(3),
+        "later": lambda x: (torch.rand(3), x + torch.rand(3))[1],
+    }
+    (text,) = compare(programs, [torch.ones(3)]).wrong.values()
+    assert text.startswith("it may draw random numbers in another order: output 0 has a relative")
+    programs = {"reference": lambda x: x + 1, "wrong": lambda x: x + torch.rand(3)}
+    (text,) = compare(programs, [torch.ones(3)]).wrong.values()
+    assert text.startswith("output 0 has a relative")
+
+
+@pytest.mark.parametrize(
+    ("times", "gpu_times", "in_calls", "in_captures"),
+    [
+        # EfficientNetV2-B0 on an H100: its calls wait for the host.
+        ((6.9, 6.54, 6.24), (1.9, 1.55, 1.83), "frozen", "fused"),
+        ((2.0, 1.5, 1.9), (2.0, 1.5, 1.9), "fused", "fused"),
+        ((2.0, 1.5, 1.9), (1.0, 1.2, 1.1), "fused", "plain"),
+        ((2.0, 1.5, 1.9), (1.2, 1.0, 0.995), "fused", "fused"),  # not worth its memory
+        ((2.0, 1.5, 1.9), (), "fused", "fused"),  # not on a GPU
+    ],
+)
+def test_captures_get_the_program_with_the_least_gpu_time(
+    times: Sequence[float], gpu_times: Sequence[float], in_calls: str, in_captures: str
+) -> None:
+    names = ("plain", "fused", "frozen")
+    found = Comparison(dict(zip(names, times)), dict(zip(names, gpu_times)), {})  # noqa: B905
+    assert (found.fastest, found.fastest_in_captures) == (in_calls, in_captures)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ([torch.ones(2)], None),
+        ([torch.ones(2) + 1e-4], None),
+        ([torch.ones(2) + 0.1], "relative error"),
+        ([torch.tensor([1.0, float("nan")])], "not finite"),
+        ([torch.ones(2, dtype=torch.float16)], "torch.float16"),
+        ([torch.ones(3)], r"\(3,\)"),
+        ([], "0 outputs"),
+    ],
+)
+def test_differences_of_outputs(other: list[Tensor], text: str | None) -> None:
+    found = difference([torch.ones(2)], other, *UNCHANGED)
+    if text is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert text.replace("\\", "") in found
+
+
+def test_infinities_in_the_same_places_are_no_difference() -> None:
+    tensor = torch.tensor([1.0, float("inf")])
+    assert difference([tensor], [tensor.clone()], *UNCHANGED) is None
+
+
+def test_integers_are_not_compared_by_value() -> None:
+    """The index of the largest of values that are nearly equal may be another one."""
+    assert difference([torch.tensor([1, 2])], [torch.tensor([2, 1])], *UNCHANGED) is None
+
+
+@pytest.fixture(scope="module")
+def deep() -> nn.Sequential:
+    """A deep network in bfloat16, which amplifies rounding to more than the tolerance."""
+    return deep_network(10).bfloat16()
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return IMAGES.bfloat16()
+
+
+def with_flaw(model: nn.Sequential, flaw: str, at: int) -> nn.Sequential:
+    """A copy of the model with the flaw in one block."""
+    wrong = copy.deepcopy(model)
+    wrong[at].flaw = flaw
+    return wrong
+
+
+def test_what_a_deep_network_makes_of_rounding_is_allowed(
+    deep: nn.Sequential, images: Tensor
+) -> None:
+    """The same network with folded batch norms rounds otherwise."""
+    fused = with_folded_norms(deep)
+    with torch.no_grad():
+        assert distance(deep(images), fused(images)) > 0.1
+    assert not compare({"reference": deep, "fused": fused}, [images]).wrong
+
+
+@pytest.mark.basic(1)
+@pytest.mark.parametrize(
+    ("flaw", "at"), [("no residual", 0), ("no residual", 9), ("another activation", 0)]
+)
+def test_a_flaw_in_one_block_of_a_deep_network_is_found(
+    flaw: str, at: int, deep: nn.Sequential, images: Tensor
+) -> None:
+    wrong = with_flaw(deep, flaw, at)
+    found = compare({"reference": deep, "wrong": wrong}, [images])
+    assert re.fullmatch(
+        r"output 0 has a relative error of \S+, allowed is 0\.\d+ \(noise 0\.\d+\)",
+        found.wrong["wrong"],
+    )
+
+
+def test_a_model_without_floating_point_inputs_has_no_noise() -> None:
+    table = torch.randn(8, 4)
+    programs = {"reference": lambda i: table[i], "wrong": lambda i: table[i] * 1.1}
+    found = compare(programs, [torch.tensor([0, 3, 5])])
+    assert found.wrong["wrong"].endswith("allowed is 0.01 (noise 0)")
+
+
+def test_the_largest_noise_does_not_allow_everything() -> None:
+    def unstable(x: Tensor) -> Tensor:
+        return (x * 1e6).sin()
+
+    x = torch.rand(1000)
+    found = compare({"reference": unstable, "wrong": lambda x: -unstable(x)}, [x])
+    assert "a relative error of 2, allowed is 0.5 " in found.wrong["wrong"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x,
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x[:, 1:, ::2],
+        lambda x: x[:, :1].expand(-1, 5, -1, -1),
+        lambda x: x[0, 0, 0, 0],
+        lambda x: x[:0],
+    ],
+    ids=["contiguous", "channels_last", "slice", "expanded", "scalar", "empty"],
+)
+def test_every_number_moves_by_its_last_places(
+    view: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    """The reference gets inputs of the same layout; those that were given stay what they are."""
+    x = view(torch.randn(2, 3, 4, 5).to(dtype))
+    kept, given = x.clone(), []
+
+    def reference(inputs: dict[str, Any]) -> list[Tensor]:
+        given.append(inputs["x"])
+        return [ones]
+
+    ones = torch.ones(2, dtype=dtype)
+    difference([ones], [2 * ones], reference, {"x": x, "n": 3})
+    (moved,) = given
+    assert torch.equal(x, kept)
+    assert (moved.shape, moved.stride(), moved.dtype) == (x.shape, x.stride(), dtype)
+    assert bool((moved != x).all())
+    # Float32 may be computed in TF32, which has the eps of float16.
+    eps = torch.finfo(torch.float16 if dtype == torch.float32 else dtype).eps
+    torch.testing.assert_close(moved, x, rtol=1.5 * eps, atol=0)
+
+
+def test_the_least_number_of_a_mask_stays_finite() -> None:
+    mask = torch.full((100,), torch.finfo(torch.float16).min, dtype=torch.float16)
+    mask[0] = float("-inf")
+    given = []
+
+    def reference(inputs: Tensor) -> list[Tensor]:
+        given.append(inputs)
+        return [inputs]
+
+    difference([mask], [mask / 2], reference, mask)
+    assert torch.equal(given[0].isfinite(), mask.isfinite())
+
+
+def test_weights_among_the_inputs_are_left_alone() -> None:
+    x, weight = torch.ones(3), torch.ones(3)
+    seen = []
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        seen.append((x.clone(), weight.clone()))
+        return x * weight
+
+    compare({"reference": program, "wrong": lambda x, w: x + w}, [x, weight], weights=[1])
+    assert all(torch.equal(w, weight) for _, w in seen)
+    assert any(not torch.equal(given, x) for given, _ in seen)
+
+
+def test_sizes_that_depend_on_the_data_have_no_noise() -> None:
+    x = torch.ones(64)
+    programs = {"reference": lambda x: x[x >= 1], "wrong": lambda x: x * 1.1}
+    assert compare(programs, [x]).wrong["wrong"].endswith("(noise 0)")
