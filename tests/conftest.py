@@ -32,8 +32,8 @@ if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
     # Inductor would start as many helper processes as there are cores, for each process.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-from benchmark_scripts import dry_runs_into  # imports the package, as the next do
-from served_on_cpu import served_on_cpu
+from support.conv.served_on_cpu import served_on_cpu
+from support.processes.benchmark_scripts import dry_runs_into  # imports the package, as the next do
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available

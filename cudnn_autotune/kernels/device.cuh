@@ -1,6 +1,6 @@
 // Types and instructions that the kernels share. NVRTC compiles the kernels without any header of
 // CUDA's, so nothing has to be installed. Tests compile the same sources for a CPU, where
-// tests/cuda_emulation/emulation.h provides the instructions.
+// tests/support/cuda_emulation/emulation.h provides the instructions.
 //
 // Fragments of a matrix are spread over the lanes of a warp as PTX defines it: with
 // g = lane / 4 and t = lane % 4, a register of a holds row g (or g + 8), columns 2t and 2t + 1.

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import checkout
+from support import checkout
 
 import cudnn_autotune as ca
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from covering import covering
+from support.covering import covering
 
 FACTORS = {"a": ["x", "y", "z"], "b": {"few": 1, "many": 9}, "c": [False, True], "d": range(4)}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation import EmulationError, launch_kernel
+from support import cuda_emulation
+from support.cuda_emulation import EmulationError, launch_kernel
 
 from cudnn_autotune import kernels
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import BENCHMARKS
+from support.processes.benchmark_scripts import BENCHMARKS
 
 ROOT = BENCHMARKS.parent
 README = ROOT / "README.md"

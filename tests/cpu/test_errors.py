@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from problems import SHIPPED_GPUS, make
-from strategies import BUILT_IN_MODES
+from support.conv.problems import SHIPPED_GPUS, make
+from support.tuning.strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling

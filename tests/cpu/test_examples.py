@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS
-from simulation import SimulatedEngine, candidate, timer_of
+from support.processes.benchmark_scripts import BENCHMARKS
+from support.simulation import SimulatedEngine, candidate, timer_of
 
 import cudnn_autotune as ca
 from cudnn_autotune.audit import recordings

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from benchmark_scripts import BENCHMARKS
+from support.processes.benchmark_scripts import BENCHMARKS
 
 from cudnn_autotune import _C, sampling
 from cudnn_autotune.audit import recordings

@@ -11,10 +11,10 @@ import tarfile
 import tomllib
 from pathlib import Path
 
-import checkout
 import pytest
 import torch
-from subprocesses import python
+from support import checkout
+from support.processes.subprocesses import python
 
 ROOT = checkout.ROOT
 

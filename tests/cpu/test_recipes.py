@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-from documents import snippets
 from filelock import FileLock
-from stored import H200, decisions, fill, succeeded
-from subprocesses import python
+from support.documents import snippets
+from support.processes.subprocesses import python
+from support.store.stored import H200, decisions, fill, succeeded
 from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.store.file_store import Store

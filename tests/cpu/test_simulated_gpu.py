@@ -6,8 +6,8 @@ import statistics
 from dataclasses import replace
 
 import pytest
-import simulation
-from simulation import (
+from support import simulation
+from support.simulation import (
     STILL,
     SimulatedTimer,
     timer_of,

@@ -7,11 +7,11 @@ import re
 import shlex
 from pathlib import Path
 
-import checkout
 import click
 import pytest
-from documents import PAGES, YOURS, programs, snippets
-from subprocesses import evaluate_forked, python
+from support import checkout
+from support.documents import PAGES, YOURS, programs, snippets
+from support.processes.subprocesses import evaluate_forked, python
 
 from cudnn_autotune_cli import main
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import relative_error
-from subprocesses import python
+from support.conv.references import relative_error
+from support.processes.subprocesses import python
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint

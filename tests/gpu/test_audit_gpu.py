@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from recorder import record, save
+from support.tuning.recorder import record, save
 
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.audit import record_file

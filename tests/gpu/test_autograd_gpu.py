@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from op_cases import CASES, ops
-from references import assert_close
+from support.conv.op_cases import CASES, ops
+from support.conv.references import assert_close
+from support.conv.training_steps import twin_layers
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
-from training_steps import twin_layers
 
 import cudnn_autotune as ca
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS, NAMES
-from references import assert_close, tolerance
+from support.conv.fused_cases import FUNCTIONS, NAMES
+from support.conv.references import assert_close, tolerance
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmark_scripts import record, run
+from support.processes.benchmark_scripts import record, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import CONVOLUTIONS, assert_close, relative_error, tolerance
+from support.conv.references import CONVOLUTIONS, assert_close, relative_error, tolerance
+from support.conv.training_steps import assert_same_step, twin_layers
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.profiler import ProfilerActivity, profile
-from training_steps import assert_same_step, twin_layers
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem

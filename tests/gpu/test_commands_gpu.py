@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from stored import refused, run, succeeded
-from user_implementations import EMPTY, Written, registered
+from support.kernels.user_implementations import EMPTY, Written, registered
+from support.store.stored import refused, run, succeeded
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import settings as store_settings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import compared_models
 import pytest
 import torch
-from stored import succeeded
+from support.models import compared_models
+from support.store.stored import succeeded
 
 import cudnn_autotune as ca
 from cudnn_autotune.comparing.compare import ModelComparison
@@ -61,7 +61,13 @@ def test_training_by_autocast() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     shape = ("--input", "8,3,64,64", "--dtype", "float16", "--channels-last")
-    given = ("compare", "compared_models:Deep", *shape, "--ways", "benchmark,convert")
+    given = (
+        "compare",
+        "support.models.compared_models:Deep",
+        *shape,
+        "--ways",
+        "benchmark,convert",
+    )
     assert "fastest: " in succeeded(*given, "--json", tmp_path / "a.json")
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert [row["way"] for row in rows] == ["benchmark", "convert"]

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from deep_network import IMAGES, deep_network, distance, with_folded_norms
+from support.models.deep_network import IMAGES, deep_network, distance, with_folded_norms
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

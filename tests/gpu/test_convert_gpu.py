@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from references import assert_close
+from support.conv.references import assert_close
+from support.conv.training_steps import training_step
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from training_steps import training_step
 
 import cudnn_autotune as ca
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from references import assert_close, random_operands, reference
+from support.conv.references import assert_close, random_operands, reference
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close, tolerance
+from support.conv.references import assert_close, tolerance
+from support.models.weight_changes import statistics, swapped, trained_by
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
-from weight_changes import statistics, swapped, trained_by
 
 import cudnn_autotune as ca
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import TOLERANCES, assert_close
+from support.conv.references import TOLERANCES, assert_close
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 

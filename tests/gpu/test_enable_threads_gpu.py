@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import enabling_beside_threads
 import pytest
-from subprocesses import evaluate
+from support.processes import enabling_beside_threads
+from support.processes.subprocesses import evaluate
 
 pytestmark = pytest.mark.gpu
 

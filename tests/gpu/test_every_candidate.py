@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from random_problems import KINDS, random_problem
-from references import OPERANDS, random_operands, reference, relative_error, tolerance
+from support.conv.references import OPERANDS, random_operands, reference, relative_error, tolerance
+from support.kernels.random_problems import KINDS, random_problem
 from torch import Tensor
 
 import cudnn_autotune as ca

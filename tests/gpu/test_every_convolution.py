@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, ops
-from references import assert_close
+from support.conv.op_cases import CASES, ops
+from support.conv.references import assert_close
+from support.conv.training_steps import twin_layers
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, jvp, vmap
 from torch.library import opcheck
-from training_steps import twin_layers
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fold_cases import SHAPES, case
-from references import TOLERANCES, assert_close
+from support.conv.references import TOLERANCES, assert_close
+from support.models.fold_cases import SHAPES, case
 
 import cudnn_autotune as ca
 from cudnn_autotune.compile.weights.operators import fold_weights

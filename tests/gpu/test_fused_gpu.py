@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from fused_cases import FUNCTIONS
-from references import expected, relative_error, tolerance, with_epilogue
+from support.conv.fused_cases import FUNCTIONS
+from support.conv.references import expected, relative_error, tolerance, with_epilogue
 from torch import Tensor
 
 import cudnn_autotune as ca

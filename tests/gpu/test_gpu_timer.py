@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close, random_operands, reference, tolerance
-from subprocesses import evaluate
+from support.conv.references import assert_close, random_operands, reference, tolerance
+from support.processes.subprocesses import evaluate
 from torch import Tensor
 
 import cudnn_autotune as ca

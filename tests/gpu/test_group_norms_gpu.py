@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from references import relative_error
+from support.conv.references import relative_error
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-import checkout
 import pytest
-from subprocesses import PACKAGE_PARENT, python
+from support import checkout
+from support.processes.subprocesses import PACKAGE_PARENT, python
 
 pytestmark = pytest.mark.gpu
 
@@ -14,7 +14,7 @@ RUN_ALL = """
 import torch
 import cudnn_autotune as ca
 from cudnn_autotune.timers.measuring import operands
-from references import reference, relative_error
+from support.conv.references import reference, relative_error
 
 problem = ca.ConvProblem({arguments})
 x, w, y = operands(problem)

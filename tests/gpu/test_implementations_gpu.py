@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
 import torch
 import torch.nn.functional as F
-import user_kernels
-from references import assert_close
-from subprocesses import PACKAGE_PARENT, python
+from support import checkout
+from support.conv.references import assert_close
+from support.kernels import user_kernels
+from support.kernels.user_implementations import registered
+from support.processes.subprocesses import PACKAGE_PARENT, python
 from torch import Tensor
-from user_implementations import registered
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
@@ -151,7 +151,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import torch
 import cudnn_autotune as ca
-import user_kernels
+from support.kernels import user_kernels
 
 class Never:
     name = "test_prefers_own"

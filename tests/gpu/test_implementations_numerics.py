@@ -16,9 +16,9 @@ from itertools import islice, product
 
 import pytest
 import torch
-from not_finite import PATTERNS
-from random_problems import TAKES, random_problem
-from references import OPERANDS, expected, relative_error, shapes_of, tolerance
+from support.conv.references import OPERANDS, expected, relative_error, shapes_of, tolerance
+from support.kernels.not_finite import PATTERNS
+from support.kernels.random_problems import TAKES, random_problem
 from torch import Tensor
 
 import cudnn_autotune as ca

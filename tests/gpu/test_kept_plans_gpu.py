@@ -10,12 +10,12 @@ from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 
-import checkout
 import pytest
 import torch
 import torch.nn.functional as F
-from references import assert_close
-from subprocesses import evaluate
+from support import checkout
+from support.conv.references import assert_close
+from support.processes.subprocesses import evaluate
 from torch import nn
 
 import cudnn_autotune as ca

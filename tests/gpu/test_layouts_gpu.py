@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import odd_layouts
 import pytest
 import torch
+from support.conv import odd_layouts
 
 import cudnn_autotune as ca
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from problems import HEADROOM, HUNGRY
-from references import TF32_TOLERANCE, assert_close, random_operands, reference
-from strategies import HUNGRIEST, ONLY_ATEN
+from support.conv.problems import HEADROOM, HUNGRY
+from support.conv.references import TF32_TOLERANCE, assert_close, random_operands, reference
+from support.tuning.strategies import HUNGRIEST, ONLY_ATEN
 from torch import Tensor
 
 import cudnn_autotune as ca

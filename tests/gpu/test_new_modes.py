@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close
-from strategies import ONLY_MATMUL
+from support.conv.references import assert_close
+from support.tuning.strategies import ONLY_MATMUL
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from references import assert_close
+from support.conv.references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca

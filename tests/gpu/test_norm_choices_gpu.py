@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from norm_cases import CHANNELS_LAST
-from norm_models import Residual, SmallResNet, conv, overall_error
-from served_norms import choice_of, is_ours
+from support.norms.cases import CHANNELS_LAST
+from support.norms.models import Residual, SmallResNet, conv, overall_error
+from support.norms.served import choice_of, is_ours
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

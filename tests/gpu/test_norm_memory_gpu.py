@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from subprocesses import python
+from support.norms import misaligned
+from support.processes.subprocesses import python
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
@@ -27,8 +27,7 @@ def forgotten() -> Iterator[None]:
 @pytest.mark.parametrize("way", ["enable", "convert", "checkpoint"])
 def test_odd_addresses(way: str) -> None:
     """cuDNN's kernels end the process there."""
-    program = Path(__file__).resolve().parents[1] / "misaligned_norms.py"
-    done = python(str(program), way)
+    done = python(misaligned.__file__, way)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 100
 

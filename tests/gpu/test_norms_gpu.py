@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from norm_cases import Norm, by_operators, by_pytorch, norm
-from references import relative_error
-from settling import comes_to, settled
+from support.conv.references import relative_error
+from support.norms.cases import Norm, by_operators, by_pytorch, norm
+from support.tuning.settling import comes_to, settled
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from norm_models import (
+from support.norms.models import (
     Dense,
     Projected,
     SmallResNet,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from references import assert_close
+from support.conv.references import assert_close
+from support.conv.training_steps import assert_same_step, twin_layers
 from torch import Tensor, nn
-from training_steps import assert_same_step, twin_layers
 
 import cudnn_autotune as ca
 

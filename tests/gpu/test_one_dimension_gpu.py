@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import assert_close, tolerance
+from support.conv.references import assert_close, tolerance
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch.profiler import ProfilerActivity, profile

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close
-from subprocesses import python
+from support.conv.references import assert_close
+from support.processes.subprocesses import python
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from stored import run
+from support.store.stored import run
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines import roofline

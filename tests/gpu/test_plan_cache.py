@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close
-from settling import comes_to, settled
-from strategies import COUNTING
-from subprocesses import python
+from support.conv.references import assert_close
+from support.processes.subprocesses import python
+from support.tuning.settling import comes_to, settled
+from support.tuning.strategies import COUNTING
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -195,7 +195,7 @@ def test_a_capture_that_comes_to_nothing_keeps_no_plan() -> None:
 BROKEN = """
 import torch
 import cudnn_autotune as ca
-from settling import comes_to
+from support.tuning.settling import comes_to
 
 x = torch.randn(2, 8, 12, 12, device="cuda")
 w = torch.randn(16, 8, 3, 3, device="cuda")

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
-from references import assert_close, tolerance
+from support.conv.references import assert_close, tolerance
+from support.conv.training_steps import assert_same_step, training_step
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 from torch.profiler import ProfilerActivity, profile
-from training_steps import assert_same_step, training_step
 
 import cudnn_autotune as ca
 

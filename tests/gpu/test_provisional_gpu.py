@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from problems import HEADROOM, HUNGRY
-from references import TF32_TOLERANCE, assert_close, random_operands, reference
+from support.conv.problems import HEADROOM, HUNGRY
+from support.conv.references import TF32_TOLERANCE, assert_close, random_operands, reference
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 import torch.nn.functional as F
-from random_shapes import errors, random_shape
+from support.conv.random_shapes import errors, random_shape
 
 import cudnn_autotune as ca
 

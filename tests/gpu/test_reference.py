@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close, convolution, tolerance
+from support.conv.references import assert_close, convolution, tolerance
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

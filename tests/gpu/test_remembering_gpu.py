@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import assert_close
+from support.conv.references import assert_close
 from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS
-from references import relative_error, tolerance
+from support.conv.fused_cases import FUNCTIONS
+from support.conv.references import relative_error, tolerance
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from documents import YOURS, programs
-from subprocesses import python
+from support.documents import YOURS, programs
+from support.processes.subprocesses import python
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
-from references import assert_close
-from strategies import COUNTING, HUNGRIEST
+from support.conv.references import assert_close
+from support.tuning.strategies import COUNTING, HUNGRIEST
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from references import assert_close
+from support.conv.references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import user_kernels
-from references import assert_close
+from support.conv.references import assert_close
+from support.kernels import user_kernels
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

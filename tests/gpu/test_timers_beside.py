@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close, random_operands, reference
+from support.conv.references import assert_close, random_operands, reference
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

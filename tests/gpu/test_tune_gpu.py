@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from references import assert_close
+from support.conv.references import assert_close
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

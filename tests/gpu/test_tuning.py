@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close
+from support.conv.references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca

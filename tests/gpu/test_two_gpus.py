@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import nccl_ranks
 import pytest
 import torch
-from gloo_ranks import Ranks
+from support.processes import nccl_ranks
+from support.processes.gloo_ranks import Ranks
 from torch import nn
 
 from cudnn_autotune.distributed import DistributedTuningError

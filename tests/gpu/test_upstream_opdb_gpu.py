@@ -10,7 +10,7 @@ import torch
 pytest.importorskip(
     "expecttest", reason="torch.testing._internal needs expecttest (the test extra)"
 )
-from upstream import (
+from support.conv.upstream import (
     FUNCTIONS,
     MODULES,
     WITH_ERRORS,

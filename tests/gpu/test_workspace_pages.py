@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from references import assert_close, random_operands, reference, tolerance
-from settling import comes_to, settled
-from subprocesses import python
+from support.conv.references import assert_close, random_operands, reference, tolerance
+from support.processes.subprocesses import python
+from support.tuning.settling import comes_to, settled
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from simulation import PROBLEM, candidate
+from support.simulation import PROBLEM, candidate
 
 from cudnn_autotune import Choice, ConvProblem, Measurement, Selection
 from cudnn_autotune.audit.model import Pick

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulation
 import torch
-from recorder import record, save
-from stored import refused, run
-from strategies import BUILT_IN_MODES
-from subprocesses import evaluate_forked
+from support import simulation
+from support.processes.subprocesses import evaluate_forked
+from support.store.stored import refused, run
+from support.tuning.recorder import record, save
+from support.tuning.strategies import BUILT_IN_MODES
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import simulation
 import torch
-from recorder import record as record_samples
-from recorder import save
-from simulation.audit import SimulatedCase
+from support import simulation
+from support.simulation.audit import SimulatedCase
+from support.tuning.recorder import record as record_samples
+from support.tuning.recorder import save
 
 from cudnn_autotune import ConvProblem, sampling
 from cudnn_autotune.audit import offline_cases, report

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import pytest
-import simulation
-from simulation import SimulatedTimer
+from support import simulation
+from support.simulation import SimulatedTimer
 
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle
 from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure

@@ -17,7 +17,7 @@ from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
 from cudnn_autotune.comparing.processes import CaseFailure, Process, ProcessFailure
 
-SIMULATION = "simulation.audit"
+SIMULATION = "support.simulation.audit"
 Config = functools.partial(AuditConfig, backend=SIMULATION)
 REQUEST = {
     "backend": SIMULATION,

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
 import torch
+from support import checkout
 
 import cudnn_autotune as ca
 from cudnn_autotune.audit.layers import Case, load, select

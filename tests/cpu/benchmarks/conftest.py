@@ -2,6 +2,6 @@
 
 import sys
 
-from benchmark_scripts import BENCHMARKS
+from support.processes.benchmark_scripts import BENCHMARKS
 
 sys.path.append(str(BENCHMARKS))

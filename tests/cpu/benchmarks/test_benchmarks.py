@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import BENCHMARKS, main, whole_record
 from common import numbers, workers
 from online_mode.overhead import compared
 from rank_norms import report as rank_norms_report
 from rank_tuning.report import agree, is_tuned_once, rows, speedup, tables
+from support.processes.benchmark_scripts import BENCHMARKS, main, whole_record
 
 DRY_RUNS = {
     "auto_against_pytorch": "--layers 6",

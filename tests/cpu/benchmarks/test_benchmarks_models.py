@@ -8,11 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import (
-    assert_rendered,
-    record,
-    whole_record,
-)
 from model_steps import cases, measure
 from model_steps import subject as subjects
 from model_steps.cases import MODELS, Case
@@ -22,6 +17,11 @@ from model_steps.networks import NETWORKS as KNOWN_NETWORKS
 from model_steps.report import rows, tables
 from model_steps.subject import Subject, errors
 from model_steps.turns import take_turns
+from support.processes.benchmark_scripts import (
+    assert_rendered,
+    record,
+    whole_record,
+)
 from torch import nn
 from torch._inductor import compile_fx, config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmark_scripts import dry_runs_into, whole_record
+from support.processes.benchmark_scripts import dry_runs_into, whole_record
 
 
 @pytest.mark.slow

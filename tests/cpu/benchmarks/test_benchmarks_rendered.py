@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import render_results
-from benchmark_scripts import BENCHMARKS, main, run
+from support.processes.benchmark_scripts import BENCHMARKS, main, run
 
 RECORDS = BENCHMARKS / "results" / "h200"
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmark_scripts import main
+from support.processes.benchmark_scripts import main
 
 pytestmark = pytest.mark.search
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import checkout
 import pytest
-from checkout import ROOT
+from support import checkout
+from support.checkout import ROOT
 
 
 @pytest.fixture(scope="module")

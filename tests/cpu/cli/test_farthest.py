@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from stored import H200, decisions, fill, refused, run, simulation, slower, succeeded
+from support.store.stored import H200, decisions, fill, refused, run, simulation, slower, succeeded
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli import gpu_peaks

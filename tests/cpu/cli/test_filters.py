@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import OPS, PROBLEMS, make
+from support.conv.problems import OPS, PROBLEMS, make
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

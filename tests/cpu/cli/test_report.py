@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from stored import (
+from support.store.stored import (
     H200,
     decisions,
     fill,

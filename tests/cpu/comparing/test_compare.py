@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import compared_models
 import pytest
 import torch
-from stored import run
-from subprocesses import PACKAGE_PARENT, python
+from support import checkout
+from support.models import compared_models
+from support.processes.subprocesses import PACKAGE_PARENT, python
+from support.store.stored import run
 from torch import nn
 
 import cudnn_autotune as ca
@@ -110,7 +111,7 @@ def test_a_process_has_the_callers_tf32(cudnn_flags: Any) -> None:
 
 PRECISE = """
 import torch, cudnn_autotune as ca
-import compared_models
+from support.models import compared_models
 
 torch.backends.cudnn.conv.fp32_precision = "ieee"  # by the newer names alone
 torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -128,7 +129,7 @@ print(torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_
 def test_processes_have_the_callers_settings(tmp_path: Path) -> None:
     path = tmp_path / "settings"
     program = PRECISE.replace("FILE", repr(str(path)))
-    done = python("-c", program, cwd=Path(compared_models.__file__).parent)
+    done = python("-c", program, cwd=checkout.TESTS)
     assert done.returncode == 0, done.stderr
     assert path.read_text() == "('ieee', 'tf32', torch.float64, True, 'native')"
     error, after = done.stdout.splitlines()
@@ -229,7 +230,7 @@ def test_calibrating_gives_norms_their_inputs_statistics() -> None:
     assert torch.allclose(model.norm.running_mean, output.mean((0, 2, 3)), atol=1e-6)
 
 
-NET = ("compare", "compared_models:Here", "--input", "2,3,8,8", "--device", "cpu")
+NET = ("compare", "support.models.compared_models:Here", "--input", "2,3,8,8", "--device", "cpu")
 
 
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
@@ -238,7 +239,9 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stderr == "comparing eager, channels_last; each may take 300 s to be ready\n"
     text = " ".join(done.stdout.split())
-    assert text.startswith("compared_models:Here: Here, forward, 2x3x8x8 bfloat16, cpu")
+    assert text.startswith(
+        "support.models.compared_models:Here: Here, forward, 2x3x8x8 bfloat16, cpu"
+    )
     assert "way step, ms spread speed first call, s error, output eager " in text  # tabs: a pipe
     assert "fastest: " in text
     tree = json.loads((tmp_path / "a" / "b.json").read_text())
@@ -250,7 +253,7 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
 def test_the_command_of_a_model_that_fails() -> None:
     """Its error is told once, and compilers are not tried."""
     ways = "channels_last,compile,max-autotune"
-    done = run("compare", "compared_models:Fails", *NET[2:], "--ways", ways)
+    done = run("compare", "support.models.compared_models:Fails", *NET[2:], "--ways", ways)
     assert done.exit_code == 1
     assert done.stdout.count("ValueError") == 1
     assert "channels_last: ValueError: no such size: (2, 3, 8, 8)" in done.stdout
@@ -260,7 +263,7 @@ def test_the_command_of_a_model_that_fails() -> None:
 
 INTERRUPTED = """
 import _thread, signal, sys
-import compared_models
+from support.models import compared_models
 from cudnn_autotune.comparing import compare
 from cudnn_autotune_cli import main
 
@@ -279,9 +282,9 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    given = ("compared_models:Net", *NET[2:], "--ways", "eager,channels_last")
+    given = ("support.models.compared_models:Net", *NET[2:], "--ways", "eager,channels_last")
     path = tmp_path / "a.json"
-    tests = Path(__file__).resolve().parents[2]
+    tests = checkout.TESTS
     command = ("-c", INTERRUPTED, "compare", *given, "--json", str(path))
     done = python(*command, env={"PYTHONPATH": str(tests)}, cwd=tests)
     assert done.returncode == 130, done.stderr
@@ -302,7 +305,8 @@ def is_running(pid: int) -> bool:
 
 
 API = """
-import compared_models, sys, torch
+import sys, torch
+from support.models import compared_models
 import cudnn_autotune as ca
 model = getattr(compared_models, sys.argv[1])().eval()
 ca.compare(model, torch.randn(2, 3, 8, 8), ways=["eager"])
@@ -331,13 +335,13 @@ def test_a_signal_ends_what_was_started(
 ) -> None:
     """A model that never returns, and a process of its own: all end, and their folders go."""
     tests, temporary, called = (
-        Path(compared_models.__file__).parent,
+        checkout.TESTS,
         tmp_path / "tmp",
         tmp_path / "c",
     )
     temporary.mkdir()
     model = "StuckOfChannelsLast" if program == "measured" else "Stuck"
-    given = [f"compared_models:{model}", *NET[2:], "--ways", "eager,channels_last"]
+    given = [f"support.models.compared_models:{model}", *NET[2:], "--ways", "eager,channels_last"]
     command = ["-m", "cudnn_autotune_cli", "compare", *given]
     path = os.pathsep.join([PACKAGE_PARENT, str(tests)])
     process = subprocess.Popen(
@@ -394,7 +398,9 @@ def test_why_errors_are_not_known(model: type[nn.Module], reason: str) -> None:
 
 def test_what_a_model_raises_controls_no_terminal(tmp_path: Path) -> None:
     files = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html")
-    done = run("compare", "compared_models:Colours", *NET[2:], "--ways", "eager", *files)
+    done = run(
+        "compare", "support.models.compared_models:Colours", *NET[2:], "--ways", "eager", *files
+    )
     html = (tmp_path / "a.html").read_text(encoding="utf-8")
     notes = "".join(row["note"] for row in json.loads((tmp_path / "a.json").read_text())["rows"])
     for text in (done.stdout, done.stderr, html, notes):

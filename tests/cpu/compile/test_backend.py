@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS, NAMES
-from references import TOLERANCES, assert_close
-from subprocesses import evaluate
+from support import checkout
+from support.conv.fused_cases import FUNCTIONS, NAMES
+from support.conv.references import TOLERANCES, assert_close
+from support.processes.subprocesses import evaluate
 from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch._inductor.cudagraph_trees import MarkStepBox

@@ -8,7 +8,7 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from checkout import ROOT
+from support.checkout import ROOT
 
 import cudnn_autotune as ca
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import communicating_models as models
 import pytest
 import torch
-from gloo_ranks import Ranks
+from support.models import communicating_models as models
+from support.processes.gloo_ranks import Ranks
 from torch.fx import Graph, GraphModule
 
 from cudnn_autotune.compile.communication import communicates

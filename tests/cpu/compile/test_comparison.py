@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from deep_network import IMAGES, deep_network, distance, with_folded_norms
+from support.models.deep_network import IMAGES, deep_network, distance, with_folded_norms
 from torch import Tensor, nn
 
 from cudnn_autotune.compile.comparison import Comparison, compare

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import TOLERANCES, assert_close, relative_error
+from support.conv.references import TOLERANCES, assert_close, relative_error
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode

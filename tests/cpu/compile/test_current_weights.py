@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.models.weight_changes import statistics, swapped, trained_by
 from torch import Tensor, nn
-from weight_changes import statistics, swapped, trained_by
 
 import cudnn_autotune as ca
 

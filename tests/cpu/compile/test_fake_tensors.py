@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_cases import CASES, Case, ops
+from support.conv.op_cases import CASES, Case, ops
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from references import relative_error
+from support.conv.references import relative_error
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

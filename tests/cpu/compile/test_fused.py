@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS, NAMES
-from problems import make
+from support.conv.fused_cases import FUNCTIONS, NAMES
+from support.conv.problems import make
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_cases import FUNCTIONS
-from inductors_graphs import inductors_graphs
-from references import CONVOLUTIONS, TOLERANCES, assert_close
+from support.conv.fused_cases import FUNCTIONS
+from support.conv.references import CONVOLUTIONS, TOLERANCES, assert_close
+from support.models.inductors_graphs import inductors_graphs
 from torch import Tensor, nn
 from torch._inductor.compile_fx import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode

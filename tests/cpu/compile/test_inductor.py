@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from inductors_graphs import inductors_graphs
-from subprocesses import evaluate
+from support.models.inductors_graphs import inductors_graphs
+from support.processes.subprocesses import evaluate
 from torch import Tensor, nn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code

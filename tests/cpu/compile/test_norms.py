@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from norm_models import (
+from support.norms.models import (
     Activated,
     Dense,
     IntoShortcut,

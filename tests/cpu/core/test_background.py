@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import CancelledError, wait
 
 import pytest
-from subprocesses import python
+from support.processes.subprocesses import python
 
 from cudnn_autotune.core.background import BackgroundThreads
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkout import ROOT, TESTS
-from subprocesses import python
+from support.checkout import ROOT, TESTS
+from support.processes.subprocesses import python
 
 import cudnn_autotune as ca
 from cudnn_autotune import _build_info

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from problems import make
-from subprocesses import forked, python
+from support.conv.problems import make
+from support.processes.subprocesses import forked, python
 
 import cudnn_autotune as ca
 from cudnn_autotune.core import fork_safe_lock

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from strategies import BUILT_IN_MODES
-from subprocesses import evaluate, python
+from support.processes.subprocesses import evaluate, python
+from support.tuning.strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available

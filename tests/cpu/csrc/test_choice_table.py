@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import csrc_programs
+from support.processes import csrc_programs
 
 PROGRAM = r"""
 #include <atomic>

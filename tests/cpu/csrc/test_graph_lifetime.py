@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import csrc_programs
 import pytest
+from support.processes import csrc_programs
 
 PROGRAM = r"""
 #include <cuda_runtime_api.h>

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from problem_fields import BASE, CHANGES
+from support.conv.problem_fields import BASE, CHANGES
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-import distributed_cases as cases
 import pytest
-from gloo_ranks import Ranks
-from problems import make
+from support.conv.problems import make
+from support.processes import distributed_cases as cases
+from support.processes.gloo_ranks import Ranks
 
 from cudnn_autotune.distributed.agreement import best
 from cudnn_autotune.engines.problem_json import problem_to_json

@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Iterator
 
-import distributed_cases as cases
 import pytest
-from gloo_ranks import Ran, Ranks
+from support.processes import distributed_cases as cases
+from support.processes.gloo_ranks import Ran, Ranks
 
 from cudnn_autotune.distributed import DistributedTuningError
 from cudnn_autotune.distributed.heartbeat import BEAT_S, SILENT_S

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import distributed_cases as cases
 import pytest
-from gloo_ranks import Ran, Ranks
+from support.processes import distributed_cases as cases
+from support.processes.gloo_ranks import Ran, Ranks
 
 from cudnn_autotune.core import versions
 from cudnn_autotune.distributed import DistributedTuningError

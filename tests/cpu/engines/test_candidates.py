@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from problems import OPS, PROBLEMS, RESNET_FP16, SHIPPED_GPUS, make
-from subprocesses import evaluate_forked
+from support.conv.problems import OPS, PROBLEMS, RESNET_FP16, SHIPPED_GPUS, make
+from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import open_search

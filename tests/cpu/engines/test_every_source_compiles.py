@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_problems import TAKES, random_problem
+from support.kernels.random_problems import TAKES, random_problem
 
 from cudnn_autotune import _C, engines
 from cudnn_autotune.compile.weights import operators

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import H200 as OF_H200
-from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
-from user_implementations import Fixed, registered
+from support.kernels.user_implementations import Fixed, registered
+from support.simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
+from support.store.decisions import H200 as OF_H200
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 import pytest
-from made_up_plans import PROBLEM
-from subprocesses import evaluate_forked
+from support.processes.subprocesses import evaluate_forked
+from support.tuning.made_up_plans import PROBLEM
 
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from problem_fields import BASE, CHANGES
-from problems import OPS, PROBLEMS, make
-from references import CONVOLUTIONS, convolution
+from support.conv.problem_fields import BASE, CHANGES
+from support.conv.problems import OPS, PROBLEMS, make
+from support.conv.references import CONVOLUTIONS, convolution
 from torch.utils.flop_counter import conv_flop_count
 
 import cudnn_autotune as ca

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from random_problems import KINDS, TAKES, random_problem
+from support.kernels.random_problems import KINDS, TAKES, random_problem
 
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.offers import gpu_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from fused_cases import FUNCTIONS
-from problems import make
+from support.conv.fused_cases import FUNCTIONS
+from support.conv.problems import make
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines import roofline

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import simulation
 from hypothesis import given
 from hypothesis import strategies as st
-from simulation import candidate
-from strategies import BUILT_IN_MODES
+from support import simulation
+from support.simulation import candidate
+from support.tuning.strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from problems import OPS, PROBLEMS, make
-from references import assert_close, random_operands, reference
+from support.conv.problems import OPS, PROBLEMS, make
+from support.conv.references import assert_close, random_operands, reference
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -17,9 +17,10 @@ from typing import Any, Self
 
 import pytest
 import torch
-import user_kernels
-from subprocesses import PACKAGE_PARENT
-from user_implementations import registered
+from support import checkout
+from support.kernels import user_kernels
+from support.kernels.user_implementations import registered
+from support.processes.subprocesses import PACKAGE_PARENT
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.guard_bands import GuardedMemory, with_room
@@ -315,7 +316,8 @@ import logging, os, sys, time
 sys.path[:0] = [{tests!r}, {folder!r}]
 with open({imports!r}, "a") as file:
     print(os.getpid(), __name__, file=file)
-import user_kernels
+from support import checkout
+from support.kernels import user_kernels
 import cudnn_autotune as ca
 from cudnn_autotune.engines import registry
 from cudnn_autotune.implementing import isolated_run
@@ -342,7 +344,7 @@ class Program:
     def __init__(self, folder: Path, code: str, **modules: str) -> None:
         self.mark = f"{os.getpid()}-{folder.name}"
         self.imports, self.began = folder / "imports", folder / "began"
-        tests = str(Path(user_kernels.__file__).parent)
+        tests = str(checkout.TESTS)
         given = {"tests": tests, "folder": str(folder), "imports": str(self.imports)}
         for name, text in {"program": code, **modules}.items():
             (folder / f"{name}.py").write_text(_PROGRAM.format(**given, code=text))

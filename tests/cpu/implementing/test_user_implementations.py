@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import checkout
 import pytest
 import torch
-from references import assert_close, random_operands, reference
-from subprocesses import evaluate
-from user_implementations import registered
+from support import checkout
+from support.conv.references import assert_close, random_operands, reference
+from support.kernels.user_implementations import registered
+from support.processes.subprocesses import evaluate
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines import recipe, registry

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_problems import KINDS, random_problem
-from subprocesses import evaluate_forked
-from user_implementations import registered
+from support.kernels.random_problems import KINDS, random_problem
+from support.kernels.user_implementations import registered
+from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C, kernels

@@ -7,14 +7,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import assert_compiles
-from depthwise_layers import depthwise
-from first_layers import first_layer
-from grouped_layers import problem as grouped
-from random_problems import TAKES, random_problem
+from support import cuda_emulation
+from support.cuda_emulation.checks import assert_compiles
+from support.kernels.depthwise_layers import depthwise
+from support.kernels.first_layers import first_layer
+from support.kernels.grouped_layers import problem as grouped
+from support.kernels.random_problems import TAKES, random_problem
 
 from cudnn_autotune import _C, ConvProblem
 from cudnn_autotune.engines.compiled_kernels import cubin

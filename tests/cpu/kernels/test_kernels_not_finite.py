@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation import WORK, Work, run_recipe
-from cuda_emulation.checks import H200, random_tensors, written
-from depthwise_layers import depthwise
-from first_layers import first_layer
-from grouped_layers import problem as grouped
-from not_finite import PATTERNS
-from references import expected, relative_error, tolerance
+from support import cuda_emulation
+from support.conv.references import expected, relative_error, tolerance
+from support.cuda_emulation import WORK, Work, run_recipe
+from support.cuda_emulation.checks import H200, random_tensors, written
+from support.kernels.depthwise_layers import depthwise
+from support.kernels.first_layers import first_layer
+from support.kernels.grouped_layers import problem as grouped
+from support.kernels.not_finite import PATTERNS
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.kernels.built_in import BUILT_IN

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.conv.watched_calls import FORWARD, Watched
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations, parametrize
-from watched_calls import FORWARD, Watched
 
 import cudnn_autotune as ca
 

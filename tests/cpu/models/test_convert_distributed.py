@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import converted_model
-import distributed_cases as cases
-import norm_ranks
 import pytest
-from gloo_ranks import Ranks
+from support.models import converted_model
+from support.norms import ranks as norm_ranks
+from support.processes import distributed_cases as cases
+from support.processes.gloo_ranks import Ranks
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import norm_models
 import pytest
 import torch
-from norm_models import Projected, Residual, conv, data
-from served_norms import norms_on_cpu
+from support.norms import models as norm_models
+from support.norms.models import Projected, Residual, conv, data
+from support.norms.served import norms_on_cpu
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import distributed_cases as cases
 import pytest
-import spread_model
 import torch
 import torch.distributed as dist
-from gloo_ranks import Ranks
-from problems import make
+from support.conv.problems import make
+from support.models import spread_model
+from support.processes import distributed_cases as cases
+from support.processes.gloo_ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import enabling_beside_threads
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
-from made_up_plans import plan_of
-from references import error_of
-from subprocesses import evaluate, evaluate_forked, python, python_forked
+from support.conv.references import error_of
+from support.conv.upstream import FUNCTIONS, OPS, WITH_ERRORS, check_op_samples, op_samples
+from support.processes import enabling_beside_threads
+from support.processes.subprocesses import evaluate, evaluate_forked, python, python_forked
+from support.tuning.made_up_plans import plan_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
-from upstream import FUNCTIONS, OPS, WITH_ERRORS, check_op_samples, op_samples
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
@@ -187,7 +187,7 @@ def test_the_variable_has_a_summary_at_the_end(rank: str, ending: str) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from decisions import decision
+from support.store.decisions import decision
 from cudnn_autotune.tuning import choice_log
 from cudnn_autotune.tuning.choice import Choice
 choice_log.record(Choice(decision(), 0, origin="store"))

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import distributed_cases as cases
 import pytest
 import torch
-from gloo_ranks import Ranks
+from support.processes import distributed_cases as cases
+from support.processes.gloo_ranks import Ranks
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from decisions import decision as decision_of
-from made_up_plans import plan_of
-from problems import PROBLEMS, SHIPPED_GPUS, make
-from references import assert_close
-from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
+from support.conv.problems import PROBLEMS, SHIPPED_GPUS, make
+from support.conv.references import assert_close
+from support.simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
+from support.store.decisions import decision as decision_of
+from support.tuning.made_up_plans import plan_of
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C, sampling

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import odd_layouts
 import pytest
 import torch
+from support.conv import odd_layouts
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca

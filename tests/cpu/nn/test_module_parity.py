@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from references import error_of
+from support.conv.references import error_of
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

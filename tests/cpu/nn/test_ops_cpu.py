@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from op_cases import CASES, Case, ops
+from support.conv.op_cases import CASES, Case, ops
 from torch import Tensor
 from torch.library import opcheck
 

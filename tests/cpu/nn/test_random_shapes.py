@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from random_shapes import RandomShape, errors, random_shape
+from support.conv.random_shapes import RandomShape, errors, random_shape
 
 import cudnn_autotune as ca
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from upstream import (
+from support.conv.upstream import (
     FUNCTIONS,
     MODULES,
     WITH_ERRORS,

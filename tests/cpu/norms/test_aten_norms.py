@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from served_norms import norms_on_cpu
-from served_on_cpu import served_on_cpu
+from support.conv.served_on_cpu import served_on_cpu
+from support.norms.served import norms_on_cpu
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint

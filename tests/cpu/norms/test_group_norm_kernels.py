@@ -6,13 +6,13 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
 import torch.nn.functional as F
-from norm_cases import EPS
-from norm_launches import SMALL, TOLERANCES, group_norm_by_kernels
-from references import assert_close, relative_error
+from support import cuda_emulation
+from support.conv.references import assert_close, relative_error
+from support.norms.cases import EPS
+from support.norms.launches import SMALL, TOLERANCES, group_norm_by_kernels
 from torch import Tensor
 
 from cudnn_autotune.engines.compiled_kernels import cubin

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from served_on_cpu import served_on_cpu
+from support.conv.served_on_cpu import served_on_cpu
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

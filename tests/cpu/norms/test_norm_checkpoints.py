@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from norm_models import NormAct, conv, data
-from served_norms import norms_on_cpu
-from served_on_cpu import served_on_cpu
+from support.conv.served_on_cpu import served_on_cpu
+from support.norms.models import NormAct, conv, data
+from support.norms.served import norms_on_cpu
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from norm_models import NormAct, conv, data
-from served_norms import choice_of, is_ours, norms_on_cpu
+from support.norms.models import NormAct, conv, data
+from support.norms.served import choice_of, is_ours, norms_on_cpu
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

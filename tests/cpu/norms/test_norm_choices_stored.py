@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from stored_norms import trained
-from subprocesses import evaluate_forked
+from support.norms.stored import trained
+from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.norms import file as norm_file
@@ -23,7 +23,7 @@ TUNED, STORED = [["half kept", "tuned"]], [["half kept", "store"]]
 def in_process(folder: Path, fastest: str, *sides: int) -> Any:
     """Returns what :func:`trained` does in a process of its own."""
     code = (
-        "import json, cudnn_autotune as ca; from stored_norms import trained\n"
+        "import json, cudnn_autotune as ca; from support.norms.stored import trained\n"
         f"ca.set_store({str(folder)!r}, mode='read_write')\n"
         f"print(json.dumps(trained({fastest!r}, {sides})))"
     )

@@ -8,14 +8,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import covering
-from norm_cases import EPS, Norm, by_pytorch, norm
-from norm_launches import MOMENTUM, SMALL, TOLERANCES, by_kernels
-from references import assert_close, relative_error
+from support import cuda_emulation
+from support.conv.references import assert_close, relative_error
+from support.covering import covering
+from support.norms.cases import EPS, Norm, by_pytorch, norm
+from support.norms.launches import MOMENTUM, SMALL, TOLERANCES, by_kernels
 
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.offers import gpu_of

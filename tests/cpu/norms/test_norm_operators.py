@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from covering import covering
-from norm_cases import EPS, Norm, by_operators, by_pytorch, norm
-from references import assert_close
+from support.conv.references import assert_close
+from support.covering import covering
+from support.norms.cases import EPS, Norm, by_operators, by_pytorch, norm
 from torch import Tensor
 
 import cudnn_autotune  # noqa: F401  (registers the operators)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from covering import covering
-from norm_cases import Norm, norm
-from norm_launches import SMALL, TOGETHER, Schedule, by_kernels, group_norm_by_kernels
+from support import cuda_emulation
+from support.covering import covering
+from support.norms.cases import Norm, norm
+from support.norms.launches import SMALL, TOGETHER, Schedule, by_kernels, group_norm_by_kernels
 from torch import Tensor
 
 from cudnn_autotune.norms.plan import Form, NormPlan

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.conv.watched_calls import BACKWARD, FORWARD, Watched
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.overrides import TorchFunctionMode
@@ -22,7 +23,6 @@ from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from watched_calls import BACKWARD, FORWARD, Watched
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

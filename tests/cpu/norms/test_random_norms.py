@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from references import relative_error
-from served_norms import norms_on_cpu
-from served_on_cpu import served_on_cpu
+from support.conv.references import relative_error
+from support.conv.served_on_cpu import served_on_cpu
+from support.norms.served import norms_on_cpu
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -13,11 +13,11 @@ from typing import cast
 
 import numpy as np
 import pytest
-import simulation
 import torch
-from made_up_plans import plan_of
-from online_trials import FIRST, Calls, Committed, Undecided, race_of
-from simulation import GPU, SimulatedEngine, StaticCandidates, candidate, engine, timer_of
+from support import simulation
+from support.simulation import GPU, SimulatedEngine, StaticCandidates, candidate, engine, timer_of
+from support.tuning.made_up_plans import plan_of
+from support.tuning.online_trials import FIRST, Calls, Committed, Undecided, race_of
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C

@@ -17,14 +17,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
 
-import checkout
 import pytest
 import torch
-from made_up_plans import plan_of
-from online_trials import FIRST, NOISE, Calls, Undecided, race_of
-from problems import make
-from simulation import candidate
-from subprocesses import PACKAGE_PARENT, python
+from support import checkout
+from support.conv.problems import make
+from support.processes.subprocesses import PACKAGE_PARENT, python
+from support.simulation import candidate
+from support.tuning.made_up_plans import plan_of
+from support.tuning.online_trials import FIRST, NOISE, Calls, Undecided, race_of
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
@@ -543,9 +543,9 @@ from cudnn_autotune.online import tuner as online_tuner
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.online.tuner import OnlineCommitter
 from cudnn_autotune.online.tuner import TUNER, Prepared, Trial
-from online_trials import FIRST, Undecided
-from problems import make
-from simulation import candidate
+from support.tuning.online_trials import FIRST, Undecided
+from support.conv.problems import make
+from support.simulation import candidate
 
 problem = make("resnet_fp16_nhwc")
 decision = untimed(problem, Policy("online"), Measurement(FIRST, None, 0))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate, engine
+from support.simulation import GPU, SimulatedEngine, SimulatedTimer, candidate, engine
 
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strategies import Counting
+from support.tuning.strategies import Counting
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli.commands import tune as tune_command

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from problems import make
-from simulation import engine, timer_of
-from stored import H200
+from support.conv.problems import make
+from support.simulation import engine, timer_of
+from support.store.stored import H200
 
 import cudnn_autotune as ca
 from cudnn_autotune import ConvProblem

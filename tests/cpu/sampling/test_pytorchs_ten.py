@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulation import GPU, SimulatedEngine, SimulatedTimer
+from support.simulation import GPU, SimulatedEngine, SimulatedTimer
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate, engine
+from support.simulation import GPU, SimulatedEngine, SimulatedTimer, candidate, engine
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit.offline.stand_ins import StaticCandidates

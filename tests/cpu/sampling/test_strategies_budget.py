@@ -7,8 +7,8 @@ import math
 from dataclasses import replace
 
 import pytest
-import simulation
-from simulation import (
+from support import simulation
+from support.simulation import (
     GPU,
     SimulatedEngine,
     SimulatedTimer,

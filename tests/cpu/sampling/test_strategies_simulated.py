@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import simulation
 import torch
-from simulation import (
+from support import simulation
+from support.simulation import (
     GPU,
     Noise,
     SimulatedEngine,

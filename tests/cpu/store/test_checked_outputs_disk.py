@@ -10,9 +10,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
-from subprocesses import evaluate_forked, forked
+from support import checkout
+from support.processes.subprocesses import evaluate_forked, forked
 
 from cudnn_autotune.store import checked_outputs, private_folder
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
@@ -43,7 +43,7 @@ import json, math, os, resource, sys
 from pathlib import Path
 sys.path[:0] = [{TESTS!r}, {str(Path(__file__).parent)!r}]
 from test_checked_outputs_disk import ENGINE, believed, file_of, opened
-from unprivileged import drop_capabilities
+from support.store.unprivileged import drop_capabilities
 folder = Path({str(folder)!r})
 {body}
 print(json.dumps(told))

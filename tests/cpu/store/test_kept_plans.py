@@ -12,11 +12,11 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import checkout
 import pytest
 import torch
-from problems import make
-from subprocesses import evaluate_forked
+from support import checkout
+from support.conv.problems import make
+from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
@@ -81,7 +81,7 @@ def begin(folder: Path) -> str:
     return f"""
 import resource, sys
 sys.path.insert(0, {TESTS!r})
-from problems import make
+from support.conv.problems import make
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import open_search
@@ -325,7 +325,7 @@ def test_processes_that_write_the_same_plans_and_are_killed(tmp_path: Path) -> N
         evaluate_forked(f"""
 import json, pathlib, sys
 sys.path.insert(0, {TESTS!r})
-import plan_writers
+from support.store import plan_writers
 print(json.dumps(plan_writers.killed(pathlib.Path({str(tmp_path)!r}), 20)))
 """)
     )

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import checkout
 import pytest
-from decisions import H200, L4, decision, timed
-from subprocesses import evaluate_forked
+from support import checkout
+from support.processes.subprocesses import evaluate_forked
+from support.store.decisions import H200, L4, decision, timed
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli import stores
@@ -126,7 +126,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {here!r}]
-from decisions import H200
+from support.store.decisions import H200
 from test_peaks_file import PEAKS
 from cudnn_autotune.store import peaks_file
 for number in range({first}, {first} + 25):

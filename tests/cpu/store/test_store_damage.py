@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import FRONTIER, H200, L4, decision, measured_otherwise, problem, resealed, selection
+from support.store.decisions import (
+    FRONTIER,
+    H200,
+    L4,
+    decision,
+    measured_otherwise,
+    problem,
+    resealed,
+    selection,
+)
 
 from cudnn_autotune.store import codec
 from cudnn_autotune.store.decision import Decision

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulation
 import torch
-from decisions import FRONTIER, H200, decision, problem
-from strategies import BUILT_IN_MODES
+from support import simulation
+from support.store.decisions import FRONTIER, H200, decision, problem
+from support.tuning.strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import H200, L4
+from support.store.decisions import H200, L4
 
 import cudnn_autotune as ca
 from cudnn_autotune.store.environment import Environment, file_in

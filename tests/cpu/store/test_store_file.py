@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import FRONTIER, H200, L4, at_limit, decision, problem, selection, timed
-from subprocesses import evaluate_forked
+from support.processes.subprocesses import evaluate_forked
+from support.store.decisions import (
+    FRONTIER,
+    H200,
+    L4,
+    at_limit,
+    decision,
+    problem,
+    selection,
+    timed,
+)
 
 import cudnn_autotune as ca
 from cudnn_autotune.sampling.policy import Policy

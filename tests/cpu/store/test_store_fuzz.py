@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import H200, L4, at_limit, decision, problem, resealed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nearest_problems import nearest
+from support.store.decisions import H200, L4, at_limit, decision, problem, resealed
+from support.store.nearest import nearest
 
 from cudnn_autotune.store import codec, file_format
 from cudnn_autotune.store.decision import Decision

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from decisions import H200, decision
-from stored import decisions, fill, refused, succeeded
+from support.store.decisions import H200, decision
+from support.store.stored import decisions, fill, refused, succeeded
 
 from cudnn_autotune.core import atomic_file
 from cudnn_autotune.engines.roofline import Peaks

@@ -16,10 +16,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import checkout
 import pytest
-from decisions import H200, decision, problem
-from subprocesses import evaluate_forked
+from support import checkout
+from support.processes.subprocesses import evaluate_forked
+from support.store.decisions import H200, decision, problem
 
 from cudnn_autotune.store import disk_file
 from cudnn_autotune.store import settings as store_settings
@@ -201,7 +201,7 @@ def test_with_warnings_as_errors_decisions_stay_in_memory(
         f"""
 import sys; sys.path.insert(0, {TESTS!r})
 import json, warnings
-from decisions import *
+from support.store.decisions import *
 from cudnn_autotune.store.file_store import Store
 warnings.simplefilter("error")
 raised, store = [], None

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import H200, decision
-from nearest_problems import nearest
+from support.store.decisions import H200, decision
+from support.store.nearest import nearest
 
 import cudnn_autotune as ca
 from cudnn_autotune.sampling.policy import Policy

@@ -9,9 +9,16 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from decisions import FRONTIER, H200, at_limit, decision, measured_otherwise, selection
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.store.decisions import (
+    FRONTIER,
+    H200,
+    at_limit,
+    decision,
+    measured_otherwise,
+    selection,
+)
 
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.file_store import Layered, Store

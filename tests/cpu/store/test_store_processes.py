@@ -7,10 +7,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
-from decisions import FRONTIER, H200, decision, selection
-from subprocesses import evaluate_forked
+from support import checkout
+from support.processes.subprocesses import evaluate_forked
+from support.store.decisions import FRONTIER, H200, decision, selection
 
 from cudnn_autotune.store.file_store import Store
 
@@ -21,7 +21,7 @@ def run(function: str, folder: Path, *numbers: int) -> dict[str, Any]:
 import json, pathlib, sys, warnings
 sys.path.insert(0, {str(checkout.TESTS)!r})
 warnings.simplefilter("error")
-import store_writers
+from support.store import writers as store_writers
 print(json.dumps(store_writers.{function}(pathlib.Path({str(folder)!r}), *{numbers!r})))
 """
     told: dict[str, Any] = json.loads(evaluate_forked(code))

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulation
-from decisions import (
+from hypothesis import given
+from hypothesis import strategies as st
+from support import simulation
+from support.store.decisions import (
     EVIDENCE,
     FRONTIER,
     H200,
@@ -20,8 +22,6 @@ from decisions import (
     selection,
     timed,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN

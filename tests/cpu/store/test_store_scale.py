@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from decisions import H200, decision, problem, resealed
-from stored import recorded
+from support.store.decisions import H200, decision, problem, resealed
+from support.store.stored import recorded
 
 from cudnn_autotune.audit import recordings
 from cudnn_autotune.store import codec, file_format

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import EVIDENCE, H200, decision, resealed, selection, timed
-from stored import run
+from support.store.decisions import EVIDENCE, H200, decision, resealed, selection, timed
+from support.store.stored import run
 
 from cudnn_autotune.store import codec, file_format
 from cudnn_autotune.store.decision import Decision

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
-from decisions import H200, decision, problem, selection
-from subprocesses import evaluate_forked
+from support import checkout
+from support.processes.subprocesses import evaluate_forked
+from support.store.decisions import H200, decision, problem, selection
 
 from cudnn_autotune.store import disk_file
 from cudnn_autotune.store.file_store import Store
@@ -31,8 +31,8 @@ def in_a_child(body: str, folder: Path) -> Any:
 import json, os, resource, sys, warnings
 from pathlib import Path
 sys.path.insert(0, {TESTS!r})
-from decisions import *
-from unprivileged import drop_capabilities
+from support.store.decisions import *
+from support.store.unprivileged import drop_capabilities
 from cudnn_autotune.store.file_store import Store
 folder = {str(folder)!r}
 with warnings.catch_warnings(record=True) as caught:

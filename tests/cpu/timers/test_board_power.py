@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from simulation import GPU, STILL, candidate, engine, timer_of
+from support.simulation import GPU, STILL, candidate, engine, timer_of
 
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sustained.run import SustainedRun, run_sustained

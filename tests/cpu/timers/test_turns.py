@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulation import candidate, engine, timer_of
+from support.simulation import candidate, engine, timer_of
 
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.timers.turns import Mirrored, Turns

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import EVIDENCE, decision, problem, selection, timed
-from simulation import engine, timer_of
+from support.simulation import engine, timer_of
+from support.store.decisions import EVIDENCE, decision, problem, selection, timed
 
 from cudnn_autotune.engines.candidates import named
 from cudnn_autotune.engines.configs import ATEN

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_cases import CASES
-from references import random_operands, reference
-from subprocesses import evaluate_forked
+from support.conv.op_cases import CASES
+from support.conv.references import random_operands, reference
+from support.processes.subprocesses import evaluate_forked
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

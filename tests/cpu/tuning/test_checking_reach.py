@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from references import random_operands, reference
+from support.conv.references import random_operands, reference
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from problems import make
-from subprocesses import evaluate_forked
+from support.conv.problems import make
+from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from decisions import decision, problem, selection, timed
+from support.store.decisions import decision, problem, selection, timed
 
 from cudnn_autotune.engines.selection import Evidence, Measurement
 from cudnn_autotune.models.tune import Tuned

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import user_kernels
-from made_up_plans import plan_of
+from support.kernels import user_kernels
+from support.tuning.made_up_plans import plan_of
 from torch import Tensor
 
 import cudnn_autotune as ca

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from made_up_plans import plan_of
-from simulation import candidate
+from support.simulation import candidate
+from support.tuning.made_up_plans import plan_of
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from simulation import candidate
+from support.simulation import candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN

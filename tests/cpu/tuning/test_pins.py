@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from strategies import BUILT_IN_MODES
+from support.tuning.strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune.sampling.policy import Policy

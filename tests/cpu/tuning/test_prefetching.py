@@ -14,12 +14,12 @@ from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
-import checkout
 import pytest
 import torch
-from decisions import H200
-from problems import make
-from subprocesses import python
+from support import checkout
+from support.conv.problems import make
+from support.processes.subprocesses import python
+from support.store.decisions import H200
 from torch import nn
 
 import cudnn_autotune as ca
@@ -276,7 +276,7 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_has_not() -> None:
 EXIT = f"""
 import atexit, sys
 sys.path.insert(0, {TESTS!r})
-from problems import make
+from support.conv.problems import make
 from cudnn_autotune import _C
 from cudnn_autotune.engines import devices
 from cudnn_autotune.store import kept_plans

@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 import torch
-import user_kernels
-from made_up_plans import plan_of
-from problems import make
+from support.conv.problems import make
+from support.kernels import user_kernels
+from support.tuning.made_up_plans import plan_of
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulation import candidate
+from support.simulation import candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

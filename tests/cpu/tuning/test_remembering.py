@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import under
-from simulation import candidate
-from stored import layer, simulation
-from subprocesses import evaluate_forked
+from support.processes.subprocesses import evaluate_forked
+from support.simulation import candidate
+from support.store.decisions import under
+from support.store.stored import layer, simulation
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from problems import make
-from references import random_operands
+from support.conv.problems import make
+from support.conv.references import random_operands
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import user_kernels
-from user_implementations import registered
+from support.kernels import user_kernels
+from support.kernels.user_implementations import registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import checkout
 import pytest
-from strategies import BUILT_IN_MODES
-from subprocesses import evaluate, python
+from support import checkout
+from support.processes.subprocesses import evaluate, python
+from support.tuning.strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available
@@ -330,7 +330,7 @@ def test_bad_limits_are_named_and_change_nothing(name: str, value: object) -> No
 
 
 def test_a_registered_mode_is_a_mode() -> None:
-    from strategies import COUNTING
+    from support.tuning.strategies import COUNTING
 
     ca.sampling.register(COUNTING)  # again: no harm
     ca.set_sampling(COUNTING.name)

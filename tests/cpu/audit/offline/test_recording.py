@@ -16,11 +16,10 @@ from statistics import geometric_mean
 from typing import Any
 
 import pytest
-import simulation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorder import record, save
-from simulation import (
+from support import simulation
+from support.simulation import (
     PROBLEM,
     SimulatedEngine,
     SimulatedTimer,
@@ -28,7 +27,8 @@ from simulation import (
     engine,
     timer_of,
 )
-from strategies import BUILT_IN_MODES
+from support.tuning.recorder import record, save
+from support.tuning.strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases, recordings

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulation
-from recorder import record, save
-from simulation import (
+from support import simulation
+from support.simulation import (
     GPU,
     PROBLEM,
     STILL,
@@ -22,6 +21,7 @@ from simulation import (
     engine,
     timer_of,
 )
+from support.tuning.recorder import record, save
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit.offline.recorded_times import smoothed

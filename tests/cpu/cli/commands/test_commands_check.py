@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stored import refused, run, succeeded
-from user_implementations import EMPTY, Written, registered
+from support.kernels.user_implementations import EMPTY, Written, registered
+from support.store.stored import refused, run, succeeded
 
 import cudnn_autotune as ca
 

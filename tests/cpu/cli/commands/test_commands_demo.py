@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from decisions import selection, timed
-from stored import run
-from strategies import BUILT_IN_MODES
+from support.store.decisions import selection, timed
+from support.store.stored import run
+from support.tuning.strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.commands.demo import LAYERS, Tried, answer

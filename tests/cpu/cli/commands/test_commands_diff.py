@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from decisions import under
-from stored import decisions, fill, run, slower
+from support.store.decisions import under
+from support.store.stored import decisions, fill, run, slower
 
 from cudnn_autotune.store.decision import Decision
 

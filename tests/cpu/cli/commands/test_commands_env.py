@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import checkout
 import pytest
-from problems import make
-from stored import run
+from support import checkout
+from support.conv.problems import make
+from support.store.stored import run
 
 from cudnn_autotune import _C
 from cudnn_autotune.cli.commands import env

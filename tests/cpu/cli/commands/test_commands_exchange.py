@@ -6,9 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from decisions import under
-from stored import H200, NEWER_CUDNN, decisions, fill, later, misspelt, refused, succeeded
-from stored_norms import trained
+from support.norms.stored import trained
+from support.store.decisions import under
+from support.store.stored import (
+    H200,
+    NEWER_CUDNN,
+    decisions,
+    fill,
+    later,
+    misspelt,
+    refused,
+    succeeded,
+)
 
 import cudnn_autotune as ca
 from cudnn_autotune.cli.stores import read_whole

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from stored import fill
-from subprocesses import PACKAGE_PARENT, python_forked
+from support.processes.subprocesses import PACKAGE_PARENT, python_forked
+from support.store.stored import fill
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 import pytest
-from decisions import under
-from stored import H200, decisions, fill, later, run, succeeded
+from support.store.decisions import under
+from support.store.stored import H200, decisions, fill, later, run, succeeded
 
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.file_store import Store

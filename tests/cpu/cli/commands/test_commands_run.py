@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from decisions import decision, selection, timed
-from subprocesses import PACKAGE_PARENT, python, python_forked
+from support.processes.subprocesses import PACKAGE_PARENT, python, python_forked
+from support.store.decisions import decision, selection, timed
 
 import cudnn_autotune_cli
 from cudnn_autotune.engines.selection import Evidence

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import resealed
-from stored import (
+from support.store.decisions import resealed
+from support.store.stored import (
     H200,
     NEWER_CUDNN,
     decisions,

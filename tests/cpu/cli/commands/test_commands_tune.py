@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from simulation import SimulatedTimer, preset
-from stored import H200, decide, layer, refused, run, succeeded
+from support.simulation import SimulatedTimer, preset
+from support.store.stored import H200, decide, layer, refused, run, succeeded
 from torch import nn
 
 from cudnn_autotune.cli.commands.tune import Bench

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 
-import cuda_emulation
 import pytest
 import torch
-from fold_cases import BATCH_NORM, Folded, case
-from references import TOLERANCES, assert_close
+from support import cuda_emulation
+from support.conv.references import TOLERANCES, assert_close
+from support.models.fold_cases import BATCH_NORM, Folded, case
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

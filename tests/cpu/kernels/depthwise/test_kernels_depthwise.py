@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from depthwise_layers import depthwise
+from support import cuda_emulation
+from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
+from support.kernels.depthwise_layers import depthwise
 
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.problem import ConvProblem

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import random
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from depthwise_layers import depthwise
-from fused_cases import NAMES
+from support import cuda_emulation
+from support.conv.fused_cases import NAMES
+from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
+from support.kernels.depthwise_layers import depthwise
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem

@@ -6,11 +6,11 @@ import dataclasses
 import random
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from depthwise_layers import depthwise
+from support import cuda_emulation
+from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
+from support.kernels.depthwise_layers import depthwise
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.kernels.depthwise.depthwise_wgrad import DepthwiseWgrad

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from first_layers import (
+from support import cuda_emulation
+from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
+from support.kernels.first_layers import (
     EPILOGUES,
     HEIGHT_1,
     L4,

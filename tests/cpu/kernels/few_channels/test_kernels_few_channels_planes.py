@@ -8,11 +8,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
-from first_layers import EPILOGUES, HEIGHT_1, L4, assert_blocks_fit, first_layer, random_first_layer
+from support import cuda_emulation
+from support.cuda_emulation.checks import (
+    H200,
+    assert_compiles,
+    check,
+    check_not_finite,
+    random_tensors,
+)
+from support.kernels.first_layers import (
+    EPILOGUES,
+    HEIGHT_1,
+    L4,
+    assert_blocks_fit,
+    first_layer,
+    random_first_layer,
+)
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of

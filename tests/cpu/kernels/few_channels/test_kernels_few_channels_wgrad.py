@@ -8,12 +8,18 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation import WORK, run_recipe
-from cuda_emulation.checks import H200, between_bands, check, check_not_finite, random_tensors
-from first_layers import (
+from support import cuda_emulation
+from support.cuda_emulation import WORK, run_recipe
+from support.cuda_emulation.checks import (
+    H200,
+    between_bands,
+    check,
+    check_not_finite,
+    random_tensors,
+)
+from support.kernels.first_layers import (
     HEIGHT_1,
     L4,
     ODD_SHAPES,

@@ -7,14 +7,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from covering import covering
-from cuda_emulation import WORK
-from cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from grouped_layers import LAYERS, edges
-from grouped_layers import problem as grouped_problem
+from support import cuda_emulation
+from support.covering import covering
+from support.cuda_emulation import WORK
+from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
+from support.kernels.grouped_layers import LAYERS, edges
+from support.kernels.grouped_layers import problem as grouped_problem
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of

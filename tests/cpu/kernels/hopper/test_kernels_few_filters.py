@@ -7,14 +7,20 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
 import torch.nn.functional as F
-from covering import covering
-from cuda_emulation import EmulationError, run_recipe
-from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
-from references import expected, relative_error, tolerance
+from support import cuda_emulation
+from support.conv.references import expected, relative_error, tolerance
+from support.covering import covering
+from support.cuda_emulation import EmulationError, run_recipe
+from support.cuda_emulation.checks import (
+    H200,
+    assert_compiles,
+    check,
+    check_not_finite,
+    random_tensors,
+)
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of, offers_of

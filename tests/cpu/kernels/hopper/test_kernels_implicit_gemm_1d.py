@@ -6,11 +6,17 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import cuda_emulation
 import pytest
 import torch
-from covering import covering
-from cuda_emulation.checks import H200, assert_compiles, check, check_not_finite, random_tensors
+from support import cuda_emulation
+from support.covering import covering
+from support.cuda_emulation.checks import (
+    H200,
+    assert_compiles,
+    check,
+    check_not_finite,
+    random_tensors,
+)
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of

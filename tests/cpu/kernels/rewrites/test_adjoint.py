@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import assert_compiles, check
+from support import cuda_emulation
+from support.cuda_emulation.checks import assert_compiles, check
 
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem

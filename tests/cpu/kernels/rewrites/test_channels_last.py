@@ -6,12 +6,18 @@ import itertools
 import math
 import random
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation import run_recipe
-from cuda_emulation.checks import H200, are_bands_whole, assert_compiles, between_bands, check
-from random_problems import KINDS, random_problem
+from support import cuda_emulation
+from support.cuda_emulation import run_recipe
+from support.cuda_emulation.checks import (
+    H200,
+    are_bands_whole,
+    assert_compiles,
+    between_bands,
+    check,
+)
+from support.kernels.random_problems import KINDS, random_problem
 
 from cudnn_autotune.engines.candidate_id import of_implementation, parse
 from cudnn_autotune.engines.problem import ConvProblem

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from covering import covering
-from cuda_emulation.checks import check, random_tensors
-from references import expected, relative_error
+from support.conv.references import expected, relative_error
+from support.covering import covering
+from support.cuda_emulation.checks import check, random_tensors
 from torch import Tensor
 
 from cudnn_autotune import _C

@@ -6,11 +6,11 @@ import math
 import random
 from dataclasses import replace
 
-import cuda_emulation
 import pytest
 import torch
-from cuda_emulation import run_recipe
-from cuda_emulation.checks import (
+from support import cuda_emulation
+from support.cuda_emulation import run_recipe
+from support.cuda_emulation.checks import (
     assert_compiles,
     between_bands,
     check,
@@ -18,7 +18,7 @@ from cuda_emulation.checks import (
     random_tensors,
     written,
 )
-from random_problems import KINDS, random_problem
+from support.kernels.random_problems import KINDS, random_problem
 from torch import Tensor
 
 from cudnn_autotune.engines.candidate_id import of_implementation, parse

@@ -1,0 +1,1 @@
+"""Convolutions: problems, arguments, and what PyTorch makes of them."""

@@ -1,0 +1,1 @@
+"""Problems for the package's kernels, and implementations of the tests' own."""

@@ -1,0 +1,1 @@
+"""Whole models, for tests of the backend, of ``convert`` and of ``compare``."""

@@ -1,0 +1,1 @@
+"""Batch norms: operands, launches of their kernels, models that have them."""

@@ -1,0 +1,1 @@
+"""Other processes: Python, the command, scripts of benchmarks, ranks, programs of C++."""

@@ -1,0 +1,1 @@
+"""Decisions, stores that have them, and processes that write to them."""

@@ -1,0 +1,1 @@
+"""Plans, sampling modes and trials that need no GPU; recordings of a timer."""
