@@ -74,8 +74,8 @@ def register_place(name: str, place: str) -> None:
     _strategies.setdefault(name, place)
 
 
-def get(name: object, argument: str | None = None) -> Strategy:
-    """Returns the mode of that name.
+def check(name: object, argument: str | None = None) -> str:
+    """Returns ``name`` if a mode of that name is registered. Compilers trace it.
 
     Args:
         argument: what the error text calls the name; None stands for the environment variable if
@@ -85,11 +85,21 @@ def get(name: object, argument: str | None = None) -> Strategy:
         ValueError: no mode of that name is registered; the text lists those that are.
     """
     if isinstance(name, str) and name in _strategies:
-        return _loaded(name)
+        return name
     if argument is None:
         argument = VARIABLE if os.environ.get(VARIABLE, "").strip() == name else "sampling"
     allowed = ", ".join(map(repr, _strategies))
     raise ValueError(f"{argument} must be one of {allowed}, got {shown(name)}")
+
+
+def get(name: object) -> Strategy:
+    """Returns the mode of that name; raises as :func:`check`."""
+    name = check(name)
+    found = _strategies[name]
+    if isinstance(found, str):
+        mode = imported(found)
+        found = _strategies[name] = mode() if isinstance(mode, type) else mode
+    return found
 
 
 def traits(name: object) -> Traits:
@@ -100,14 +110,6 @@ def traits(name: object) -> Traits:
 def names() -> tuple[str, ...]:
     """Returns the names of all modes in the order of registration."""
     return tuple(_strategies)
-
-
-def _loaded(name: str) -> Strategy:
-    found = _strategies[name]
-    if isinstance(found, str):
-        mode = imported(found)
-        found = _strategies[name] = mode() if isinstance(mode, type) else mode
-    return found
 
 
 def __dir__() -> list[str]:

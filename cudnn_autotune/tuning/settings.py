@@ -60,7 +60,7 @@ _is_prefetching = True
 
 def check_sampling(name: object, argument: str = "sampling") -> str:
     """Returns ``name`` if it is a registered mode; raises ValueError naming ``argument`` if not."""
-    return sampling.get(name, argument).name
+    return sampling.check(name, argument)
 
 
 def check_policy(sampling_mode: str | None, workspace_limit: int | None) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 from support.models.inductors_graphs import inductors_graphs
-from support.processes.subprocesses import evaluate
+from support.processes.subprocesses import evaluate, evaluate_forked
 from torch import Tensor, nn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
@@ -327,3 +327,15 @@ def test_inductor_is_told_in_either_order_of_imports(first: str) -> None:
         "print(torch.ops.cudnn_autotune.mark_input.default in lowering.lowerings)"
     )
     assert evaluate(code) == "True"
+
+
+def test_a_mode_that_was_never_asked_for_compiles() -> None:
+    """Dynamo traces the check of the name, but could not trace the mode's import."""
+    code = (
+        "import sys, torch, cudnn_autotune as ca\n"
+        "layer = ca.Conv2d(3, 4, 3, sampling='sustained')\n"
+        "compiled = torch.compile(layer, backend='eager', fullgraph=True)\n"
+        "print(tuple(compiled(torch.randn(2, 3, 8, 8)).shape))\n"
+        "print('cudnn_autotune.sustained.mode' in sys.modules)"
+    )
+    assert evaluate_forked(code).splitlines() == ["(2, 4, 6, 6)", "False"]
