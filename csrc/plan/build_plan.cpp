@@ -6,7 +6,6 @@
 #include "call/torch_bridge.h"
 #include "core/cudnn/engine_search.h"
 #include "core/problem/check.h"
-#include "plan/engine_plan.h"
 #include "plan/pytorch_plans.h"
 
 namespace cudnn_autotune {
@@ -18,6 +17,16 @@ PlanBuilder& plan_builder() {
 }
 
 }  // namespace
+
+EnginePlan::EnginePlan(std::shared_ptr<ConvPlan> engine)
+    : Plan(engine->problem(), engine->config().text(), engine->workspace_bytes()),
+      engine_(std::move(engine)) {}
+
+at::Tensor EnginePlan::launch(const Operands& operands, void* workspace) {
+  engine_->execute(current_handle(), operands.pointers(), workspace);
+  if (engine_->config().is_unfused) add_bias(operands.y, operands.bias);
+  return {};
+}
 
 void set_plan_builder(PlanBuilder builder) { plan_builder() = std::move(builder); }
 

@@ -5,9 +5,9 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/DimVector.h>
 
 #include <optional>
-#include <vector>
 
 #include "call/aten_conv.h"
 #include "call/conv_layout.h"
@@ -18,13 +18,6 @@ namespace {
 
 // Channels of a group below which a batch of matrix products is not worth a try.
 constexpr int64_t kLeastOfGroup = 8;
-
-using SymInts = std::vector<c10::SymInt>;
-
-template <typename Array>
-SymInts leading(const Array& values, size_t count) {
-  return {values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)};
-}
 
 std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::make_optional(tensor) : std::nullopt;
@@ -63,31 +56,27 @@ at::Tensor AtenPlan::launch(const Operands& operands, void* /*workspace*/) {
   const ConvProblem& problem = this->problem();
   // In a backward, autocast may be active. It must not cast: the tensors have the problem's dtype.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const size_t n = problem.spatial_dims;
-  const SymInts stride = leading(problem.stride, n);
-  const SymInts dilation = leading(problem.dilation, n);
-  SymInts padding = leading(problem.pre_padding, n);
-  if (problem.pre_padding != problem.post_padding) {
-    const SymInts after = leading(problem.post_padding, n);
-    padding.insert(padding.end(), after.begin(), after.end());
-  }
-  const c10::SymInt groups = problem.groups;
+  const auto list = [n = problem.spatial_dims](const auto& values) {
+    return c10::DimVector(values.begin(), values.begin() + n);
+  };
+  const auto stride = list(problem.stride), dilation = list(problem.dilation);
+  auto padding = list(problem.pre_padding);
+  padding.append(problem.post_padding.begin(), problem.post_padding.begin() + padding.size());
+  const ConvGeometry geometry{x.sizes(), w.sizes(), stride, padding, dilation, problem.groups};
   switch (problem.op) {
     case ConvOp::fprop: {
-      const auto result = aten_fused(x, w, optional(bias), optional(residual), stride, padding,
-                                     dilation, groups, problem.activation(), optional(slope));
+      const auto result = aten_fused(x, w, optional(bias), optional(residual), geometry,
+                                     problem.activation(), optional(slope));
       if (!problem.has_slices()) return result.contiguous(conv_memory_format(x, w));
       y.copy_(result);
       return {};
     }
     case ConvOp::dgrad:
-      return aten_dgrad(y, w, x.sym_sizes(), stride, padding, dilation, groups)
-          .contiguous(conv_memory_format(y, w));
+      return aten_dgrad(y, w, geometry).contiguous(conv_memory_format(y, w));
     case ConvOp::wgrad:
       break;
   }
-  return aten_wgrad(y, x, w.sym_sizes(), stride, padding, dilation, groups)
-      .contiguous(conv_memory_format(y, x));
+  return aten_wgrad(y, x, geometry).contiguous(conv_memory_format(y, x));
 }
 
 bool is_matmul(const ConvProblem& problem) {

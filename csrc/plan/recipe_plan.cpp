@@ -183,7 +183,6 @@ std::shared_ptr<RecipePlan> RecipePlan::build(const ConvProblem& problem, const 
   std::vector<std::unique_ptr<Step>> steps;
   int64_t engine_bytes = 0;  // the engines run one after the other, and share theirs
   try {
-    check_launches(launches, problem, workspace_bytes);
     const OnDevice guard(device);
     for (const Launch& launch : launches) {
       if (const auto* kernel = std::get_if<KernelLaunch>(&launch)) {

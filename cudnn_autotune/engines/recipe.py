@@ -17,7 +17,7 @@ Buffer = Literal["x", "w", "y", "bias", "residual", "slope", "workspace"]
 """The forward convolution's input, weight and output, what its epilogue adds, and the workspace.
 fprop writes y, dgrad writes x and wgrad writes w."""
 RESULTS: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
-_ALIGNMENT = 256
+WORKSPACE_ALIGNMENT = 256
 """Alignment of tensors in the workspace, in bytes; torch aligns the workspace itself so."""
 
 Dim3 = tuple[int, int, int]
@@ -148,4 +148,4 @@ class Recipe:
 def workspace_room(size: int) -> int:
     """Returns the bytes that a tensor of ``size`` bytes takes in the workspace, where another one
     may begin behind it."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT

@@ -18,6 +18,7 @@ from cudnn_autotune.engines.recipe import (
     Recipe,
     TensorMap,
 )
+from cudnn_autotune.engines.recipe_checks import check_recipe
 
 
 def recipe_plan(problem: ConvProblem, text: str, recipe: Recipe, device: int) -> _C.Plan:
@@ -30,8 +31,10 @@ def recipe_plan(problem: ConvProblem, text: str, recipe: Recipe, device: int) ->
     Raises:
         TypeError: a launch or an argument is of no kind that recipes have.
         ValueError: there are no launches, a buffer has another name, or a number does not fit.
-        PlanError: a kernel does not compile or load, or an engine does not build.
+        PlanError: a kernel does not compile or load, an engine does not build, or
+            ``check_recipe`` refuses the recipe.
     """
+    check_recipe(recipe, problem, text)
     launches = [_native(launch, device) for launch in recipe.launches]
     return _C.recipe_plan(problem.native(), text, launches, recipe.workspace_bytes, device)
 
