@@ -1,4 +1,4 @@
-#include "bind/choices_binding.h"
+#include "bind/bindings.h"
 
 #include <pybind11/stl.h>
 
@@ -13,8 +13,8 @@
 #include "bind/python_calls.h"
 #include "call/settings.h"
 #include "call/torch_bridge.h"
+#include "conv/aten_kernels.h"
 #include "conv/engine_dispatch.h"
-#include "conv/expected_gradients.h"
 #include "conv/online_trial.h"
 #include "core/choices/choice_table.h"
 #include "core/choices/plan_cache.h"

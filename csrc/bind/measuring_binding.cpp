@@ -1,4 +1,4 @@
-#include "bind/measuring_binding.h"
+#include "bind/bindings.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -19,10 +19,10 @@
 #include "call/torch_bridge.h"
 #include "call/workspace_pages.h"
 #include "core/cudnn/frontend_find.h"
-#include "core/problem/names.h"
+#include "core/problem/check.h"
 #include "measure/plan_timer.h"
 #include "measure/sampled_reference.h"
-#include "plan/engine_plan.h"
+#include "plan/build_plan.h"
 
 namespace py = pybind11;
 

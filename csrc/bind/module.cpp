@@ -5,7 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "bind/python_conv.h"
 #include "build_info.h"
 #include "call/aten_conv.h"
 #include "call/call_policy.h"
@@ -13,11 +12,7 @@
 #include "call/settings.h"
 #include "python_norm.h"
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
-#include "bind/choices_binding.h"
-#include "bind/kept_plans_binding.h"
-#include "bind/measuring_binding.h"
-#include "bind/plans_binding.h"
-#include "bind/search_binding.h"
+#include "bind/bindings.h"
 #include "conv/aten_kernels.h"
 #include "norms_binding.h"
 #endif
@@ -134,7 +129,6 @@ PYBIND11_MODULE(_C, m) {
   bind_search(m);
   bind_measuring(m);
   bind_choices(m);
-  bind_kept_plans(m);
   bind_norms(m);
   bind_aten_kernels(m);
 #endif

@@ -1,4 +1,4 @@
-#include "bind/python_conv.h"
+#include "bind/bindings.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
@@ -205,7 +205,7 @@ PyMethodDef method(const char* name, FastFunction function, const char* doc) {
 }  // namespace
 
 PyMethodDef* python_conv_methods() {
-  constexpr const char* kSeeHeader = "See csrc/bind/python_conv.h.";
+  constexpr const char* kSeeHeader = "See csrc/bind/bindings.h.";
   static std::array<PyMethodDef, 9> methods{
       method("conv1d", conv<1, false>, kSeeHeader),
       method("conv2d", conv<2, false>, kSeeHeader),

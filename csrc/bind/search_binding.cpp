@@ -1,35 +1,36 @@
-#include "bind/search_binding.h"
+#include "bind/bindings.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "call/torch_bridge.h"
-#include "core/cuda/worker_threads.h"
 #include "core/cudnn/cudnn_library.h"
 #include "core/cudnn/engine_search.h"
 #include "core/cudnn/errata.h"
 #include "core/problem/check.h"
-#include "core/problem/names.h"
 #include "plan/build_plan.h"
-#include "plan/engine_plan.h"
 
 namespace py = pybind11;
+using py::literals::operator""_a;
 
 namespace cudnn_autotune {
 namespace {
 
-// Makes a problem from the fields of Python's ConvProblem, which has checked them in more detail.
-// Throws std::invalid_argument (Python's ValueError).
+// Makes a problem from the fields of Python's ConvProblem, which has checked them. Throws
+// std::invalid_argument (Python's ValueError) for lists that do not fit into one.
 ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& input_shape,
                          const std::vector<int64_t>& weight_shape,
                          const std::vector<int32_t>& stride, const std::vector<int32_t>& padding,
@@ -44,13 +45,6 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   if (n < 1 || n > kMaxSpatialDims || input_shape.size() != n + 2 || weight_shape.size() != n + 2 ||
       padding.size() != 2 * n || dilation.size() != n) {
     throw std::invalid_argument("ConvProblem: the lists' lengths do not fit together");
-  }
-  const auto any_below = [](const std::vector<int32_t>& values, int32_t least) {
-    return std::any_of(values.begin(), values.end(), [=](int32_t v) { return v < least; });
-  };
-  if (any_below(stride, 1) || any_below(dilation, 1) || any_below(padding, 0) || groups < 1) {
-    throw std::invalid_argument(
-        "ConvProblem: stride, dilation and groups must be 1 or more, padding 0 or more");
   }
   ConvProblem problem;
   std::copy(input_shape.begin(), input_shape.end(), problem.x.begin());
@@ -73,28 +67,34 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   problem.y_alignment = static_cast<uint8_t>(std::get<2>(alignment));
   problem.addends = (bias ? ConvProblem::kBias : 0) | (residual ? ConvProblem::kResidual : 0);
   problem.set_activation(parse_activation(activation));
-  if (problem.has_epilogue() && problem.op != ConvOp::fprop) {
-    throw std::invalid_argument("ConvProblem: only fprop has a bias, a residual or an activation");
-  }
-  if (pixel_strides) {
-    std::tie(problem.x_pixel_stride, problem.y_pixel_stride) = *pixel_strides;
-    if (problem.op != ConvOp::fprop || problem.layout != Layout::channels_last ||
-        problem.x_pixel_stride < problem.x[1] || problem.y_pixel_stride < problem.w[0]) {
-      throw std::invalid_argument(
-          "ConvProblem: only fprop in channels_last has pixel_strides, of as many elements as "
-          "channels or more");
-    }
-  }
-  if ((problem.has_epilogue() || problem.has_slices()) &&
-      alignment != std::make_tuple(32, 32, 32)) {
-    throw std::invalid_argument(
-        "ConvProblem: a fused problem, or one with pixel_strides, has an alignment of 32");
-  }
+  if (pixel_strides) std::tie(problem.x_pixel_stride, problem.y_pixel_stride) = *pixel_strides;
   return problem;
 }
 
+// The arguments of make_problem() by name.
+py::dict fields_of(const ConvProblem& p) {
+  const auto list = [&p](const auto& values) {
+    return std::vector<int>(values.begin(), values.begin() + p.spatial_dims);
+  };
+  auto padding = list(p.pre_padding);
+  const auto after = list(p.post_padding);
+  padding.insert(padding.end(), after.begin(), after.end());
+  const auto pixel_strides =
+      p.has_slices() ? std::make_optional(std::make_pair(p.x_pixel_stride, p.y_pixel_stride))
+                     : std::nullopt;
+  return py::dict("op"_a = name(p.op), "input_shape"_a = p.input_shape(),
+                  "weight_shape"_a = p.weight_shape(), "stride"_a = list(p.stride),
+                  "padding"_a = padding, "dilation"_a = list(p.dilation), "groups"_a = p.groups,
+                  "dtype"_a = name(p.dtype), "memory_format"_a = name(p.layout),
+                  "deterministic"_a = p.deterministic != 0, "allow_tf32"_a = p.allow_tf32(),
+                  "allow_reduced_precision"_a = p.allow_reduced_precision(),
+                  "depthwise_kernel"_a = name(p.depthwise_kernel),
+                  "alignment"_a = py::make_tuple(p.x_alignment, p.w_alignment, p.y_alignment),
+                  "bias"_a = p.has_bias(), "residual"_a = p.has_residual(),
+                  "activation"_a = p.activation().name(), "pixel_strides"_a = pixel_strides);
+}
+
 void bind_problem(py::module_& m) {
-  const auto n = [](const ConvProblem& p) { return static_cast<size_t>(p.spatial_dims); };
   py::class_<ConvProblem>(m, "ConvProblem")
       .def(py::init(&make_problem), py::kw_only(), py::arg("op"), py::arg("input_shape"),
            py::arg("weight_shape"), py::arg("stride"), py::arg("padding"), py::arg("dilation"),
@@ -102,49 +102,7 @@ void bind_problem(py::module_& m) {
            py::arg("allow_tf32"), py::arg("allow_reduced_precision"), py::arg("depthwise_kernel"),
            py::arg("alignment"), py::arg("bias") = false, py::arg("residual") = false,
            py::arg("activation") = "", py::arg("pixel_strides") = py::none())
-      .def_property_readonly("op", [](const ConvProblem& p) { return name(p.op); })
-      .def_property_readonly("input_shape", &ConvProblem::input_shape)
-      .def_property_readonly("weight_shape", &ConvProblem::weight_shape)
-      .def_property_readonly("output_shape", &ConvProblem::output_shape)
-      .def_property_readonly("stride",
-                             [n](const ConvProblem& p) {
-                               return std::vector<int>(p.stride.begin(), p.stride.begin() + n(p));
-                             })
-      .def_property_readonly(
-          "padding",
-          [n](const ConvProblem& p) {
-            std::vector<int> both(p.pre_padding.begin(), p.pre_padding.begin() + n(p));
-            both.insert(both.end(), p.post_padding.begin(), p.post_padding.begin() + n(p));
-            return both;
-          })
-      .def_property_readonly("dilation",
-                             [n](const ConvProblem& p) {
-                               return std::vector<int>(p.dilation.begin(),
-                                                       p.dilation.begin() + n(p));
-                             })
-      .def_readonly("groups", &ConvProblem::groups)
-      .def_property_readonly("dtype", [](const ConvProblem& p) { return name(p.dtype); })
-      .def_property_readonly("memory_format", [](const ConvProblem& p) { return name(p.layout); })
-      .def_property_readonly("deterministic",
-                             [](const ConvProblem& p) { return p.deterministic != 0; })
-      .def_property_readonly("allow_tf32", &ConvProblem::allow_tf32)
-      .def_property_readonly("allow_reduced_precision", &ConvProblem::allow_reduced_precision)
-      .def_property_readonly("depthwise_kernel",
-                             [](const ConvProblem& p) { return name(p.depthwise_kernel); })
-      .def_property_readonly("alignment",
-                             [](const ConvProblem& p) {
-                               return py::make_tuple(p.x_alignment, p.w_alignment, p.y_alignment);
-                             })
-      .def_property_readonly("bias", &ConvProblem::has_bias)
-      .def_property_readonly("residual", &ConvProblem::has_residual)
-      .def_property_readonly("activation",
-                             [](const ConvProblem& p) { return p.activation().name(); })
-      .def_property_readonly("pixel_strides",
-                             [](const ConvProblem& p) {
-                               return p.has_slices() ? std::make_optional(std::make_pair(
-                                                           p.x_pixel_stride, p.y_pixel_stride))
-                                                     : std::nullopt;
-                             })
+      .def("fields", &fields_of)
       .def_property_readonly("text", &ConvProblem::text);
   m.def("depthwise_kernel", [] { return name(depthwise_kernel()); });
   m.def("problem_key", [](const ConvProblem& p) {
@@ -194,6 +152,35 @@ std::unique_ptr<Search> search_on_device(const ConvProblem& problem, int device)
 std::unique_ptr<Search> search_by_properties(const ConvProblem& problem, const std::string& json) {
   return std::make_unique<Search>(
       Search{std::make_unique<EngineSearch>(problem, json), std::nullopt});
+}
+
+// Calls work(0) to work(count - 1), on the caller's thread and on up to `threads` - 1 more. Each
+// new thread calls `enter` first, and does no work if that throws. `work` must not throw.
+template <typename Enter, typename Work>
+void on_worker_threads(size_t count, int threads, const Enter& enter, const Work& work) {
+  std::atomic<size_t> next{0};
+  const auto work_on = [&] {
+    for (size_t i = next++; i < count; i = next++) work(i);
+  };
+  const auto most = std::min<size_t>(std::max(threads, 1), count);
+  std::vector<std::thread> pool;
+  pool.reserve(most);
+  while (pool.size() + 1 < most) {
+    try {
+      pool.emplace_back([&] {
+        try {
+          enter();
+        } catch (const std::exception&) {
+          return;  // if CUDA fails, the caller's thread meets the failure too, and reports it
+        }
+        work_on();
+      });
+    } catch (const std::system_error&) {
+      break;  // the system gives no more threads; those that run do the work
+    }
+  }
+  work_on();
+  for (auto& thread : pool) thread.join();
 }
 
 using Built = std::pair<std::shared_ptr<Plan>, std::string>;  // null and why, if it did not build

@@ -24,6 +24,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/DimVector.h>
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <string>
@@ -34,53 +35,46 @@
 namespace cudnn_autotune {
 namespace {
 
-using SymInts = std::vector<c10::SymInt>;
-
 // ATen's convolution pads both sides alike. This splits the padding into what both sides have, and
 // what one side has more, which is padded onto the input beforehand.
 struct SplitPadding {
-  SymInts both;   // for ATen's convolution, one entry a spatial dimension
-  SymInts extra;  // for constant_pad_nd: (before, after) for each dimension, the last one first
+  c10::DimVector both;   // for ATen's convolution, one entry a spatial dimension
+  c10::DimVector extra;  // for constant_pad_nd: (before, after) a dimension, the last one first
 
-  SplitPadding(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-               c10::SymIntArrayRef dilation, size_t spatial_dims) {
+  SplitPadding(const ConvGeometry& geometry, size_t spatial_dims) {
     const auto check = [&](const char* name, size_t size, size_t most) {
       TORCH_CHECK_VALUE(size == spatial_dims || size == most, name, " must have ", spatial_dims,
                         most == spatial_dims ? "" : " or " + std::to_string(most), " entries, got ",
                         size);
     };
-    check("stride", stride.size(), spatial_dims);
-    check("dilation", dilation.size(), spatial_dims);
-    check("padding", padding.size(), 2 * spatial_dims);
-    if (padding.size() == spatial_dims) {
-      both = padding.vec();
-      return;
-    }
+    check("stride", geometry.stride.size(), spatial_dims);
+    check("dilation", geometry.dilation.size(), spatial_dims);
+    check("padding", geometry.padding.size(), 2 * spatial_dims);
     bool asymmetric = false;
     for (size_t d = 0; d < spatial_dims; ++d) {
-      both.push_back(padding[d].min(padding[d + spatial_dims]));
-      asymmetric = asymmetric || padding[d] != padding[d + spatial_dims];
+      both.push_back(std::min(geometry.pre_padding(d), geometry.post_padding(d)));
+      asymmetric |= geometry.pre_padding(d) != geometry.post_padding(d);
     }
     for (size_t d = spatial_dims; asymmetric && d-- > 0;) {
-      extra.push_back(padding[d] - both[d]);
-      extra.push_back(padding[d + spatial_dims] - both[d]);
+      extra.push_back(geometry.pre_padding(d) - both[d]);
+      extra.push_back(geometry.post_padding(d) - both[d]);
     }
   }
 
   at::Tensor pad(const at::Tensor& input) const {
-    return extra.empty() ? input : at::constant_pad_nd_symint(input, extra, 0);
+    return extra.empty() ? input : at::constant_pad_nd(input, extra, 0);
   }
 
-  at::Tensor unpad(at::Tensor grad_input, c10::SymIntArrayRef input_size) const {
+  at::Tensor unpad(at::Tensor grad_input, at::IntArrayRef input_size) const {
     for (size_t i = 0; i < extra.size() / 2; ++i) {
       const auto dim = static_cast<int64_t>(input_size.size() - 1 - i);
-      grad_input = grad_input.narrow_symint(dim, extra[2 * i], input_size[dim]);
+      grad_input = grad_input.narrow(dim, extra[2 * i], input_size[dim]);
     }
     return extra.empty() ? grad_input : grad_input.contiguous(grad_input.suggest_memory_format());
   }
 
-  SymInts padded_size(c10::SymIntArrayRef input_size) const {
-    SymInts size = input_size.vec();
+  c10::DimVector padded_size(at::IntArrayRef input_size) const {
+    c10::DimVector size(input_size.begin(), input_size.end());
     for (size_t i = 0; i < extra.size() / 2; ++i) {
       size[size.size() - 1 - i] += extra[2 * i] + extra[2 * i + 1];
     }
@@ -95,24 +89,41 @@ size_t spatial_dims(int64_t weight_dims) {
 }
 
 at::Tensor backward(const at::Tensor& grad_output, const at::Tensor& input,
-                    const at::Tensor& weight, c10::SymIntArrayRef stride, const SymInts& padding,
-                    c10::SymIntArrayRef dilation, const c10::SymInt& groups, bool of_input) {
+                    const at::Tensor& weight, const SplitPadding& split,
+                    const ConvGeometry& geometry, bool of_input) {
   const PyTorchsOwnGuard guard;
-  const SymInts output_padding(padding.size(), 0);
-  const auto grads = at::convolution_backward_symint(
-      grad_output, input, weight, std::nullopt, stride, padding, dilation, /*transposed=*/false,
-      output_padding, groups, std::array<bool, 3>{of_input, !of_input, false});
+  const c10::DimVector output_padding(split.both.size(), 0);
+  const auto grads = at::convolution_backward(grad_output, input, weight, std::nullopt,
+                                              geometry.stride, split.both, geometry.dilation,
+                                              /*transposed=*/false, output_padding, geometry.groups,
+                                              std::array<bool, 3>{of_input, !of_input, false});
   return of_input ? std::get<0>(grads) : std::get<1>(grads);
 }
 
 // A tensor without values in place of the one whose gradient is computed: convolution_backward
 // reads only its shape and layout.
-at::Tensor placeholder(c10::SymIntArrayRef size, const at::Tensor& first,
-                       const at::Tensor& second) {
+at::Tensor placeholder(at::IntArrayRef size, const at::Tensor& first, const at::Tensor& second) {
   const auto format = first.suggest_memory_format();
   const bool is_plain = format == at::MemoryFormat::Contiguous;
-  return at::empty_symint(size, first.options(),
-                          is_plain ? second.suggest_memory_format() : format);
+  return at::empty(size, first.options(), is_plain ? second.suggest_memory_format() : format);
+}
+
+at::Tensor fprop(const at::Tensor& input, const at::Tensor& weight,
+                 const std::optional<at::Tensor>& bias, const ConvGeometry& geometry) {
+  const PyTorchsOwnGuard guard;
+  const SplitPadding split(geometry, spatial_dims(weight.dim()));
+  const auto& [stride, dilation, groups] =
+      std::tie(geometry.stride, geometry.dilation, geometry.groups);
+  // at::conv1d, conv2d and conv3d are called, as torch.nn.functional does, because their error
+  // messages are those that users know.
+  switch (stride.size()) {
+    case 1:
+      return at::conv1d(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+    case 2:
+      return at::conv2d(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+    default:
+      return at::conv3d(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+  }
 }
 
 thread_local int guards_of_this_thread = 0;
@@ -127,65 +138,38 @@ PyTorchsOwnGuard::PyTorchsOwnGuard() noexcept { ++guards_of_this_thread; }
 PyTorchsOwnGuard::~PyTorchsOwnGuard() { --guards_of_this_thread; }
 bool PyTorchsOwnGuard::is_active() { return guards_of_this_thread > 0; }
 
-at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
-                      const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups) {
-  const PyTorchsOwnGuard guard;
-  const SplitPadding split(stride, padding, dilation, spatial_dims(weight.dim()));
-  // at::conv1d, conv2d and conv3d are called, as torch.nn.functional does, because their error
-  // messages are those that users know.
-  switch (stride.size()) {
-    case 1:
-      return at::conv1d_symint(split.pad(input), weight, bias, stride, split.both, dilation,
-                               groups);
-    case 2:
-      return at::conv2d_symint(split.pad(input), weight, bias, stride, split.both, dilation,
-                               groups);
-    default:
-      return at::conv3d_symint(split.pad(input), weight, bias, stride, split.both, dilation,
-                               groups);
-  }
-}
-
 at::Tensor aten_transpose(const at::Tensor& input, const at::Tensor& weight,
-                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                          c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
-                          c10::SymIntArrayRef dilation, const c10::SymInt& groups) {
+                          const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                          at::IntArrayRef padding, at::IntArrayRef output_padding,
+                          at::IntArrayRef dilation, int64_t groups) {
   const PyTorchsOwnGuard guard;
   switch (spatial_dims(weight.dim())) {
     case 1:
-      return at::conv_transpose1d_symint(input, weight, bias, stride, padding, output_padding,
-                                         groups, dilation);
+      return at::conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups,
+                                  dilation);
     case 2:
-      return at::conv_transpose2d_symint(input, weight, bias, stride, padding, output_padding,
-                                         groups, dilation);
+      return at::conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups,
+                                  dilation);
     default:
-      return at::conv_transpose3d_symint(input, weight, bias, stride, padding, output_padding,
-                                         groups, dilation);
+      return at::conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups,
+                                  dilation);
   }
 }
 
 at::Tensor aten_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
-                      c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
-                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups) {
-  const SplitPadding split(stride, padding, dilation, spatial_dims(weight.dim()));
-  const auto input = placeholder(split.padded_size(input_size), grad_output, weight);
-  return split.unpad(backward(grad_output, input, weight, stride, split.both, dilation, groups,
-                              /*of_input=*/true),
-                     input_size);
+                      const ConvGeometry& geometry) {
+  const SplitPadding split(geometry, spatial_dims(weight.dim()));
+  const auto input = placeholder(split.padded_size(geometry.input_size), grad_output, weight);
+  return split.unpad(backward(grad_output, input, weight, split, geometry, /*of_input=*/true),
+                     geometry.input_size);
 }
 
 at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
-                      c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
-                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups) {
-  const SplitPadding split(stride, padding, dilation,
-                           spatial_dims(static_cast<int64_t>(weight_size.size())));
-  const auto weight = placeholder(weight_size, grad_output, input);
-  return backward(grad_output, split.pad(input), weight, stride, split.both, dilation, groups,
-                  /*of_input=*/false);
+                      const ConvGeometry& geometry) {
+  const auto size = geometry.weight_size;
+  const SplitPadding split(geometry, spatial_dims(static_cast<int64_t>(size.size())));
+  const auto weight = placeholder(size, grad_output, input);
+  return backward(grad_output, split.pad(input), weight, split, geometry, /*of_input=*/false);
 }
 
 Activation activation_of_call(std::string_view name) {
@@ -198,15 +182,12 @@ Activation activation_of_call(std::string_view name) {
 
 at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias,
-                      const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
-                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups, const Activation& activation,
-                      const std::optional<at::Tensor>& slope) {
+                      const std::optional<at::Tensor>& residual, const ConvGeometry& geometry,
+                      const Activation& activation, const std::optional<at::Tensor>& slope) {
   TORCH_CHECK_VALUE(activation.kind != ActivationKind::prelu || input.dim() == weight.dim(),
                     "input must have a batch with the activation prelu, got ", input.dim(),
                     " dimensions and a weight of ", weight.dim());
-  return aten_epilogue(aten_fprop(input, weight, bias, stride, padding, dilation, groups), residual,
-                       activation, slope);
+  return aten_epilogue(fprop(input, weight, bias, geometry), residual, activation, slope);
 }
 
 at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,

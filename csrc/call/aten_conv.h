@@ -5,7 +5,8 @@
 #include <optional>
 #include <string_view>
 
-#include "core/problem/conv_problem.h"
+#include "call/conv_geometry.h"
+#include "core/problem/activation.h"
 
 namespace cudnn_autotune {
 
@@ -15,29 +16,21 @@ namespace cudnn_autotune {
 // key that is read here is included only as long as one is under way.)
 bool in_transform();
 
-// The operators computed by ATen alone, on any device: where cuDNN has no engine, and on a CPU. The
-// arguments are those of conv_ops.h. Padding that differs before and after is applied as PyTorch's
+// The operators computed by ATen alone, on any device: where cuDNN has no engine, and on a CPU.
+// Padding that differs before and after is applied as PyTorch's
 // padding="same" does it: the input is padded first. Throws c10::ValueError for lists of a wrong
 // length, and what ATen throws.
 //
 // They call PyTorch's own convolution, also where csrc/conv/aten_kernels.h has put another in its
 // place.
-at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
-                      const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups);
 at::Tensor aten_transpose(const at::Tensor& input, const at::Tensor& weight,
-                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                          c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
-                          c10::SymIntArrayRef dilation, const c10::SymInt& groups);
+                          const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                          at::IntArrayRef padding, at::IntArrayRef output_padding,
+                          at::IntArrayRef dilation, int64_t groups);
 at::Tensor aten_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
-                      c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
-                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups);
+                      const ConvGeometry& geometry);
 at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
-                      c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
-                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups);
+                      const ConvGeometry& geometry);
 
 // The activation that an operator's argument names. Throws c10::ValueError for an unknown one.
 Activation activation_of_call(std::string_view name);
@@ -45,10 +38,8 @@ Activation activation_of_call(std::string_view name);
 // activation(x * w + bias + residual), each step by an operator of ATen's.
 at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias,
-                      const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
-                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                      const c10::SymInt& groups, const Activation& activation,
-                      const std::optional<at::Tensor>& slope);
+                      const std::optional<at::Tensor>& residual, const ConvGeometry& geometry,
+                      const Activation& activation, const std::optional<at::Tensor>& slope);
 // The last two steps alone, on the convolution's result with its bias, whose channels are dimension
 // 1. Throws c10::ValueError if the residual or the slope has another shape or dtype, or if there is
 // a slope without prelu or prelu without one.

@@ -89,38 +89,4 @@ struct ConvGeometry {
   }
 };
 
-// Throws c10::Error unless the arguments make a convolution and `grad_output` has the shape of its
-// output. ATen's backward does not check that, and would read out of bounds.
-inline void check_gradient(const char* op, const at::Tensor& grad_output,
-                           const ConvGeometry& geometry) {
-  TORCH_CHECK(geometry.is_valid(), op, ": input of size ", geometry.input_size, ", weight of size ",
-              geometry.weight_size, ", stride ", geometry.stride, ", padding ", geometry.padding,
-              ", dilation ", geometry.dilation, " and groups ", geometry.groups,
-              " do not make a convolution");
-  const auto expected = geometry.output_size();
-  TORCH_CHECK(grad_output.sizes() == at::IntArrayRef(expected), op,
-              ": expected grad_output of size ", at::IntArrayRef(expected), ", got ",
-              grad_output.sizes());
-}
-
-// The number of filters of each image, for conv_each_image.
-inline int64_t kernels_of_an_image(const at::Tensor& input, const at::Tensor& weight,
-                                   at::IntArrayRef stride, at::IntArrayRef padding,
-                                   at::IntArrayRef dilation) {
-  const bool fits = (input.dim() == 4 || input.dim() == 5) && weight.dim() == input.dim() &&
-                    input.size(0) > 0 && weight.size(0) % input.size(0) == 0;
-  TORCH_CHECK(
-      fits,
-      "conv_each_image: expected an input of (N, C, *spatial) with 2 or 3 spatial dimensions "
-      "and a weight of (N * K, C, *kernel), got ",
-      input.sizes(), " and ", weight.sizes());
-  // ATen would take a list of one number for all dimensions.
-  for (const at::IntArrayRef sizes : {stride, padding, dilation}) {
-    TORCH_CHECK(sizes.size() + 2 == input.sizes().size(),
-                "conv_each_image: expected a stride, padding and dilation of ", input.dim() - 2,
-                " numbers each, got ", stride, ", ", padding, " and ", dilation);
-  }
-  return weight.size(0) / input.size(0);
-}
-
 }  // namespace cudnn_autotune

@@ -20,12 +20,11 @@
 #include "aten_norms.h"
 #include "call/aten_conv.h"
 #include "call/call_policy.h"
+#include "call/conv_geometry.h"
 #include "call/conv_layout.h"
 #include "call/fallback_counts.h"
 #include "conv/conv_ops.h"
 #include "conv/detail/conv_checks.h"
-#include "conv/detail/conv_geometry.h"
-#include "conv/expected_gradients.h"
 
 namespace cudnn_autotune {
 namespace {

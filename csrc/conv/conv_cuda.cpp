@@ -1,5 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/cuda/EmptyTensor.h>
+#include <ATen/ops/cat.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
 
@@ -9,13 +10,13 @@
 #include <vector>
 
 #include "call/aten_conv.h"
+#include "call/conv_geometry.h"
 #include "call/conv_layout.h"
 #include "call/fallback_counts.h"
 #include "call/settings.h"
 #include "call/torch_bridge.h"
 #include "conv/conv_ops.h"
 #include "conv/detail/conv_checks.h"
-#include "conv/detail/conv_geometry.h"
 #include "conv/detail/side_by_side.h"
 #include "conv/engine_dispatch.h"
 
@@ -65,6 +66,13 @@ struct Call {
             Part{bias}.alignment_in(at::MemoryFormat::Contiguous) == kMostAligned);
   }
 };
+
+// Whether an engine may compute a call; else the reason is counted, unless the call is on a CPU.
+bool may_use_cudnn(const at::Tensor& a, const char* reason) {
+  if (!a.is_cuda()) return false;
+  if (reason != nullptr) count_fallback(reason);
+  return reason == nullptr;
+}
 
 // The key of the call's choice.
 ChoiceKey key_of(const Call& call, const ConvGeometry& geometry, const CallPolicy& policy) {
@@ -169,8 +177,43 @@ void take_slices(Call& call, const at::Tensor& input, const at::Tensor* output, 
   call.y_pixel_stride = y;
 }
 
-// The kernels. Each reads the call's mode and limits once. Where ATen computes a call, the
-// result is brought into the layout that the fake kernels promise, which it mostly has already.
+// Throws c10::Error unless the arguments make a convolution and `grad_output` has the shape of its
+// output. ATen's backward does not check that, and would read out of bounds.
+void check_gradient(const char* op, const at::Tensor& grad_output, const ConvGeometry& geometry) {
+  TORCH_CHECK(geometry.is_valid(), op, ": input of size ", geometry.input_size, ", weight of size ",
+              geometry.weight_size, ", stride ", geometry.stride, ", padding ", geometry.padding,
+              ", dilation ", geometry.dilation, " and groups ", geometry.groups,
+              " do not make a convolution");
+  const auto expected = geometry.output_size();
+  TORCH_CHECK(grad_output.sizes() == at::IntArrayRef(expected), op,
+              ": expected grad_output of size ", at::IntArrayRef(expected), ", got ",
+              grad_output.sizes());
+}
+
+// The number of filters of each image, for conv_each_image.
+int64_t kernels_of_an_image(const at::Tensor& input, const at::Tensor& weight,
+                            at::IntArrayRef stride, at::IntArrayRef padding,
+                            at::IntArrayRef dilation) {
+  const bool fits = (input.dim() == 4 || input.dim() == 5) && weight.dim() == input.dim() &&
+                    input.size(0) > 0 && weight.size(0) % input.size(0) == 0;
+  TORCH_CHECK(
+      fits,
+      "conv_each_image: expected an input of (N, C, *spatial) with 2 or 3 spatial dimensions "
+      "and a weight of (N * K, C, *kernel), got ",
+      input.sizes(), " and ", weight.sizes());
+  // ATen would take a list of one number for all dimensions.
+  for (const at::IntArrayRef sizes : {stride, padding, dilation}) {
+    TORCH_CHECK(sizes.size() + 2 == input.sizes().size(),
+                "conv_each_image: expected a stride, padding and dilation of ", input.dim() - 2,
+                " numbers each, got ", stride, ", ", padding, " and ", dilation);
+  }
+  return weight.size(0) / input.size(0);
+}
+
+// The kernels. They serve tensors on a CPU too, by ATen, in the layout of those for CUDA: so what
+// calls the operators can be tested on a machine without a GPU. Each reads the call's mode and
+// limits once. Where ATen computes a call, the result is brought into the layout that the fake
+// kernels promise, which it mostly has already.
 
 // activation(x * w + bias + residual).
 //   slope: the slopes of prelu
@@ -197,11 +240,8 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input.sizes(), weight.sizes(), stride, padding, dilation, groups};
   const auto aten = [&] {
-    return with_strides_of(
-        conv_memory_format(input, weight),
-        aten_fused(input, weight, bias, residual, c10::fromIntArrayRefSlow(stride),
-                   c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups,
-                   activation, slope));
+    return with_strides_of(conv_memory_format(input, weight),
+                           aten_fused(input, weight, bias, residual, geometry, activation, slope));
   };
   const char* reason = why_not_cudnn(input, weight, geometry);
   std::vector<int64_t> output_size;
@@ -217,10 +257,7 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
       reason = kNotTaken;
     }
   }
-  if (reason != nullptr) {
-    count_fallback(reason);
-    return aten();
-  }
+  if (!may_use_cudnn(input, reason)) return aten();
   const c10::cuda::CUDAGuard device(input.device());
   Call call{ConvOp::fprop,
             {&input},
@@ -246,43 +283,43 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
   return y;
 }
 
-at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
-                           const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                           std::string_view sampling, int64_t workspace_limit) {
+at::Tensor conv_fprop(const at::Tensor& input, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                      std::string_view sampling, int64_t workspace_limit) {
   return forward(input, weight, bias, std::nullopt, stride, padding, dilation, groups, Activation(),
                  std::nullopt, sampling, workspace_limit, /*takes_slices=*/false);
 }
 
-at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
-                           const std::optional<at::Tensor>& bias,
-                           const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
-                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                           std::string_view activation, std::string_view sampling,
-                           int64_t workspace_limit, const std::optional<at::Tensor>& slope) {
+at::Tensor conv_fused(const at::Tensor& input, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias,
+                      const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                      std::string_view activation, std::string_view sampling,
+                      int64_t workspace_limit, const std::optional<at::Tensor>& slope) {
   return forward(input, weight, bias, residual, stride, padding, dilation, groups,
                  activation_of_call(activation), slope, sampling, workspace_limit,
                  /*takes_slices=*/true);
 }
 
-void conv_fused_into_cuda(const at::Tensor& output, const at::Tensor& input,
-                          const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                          const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
-                          at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                          std::string_view activation, std::string_view sampling,
-                          int64_t workspace_limit, const std::optional<at::Tensor>& slope) {
+void conv_fused_into(const at::Tensor& output, const at::Tensor& input, const at::Tensor& weight,
+                     const std::optional<at::Tensor>& bias,
+                     const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
+                     at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                     std::string_view activation, std::string_view sampling,
+                     int64_t workspace_limit, const std::optional<at::Tensor>& slope) {
   const auto y = forward(input, weight, bias, residual, stride, padding, dilation, groups,
                          activation_of_call(activation), slope, sampling, workspace_limit,
                          /*takes_slices=*/true, &output);
   if (!y.is_same(output)) copy_result(output, y);
 }
 
-at::Tensor conv_each_image_cuda(const at::Tensor& input, const at::Tensor& weight,
-                                at::IntArrayRef stride, at::IntArrayRef padding,
-                                at::IntArrayRef dilation, std::string_view sampling,
-                                int64_t workspace_limit) {
+at::Tensor conv_each_image(const at::Tensor& input, const at::Tensor& weight,
+                           at::IntArrayRef stride, at::IntArrayRef padding,
+                           at::IntArrayRef dilation, std::string_view sampling,
+                           int64_t workspace_limit) {
   const int64_t kernels = kernels_of_an_image(input, weight, stride, padding, dilation);
-  const c10::cuda::CUDAGuard device(input.device());
+  const c10::DeviceGuard device(input.device());
   const auto format = conv_memory_format(input, weight);
   const auto x = input.contiguous(format), w = weight.contiguous(format);
   const auto convolve = [&](int64_t n, const at::Tensor* output) {
@@ -294,6 +331,11 @@ at::Tensor conv_each_image_cuda(const at::Tensor& input, const at::Tensor& weigh
   filters[0] = kernels;
   const ConvGeometry geometry{x.sizes(), filters, stride, padding, dilation, /*groups=*/1};
   if (!geometry.is_valid()) return convolve(0, nullptr);  // PyTorch raises the error
+  if (!x.is_cuda()) {
+    std::vector<at::Tensor> outputs;
+    for (int64_t n = 0; n < x.size(0); ++n) outputs.push_back(convolve(n, nullptr));
+    return with_strides_of(format, at::cat(outputs));
+  }
   const at::Tensor y(
       at::detail::empty_cuda(geometry.output_size(), x.options().memory_format(format)));
   // Convolutions of one image are too small for a GPU.
@@ -306,108 +348,98 @@ at::Tensor conv_each_image_cuda(const at::Tensor& input, const at::Tensor& weigh
 }
 
 // The gradient that is the undefined one of `x` and `w`. `other` is the forward's operand.
-template <typename Aten>
 at::Tensor gradient(ConvOp op, const at::Tensor& grad_output, const at::Tensor& other, Part x,
-                    Part w, const ConvGeometry& geometry, const CallPolicy& policy,
-                    const Aten& aten) {
-  if (const char* reason = why_not_cudnn(grad_output, other, geometry)) {
-    count_fallback(reason);
-  } else {
+                    Part w, const ConvGeometry& geometry, const CallPolicy& policy) {
+  const auto format = conv_memory_format(grad_output, other);
+  if (may_use_cudnn(grad_output, why_not_cudnn(grad_output, other, geometry))) {
     const c10::cuda::CUDAGuard device(grad_output.device());
-    const auto format = conv_memory_format(grad_output, other);
     const auto found = compute({op, x, w, {&grad_output}, format}, geometry, policy);
     if (found.defined()) return found;
   }
-  return with_strides_of(
-      conv_memory_format(grad_output, other),
-      aten(c10::fromIntArrayRefSlow(geometry.stride), c10::fromIntArrayRefSlow(geometry.padding),
-           c10::fromIntArrayRefSlow(geometry.dilation)));
+  const auto aten = op == ConvOp::dgrad ? aten_dgrad : aten_wgrad;
+  return with_strides_of(format, aten(grad_output, other, geometry));
 }
 
-at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weight,
-                           at::IntArrayRef input_size, at::IntArrayRef stride,
-                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                           std::string_view sampling, int64_t workspace_limit) {
+at::Tensor conv_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
+                      at::IntArrayRef input_size, at::IntArrayRef stride, at::IntArrayRef padding,
+                      at::IntArrayRef dilation, int64_t groups, std::string_view sampling,
+                      int64_t workspace_limit) {
   if (is_dgrad_of_height_1(grad_output, weight) && input_size.size() == 3 && stride.size() == 1 &&
       padding.size() >= 1 && padding.size() <= 2 && dilation.size() == 1) {
     const OfHeight1<int64_t> images(stride, padding, dilation);
-    return conv_dgrad_cuda(as_images(grad_output), weight.unsqueeze(2), with_height_1(input_size),
-                           images.stride, images.padding, images.dilation, groups, sampling,
-                           workspace_limit)
+    return conv_dgrad(as_images(grad_output), weight.unsqueeze(2), with_height_1(input_size),
+                      images.stride, images.padding, images.dilation, groups, sampling,
+                      workspace_limit)
         .squeeze(2);
   }
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input_size, weight.sizes(), stride, padding, dilation, groups};
   check_gradient("conv_dgrad", grad_output, geometry);
   return gradient(ConvOp::dgrad, grad_output, weight, {nullptr, input_size}, {&weight}, geometry,
-                  policy, [&](const auto&... lists) {
-                    return aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
-                                      lists..., groups);
-                  });
+                  policy);
 }
 
-at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& input,
-                           at::IntArrayRef weight_size, at::IntArrayRef stride,
-                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                           std::string_view sampling, int64_t workspace_limit) {
+at::Tensor conv_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
+                      at::IntArrayRef weight_size, at::IntArrayRef stride, at::IntArrayRef padding,
+                      at::IntArrayRef dilation, int64_t groups, std::string_view sampling,
+                      int64_t workspace_limit) {
   if (is_wgrad_of_height_1(grad_output, input) && weight_size.size() == 3 && stride.size() == 1 &&
       padding.size() >= 1 && padding.size() <= 2 && dilation.size() == 1) {
     const OfHeight1<int64_t> images(stride, padding, dilation);
-    return conv_wgrad_cuda(as_images(grad_output), as_images(input), with_height_1(weight_size),
-                           images.stride, images.padding, images.dilation, groups, sampling,
-                           workspace_limit)
+    return conv_wgrad(as_images(grad_output), as_images(input), with_height_1(weight_size),
+                      images.stride, images.padding, images.dilation, groups, sampling,
+                      workspace_limit)
         .squeeze(2);
   }
   const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input.sizes(), weight_size, stride, padding, dilation, groups};
   check_gradient("conv_wgrad", grad_output, geometry);
   return gradient(ConvOp::wgrad, grad_output, input, {&input}, {nullptr, weight_size}, geometry,
-                  policy, [&](const auto&... lists) {
-                    return aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
-                                      lists..., groups);
-                  });
+                  policy);
 }
 
-at::Tensor conv_transpose_cuda(const at::Tensor& input, const at::Tensor& weight,
-                               const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                               at::IntArrayRef padding, at::IntArrayRef output_padding,
-                               at::IntArrayRef dilation, int64_t groups, std::string_view sampling,
-                               int64_t workspace_limit) {
+at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                          at::IntArrayRef padding, at::IntArrayRef output_padding,
+                          at::IntArrayRef dilation, int64_t groups, std::string_view sampling,
+                          int64_t workspace_limit) {
   if (output_padding.size() == 1 && takes_height(input, weight, stride, padding, dilation)) {
     const OfHeight1<int64_t> images(stride, padding, dilation, output_padding);
-    return conv_transpose_cuda(as_images(input), weight.unsqueeze(2), bias, images.stride,
-                               images.padding, images.output_padding, images.dilation, groups,
-                               sampling, workspace_limit)
+    return conv_transpose(as_images(input), weight.unsqueeze(2), bias, images.stride,
+                          images.padding, images.output_padding, images.dilation, groups, sampling,
+                          workspace_limit)
         .squeeze(2);
   }
   const bool has_bias = bias && bias->defined();
   const auto size =
       transposed_output_size(input, weight, stride, padding, output_padding, dilation, groups);
-  if (!size || input.scalar_type() != weight.scalar_type() || input.device() != weight.device() ||
-      (has_bias && !bias_fits(*bias, input, size->at(1)))) {
+  const bool fits = size && input.scalar_type() == weight.scalar_type() &&
+                    input.device() == weight.device() &&
+                    (!has_bias || bias_fits(*bias, input, size->at(1)));
+  if (!may_use_cudnn(input, fits ? nullptr : kNotTaken)) {
     resolve(sampling, workspace_limit);  // checks them
-    count_fallback(kNotTaken);
     return with_strides_of(
         conv_memory_format(input, weight),
-        aten_transpose(input, weight, bias, c10::fromIntArrayRefSlow(stride),
-                       c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(output_padding),
-                       c10::fromIntArrayRefSlow(dilation), groups));
+        aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups));
   }
-  const auto y = conv_dgrad_cuda(input, weight, *size, stride, padding, dilation, groups, sampling,
-                                 workspace_limit);
+  const auto y = conv_dgrad(input, weight, *size, stride, padding, dilation, groups, sampling,
+                            workspace_limit);
   if (has_bias) add_bias(y, *bias);
   return y;
+}
+
+void implement(torch::Library& m) {
+  m.impl("conv_fprop", conv_fprop);
+  m.impl("conv_transpose", conv_transpose);
+  m.impl("conv_dgrad", conv_dgrad);
+  m.impl("conv_wgrad", conv_wgrad);
+  m.impl("conv_fused", conv_fused);
+  m.impl("conv_fused_into_", conv_fused_into);
+  m.impl("conv_each_image", conv_each_image);
 }
 
 }  // namespace
 }  // namespace cudnn_autotune
 
-TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
-  m.impl("conv_fprop", cudnn_autotune::conv_fprop_cuda);
-  m.impl("conv_transpose", cudnn_autotune::conv_transpose_cuda);
-  m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cuda);
-  m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cuda);
-  m.impl("conv_fused", cudnn_autotune::conv_fused_cuda);
-  m.impl("conv_fused_into_", cudnn_autotune::conv_fused_into_cuda);
-  m.impl("conv_each_image", cudnn_autotune::conv_each_image_cuda);
-}
+TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) { cudnn_autotune::implement(m); }
+TORCH_LIBRARY_IMPL(cudnn_autotune, CPU, m) { cudnn_autotune::implement(m); }

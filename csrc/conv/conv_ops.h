@@ -21,12 +21,6 @@ using FpropSignature = at::Tensor(const at::Tensor& input, const at::Tensor& wei
                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                   c10::SymInt groups, std::string_view sampling,
                                   int64_t workspace_limit);
-using TransposeSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
-                                      const std::optional<at::Tensor>& bias,
-                                      c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                                      c10::SymIntArrayRef output_padding,
-                                      c10::SymIntArrayRef dilation, c10::SymInt groups,
-                                      std::string_view sampling, int64_t workspace_limit);
 using DgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tensor& weight,
                                   c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
@@ -40,7 +34,6 @@ using WgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tenso
 
 // The operators in torch's dispatcher.
 const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op();
-const c10::TypedOperatorHandle<TransposeSignature>& conv_transpose_op();
 const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op();
 const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op();
 

@@ -59,11 +59,6 @@ const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op() {
   return op;
 }
 
-const c10::TypedOperatorHandle<TransposeSignature>& conv_transpose_op() {
-  static const auto op = find<TransposeSignature>("cudnn_autotune::conv_transpose");
-  return op;
-}
-
 const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op() {
   static const auto op = find<DgradSignature>("cudnn_autotune::conv_dgrad");
   return op;

@@ -20,7 +20,6 @@
 #include "core/cudnn/engine_search.h"
 #include "core/problem/check.h"
 #include "plan/build_plan.h"
-#include "plan/engine_plan.h"
 #include "plan/pytorch_plans.h"
 
 namespace cudnn_autotune {

@@ -317,10 +317,10 @@ class ConvProblem:
 
     @classmethod
     def from_native(cls, native: _C.ConvProblem) -> ConvProblem:
-        values = {field.name: getattr(native, field.name) for field in fields(cls)}
-        values["dtype"] = DTYPES_BY_NAME[native.dtype]
-        is_plain = native.memory_format == "contiguous"
-        n = len(native.stride)
+        values: dict[str, Any] = native.fields()
+        values["dtype"] = DTYPES_BY_NAME[values["dtype"]]
+        is_plain = values["memory_format"] == "contiguous"
+        n = len(values["stride"])
         values["memory_format"] = torch.contiguous_format if is_plain else CHANNELS_LAST[n]
         return cls(**values)
 

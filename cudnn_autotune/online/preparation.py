@@ -27,7 +27,7 @@ from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
 from cudnn_autotune.tuning import checking
 from cudnn_autotune.tuning.checking import Verdict
 from cudnn_autotune.tuning.choice import Choice
-from cudnn_autotune.tuning.prefetching import PlanFuture
+from cudnn_autotune.tuning.prefetching import PlanFuture, build_ahead
 
 _log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class OnlinePreparation:
     def _compile(self, candidate: Candidate) -> PlanFuture:
         """Begins to build a candidate that is compiled at run time."""
         native, device = self._problem.native(), self._choice.device
-        return COMPILING.submit(_C.build_ahead, native, device, candidate.text, may_compile=True)
+        return COMPILING.submit(build_ahead, native, device, candidate.text, may_compile=True)
 
     def _build(self, candidate: Candidate) -> _C.Plan:
         """Builds any other candidate."""

@@ -88,11 +88,29 @@ def start(
         with suppress(RuntimeError):
             for key, (native, text) in keys.items():
                 if key not in _waiting:
-                    begun[key] = threads.submit(_C.build_ahead, native, gpu, text, may_compile)
+                    begun[key] = threads.submit(build_ahead, native, gpu, text, may_compile)
         _waiting.update(begun)
         while len(_waiting) > _MOST_WAITING:
             _waiting.popitem(last=False)[1].cancel()
     return list(begun.values())
+
+
+def build_ahead(
+    native: _C.ConvProblem, gpu: GpuKey, text: str, may_compile: bool
+) -> _C.Plan | None:
+    """Builds a plan that another thread will use, and that may capture a CUDA graph meanwhile.
+
+    Args:
+        may_compile: whether an engine may be compiled; else its kept plan is the result, or None.
+
+    Raises:
+        PlanError: it does not build.
+    """
+    if isinstance(gpu, int):
+        search = _C.EngineSearch.on_device(native, gpu)
+    else:
+        search = _C.EngineSearch.by_properties(native, gpu)
+    return search.build(text) if may_compile else search.read_back(text)
 
 
 def _is_without_plan(built: PlanFuture) -> bool:

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "call/conv_geometry.h"
 #include "call/torch_bridge.h"
-#include "conv/detail/conv_geometry.h"
 
 // What the kernels for CUDA ask of a call before they look an engine up.
 

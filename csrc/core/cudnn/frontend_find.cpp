@@ -7,7 +7,7 @@
 #include <limits>
 #include <unordered_map>
 
-#include "core/cudnn/detail/conv_plan_impl.h"
+#include "core/cudnn/detail/conv_graph.h"
 
 namespace cudnn_frontend::detail {
 namespace {

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "core/cudnn/detail/conv_plan_impl.h"
 #include "core/cudnn/detail/knob_names.h"
 #include "core/problem/check.h"
 
@@ -82,7 +81,25 @@ Attributes convolution(const ConvProblem& problem) {
       .set_dilation(spatial(problem, problem.dilation, 1));
 }
 
+std::shared_ptr<ConvPlan> make_conv_plan(cudnn_frontend::ExecutionPlan plan,
+                                         const ConvProblem& problem, const EngineConfig& config,
+                                         bool is_read_back) {
+  auto impl = std::make_shared<ConvPlan::Impl>(ConvPlan::Impl{std::move(plan)});
+  const auto descriptor = impl->plan.get_raw_desc();
+  const int64_t workspace_bytes = impl->plan.getWorkspaceSize();
+  return std::make_shared<ConvPlan>(std::move(impl), descriptor, workspace_bytes, problem, config,
+                                    is_read_back);
+}
+
 }  // namespace
+
+std::string ConvPlan::serialized() const {
+  try {
+    return impl_->plan.getJsonRepresentation();
+  } catch (const cudnn_frontend::cudnnException& exception) {
+    throw CudnnError("serializing a plan of " + config_.text(), exception.what(), problem_.text());
+  }
+}
 
 DevicePropertiesPtr parse_device_properties(const std::string& json) {
   auto properties = std::make_shared<fe::DeviceProperties>();

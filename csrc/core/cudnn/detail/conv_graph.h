@@ -12,6 +12,10 @@
 
 namespace cudnn_autotune {
 
+struct ConvPlan::Impl {
+  cudnn_frontend::ExecutionPlan plan;
+};
+
 using DevicePropertiesPtr = std::shared_ptr<const cudnn_frontend::DeviceProperties>;
 
 // Parses the JSON description of a GPU (cudnn_frontend::DeviceProperties). Throws
