@@ -45,19 +45,13 @@ std::vector<std::shared_ptr<ConvPlan>> engines_of(const std::vector<std::shared_
 }
 
 void bind_frontend_find(py::module_& m) {
-  py::class_<FoundPlan>(m, "FoundPlan")
-      .def_readonly("index", &FoundPlan::index)
-      .def_readonly("time_ms", &FoundPlan::time_ms)
-      .def_readonly("samples", &FoundPlan::samples);
-  py::class_<FindResult>(m, "FindResult")
-      .def_readonly("plans", &FindResult::plans)
-      .def_readonly("total_samples", &FindResult::total_samples);
   m.def(
       "frontend_find",
       [](const std::string& name, const std::vector<std::shared_ptr<Plan>>& plans,
          const Tensors& tensors, const std::optional<at::Tensor>& workspace,
          int64_t benchmark_limit) {
-        if (plans.empty()) return FindResult{};
+        using Found = std::tuple<size_t, float, int64_t>;
+        if (plans.empty()) return std::pair(std::vector<Found>(), int64_t{0});
         const auto engines = engines_of(plans);
         const auto room = workspace ? static_cast<int64_t>(workspace->nbytes()) : 0;
         for (const auto& plan : plans) {
@@ -67,10 +61,15 @@ void bind_frontend_find(py::module_& m) {
         const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
         const c10::DeviceGuard guard(operands.x.device());
         const std::lock_guard measuring(measuring_mutex(operands.x.device().index()));
-        return frontend_find(by_name<FindTechnique>("technique", name, kTechniqueNames),
-                             current_handle(), engines, operands.pointers(),
-                             workspace ? workspace->data_ptr() : nullptr, benchmark_limit,
-                             [&] { add_bias(operands.y, operands.bias); });
+        const auto result = frontend_find(
+            by_name<FindTechnique>("technique", name, kTechniqueNames), current_handle(), engines,
+            operands.pointers(), workspace ? workspace->data_ptr() : nullptr, benchmark_limit,
+            [&] { add_bias(operands.y, operands.bias); });
+        std::vector<Found> found;
+        for (const auto& plan : result.plans) {
+          found.emplace_back(plan.index, plan.time_ms, plan.samples);
+        }
+        return std::pair(std::move(found), result.total_samples);
       },
       py::arg("technique"), py::arg("plans"), py::arg("tensors"), py::arg("workspace"),
       py::arg("benchmark_limit"), WithoutGilCall());

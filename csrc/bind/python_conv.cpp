@@ -1,6 +1,7 @@
 #include "bind/bindings.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -16,7 +17,6 @@
 #include "call/aten_conv.h"
 #include "call/autocast.h"
 #include "call/call_policy.h"
-#include "conv/conv_ops.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -110,6 +110,21 @@ bool is_bare(const at::Tensor& input, const at::Tensor& weight,
          !is_differentiated(weight) && !(bias && is_differentiated(*bias));
 }
 
+// The operator `conv_fprop`, which a build without CUDA has no kernel of.
+at::Tensor convolve(const at::Tensor& input, const at::Tensor& weight,
+                    const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, int64_t groups,
+                    const PolicyArguments& policy) {
+  using Signature = at::Tensor(
+      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::SymIntArrayRef,
+      c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt, std::string_view, int64_t);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("cudnn_autotune::conv_fprop", "")
+                             .typed<Signature>();
+  return op.call(input, weight, bias, stride, padding, dilation, groups, policy.sampling,
+                 policy.workspace_limit);
+}
+
 // PyTorch's order of arguments:
 //   input, weight, bias, stride, padding, dilation, groups
 //   input, weight, bias, stride, padding, output_padding, groups, dilation  (transposed)
@@ -166,11 +181,9 @@ PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
   {
     const pybind11::gil_scoped_release without_gil;
     if (pads_unevenly) {
-      output = conv_fprop_op().call(input, weight, bias,
-                                    c10::fromIntArrayRefKnownNonNegative(stride.values),
-                                    c10::fromIntArrayRefKnownNonNegative(sides),
-                                    c10::fromIntArrayRefKnownNonNegative(dilation.values), groups,
-                                    policy.sampling, policy.workspace_limit);
+      output = convolve(input, weight, bias, c10::fromIntArrayRefKnownNonNegative(stride.values),
+                        c10::fromIntArrayRefKnownNonNegative(sides),
+                        c10::fromIntArrayRefKnownNonNegative(dilation.values), groups, policy);
     } else {
       const PolicyScope scope(policy.sampling, policy.workspace_limit);
       output = at::convolution(input, weight, bias, stride.values, padding.values, dilation.values,

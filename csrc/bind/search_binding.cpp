@@ -206,30 +206,7 @@ std::vector<Built> build_many(const Search& search, const std::vector<std::strin
   return built;
 }
 
-std::shared_ptr<Plan> build_ahead(const Search& search, const std::string& text, bool may_compile) {
-  return may_compile ? search.build(text) : search.read_back(text);
-}
-
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
-
-void bind_build_ahead(py::module_& m) {
-  m.def(
-      "build_ahead",
-      [](const ConvProblem& problem, int device, const std::string& text, bool may_compile) {
-        const OnDevice guard(static_cast<c10::DeviceIndex>(device));
-        return build_ahead(*search_on_device(problem, device), text, may_compile);
-      },
-      py::arg("problem"), py::arg("gpu"), py::arg("text"), py::arg("may_compile"),
-      WithoutGilCall());
-  m.def(
-      "build_ahead",
-      [](const ConvProblem& problem, const std::string& json, const std::string& text,
-         bool may_compile) {
-        return build_ahead(*search_by_properties(problem, json), text, may_compile);
-      },
-      py::arg("problem"), py::arg("gpu"), py::arg("text"), py::arg("may_compile"),
-      WithoutGilCall());
-}
 
 void bind_engine_search(py::module_& m) {
   py::class_<Candidate>(m, "Candidate")
@@ -273,6 +250,13 @@ void bind_engine_search(py::module_& m) {
           },
           py::arg("text"), WithoutGilCall())
       .def(
+          "read_back",
+          [](Search& search, const std::string& text) {
+            const auto guard = search.on_device();
+            return search.read_back(text);
+          },
+          py::arg("text"), WithoutGilCall())
+      .def(
           "describe",
           [](Search& search, const std::string& text) {
             const auto guard = search.on_device();
@@ -300,7 +284,6 @@ void bind_search(py::module_& m) {
   m.def("cudnn_frontend_version", &cudnn_frontend_version);
   bind_problem(m);
   bind_engine_search(m);
-  bind_build_ahead(m);
 }
 
 }  // namespace cudnn_autotune

@@ -23,8 +23,8 @@
 #include "call/conv_geometry.h"
 #include "call/conv_layout.h"
 #include "call/fallback_counts.h"
-#include "conv/conv_ops.h"
 #include "conv/detail/conv_checks.h"
+#include "conv/detail/conv_cuda.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -100,36 +100,27 @@ struct AtenCall {
   }
 };
 
-// The operators, called with a list of arguments that they share. They are dispatched anew from
-// this backend's key, so that nothing above it is run twice.
+// The operators' kernels, called with arguments that they share.
 struct Operators {
-  c10::DispatchKeySet keys;
   const AtenCall& call;
   const OperatorPolicy& policy;
 
   at::Tensor fprop(const at::Tensor& x, const at::Tensor& w,
                    const std::optional<at::Tensor>& bias) const {
-    return conv_fprop_op().redispatch(keys, x, w, bias, stride(), padding(), dilation(),
-                                      call.groups, policy.sampling, policy.workspace_limit);
+    return conv_fprop(x, w, bias, call.stride, call.padding, call.dilation, call.groups,
+                      policy.sampling, policy.workspace_limit);
   }
   at::Tensor dgrad(const at::Tensor& y, const at::Tensor& w, at::IntArrayRef size) const {
-    return conv_dgrad_op().redispatch(keys, y, w, c10::fromIntArrayRefSlow(size), stride(),
-                                      padding(), dilation(), call.groups, policy.sampling,
-                                      policy.workspace_limit);
+    return conv_dgrad(y, w, size, call.stride, call.padding, call.dilation, call.groups,
+                      policy.sampling, policy.workspace_limit);
   }
   at::Tensor wgrad(const at::Tensor& y, const at::Tensor& x, at::IntArrayRef size) const {
-    return conv_wgrad_op().redispatch(keys, y, x, c10::fromIntArrayRefSlow(size), stride(),
-                                      padding(), dilation(), call.groups, policy.sampling,
-                                      policy.workspace_limit);
+    return conv_wgrad(y, x, size, call.stride, call.padding, call.dilation, call.groups,
+                      policy.sampling, policy.workspace_limit);
   }
-
- private:
-  c10::SymIntArrayRef stride() const { return c10::fromIntArrayRefSlow(call.stride); }
-  c10::SymIntArrayRef padding() const { return c10::fromIntArrayRefSlow(call.padding); }
-  c10::SymIntArrayRef dilation() const { return c10::fromIntArrayRefSlow(call.dilation); }
 };
 
-at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const at::Tensor& weight,
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                        at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                        at::IntArrayRef output_padding, int64_t groups) {
@@ -144,14 +135,14 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const 
   if (const char* reason = call.why_not_plain()) return pytorchs(reason);
   if (is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
-    return convolution(keys, as_images(input), weight.unsqueeze(2), bias, images.stride,
-                       images.padding, images.dilation, transposed, images.output_padding, groups)
+    return convolution(as_images(input), weight.unsqueeze(2), bias, images.stride, images.padding,
+                       images.dilation, transposed, images.output_padding, groups)
         .squeeze(2);
   }
   const bool has_bias = bias && bias->defined();
   const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
   if (has_bias && !bias_fits(*bias, input, channels)) return pytorchs(kNotTaken);
-  const Operators operators{keys, call, *policy};
+  const Operators operators{call, *policy};
   if (!transposed) {
     const char* reason = why_not_cudnn(input, weight, call.geometry(input.sizes()));
     if (reason != nullptr) return pytorchs(reason);
@@ -168,10 +159,10 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const 
   return y;
 }
 
-Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_output,
-                               const at::Tensor& input, const at::Tensor& weight,
-                               at::OptionalIntArrayRef bias_sizes, at::IntArrayRef stride,
-                               at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                               const at::Tensor& weight, at::OptionalIntArrayRef bias_sizes,
+                               at::IntArrayRef stride, at::IntArrayRef padding,
+                               at::IntArrayRef dilation, bool transposed,
                                at::IntArrayRef output_padding, int64_t groups,
                                std::array<bool, 3> output_mask) {
   const auto pytorchs = [&](const char* reason = nullptr) -> Gradients {
@@ -190,10 +181,9 @@ Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_
   }
   if (grad_output.dim() == 3 && is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
-    auto [of_input, of_weight, of_bias] =
-        convolution_backward(keys, grad_output.unsqueeze(2), as_images(input), weight.unsqueeze(2),
-                             bias_sizes, images.stride, images.padding, images.dilation, transposed,
-                             images.output_padding, groups, output_mask);
+    auto [of_input, of_weight, of_bias] = convolution_backward(
+        grad_output.unsqueeze(2), as_images(input), weight.unsqueeze(2), bias_sizes, images.stride,
+        images.padding, images.dilation, transposed, images.output_padding, groups, output_mask);
     if (of_input.defined()) of_input = of_input.squeeze(2);
     if (of_weight.defined()) of_weight = of_weight.squeeze(2);
     return {of_input, of_weight, of_bias};
@@ -207,7 +197,7 @@ Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_
 
   // The gradient is brought into the forward's layout once, and both results into those that
   // PyTorch gives them; mostly they have them already.
-  const Operators operators{keys, call, *policy};
+  const Operators operators{call, *policy};
   const auto layouts =
       gradient_layouts(grad_output, input, weight, transposed, /*wants_weight=*/output_mask[1]);
   const at::Tensor gradient = grad_output.contiguous(conv_memory_format(input, weight));

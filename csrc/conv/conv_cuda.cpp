@@ -15,8 +15,8 @@
 #include "call/fallback_counts.h"
 #include "call/settings.h"
 #include "call/torch_bridge.h"
-#include "conv/conv_ops.h"
 #include "conv/detail/conv_checks.h"
+#include "conv/detail/conv_cuda.h"
 #include "conv/detail/side_by_side.h"
 #include "conv/engine_dispatch.h"
 
@@ -283,6 +283,8 @@ at::Tensor forward(const at::Tensor& input, const at::Tensor& weight,
   return y;
 }
 
+}  // namespace
+
 at::Tensor conv_fprop(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
@@ -290,6 +292,8 @@ at::Tensor conv_fprop(const at::Tensor& input, const at::Tensor& weight,
   return forward(input, weight, bias, std::nullopt, stride, padding, dilation, groups, Activation(),
                  std::nullopt, sampling, workspace_limit, /*takes_slices=*/false);
 }
+
+namespace {
 
 at::Tensor conv_fused(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias,
@@ -360,6 +364,8 @@ at::Tensor gradient(ConvOp op, const at::Tensor& grad_output, const at::Tensor& 
   return with_strides_of(format, aten(grad_output, other, geometry));
 }
 
+}  // namespace
+
 at::Tensor conv_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
                       at::IntArrayRef input_size, at::IntArrayRef stride, at::IntArrayRef padding,
                       at::IntArrayRef dilation, int64_t groups, std::string_view sampling,
@@ -397,6 +403,8 @@ at::Tensor conv_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
   return gradient(ConvOp::wgrad, grad_output, input, {&input}, {nullptr, weight_size}, geometry,
                   policy);
 }
+
+namespace {
 
 at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias, at::IntArrayRef stride,

@@ -1,7 +1,5 @@
 #include <torch/library.h>
 
-#include "conv/conv_ops.h"
-
 // The operators stand below autograd. They take and return plain tensors, and only
 // conv_fused_into_ changes an argument. Their fake kernels are in cudnn_autotune/compile/fake.py.
 TORCH_LIBRARY(cudnn_autotune, m) {
@@ -43,30 +41,3 @@ TORCH_LIBRARY(cudnn_autotune, m) {
       "SymInt[] dilation, str sampling=\"\", int workspace_limit=-1) -> Tensor",
       {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
 }
-
-namespace cudnn_autotune {
-namespace {
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-}  // namespace
-
-const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op() {
-  static const auto op = find<FpropSignature>("cudnn_autotune::conv_fprop");
-  return op;
-}
-
-const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op() {
-  static const auto op = find<DgradSignature>("cudnn_autotune::conv_dgrad");
-  return op;
-}
-
-const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op() {
-  static const auto op = find<WgradSignature>("cudnn_autotune::conv_wgrad");
-  return op;
-}
-
-}  // namespace cudnn_autotune

@@ -206,7 +206,7 @@ class GpuTimer:
     def frontend_find(
         self, technique: str, candidates: Sequence[Candidate], limit: int
     ) -> Selection:
-        result = _C.frontend_find(
+        found, samples = _C.frontend_find(
             technique,
             [self.plans[c.text] for c in candidates],
             self._operands,
@@ -214,11 +214,8 @@ class GpuTimer:
             limit,
         )
         return Selection(
-            tuple(
-                Measurement(candidates[found.index], found.time_ms, found.samples)
-                for found in result.plans
-            ),
-            result.total_samples,
+            tuple(Measurement(candidates[index], *measured) for index, *measured in found),
+            samples,
         )
 
     def broken_off(self, why: str) -> Selection | None:
