@@ -19,7 +19,6 @@ COMPILED_TOGETHER = {
         "core/cudnn/engine_search.cpp",
         "core/cudnn/frontend_find.cpp",
         "core/cudnn/detail/conv_graph.cpp",
-        "core/cudnn/detail/engine_description.cpp",
     ),
     "core": ("core/*.cpp",),  # the rest of it, without heavy headers
     "bindings": ("bind/*.cpp", "norms_binding.cpp", "python_norm.cpp"),

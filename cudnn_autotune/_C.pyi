@@ -290,11 +290,6 @@ def set_norm_form_of_thread(form: int, adopts: bool) -> None:
     """Sets the form likewise for the calls of this thread. With ``adopts`` their plans become those
     of all later calls without a form."""
 
-def nvrtc_version() -> tuple[int, int]: ...
-def compile_kernel(source: str, function: str, options: Sequence[str]) -> bytes:
-    """Compiles CUDA C++ to a cubin, by NVRTC (csrc/core/cuda/nvrtc.h). Raises PlanError, with the
-    compiler's log."""
-
 def execute(plan: Plan, *tensors: Tensor, workspace: Tensor | None = None) -> Tensor:
     """Runs a plan on the current stream, and returns the tensor that holds the result: the one that
     the operation writes, or one that PyTorch's own path allocates. Raises PlanError.
@@ -372,7 +367,10 @@ def frontend_find(
     tensors: Sequence[Tensor],
     workspace: Tensor | None,
     benchmark_limit: int,
-) -> FindResult: ...
+) -> tuple[list[tuple[int, float, int]], int]:
+    """Returns the index in ``plans``, the time in ms and the samples of each plan, fastest first, and
+    the samples of all plans."""
+
 def page_cycles(memory: Tensor) -> list[int]:
     """The latency, in cycles, of each 4 KiB page of ``memory`` (uint8, on a GPU, contiguous).
 

@@ -11,7 +11,7 @@ namespace cudnn_autotune {
 // PyTorch's operator, called with a policy and without the parser of torch.nn.functional. They take
 // the arguments of torch.nn.functional, and sampling and workspace_limit after them, all by
 // position: plain CUDA tensors, ints and tuples of ints. For all else (tensor subclasses, torch
-// function modes, tracing, other devices) they return NotImplemented, and nn/functional.py calls
+// function modes, tracing, other devices) they return NotImplemented, and functional.py calls
 // torch.nn.functional.
 //
 // `_C.enter_policy(sampling, workspace_limit)` and `_C.leave_policy()` begin and end the scope of a

@@ -17,8 +17,7 @@
 #include "call/torch_bridge.h"
 #include "core/cuda/cuda_driver.h"
 #include "core/cuda/graph_lifetime.h"
-#include "core/cuda/nvrtc.h"
-#include "core/cudnn/kept_plans.h"
+#include "core/cudnn/engine_search.h"
 #include "core/problem/check.h"
 #include "plan/build_plan.h"
 #include "plan/plan.h"
@@ -228,18 +227,6 @@ void bind_plans(py::module_& m) {
   m.def("execute", &execute_on, py::arg("plan"), py::arg("workspace") = py::none());
   m.def("recipe_plan", &recipe_plan, py::arg("problem"), py::arg("text"), py::arg("launches"),
         py::arg("workspace_bytes"), py::arg("device"));
-  m.def("nvrtc_version", &nvrtc_version, WithoutGilCall());
-  m.def(
-      "compile_kernel",
-      [](const std::string& source, const std::string& function,
-         const std::vector<std::string>& options) {
-        const std::string cubin = [&] {
-          const py::gil_scoped_release without_gil;
-          return compile_kernel(source, function, options);
-        }();
-        return py::bytes(cubin);
-      },
-      py::arg("source"), py::arg("function"), py::arg("options"));
   m.def("loaded_cubins", &loaded_cubins);
   m.def(
       "kept_for_graphs",

@@ -135,8 +135,9 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
   if (const char* reason = call.why_not_plain()) return pytorchs(reason);
   if (is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
-    return convolution(as_images(input), weight.unsqueeze(2), bias, images.stride, images.padding,
-                       images.dilation, transposed, images.output_padding, groups)
+    return cudnn_autotune::convolution(as_images(input), weight.unsqueeze(2), bias, images.stride,
+                                       images.padding, images.dilation, transposed,
+                                       images.output_padding, groups)
         .squeeze(2);
   }
   const bool has_bias = bias && bias->defined();
@@ -181,7 +182,7 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
   }
   if (grad_output.dim() == 3 && is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
-    auto [of_input, of_weight, of_bias] = convolution_backward(
+    auto [of_input, of_weight, of_bias] = cudnn_autotune::convolution_backward(
         grad_output.unsqueeze(2), as_images(input), weight.unsqueeze(2), bias_sizes, images.stride,
         images.padding, images.dilation, transposed, images.output_padding, groups, output_mask);
     if (of_input.defined()) of_input = of_input.squeeze(2);

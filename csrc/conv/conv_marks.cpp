@@ -7,8 +7,8 @@
 #include "call/call_policy.h"
 
 // In the graphs of torch.compile a convolution that is served is PyTorch's, with a marked input.
-// The marks are the identity: compile/inductor.py takes them away again. Programs of other compilers run
-// them, and their copies carry the policy.
+// The marks are the identity: compile/inductor.py takes them away again. Programs of other
+// compilers run them, and their copies carry the policy.
 
 TORCH_LIBRARY_FRAGMENT(cudnn_autotune, m) {
   m.def("mark_input(Tensor input, str sampling, int workspace_limit) -> Tensor",

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core import nvrtc
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.recipe import Kernel
 
@@ -83,7 +83,7 @@ def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
 def digest(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
     """Returns a text that two kernels share only if :func:`cubin` returns the same for both."""
     options = _options(kernel, compute_capability)
-    depends_on = [kernel.source, kernel.function, options, _C.nvrtc_version()]
+    depends_on = [kernel.source, kernel.function, options, nvrtc.version()]
     return hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
 
 
@@ -111,7 +111,7 @@ def _options(kernel: Kernel, compute_capability: tuple[int, int]) -> list[str]:
 def _found_or_compiled(kernel: Kernel, options: list[str], key: str) -> bytes:
     if code := _kept_code(kernel, key):
         return code
-    code = _C.compile_kernel(kernel.source, kernel.function, options)
+    code = nvrtc.compile_kernel(kernel.source, kernel.function, options)
     if _kept is not None:
         _kept[1](kernel.function, key, code)
     return code

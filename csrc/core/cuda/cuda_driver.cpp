@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/cuda/symbols.h"
 #include "core/problem/check.h"
 
 namespace cudnn_autotune {

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 #include <cstddef>
 #include <memory>
@@ -9,6 +10,14 @@
 #include <vector>
 
 namespace cudnn_autotune {
+
+// Points `function` at the function of this name in a library that is open, or at nothing if the
+// library has none. Returns whether it has one.
+template <typename Function>
+bool bind_symbol(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
 
 // Loads kernels with the CUDA driver, and launches them. The driver is looked up at run time,
 // because a library linked to it could not be loaded on a machine without a GPU. Safe to call from

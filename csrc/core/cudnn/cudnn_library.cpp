@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include "core/cuda/symbols.h"
+#include "core/cuda/cuda_driver.h"
 
 namespace cudnn_frontend {
 // The frontend looks every symbol up in this handle (dynamic loading mode).

@@ -3,7 +3,9 @@
 #include <cudnn.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,25 @@
 #include "core/problem/conv_problem.h"
 
 namespace cudnn_autotune {
+
+// What a compiled plan is for. Its cuDNN and driver are those of this process.
+struct PlanName {
+  std::string problem;  // ConvProblem::text()
+  std::string engine;   // EngineConfig::text()
+  std::string gpu;      // a JSON description of a GPU; empty: the current CUDA device
+};
+
+// Plans with their compiled code, which another process wrote and a later one will read. Both
+// functions are called from any thread, and throw nothing that a caller should see.
+struct KeptPlans {
+  std::string behavior_note;  // engines with this note are kept; empty: all are
+  std::function<std::optional<std::string>(const PlanName&)> find;
+  std::function<void(const PlanName&, const std::string& serialized)> keep;
+};
+
+// Null: nothing is kept.
+std::shared_ptr<const KeptPlans> kept_plans();
+void set_kept_plans(std::shared_ptr<const KeptPlans> kept);
 
 // Lists the engine configs that cuDNN offers for one problem, and builds their plans. The GPU is
 // that of a handle, or one that is not here and is given by its JSON description. Several threads
@@ -39,7 +60,7 @@ class EngineSearch {
   // CudnnError.
   std::vector<Candidate> query(const std::string& heuristic_mode);
 
-  // Builds a plan, or reads it back if it is kept (kept_plans.h). Throws CudnnError if the config
+  // Builds a plan, or reads it back if it is kept (KeptPlans). Throws CudnnError if the config
   // does not exist or does not build.
   std::shared_ptr<ConvPlan> build(const EngineConfig& config);
 

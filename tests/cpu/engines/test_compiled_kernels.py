@@ -14,6 +14,7 @@ from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C, kernels
+from cudnn_autotune.core import nvrtc
 from cudnn_autotune.engines import compiled_kernels
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.recipe import Kernel
@@ -44,13 +45,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The options of what NVRTC is given."""
     given: list[tuple[str, ...]] = []
-    compile_ = _C.compile_kernel
+    compile_ = nvrtc.compile_kernel
 
     def counted(source: str, function: str, options: Sequence[str]) -> bytes:
         given.append(tuple(options))
         return compile_(source, function, options)
 
-    monkeypatch.setattr(_C, "compile_kernel", counted)
+    monkeypatch.setattr(nvrtc, "compile_kernel", counted)
     return given
 
 
@@ -72,22 +73,22 @@ def in_threads(count: int, work: Callable[[], object]) -> None:
 def test_a_kernel_becomes_machine_code_of_the_architecture() -> None:
     options = ["-DADDED=2"]
     codes = [
-        _C.compile_kernel(SOURCE, "add", [f"--gpu-architecture={of}", *options])
+        nvrtc.compile_kernel(SOURCE, "add", [f"--gpu-architecture={of}", *options])
         for of in ("sm_80", "sm_90")
     ]
     for code in codes:
         assert code.startswith(b"\x7fELF")
         assert b".text.add\0" in code
     assert codes[0] != codes[1]
-    assert _C.nvrtc_version() >= (12, 0)
+    assert nvrtc.version() >= (12, 0)
 
 
 def test_an_error_tells_what_the_compiler_says() -> None:
     source = 'extern "C" __global__ void broken(float* y) {\n  y[0] = undeclared;\n}\n'
     with pytest.raises(_C.PlanError, match=r"(?s)compiling broken.*broken.cu.2.*undeclared"):
-        _C.compile_kernel(source, "broken", ["--gpu-architecture=sm_90"])
+        nvrtc.compile_kernel(source, "broken", ["--gpu-architecture=sm_90"])
     with pytest.raises(_C.PlanError, match=r"(?s)compiling add.*--gpu-architecture"):
-        _C.compile_kernel(SOURCE, "add", ["-DADDED=1", "--gpu-architecture=sm_12345"])
+        nvrtc.compile_kernel(SOURCE, "add", ["-DADDED=1", "--gpu-architecture=sm_12345"])
 
 
 def test_an_error_in_a_kernel_of_the_package_names_its_file_and_line() -> None:
@@ -97,7 +98,7 @@ def test_an_error_in_a_kernel_of_the_package_names_its_file_and_line() -> None:
     wrong = "undeclared();".join(code.rsplit("DYNAMIC_SHARED(shared);", 1))
     defines = ["-DNUMBERS=1", "-DPARTS=1", "-DCOLUMNS=1", "-DELEMENT=float"]
     with pytest.raises(_C.PlanError, match=rf"sum_parts\.cu\({line}\): error.*undeclared"):
-        _C.compile_kernel(wrong, "sum_parts", ["--gpu-architecture=sm_90", *defines])
+        nvrtc.compile_kernel(wrong, "sum_parts", ["--gpu-architecture=sm_90", *defines])
     assert sources.files_of(code) == ["device.cuh", "sum_parts.cu"]
     assert sources.files_of(SOURCE) == []
 
@@ -112,7 +113,7 @@ def test_an_error_in_a_kernel_of_the_package_names_its_file_and_line() -> None:
 )
 def test_a_source_without_the_kernel_is_refused(source: str, options: list[str]) -> None:
     with pytest.raises(_C.PlanError, match="compiling add"):
-        _C.compile_kernel(source, "add", ["-DADDED=1", *options])
+        nvrtc.compile_kernel(source, "add", ["-DADDED=1", *options])
 
 
 def test_other_threads_run_python_meanwhile() -> None:
@@ -130,7 +131,7 @@ def test_other_threads_run_python_meanwhile() -> None:
     thread = threading.Thread(target=wake_up)
     thread.start()
     begins.set()
-    _C.compile_kernel(source, "add", ["--gpu-architecture=sm_90"])
+    nvrtc.compile_kernel(source, "add", ["--gpu-architecture=sm_90"])
     found = len(awake)
     is_over.set()
     thread.join()
@@ -181,7 +182,7 @@ def test_threads_that_want_the_same_kernel_wait_for_one(monkeypatch: pytest.Monk
         time.sleep(0.2)
         return b"code"
 
-    monkeypatch.setattr(_C, "compile_kernel", slow)
+    monkeypatch.setattr(nvrtc, "compile_kernel", slow)
     in_threads(4, lambda: codes.append(cubin(ADD, HOPPER)))
     assert len(calls) == 1
     assert codes == [b"code"] * 4
@@ -202,7 +203,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_remembered(
         errors.append(error)
 
     with monkeypatch.context() as failing:
-        failing.setattr(_C, "compile_kernel", fail)
+        failing.setattr(nvrtc, "compile_kernel", fail)
         in_threads(3, ask)
     assert len(errors) == 3
     assert cubin(ADD, HOPPER).startswith(b"\x7fELF")
@@ -220,11 +221,11 @@ def test_a_kernel_that_was_kept_is_not_compiled(folder: Path, compiled: list[obj
     assert len(compiled) == 1
     code = f"""
 import cudnn_autotune as ca
-from cudnn_autotune import _C
+from cudnn_autotune.core import nvrtc
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.recipe import Kernel
 ca.set_store({str(folder)!r}, mode="read_write")
-_C.compile_kernel = None
+nvrtc.compile_kernel = None
 print(len(cubin(Kernel({SOURCE!r}, "add", (("ADDED", 1),)), (9, 0))))
 """
     assert evaluate_forked(code) == str(len(first))
@@ -234,7 +235,7 @@ def test_another_compiler_compiles_anew(
     folder: Path, compiled: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cubin(ADD, HOPPER)
-    monkeypatch.setattr(_C, "nvrtc_version", lambda: (99, 0))
+    monkeypatch.setattr(nvrtc, "version", lambda: (99, 0))
     cubin(ADD, HOPPER)
     assert len(compiled) == len(files(folder)) == 2
 

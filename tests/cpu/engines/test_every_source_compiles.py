@@ -13,6 +13,7 @@ from support.kernels.random_problems import TAKES, random_problem
 
 from cudnn_autotune import _C, engines
 from cudnn_autotune.compile.weights import operators
+from cudnn_autotune.core import nvrtc
 from cudnn_autotune.engines import compiled_kernels
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Implementation
@@ -42,7 +43,7 @@ HALVES = (torch.float16, torch.bfloat16)
 @pytest.fixture(autouse=True)
 def compiler() -> None:
     try:
-        _C.nvrtc_version()
+        nvrtc.version()
     except _C.PlanError as error:
         pytest.skip(str(error))
 

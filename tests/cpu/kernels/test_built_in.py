@@ -21,6 +21,7 @@ from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C, kernels
+from cudnn_autotune.core import nvrtc
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.offers import gpu_of, offers_of
 from cudnn_autotune.implementing import registering as implementing
@@ -90,7 +91,7 @@ def test_without_nvrtc_no_kernel_builds_and_the_log_says_so_once(
     def absent() -> None:
         raise _C.PlanError("NVRTC is not there: libnvrtc.so")
 
-    monkeypatch.setattr(_C, "nvrtc_version", absent)
+    monkeypatch.setattr(nvrtc, "version", absent)
     monkeypatch.setattr(implementing, "_reported", set())
     monkeypatch.setattr(implementing, "gpu_of", lambda device: H200)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

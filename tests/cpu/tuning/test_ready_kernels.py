@@ -11,6 +11,7 @@ from support.simulation import candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
+from cudnn_autotune.core import nvrtc
 from cudnn_autotune.engines import compiled_kernels
 from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import ATEN, Candidate
@@ -135,7 +136,7 @@ def test_a_kernel_that_does_not_compile_is_not_ready(monkeypatch: pytest.MonkeyP
     def refuse(source: str, function: str, options: list[str]) -> bytes:
         raise _C.PlanError("there is no NVRTC")
 
-    monkeypatch.setattr(_C, "compile_kernel", refuse)
+    monkeypatch.setattr(nvrtc, "compile_kernel", refuse)
     winner, *_ = kernels(HERE)
     for _ in range(2):
         assert texts(winner) == []
