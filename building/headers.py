@@ -24,7 +24,6 @@ CUDA_HEADERS = {
     "cublas_v2.h": "cublas",
     "cusparse.h": "cusparse",
     "cusolverDn.h": "cusolver",
-    "nvrtc.h": "nvrtc",
     "cudnn.h": "",  # not of the toolkit: nvidia-cudnn-cu13
 }
 # The folders of NVIDIA's wheels, below site-packages/nvidia.
@@ -34,7 +33,6 @@ CUDA_WHEELS = {
         "cuda_runtime",
         "cuda_nvcc",  # holds crt/ in CUDA 12
         "cuda_cccl",
-        "cuda_nvrtc",
         "cublas",
         "cusparse",
         "cusolver",

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 # A header of CUDA, of cuDNN or of their part of torch, which a CPU-only torch is built without.
-CUDA_HEADER = re.compile(r"#include <[^>]*(cuda|cudnn|nvrtc)[^>]*>")
+CUDA_HEADER = re.compile(r"#include <[^>]*(cuda|cudnn)[^>]*>")
 OWN_HEADER = re.compile(r'#include "([^"]+)\.h"')
 # Lines that the preprocessor leaves out without CUDA.
 CUDA_LINES = re.compile(r"^#ifdef CUDNN_AUTOTUNE_WITH_CUDA$.*?^#endif$", re.DOTALL | re.MULTILINE)
@@ -16,7 +16,7 @@ CUDA_LINES = re.compile(r"^#ifdef CUDNN_AUTOTUNE_WITH_CUDA$.*?^#endif$", re.DOTA
 COMPILED_TOGETHER = {
     "frontend": (
         "core/cudnn/cudnn_library.cpp",
-        "core/cudnn/engine_search.cpp",
+        "core/cudnn/engine_list.cpp",
         "core/cudnn/frontend_find.cpp",
         "core/cudnn/detail/conv_graph.cpp",
     ),

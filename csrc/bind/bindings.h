@@ -21,8 +21,8 @@ namespace cudnn_autotune {
 PyMethodDef* python_conv_methods();
 
 void bind_plans(pybind11::module_& m);  // what builds and runs them, and what keeps compiled ones
-// ConvProblem and EngineSearch. It comes before the rest, because it loads libcudnn's functions.
-void bind_search(pybind11::module_& m);
+// ConvProblem and EngineList. It comes before the rest, because it loads libcudnn's functions.
+void bind_engines(pybind11::module_& m);
 void bind_measuring(pybind11::module_& m);  // stopwatch, frontend's samplers, pages, comparison
 void bind_choices(pybind11::module_& m);    // handlers of misses, trials, what forgets choices
 

@@ -126,7 +126,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_with_cuda") = CUDNN_AUTOTUNE_CUDA_VERSION;
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
   bind_plans(m);
-  bind_search(m);
+  bind_engines(m);
   bind_measuring(m);
   bind_choices(m);
   bind_norms(m);

@@ -17,7 +17,7 @@
 #include "call/torch_bridge.h"
 #include "core/cuda/cuda_driver.h"
 #include "core/cuda/graph_lifetime.h"
-#include "core/cudnn/engine_search.h"
+#include "core/cudnn/engine_list.h"
 #include "core/problem/check.h"
 #include "plan/build_plan.h"
 #include "plan/plan.h"

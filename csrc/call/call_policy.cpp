@@ -75,7 +75,7 @@ std::optional<OperatorPolicy> own_policy(const at::Tensor& input) {
 // Null: not enabled.
 std::atomic<const ProcessWidePolicy*> policy_of_process{nullptr};
 
-bool is_left_to_pytorch() {
+bool takes_own_path() {
   // A tracer records what PyTorch's own kernel calls.
   return PyTorchsOwnGuard::is_active() || torch::jit::tracer::isTracing();
 }
@@ -83,7 +83,7 @@ bool is_left_to_pytorch() {
 }  // namespace
 
 std::optional<OperatorPolicy> policy_of_call(const at::Tensor& input) {
-  if (is_left_to_pytorch()) return std::nullopt;
+  if (takes_own_path()) return std::nullopt;
   if (const auto own = own_policy(input)) return own;
   const auto* process = policy_of_process.load(std::memory_order_acquire);
   if (process == nullptr) return std::nullopt;
@@ -105,7 +105,7 @@ void PolicyScope::leave() { scopes_of_thread.pop_back(); }
 
 void label_derivative(const at::Tensor& input, const at::Tensor& output) {
   const auto& node = output.grad_fn();
-  if (node == nullptr || is_left_to_pytorch() || label_of(*node) != nullptr) return;
+  if (node == nullptr || takes_own_path() || label_of(*node) != nullptr) return;
   if (const auto own = own_policy(input)) {
     // The settings may have changed when the derivative is computed.
     node->add_pre_hook(std::make_unique<Label>(resolve(own->sampling, own->workspace_limit)));

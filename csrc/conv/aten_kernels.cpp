@@ -124,15 +124,15 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                        at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                        at::IntArrayRef output_padding, int64_t groups) {
-  const auto pytorchs = [&](const char* reason = nullptr) {
+  const auto own_path = [&](const char* reason = nullptr) {
     if (reason != nullptr) count_fallback(reason);
     return at::compositeexplicitautograd::convolution(input, weight, bias, stride, padding,
                                                       dilation, transposed, output_padding, groups);
   };
   const auto policy = policy_of_call(input);
-  if (!policy) return pytorchs();
+  if (!policy) return own_path();
   const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
-  if (const char* reason = call.why_not_plain()) return pytorchs(reason);
+  if (const char* reason = call.why_not_plain()) return own_path(reason);
   if (is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
     return cudnn_autotune::convolution(as_images(input), weight.unsqueeze(2), bias, images.stride,
@@ -142,11 +142,11 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
   }
   const bool has_bias = bias && bias->defined();
   const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
-  if (has_bias && !bias_fits(*bias, input, channels)) return pytorchs(kNotTaken);
+  if (has_bias && !bias_fits(*bias, input, channels)) return own_path(kNotTaken);
   const Operators operators{call, *policy};
   if (!transposed) {
     const char* reason = why_not_cudnn(input, weight, call.geometry(input.sizes()));
-    if (reason != nullptr) return pytorchs(reason);
+    if (reason != nullptr) return own_path(reason);
     const bool records = at::GradMode::is_enabled();
     const ExpectedGradientsGuard expected(
         {records && input.requires_grad(), records && weight.requires_grad()});
@@ -154,7 +154,7 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
   }
   const auto size = call.transposed_size();
   const char* reason = size ? why_not_cudnn(input, weight, call.geometry(*size)) : kNotTaken;
-  if (reason != nullptr) return pytorchs(reason);
+  if (reason != nullptr) return own_path(reason);
   const at::Tensor y = operators.dgrad(input, weight, *size);
   if (has_bias) add_bias(y, *bias);
   return y;
@@ -166,7 +166,7 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
                                at::IntArrayRef dilation, bool transposed,
                                at::IntArrayRef output_padding, int64_t groups,
                                std::array<bool, 3> output_mask) {
-  const auto pytorchs = [&](const char* reason = nullptr) -> Gradients {
+  const auto own_path = [&](const char* reason = nullptr) -> Gradients {
     if (reason != nullptr) count_fallback(reason);
     const auto kernel = grad_output.is_cuda() ? at::cuda::convolution_backward
                                               : at::compositeexplicitautograd::convolution_backward;
@@ -174,11 +174,11 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
                   output_padding, groups, output_mask);
   };
   const auto policy = policy_of_call(input);
-  if (!policy) return pytorchs();
+  if (!policy) return own_path();
   const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
-  if (const char* reason = call.why_not_plain()) return pytorchs(reason);
+  if (const char* reason = call.why_not_plain()) return own_path(reason);
   if (grad_output.scalar_type() != input.scalar_type() || grad_output.device() != input.device()) {
-    return pytorchs(kNotTaken);
+    return own_path(kNotTaken);
   }
   if (grad_output.dim() == 3 && is_image_of_height_1(input, weight, /*pads=*/false)) {
     const OfHeight1<int64_t> images(call.stride, call.padding, call.dilation, call.output_padding);
@@ -190,10 +190,10 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
     return {of_input, of_weight, of_bias};
   }
   const auto geometry = call.geometry(transposed ? grad_output.sizes() : input.sizes());
-  if (const char* reason = why_not_cudnn(input, weight, geometry)) return pytorchs(reason);
+  if (const char* reason = why_not_cudnn(input, weight, geometry)) return own_path(reason);
   const auto output_size = transposed ? call.transposed_size() : geometry.output_size();
   if (!output_size || grad_output.sizes() != at::IntArrayRef(*output_size)) {
-    return pytorchs(kNotTaken);
+    return own_path(kNotTaken);
   }
 
   // The gradient is brought into the forward's layout once, and both results into those that

@@ -17,7 +17,7 @@
 #include "core/choices/choice_table.h"
 #include "core/cuda/cuda_driver.h"
 #include "core/cuda/graph_lifetime.h"
-#include "core/cudnn/engine_search.h"
+#include "core/cudnn/engine_list.h"
 #include "core/problem/check.h"
 #include "plan/build_plan.h"
 #include "plan/pytorch_plans.h"
@@ -41,12 +41,12 @@ CaptureMissHandler& capture_miss_handler() {
 // and PyTorch runs none.
 std::shared_ptr<Plan> heuristic_plan(const ChoiceKey& key) {
   const ConvProblem& problem = key.problem;
-  const auto own_path = std::make_shared<AtenPlan>(problem);
+  const auto own_path = std::make_shared<OwnPathPlan>(problem);
   const bool has_unfused = problem.has_only_bias();
   if (problem.pre_padding != problem.post_padding) return own_path;
   if (problem.has_epilogue() && !has_unfused) return own_path;
   try {
-    EngineSearch search(problem, &current_handle);
+    EngineList search(problem, &current_handle);
     for (const char* mode : {"A", "FALLBACK"}) {
       for (const auto& candidate : search.query(mode)) {
         if (candidate.config.is_unfused != has_unfused) continue;

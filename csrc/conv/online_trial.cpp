@@ -52,7 +52,7 @@ std::shared_ptr<Plan> OnlineTrial::decided() const {
   const int64_t decided = schedule_->decided();
   if (decided == TurnSchedule::kUndecided) return nullptr;
   if (decided == TurnSchedule::kOwnPath) {
-    return std::make_shared<AtenPlan>(implementations_.front()->problem());
+    return std::make_shared<OwnPathPlan>(implementations_.front()->problem());
   }
   return implementations_[static_cast<size_t>(decided)];
 }

@@ -4,7 +4,7 @@
 
 #include "call/aten_conv.h"
 #include "call/torch_bridge.h"
-#include "core/cudnn/engine_search.h"
+#include "core/cudnn/engine_list.h"
 #include "core/problem/check.h"
 #include "plan/pytorch_plans.h"
 
@@ -31,12 +31,12 @@ at::Tensor EnginePlan::launch(const Operands& operands, void* workspace) {
 void set_plan_builder(PlanBuilder builder) { plan_builder() = std::move(builder); }
 
 bool is_engine(const std::string& text) {
-  return text != kAten && text != kMatmul && text.find('@') == std::string::npos;
+  return text != kOwnPath && text != kMatmul && text.find('@') == std::string::npos;
 }
 
 std::shared_ptr<Plan> build_plan(const ConvProblem& problem, const std::string& text,
                                  std::optional<c10::DeviceIndex> device) {
-  if (text == kAten) return std::make_shared<AtenPlan>(problem);
+  if (text == kOwnPath) return std::make_shared<OwnPathPlan>(problem);
   if (text == kMatmul) return std::make_shared<MatmulPlan>(problem);
   if (!device) throw PlanError(text + " is built for a CUDA device of this machine only");
   const OnDevice guard(device);
@@ -51,7 +51,7 @@ std::shared_ptr<Plan> build_plan(const ConvProblem& problem, const std::string& 
       throw PlanError("building " + text + " for " + problem.text() + ": " + error.what());
     }
   }
-  return std::make_shared<EnginePlan>(EngineSearch(problem, &current_handle).build(text));
+  return std::make_shared<EnginePlan>(EngineList(problem, &current_handle).build(text));
 }
 
 }  // namespace cudnn_autotune

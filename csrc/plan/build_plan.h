@@ -31,14 +31,14 @@ class EnginePlan final : public Plan {
 bool is_engine(const std::string& text);
 
 // Builds the plan that a candidate's text names, for a CUDA device: an engine config
-// (core/cudnn/engine_config.h), kAten, kMatmul, or `name@version[:settings]`, which the builder
-// that Python has set knows. nullopt: the GPU is not here, which kAten and kMatmul do not ask.
+// (core/cudnn/engine_config.h), kOwnPath, kMatmul, or `name@version[:settings]`, which the builder
+// that Python has set knows. nullopt: the GPU is not here, which kOwnPath and kMatmul do not ask.
 // Other threads may capture meanwhile. Throws PlanError if it does not build.
 std::shared_ptr<Plan> build_plan(const ConvProblem& problem, const std::string& text,
                                  std::optional<c10::DeviceIndex> device);
 
-// Builds what is no engine and neither kAten nor kMatmul. Called from any thread without the GIL,
-// with the device current. Throws PlanError.
+// Builds what is no engine and neither kOwnPath nor kMatmul. Called from any thread without the
+// GIL, with the device current. Throws PlanError.
 using PlanBuilder = std::function<std::shared_ptr<Plan>(
     const ConvProblem& problem, const std::string& text, c10::DeviceIndex device)>;
 void set_plan_builder(PlanBuilder builder);

@@ -51,7 +51,7 @@ at::Tensor as_matrices(const at::Tensor& tensor, int64_t groups, int64_t rows, b
 
 }  // namespace
 
-at::Tensor AtenPlan::launch(const Operands& operands, void* /*workspace*/) {
+at::Tensor OwnPathPlan::launch(const Operands& operands, void* /*workspace*/) {
   const auto& [x, w, y, bias, residual, slope] = operands;
   const ConvProblem& problem = this->problem();
   // In a backward, autocast may be active. It must not cast: the tensors have the problem's dtype.

@@ -10,14 +10,14 @@ namespace cudnn_autotune {
 // The plans that ATen runs. They throw c10::Error where ATen or cuBLAS refuse.
 
 // The texts of PyTorch's own path, and of matrix products by cuBLAS.
-constexpr const char* kAten = "aten";
+constexpr const char* kOwnPath = "aten";
 constexpr const char* kMatmul = "matmul";
 
 // PyTorch's own path, which allocates its result. Where the problem has slices, it is copied into
 // that of the output.
-class AtenPlan final : public Plan {
+class OwnPathPlan final : public Plan {
  public:
-  explicit AtenPlan(const ConvProblem& problem) : Plan(problem, kAten) {}
+  explicit OwnPathPlan(const ConvProblem& problem) : Plan(problem, kOwnPath) {}
 
   bool allocates_result() const override { return !problem().has_slices(); }
   at::Tensor launch(const Operands& operands, void* workspace) override;

@@ -16,7 +16,7 @@
 #include "call/torch_bridge.h"
 #include "core/cuda/cuda_driver.h"
 #include "core/cudnn/conv_plan.h"
-#include "core/cudnn/engine_search.h"
+#include "core/cudnn/engine_list.h"
 #include "core/problem/check.h"
 
 namespace cudnn_autotune {
@@ -137,7 +137,7 @@ class RecipePlan::KernelStep final : public Step {
 class RecipePlan::EngineStep final : public Step {
  public:
   explicit EngineStep(const EngineLaunch& launch) : launch_(launch) {
-    engine_ = EngineSearch(launch.problem, &current_handle).build(launch.engine_text);
+    engine_ = EngineList(launch.problem, &current_handle).build(launch.engine_text);
     if (engine_->config().is_unfused) {
       throw PlanError(launch.engine_text + " leaves the bias to PyTorch, which a recipe cannot");
     }

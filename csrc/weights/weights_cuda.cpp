@@ -178,7 +178,7 @@ std::vector<at::Tensor> fold_weights(at::TensorList weights, at::TensorList vect
                                      at::ScalarType dtype, bool channels_last) {
   TORCH_CHECK_VALUE(given.size() == weights.size() && eps.size() == weights.size(),
                     "given and eps: expected one number for each of ", weights.size(), " weights");
-  const auto by_pytorch = [&] {
+  const auto by_own_path = [&] {
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow("cudnn_autotune::fold_weights", "")
                                .typed<FoldSignature>();
@@ -186,7 +186,7 @@ std::vector<at::Tensor> fold_weights(at::TensorList weights, at::TensorList vect
     return op.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), weights, vectors, given, eps,
                          dtype, channels_last);
   };
-  if (!suits_kernel(weights, vectors, given, dtype)) return by_pytorch();
+  if (!suits_kernel(weights, vectors, given, dtype)) return by_own_path();
   const c10::cuda::CUDAGuard device(weights[0].device());
   const c10::DeviceIndex index = weights[0].device().index();
   std::map<at::ScalarType, std::pair<CUfunction, std::vector<FoldItem>>> by_dtype;
@@ -194,7 +194,7 @@ std::vector<at::Tensor> fold_weights(at::TensorList weights, at::TensorList vect
     auto& [function, items] = by_dtype[weight.scalar_type()];
     if (!items.empty() || function != nullptr) continue;
     function = LoadedKernels::instance().find(index, weight.scalar_type(), dtype);
-    if (function == nullptr) return by_pytorch();
+    if (function == nullptr) return by_own_path();
   }
   std::vector<at::Tensor> folded, biases;
   size_t place = 0;

@@ -111,7 +111,7 @@ class QueriedCandidates:
 
     def __init__(
         self,
-        search: _C.EngineSearch,
+        search: _C.EngineList,
         problem: ConvProblem,
         operands: Operands,
         workspace_limit: int | None = None,

@@ -109,19 +109,19 @@ ATEN = Candidate(
 """PyTorch's own path. It ranks behind every engine of cuDNN."""
 
 
-def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearch:
+def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineList:
     """Opens cuDNN's list of engines for ``problem`` on ``device`` (see
     :func:`~cudnn_autotune.engines.candidates.candidates`)."""
     check_problem(problem)
     extension = require_cuda_build()
     index = cuda_index(device)
     if index is not None:
-        return extension.EngineSearch.on_device(problem.native(), index)
+        return extension.EngineList.on_device(problem.native(), index)
     assert isinstance(device, (str, PathLike))
     properties = devices.load(device)
     has_driver = _driver_is_found()
     try:
-        return extension.EngineSearch.by_properties(problem.native(), properties)
+        return extension.EngineList.by_properties(problem.native(), properties)
     except ValueError as error:
         newer = ", ".join(devices.newer_fields_missing(properties))
         reasons = [f"its fields lack {newer}, which newer ones need"] if newer else []
@@ -179,7 +179,7 @@ def _refusal(device: Device) -> ValueError:
 
 
 def query(
-    search: _C.EngineSearch,
+    search: _C.EngineList,
     problem: ConvProblem,
     modes: Iterable[str] = HEURISTIC_MODES,
     *,
@@ -212,7 +212,7 @@ def query(
 
 
 def described(
-    search: _C.EngineSearch,
+    search: _C.EngineList,
     problem: ConvProblem,
     engine_text: str,
     rank: int,

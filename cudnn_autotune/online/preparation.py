@@ -85,7 +85,7 @@ class OnlinePreparation:
         self._first = first
         self._plan: _C.Plan | None = plan  # None once the preparation has ended
         self._prepared = prepared
-        self._search: _C.EngineSearch | None = None
+        self._search: _C.EngineList | None = None
         self._pending: deque[Candidate] = deque()
         self._compiling: dict[Candidate, PlanFuture] = {}
         self._checking: deque[tuple[Candidate, _C.Plan, Verdict]] = deque()
@@ -203,7 +203,7 @@ class OnlinePreparation:
 
     def _offered(self, tensors: Operands) -> Sequence[Candidate]:
         limit = self._choice.workspace_limit
-        self._search = _C.EngineSearch.on_device(self._problem.native(), self._choice.device)
+        self._search = _C.EngineList.on_device(self._problem.native(), self._choice.device)
         every = QueriedCandidates(self._search, self._problem, tensors, limit, self._nearby)
         return self._shortlist(every, self._choice.benchmark_limit)
 

@@ -66,7 +66,7 @@ class GpuTimer:
     def __init__(
         self,
         problem: ConvProblem,
-        search: _C.EngineSearch,
+        search: _C.EngineList,
         operands: Operands,
         builders: Executor | None = None,
         refusal: Refusal | None = None,

@@ -138,7 +138,7 @@ class GpuSearches:
     def _open(self, problem: ConvProblem) -> _Open:
         tune_problem.check_tunable(problem)
         data = operands(problem, torch.device("cuda", self.device))
-        search = _C.EngineSearch.on_device(problem.native(), self.device)
+        search = _C.EngineList.on_device(problem.native(), self.device)
         nearby = remembering.similar(problem, self.device)
         limit = settings.get_workspace_limit()
         candidates = QueriedCandidates(search, problem, data, limit, nearby)

@@ -256,7 +256,7 @@ def _search(miss: Miss, mode: str, *, times_aten: bool = False) -> Served:
     if concluded is not None and not miss.is_probe:
         return _concluded(miss, *concluded)
     try:
-        search = _C.EngineSearch.on_device(problem.native(), miss.device)
+        search = _C.EngineList.on_device(problem.native(), miss.device)
     except _C.CudnnError as error:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))

@@ -107,9 +107,9 @@ def build_ahead(
         PlanError: it does not build.
     """
     if isinstance(gpu, int):
-        search = _C.EngineSearch.on_device(native, gpu)
+        search = _C.EngineList.on_device(native, gpu)
     else:
-        search = _C.EngineSearch.by_properties(native, gpu)
+        search = _C.EngineList.by_properties(native, gpu)
     return search.build(text) if may_compile else search.read_back(text)
 
 

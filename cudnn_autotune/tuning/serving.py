@@ -216,7 +216,7 @@ def during_capture(
     return plan
 
 
-def built(known: Choice, open_search: Callable[[], _C.EngineSearch]) -> _C.Plan:
+def built(known: Choice, open_search: Callable[[], _C.EngineList]) -> _C.Plan:
     """Returns the plan of a known choice.
 
     Args:
@@ -262,7 +262,7 @@ def may_serve(
     problem: ConvProblem,
     device: int,
     workspace_limit: int | None,
-    search: _C.EngineSearch | None,
+    search: _C.EngineList | None,
 ) -> Sequence[str]:
     """Returns the numerical notes of a candidate that may serve a problem, by what is known of it
     before it is built. The text decides: all else that is remembered of it may be wrong.
@@ -292,5 +292,5 @@ def _needs(workspace_bytes: int, notes: Sequence[str]) -> str:
     return f"here it needs {workspace_bytes} bytes of workspace; notes: {', '.join(notes) or '-'}"
 
 
-def _search_on(native: _C.ConvProblem, device: int) -> Callable[[], _C.EngineSearch]:
-    return lambda: _C.EngineSearch.on_device(native, device)
+def _search_on(native: _C.ConvProblem, device: int) -> Callable[[], _C.EngineList]:
+    return lambda: _C.EngineList.on_device(native, device)

@@ -121,7 +121,7 @@ def test_timers_of_several_threads_take_turns() -> None:
         y = torch.zeros(problem.output_shape, dtype=problem.dtype, device="cuda")
         y = y.contiguous(memory_format=problem.memory_format)
         torch.cuda.current_stream().synchronize()  # of the device it fails beside a capture
-        search = _C.EngineSearch.on_device(problem.native(), 0)
+        search = _C.EngineList.on_device(problem.native(), 0)
         timer = GpuTimer(problem, search, (a, b, y))
         engines = [
             c for c in ca.expert.candidates(problem) if c.engine is not None and not c.is_compiled

@@ -153,7 +153,7 @@ def test_an_engine_that_differs_from_run_to_run_is_wrong_where_that_matters(
 @pytest.mark.parametrize(("gpu", "expected"), [("t4", 75), ("a100", 80), ("l4", 89), ("h200", 90)])
 def test_a_candidate_knows_the_gpu_that_errata_are_of(gpu: str, expected: int) -> None:
     problem = make("resnet_fp16_nhwc")
-    search = _C.EngineSearch.by_properties(problem.native(), devices.load(gpu))
+    search = _C.EngineList.by_properties(problem.native(), devices.load(gpu))
     listed = search.query("A")
     found = {c.compute_capability for c in [*listed, search.describe(listed[0].text)]}
     assert found == {expected}

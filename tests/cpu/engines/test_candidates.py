@@ -161,7 +161,7 @@ import cudnn_autotune as ca
 problem = ca.ConvProblem("fprop", (8, 64, 28, 28), (64, 64, 3, 3), padding=1, dtype=torch.float16,
                          memory_format=torch.channels_last)
 properties = (Path(ca.__file__).parent / "engines" / "devices" / "h200.json").read_text()
-search = ca._C.EngineSearch.by_properties(problem.native(), properties)
+search = ca._C.EngineList.by_properties(problem.native(), properties)
 texts = [candidate.text for candidate in search.query("A")]
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)

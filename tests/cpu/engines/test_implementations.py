@@ -216,7 +216,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modes that cuDNN is asked for from now on, of problems that it was not asked about."""
     modes: list[str] = []
 
-    def noted(search: _C.EngineSearch, problem: ca.ConvProblem, of: list[str], **more: Any) -> Any:
+    def noted(search: _C.EngineList, problem: ca.ConvProblem, of: list[str], **more: Any) -> Any:
         modes.extend(of)
         return query(search, problem, of, **more)
 

@@ -430,7 +430,7 @@ class Steps(OnlinePreparation):
     others = tuple(candidate(f"eng{i}:", i) for i in range(1, 5))
 
     def _offered(self, tensors: object) -> list[Candidate]:
-        self._search = cast("_C.EngineSearch", object())
+        self._search = cast("_C.EngineList", object())
         return [self._first, *self.others]
 
     def _build(self, candidate: Candidate) -> _C.Plan:

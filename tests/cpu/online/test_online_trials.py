@@ -170,7 +170,7 @@ class Compiles(OnlinePreparation):
     compiled = tuple(candidate(f"eng{i}:", i, 0, "RUNTIME_COMPILATION") for i in (3, 4, 5))
 
     def _offered(self, tensors: object) -> list[Candidate]:
-        self._search = cast("_C.EngineSearch", object())
+        self._search = cast("_C.EngineList", object())
         self.futures: dict[str, Future[_C.Plan]] = {c.text: Future() for c in self.compiled}
         return [*self.compiled, self._first, *self.quick]
 

@@ -111,7 +111,7 @@ def test_no_error_of_any_type_comes_out_of_what_is_built() -> None:
     """A pin is an order, and its error the user's."""
     for error in (TypeError, KeyError, OverflowError, RecursionError, torch.OutOfMemoryError):
 
-        def fail(error: type[Exception] = error) -> _C.EngineSearch:
+        def fail(error: type[Exception] = error) -> _C.EngineList:
             raise error("mine")
 
         for origin, raised in (("store", serving.UnfitError), ("pinned", error)):

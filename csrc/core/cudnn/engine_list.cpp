@@ -1,4 +1,4 @@
-#include "core/cudnn/engine_search.h"
+#include "core/cudnn/engine_list.h"
 
 #include <cuda_runtime_api.h>
 
@@ -165,7 +165,7 @@ void set_kept_plans(std::shared_ptr<const KeptPlans> kept) {
   std::swap(current().kept, kept);
 }
 
-struct EngineSearch::Impl {
+struct EngineList::Impl {
   Impl(const ConvProblem& problem, HandleOfThread handle)
       : problem(problem), handle(handle), compute_capability(compute_capability_here()) {
     make_graphs(handle(), nullptr);
@@ -273,17 +273,17 @@ struct EngineSearch::Impl {
   std::set<EngineConfig> listed;
 };
 
-EngineSearch::EngineSearch(const ConvProblem& problem, HandleOfThread handle)
+EngineList::EngineList(const ConvProblem& problem, HandleOfThread handle)
     : impl_(std::make_unique<Impl>(problem, handle)) {}
 
-EngineSearch::EngineSearch(const ConvProblem& problem, const std::string& device_json)
+EngineList::EngineList(const ConvProblem& problem, const std::string& device_json)
     : impl_(std::make_unique<Impl>(problem, device_json)) {}
 
-EngineSearch::~EngineSearch() = default;
+EngineList::~EngineList() = default;
 
-const ConvProblem& EngineSearch::problem() const { return impl_->problem; }
+const ConvProblem& EngineList::problem() const { return impl_->problem; }
 
-std::vector<Candidate> EngineSearch::query(const std::string& mode) {
+std::vector<Candidate> EngineList::query(const std::string& mode) {
   auto unfused = impl_->list(impl_->unfused, mode);
   auto whole = impl_->list(impl_->whole, mode);
   std::vector<Candidate> candidates;
@@ -294,11 +294,11 @@ std::vector<Candidate> EngineSearch::query(const std::string& mode) {
   return candidates;
 }
 
-std::shared_ptr<ConvPlan> EngineSearch::build(const EngineConfig& config) {
+std::shared_ptr<ConvPlan> EngineList::build(const EngineConfig& config) {
   return impl_->build(config, impl_->descriptor(config));
 }
 
-EngineConfig EngineSearch::parse(const std::string& engine_text) const {
+EngineConfig EngineList::parse(const std::string& engine_text) const {
   try {
     return EngineConfig::parse(engine_text);
   } catch (const std::invalid_argument& error) {
@@ -306,17 +306,17 @@ EngineConfig EngineSearch::parse(const std::string& engine_text) const {
   }
 }
 
-std::shared_ptr<ConvPlan> EngineSearch::build(const std::string& engine_text) {
+std::shared_ptr<ConvPlan> EngineList::build(const std::string& engine_text) {
   return build(parse(engine_text));
 }
 
-std::shared_ptr<ConvPlan> EngineSearch::read_back(const std::string& engine_text) {
+std::shared_ptr<ConvPlan> EngineList::read_back(const std::string& engine_text) {
   const auto config = parse(engine_text);
   const auto kept = impl_->keeper(impl_->descriptor(config));
   return kept == nullptr ? nullptr : impl_->read_back(*kept, config);
 }
 
-Candidate EngineSearch::describe(const std::string& engine_text) {
+Candidate EngineList::describe(const std::string& engine_text) {
   auto config = parse(engine_text);
   const auto& descriptor = impl_->descriptor(config);
   return impl_->describe(descriptor, std::move(config), "");

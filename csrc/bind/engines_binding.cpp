@@ -18,7 +18,7 @@
 
 #include "call/torch_bridge.h"
 #include "core/cudnn/cudnn_library.h"
-#include "core/cudnn/engine_search.h"
+#include "core/cudnn/engine_list.h"
 #include "core/cudnn/errata.h"
 #include "core/problem/check.h"
 #include "plan/build_plan.h"
@@ -117,21 +117,21 @@ void allow_capture_elsewhere() {
   C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
-// An EngineSearch, and the CUDA device of its handle. nullopt: it describes a GPU by a property
+// An EngineList, and the CUDA device of its handle. nullopt: it describes a GPU by a property
 // file.
-struct Search {
-  std::unique_ptr<EngineSearch> engines;
+struct EnginesOfGpu {
+  std::unique_ptr<EngineList> list;
   std::optional<c10::DeviceIndex> device;
 
   OnDevice on_device() const { return OnDevice(device); }
   // Throws PlanError.
   std::shared_ptr<Plan> build(const std::string& text) const {
-    if (is_engine(text)) return std::make_shared<EnginePlan>(engines->build(text));
-    return build_plan(engines->problem(), text, device);
+    if (is_engine(text)) return std::make_shared<EnginePlan>(list->build(text));
+    return build_plan(list->problem(), text, device);
   }
   // Null if nothing is kept. Throws PlanError.
   std::shared_ptr<Plan> read_back(const std::string& text) const {
-    auto engine = is_engine(text) ? engines->read_back(text) : nullptr;
+    auto engine = is_engine(text) ? list->read_back(text) : nullptr;
     return engine == nullptr ? nullptr : std::make_shared<EnginePlan>(std::move(engine));
   }
   // Prepares a thread that only builds plans and then ends: its device and capture mode stay set.
@@ -142,16 +142,17 @@ struct Search {
   }
 };
 
-std::unique_ptr<Search> search_on_device(const ConvProblem& problem, int device) {
+std::unique_ptr<EnginesOfGpu> engines_on_device(const ConvProblem& problem, int device) {
   const auto index = static_cast<c10::DeviceIndex>(device);
   const OnDevice guard(index);
-  return std::make_unique<Search>(
-      Search{std::make_unique<EngineSearch>(problem, &current_handle), index});
+  return std::make_unique<EnginesOfGpu>(
+      EnginesOfGpu{std::make_unique<EngineList>(problem, &current_handle), index});
 }
 
-std::unique_ptr<Search> search_by_properties(const ConvProblem& problem, const std::string& json) {
-  return std::make_unique<Search>(
-      Search{std::make_unique<EngineSearch>(problem, json), std::nullopt});
+std::unique_ptr<EnginesOfGpu> engines_by_properties(const ConvProblem& problem,
+                                                    const std::string& json) {
+  return std::make_unique<EnginesOfGpu>(
+      EnginesOfGpu{std::make_unique<EngineList>(problem, json), std::nullopt});
 }
 
 // Calls work(0) to work(count - 1), on the caller's thread and on up to `threads` - 1 more. Each
@@ -185,21 +186,21 @@ void on_worker_threads(size_t count, int threads, const Enter& enter, const Work
 
 using Built = std::pair<std::shared_ptr<Plan>, std::string>;  // null and why, if it did not build
 
-std::vector<Built> build_many(const Search& search, const std::vector<std::string>& texts,
+std::vector<Built> build_many(const EnginesOfGpu& engines, const std::vector<std::string>& texts,
                               int threads) {
   std::vector<Built> built(texts.size());
   std::vector<std::exception_ptr> interrupts(texts.size());
-  const auto guard = search.on_device();
+  const auto guard = engines.on_device();
   const auto build = [&](size_t i) {
     try {
-      built[i].first = search.build(texts[i]);
+      built[i].first = engines.build(texts[i]);
     } catch (const py::error_already_set&) {
       interrupts[i] = std::current_exception();
     } catch (const std::exception& error) {
       built[i].second = error.what();
     }
   };
-  on_worker_threads(texts.size(), threads, [&search] { search.enter(); }, build);
+  on_worker_threads(texts.size(), threads, [&engines] { engines.enter(); }, build);
   for (const auto& interrupt : interrupts) {
     if (interrupt) std::rethrow_exception(interrupt);
   }
@@ -208,7 +209,7 @@ std::vector<Built> build_many(const Search& search, const std::vector<std::strin
 
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
 
-void bind_engine_search(py::module_& m) {
+void bind_engine_list(py::module_& m) {
   py::class_<Candidate>(m, "Candidate")
       .def_property_readonly("engine", [](const Candidate& c) { return c.config.engine; })
       .def_property_readonly("knobs", [](const Candidate& c) { return c.config.knobs; })
@@ -230,37 +231,37 @@ void bind_engine_search(py::module_& m) {
       py::arg("engine_text"), py::arg("problem"), py::arg("cudnn_version"),
       py::arg("compute_capability") = 0);
 
-  py::class_<Search>(m, "EngineSearch")
-      .def_static("on_device", &search_on_device, py::arg("problem"), py::arg("device"),
+  py::class_<EnginesOfGpu>(m, "EngineList")
+      .def_static("on_device", &engines_on_device, py::arg("problem"), py::arg("device"),
                   WithoutGilCall())
-      .def_static("by_properties", &search_by_properties, py::arg("problem"), py::arg("json"),
+      .def_static("by_properties", &engines_by_properties, py::arg("problem"), py::arg("json"),
                   WithoutGilCall())
       .def(
           "query",
-          [](Search& search, const std::string& mode) {
-            const auto guard = search.on_device();
-            return search.engines->query(mode);
+          [](EnginesOfGpu& engines, const std::string& mode) {
+            const auto guard = engines.on_device();
+            return engines.list->query(mode);
           },
           py::arg("heuristic_mode"), WithoutGilCall())
       .def(
           "build",
-          [](Search& search, const std::string& text) {
-            const auto guard = search.on_device();
-            return search.build(text);
+          [](EnginesOfGpu& engines, const std::string& text) {
+            const auto guard = engines.on_device();
+            return engines.build(text);
           },
           py::arg("text"), WithoutGilCall())
       .def(
           "read_back",
-          [](Search& search, const std::string& text) {
-            const auto guard = search.on_device();
-            return search.read_back(text);
+          [](EnginesOfGpu& engines, const std::string& text) {
+            const auto guard = engines.on_device();
+            return engines.read_back(text);
           },
           py::arg("text"), WithoutGilCall())
       .def(
           "describe",
-          [](Search& search, const std::string& text) {
-            const auto guard = search.on_device();
-            return search.engines->describe(text);
+          [](EnginesOfGpu& engines, const std::string& text) {
+            const auto guard = engines.on_device();
+            return engines.list->describe(text);
           },
           py::arg("engine_text"), WithoutGilCall())
       .def("build_many", &build_many, py::arg("texts"), py::arg("threads"), WithoutGilCall());
@@ -278,12 +279,12 @@ void bind_engine_search(py::module_& m) {
 
 }  // namespace
 
-void bind_search(py::module_& m) {
+void bind_engines(py::module_& m) {
   bind_cudnn_library();
   m.def("cudnn_runtime_version", &cudnn_runtime_version);
   m.def("cudnn_frontend_version", &cudnn_frontend_version);
   bind_problem(m);
-  bind_engine_search(m);
+  bind_engine_list(m);
 }
 
 }  // namespace cudnn_autotune

@@ -37,20 +37,20 @@ void set_kept_plans(std::shared_ptr<const KeptPlans> kept);
 
 // Lists the engine configs that cuDNN offers for one problem, and builds their plans. The GPU is
 // that of a handle, or one that is not here and is given by its JSON description. Several threads
-// may use an EngineSearch at once.
+// may use an EngineList at once.
 //
 // A problem whose epilogue is a bias alone has two kinds of configs: those of the graph that adds
 // the bias, and unfused ones (EngineConfig::is_unfused).
-class EngineSearch {
+class EngineList {
  public:
   // Returns the calling thread's handle of the current device.
   using HandleOfThread = cudnnHandle_t (*)();
 
-  EngineSearch(const ConvProblem& problem, HandleOfThread handle);
-  EngineSearch(const ConvProblem& problem, const std::string& device_json);
-  ~EngineSearch();
-  EngineSearch(const EngineSearch&) = delete;
-  EngineSearch& operator=(const EngineSearch&) = delete;
+  EngineList(const ConvProblem& problem, HandleOfThread handle);
+  EngineList(const ConvProblem& problem, const std::string& device_json);
+  ~EngineList();
+  EngineList(const EngineList&) = delete;
+  EngineList& operator=(const EngineList&) = delete;
 
   const ConvProblem& problem() const;
 
