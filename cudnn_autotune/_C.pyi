@@ -360,7 +360,6 @@ class EngineList:
 def canonical_engine_text(text: str) -> str: ...
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]: ...
 def engine_text(engine: int, knobs: Mapping[str, int]) -> str: ...
-
 def frontend_find(
     technique: str,
     plans: Sequence[Plan],
@@ -368,8 +367,8 @@ def frontend_find(
     workspace: Tensor | None,
     benchmark_limit: int,
 ) -> tuple[list[tuple[int, float, int]], int]:
-    """Returns the index in ``plans``, the time in ms and the samples of each plan, fastest first, and
-    the samples of all plans."""
+    """Returns the index in ``plans``, the time in ms and the samples of each plan, fastest first,
+    and the samples of all plans."""
 
 def page_cycles(memory: Tensor) -> list[int]:
     """The latency, in cycles, of each 4 KiB page of ``memory`` (uint8, on a GPU, contiguous).
