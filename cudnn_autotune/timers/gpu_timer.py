@@ -214,7 +214,7 @@ class GpuTimer:
             limit,
         )
         return Selection(
-            tuple(Measurement(candidates[index], *measured) for index, *measured in found),
+            tuple(Measurement(candidates[index], ms, count) for index, ms, count in found),
             samples,
         )
 
