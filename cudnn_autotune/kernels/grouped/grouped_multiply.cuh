@@ -106,7 +106,7 @@ __device__ __forceinline__ void product(float (&d)[4], const unsigned (&a)[4],
   }
 }
 __device__ __forceinline__ void product(float (&d)[4], const unsigned (&a)[2], unsigned b) {
-  mma_16x8x8<ELEMENT>(d, a, b);
+  if constexpr (!kIsTf32) mma_16x8x8<ELEMENT>(d, a, b);
 }
 
 // Adds the product of an mma: of all inputs.
