@@ -8,12 +8,13 @@ turns with graphs of the same model whose convolutions are all tuned, by mode `-
 process. No process finds kernels compiled. A size that is not among them comes first, by the
 heuristics, and is not counted: it loads libraries.
 
-With `--op` lone layers take the place of the model: each has met `--measured` sizes, and then meets
-`--sizes` in all, near and far ones by turns, at each of which its GPU time is put over that of
-PyTorch's own path.
+With `--op` lone layers, or norms, take the place of the model: each has met `--measured` sizes, and
+then meets `--sizes` in all, near and far ones by turns, at each of which its GPU time is put over
+that of PyTorch's own path. The rule: 1.02 in sum at most, and no size above 1.15.
 
     python benchmarks/new_sizes.py --json new_sizes.json
     python benchmarks/new_sizes.py --op forward --json new_sizes_layers.json
+    python benchmarks/new_sizes.py --op batch_norm --json new_sizes_norms.json
     python benchmarks/new_sizes.py --ways pytorch_off,online --calls 50 --sizes 60
 """
 
@@ -167,7 +168,8 @@ def of_layers(options: argparse.Namespace) -> int:
 
 def main() -> int:
     p = arguments.parser(__doc__)
-    p.add_argument("--op", choices=("forward", "dgrad", "wgrad"), help="of lone layers")
+    ops = ("forward", "dgrad", "wgrad", "batch_norm", "group_norm", "instance_norm")
+    p.add_argument("--op", choices=ops, help="of lone layers")
     p.add_argument("--measured", type=int, default=10, help="a layer's earlier sizes (%(default)s)")
     p.add_argument("--ways", default=",".join(WAYS), help="%(default)s")
     p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")

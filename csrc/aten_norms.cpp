@@ -1,7 +1,6 @@
 #include "aten_norms.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cudnn_batch_norm_backward_cuda_dispatch.h>
 #include <ATen/ops/cudnn_batch_norm_cuda_dispatch.h>
 #include <ATen/ops/empty.h>
@@ -12,16 +11,13 @@
 #include <ATen/ops/native_group_norm_cpu_dispatch.h>
 #include <ATen/ops/native_group_norm_cuda_dispatch.h>
 #include <c10/core/MemoryFormat.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <mutex>
 #include <tuple>
 #include <utility>
 
-#include "aten_conv.h"
-#include "call_policy.h"
 #include "core/check.h"
+#include "norm_choices.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -32,56 +28,6 @@ const c10::TypedOperatorHandle<GroupNormSignature>& group_norm_op() {
                                  .findSchemaOrThrow("cudnn_autotune::group_norm", "")
                                  .typed<GroupNormSignature>();
   return handle;
-}
-
-// Never destroyed, because calls may come while the process exits.
-struct AtenNormChoices {
-  static constexpr size_t kMost = 1U << 12U;
-
-  std::mutex mutex;
-  NormVerdicts verdicts{kMost};
-  NormChooser chooser;
-
-  static AtenNormChoices& instance() {
-    static auto* choices = new AtenNormChoices();
-    return *choices;
-  }
-};
-
-thread_local int norm_guards_of_thread = 0;  // of NormsByKernelsGuard
-
-// The policy that a norm's call is served by, if it has one.
-std::optional<OperatorPolicy> policy_of_norm(const at::Tensor& input) {
-  if (norm_guards_of_thread > 0) return OperatorPolicy{"", -1, /*is_process_wide=*/true};
-  return policy_of_call(input);
-}
-
-// Whether the kernels compute calls like this one, as far as that is known or can be chosen now.
-bool is_served(const NormCall& call, int64_t groups, bool by_cudnn, const OperatorPolicy& policy) {
-  if (norm_guards_of_thread > 0) return true;
-  AtenNormChoices& choices = AtenNormChoices::instance();
-  const CallPolicy resolved = resolve(policy.sampling, policy.workspace_limit);
-  NormCallSignature key(call, "", /*by_gradients=*/groups == 0);
-  const std::array<int64_t, 3> more{groups, static_cast<int64_t>(by_cudnn), resolved.sampling};
-  key.numbers.append(more.begin(), more.end());
-  {
-    const std::lock_guard lock(choices.mutex);
-    if (const auto known = choices.verdicts.find(key)) return *known;
-  }
-  if (!choices.chooser) return false;
-  const PyTorchsOwnGuard pytorchs_own;
-  // A step is measured with its backward, so autograd, which is below here off, has to record it.
-  const auto local = c10::impl::tls_local_dispatch_key_set();
-  const auto off = at::GradMode::is_enabled()
-                       ? local.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView
-                       : local.excluded_;
-  const c10::impl::ForceDispatchKeyGuard with_autograd(local.included_, off);
-  // Without the lock: Python takes the GIL, which another thread may hold that waits for the lock.
-  const auto chosen = choices.chooser(call, groups, sampling_name(resolved.sampling));
-  if (!chosen) return false;
-  const std::lock_guard lock(choices.mutex);
-  choices.verdicts.set(std::move(key), *chosen);
-  return chosen->is_served;
 }
 
 // Whether the kernels may take a group norm: it is right, and nothing about it is odd. Autograd and
@@ -100,31 +46,16 @@ bool suits_group_norm(const at::Tensor& input, const OptionalTensor& weight,
 }
 
 // The output, the mean and the inverse standard deviation by the kernels, if they were chosen for
-// calls like this one. In the forward of a model that was converted, batch norms are served, or
-// left to PyTorch, by their modules; instance norms, which have one image here, are served here.
-std::optional<ThreeTensors> batch_norm_by_kernels(c10::DispatchKeySet keys, const at::Tensor& input,
-                                                  const OptionalTensor& weight,
-                                                  const OptionalTensor& bias,
-                                                  const OptionalTensor& running_mean,
-                                                  const OptionalTensor& running_var,
-                                                  double momentum, double eps, bool by_cudnn) {
-  const auto policy = policy_of_norm(input);
-  if (!policy) return std::nullopt;
-  const NormCall call{input,        weight, bias,     running_mean, running_var,
-                      std::nullopt, true,   momentum, eps};
-  if (!suits_operator(call) || is_given(weight) != is_given(bias) ||
-      !(policy->is_process_wide || input.size(0) == 1)) {
-    return std::nullopt;
-  }
+// calls like this one.
+std::optional<NormOutputs> batch_norm_by_kernels(const NormCall& call, bool by_cudnn) {
+  const auto asker = asker_of_norm(call.input);
+  if (!asker || !(asker->takes_batches || call.input.size(0) == 1)) return std::nullopt;
+  const auto suits = [&] {
+    return is_given(call.weight) == is_given(call.bias) && suits_operator(call);
+  };
   try {
-    if (!is_served(call, /*groups=*/0, by_cudnn, *policy)) return std::nullopt;
-    if (const auto found = norm_by_kernels(call, std::nullopt, "identity")) {
-      return ThreeTensors{found->output, found->mean, found->inv_std};
-    }
-    const auto [output, mean, inv_std, unbiased_var, mask] =
-        norm_op().redispatch(keys, input, weight, bias, std::nullopt, "identity", eps);
-    update_running(call, mean, unbiased_var);
-    return ThreeTensors{output, mean, inv_std};
+    if (!is_served(call, {0, 0, by_cudnn}, *asker, suits)) return std::nullopt;
+    return compute_norm(call, "identity");
   } catch (const PlanError&) {  // PyTorch's kernel is always there
     return std::nullopt;
   }
@@ -152,11 +83,12 @@ std::optional<ThreeTensors> gradients_by_kernels(
 
 // cuDNN's kernels read whole vectors. Where an address is no multiple of one's size, they end the
 // process: they are given a copy. PyTorch's own kernels read such tensors as they are.
-at::Tensor aligned(const at::Tensor& tensor) {
+bool is_aligned(const at::Tensor& tensor) {
   constexpr uintptr_t kVectorBytes = 16;
-  const bool is_aligned =
-      !tensor.defined() || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kVectorBytes == 0;
-  return is_aligned ? tensor : tensor.clone(at::MemoryFormat::Preserve);
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kVectorBytes == 0;
+}
+at::Tensor aligned(const at::Tensor& tensor) {
+  return is_aligned(tensor) ? tensor : tensor.clone(at::MemoryFormat::Preserve);
 }
 
 auto* pytorchs_gradients(const at::Tensor& input) {
@@ -167,12 +99,12 @@ auto* pytorchs_gradients(const at::Tensor& input) {
 // The mark of a mean that the kernels computed. The backward of a mean without it is PyTorch's.
 struct OfKernels : c10::BackendMeta {};
 
+}  // namespace
+
 bool is_of_kernels(const OptionalTensor& mean) {
   return is_given(mean) &&
          dynamic_cast<const OfKernels*>(mean->unsafeGetTensorImpl()->get_backend_meta()) != nullptr;
 }
-
-}  // namespace
 
 ThreeTensors native_group_norm(c10::DispatchKeySet keys, const at::Tensor& input,
                                const OptionalTensor& weight, const OptionalTensor& bias,
@@ -182,14 +114,14 @@ ThreeTensors native_group_norm(c10::DispatchKeySet keys, const at::Tensor& input
     const auto kernel = input.is_cuda() ? at::cuda::native_group_norm : at::cpu::native_group_norm;
     return kernel(input, weight, bias, images, channels, spatial, groups, eps);
   };
-  const auto policy = policy_of_norm(input);
-  if (!policy || !suits_group_norm(input, weight, bias, images, channels, spatial, groups)) {
-    return pytorchs();
-  }
-  NormCall call{input, weight, bias};
-  call.eps = eps;
+  const auto asker = asker_of_norm(input);
+  if (!asker) return pytorchs();
+  const NormCall call{input, weight, bias, no_tensor(), no_tensor(), /*momentum=*/0, eps};
+  const auto suits = [&] {
+    return suits_group_norm(input, weight, bias, images, channels, spatial, groups);
+  };
   try {
-    if (is_served(call, groups, /*by_cudnn=*/false, *policy)) {
+    if (is_served(call, {0, groups}, *asker, suits)) {
       auto [output, statistics] =
           group_norm_op().redispatch(keys, input, weight, bias, groups, eps);
       statistics = statistics.to(input.scalar_type());
@@ -200,36 +132,36 @@ ThreeTensors native_group_norm(c10::DispatchKeySet keys, const at::Tensor& input
   return pytorchs();
 }
 
-ThreeTensors native_batch_norm(c10::DispatchKeySet keys, const at::Tensor& input,
+ThreeTensors native_batch_norm(c10::DispatchKeySet, const at::Tensor& input,
                                const OptionalTensor& weight, const OptionalTensor& bias,
                                const OptionalTensor& running_mean,
                                const OptionalTensor& running_var, bool training, double momentum,
                                double eps) {
   if (training) {
-    auto found = batch_norm_by_kernels(keys, input, weight, bias, running_mean, running_var,
-                                       momentum, eps, /*by_cudnn=*/false);
-    if (found) {
+    const NormCall call{input, weight, bias, running_mean, running_var, momentum, eps};
+    if (auto found = batch_norm_by_kernels(call, /*by_cudnn=*/false)) {
       // Never destroyed, because calls may come while the process exits.
       static const auto* const mark =
           new c10::intrusive_ptr<c10::BackendMeta>(c10::make_intrusive<OfKernels>());
-      std::get<1>(*found).unsafeGetTensorImpl()->set_backend_meta(*mark);
-      return *std::move(found);
+      found->mean.unsafeGetTensorImpl()->set_backend_meta(*mark);
+      return {std::move(found->output), std::move(found->mean), std::move(found->inv_std)};
     }
   }
   const auto kernel = input.is_cuda() ? at::cuda::native_batch_norm : at::cpu::native_batch_norm;
   return kernel(input, weight, bias, running_mean, running_var, training, momentum, eps);
 }
 
-FourTensors cudnn_batch_norm(c10::DispatchKeySet keys, const at::Tensor& input,
-                             const at::Tensor& weight, const OptionalTensor& bias,
-                             const OptionalTensor& running_mean, const OptionalTensor& running_var,
-                             bool training, double momentum, double eps) {
+FourTensors cudnn_batch_norm(c10::DispatchKeySet, const at::Tensor& input, const at::Tensor& weight,
+                             const OptionalTensor& bias, const OptionalTensor& running_mean,
+                             const OptionalTensor& running_var, bool training, double momentum,
+                             double eps) {
   if (training) {
-    auto found = batch_norm_by_kernels(keys, input, weight, bias, running_mean, running_var,
-                                       momentum, eps, /*by_cudnn=*/true);
-    if (found) {
-      auto& [output, mean, inv_std] = *found;
-      return {output, mean, inv_std, at::empty({0}, mean.options())};
+    const OptionalTensor scale(weight);
+    const NormCall call{input, scale, bias, running_mean, running_var, momentum, eps};
+    if (auto found = batch_norm_by_kernels(call, /*by_cudnn=*/true)) {
+      at::Tensor no_reserve = at::empty({0}, found->mean.options());
+      return {std::move(found->output), std::move(found->mean), std::move(found->inv_std),
+              std::move(no_reserve)};
     }
   }
   return at::cuda::cudnn_batch_norm(aligned(input), weight, bias, running_mean, running_var,
@@ -269,19 +201,6 @@ ThreeTensors cudnn_batch_norm_backward(c10::DispatchKeySet keys, const at::Tenso
   return pytorchs_gradients(input)(grad_output, input, weight, running_mean, running_var, mean,
                                    inv_std, /*train=*/true, eps, kAll);
 }
-
-void set_norm_chooser(NormChooser chooser) {
-  AtenNormChoices::instance().chooser = std::move(chooser);
-}
-
-void forget_aten_norms() {
-  AtenNormChoices& choices = AtenNormChoices::instance();
-  const std::lock_guard lock(choices.mutex);
-  choices.verdicts.clear();
-}
-
-NormsByKernelsGuard::NormsByKernelsGuard() noexcept { ++norm_guards_of_thread; }
-NormsByKernelsGuard::~NormsByKernelsGuard() { --norm_guards_of_thread; }
 
 }  // namespace cudnn_autotune
 

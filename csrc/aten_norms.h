@@ -4,22 +4,18 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
-#include <optional>
-#include <string_view>
 #include <tuple>
 
 #include "norm_ops.h"
-#include "norm_verdicts.h"
 
 namespace cudnn_autotune {
 
 // The kernels of ATen's operators in which training batch norms, instance norms (a batch norm of
-// one image that has the channels of all) and group norms end. A call that has a policy
-// (call_policy.h) is computed by the kernels of this package where they were chosen for such calls,
-// all others by PyTorch's. The backward of a batch norm is computed by whichever computed the
-// forward: the statistics that it has saved, or the reserve space, say so. That of a group norm is
-// PyTorch's.
+// one image that has the channels of all) and group norms end, those of converted modules too. A
+// call that has an asker (norm_choices.h) is computed by the kernels of this package where they
+// were chosen for such calls, all others by PyTorch's. The backward of a batch norm is computed by
+// whichever computed the forward: the statistics that it has saved, or the reserve space, say so.
+// That of a group norm is PyTorch's.
 
 using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -64,22 +60,7 @@ using GroupNormSignature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& 
                                                               const OptionalTensor& bias,
                                                               int64_t groups, double eps);
 
-// Chooses what computes calls like one that was not asked about; nothing if that cannot be said
-// now. `groups` is 0 for a batch norm. It may call the operators above, which are PyTorch's then.
-using NormChooser = std::function<std::optional<NormVerdict>(const NormCall& call, int64_t groups,
-                                                             std::string_view sampling)>;
-void set_norm_chooser(NormChooser chooser);
-// Clears all choices.
-void forget_aten_norms();
-
-// While one lives, the kernels compute the norms of its thread that they can, whatever was chosen,
-// so that they can be timed.
-class NormsByKernelsGuard {
- public:
-  NormsByKernelsGuard() noexcept;
-  ~NormsByKernelsGuard();
-  NormsByKernelsGuard(const NormsByKernelsGuard&) = delete;
-  NormsByKernelsGuard& operator=(const NormsByKernelsGuard&) = delete;
-};
+// Whether the kernels have computed a call with this mean, or a tensor that shares its memory.
+bool is_of_kernels(const OptionalTensor& mean);
 
 }  // namespace cudnn_autotune

@@ -1,4 +1,3 @@
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_lerp.h>
@@ -17,7 +16,6 @@
 #include <optional>
 #include <string>
 
-#include "aten_conv.h"
 #include "norm_ops.h"
 
 namespace cudnn_autotune {
@@ -58,29 +56,15 @@ at::Tensor grad_argument(const at::Tensor& grad, const at::Tensor& argument,
   return grad;
 }
 
-// Computes a call of a module, and updates its running statistics. It is below autograd, as
-// PyTorch's kernels are: a call that saved the statistics before does not take the update for a
-// fault.
-NormOutputs compute(const NormCall& call, std::string_view activation) {
-  const at::AutoDispatchBelowADInplaceOrView guard;
-#ifdef CUDNN_AUTOTUNE_WITH_CUDA
-  if (auto found = norm_by_kernels(call, std::nullopt, activation)) return *std::move(found);
-#endif
-  const auto [output, mean, inv_std, unbiased_var, mask] =
-      norm_op().call(call.input, call.weight, call.bias, std::nullopt, activation, call.eps);
-  update_running(call, mean, unbiased_var);
-  return {output, mean, inv_std, mask};
-}
-
-// The one of a module has a single output.
+// That of a call, which updates running statistics, has a single output.
 struct NormNode : torch::autograd::Function<NormNode> {
   static variable_list forward(AutogradContext* context, const at::Tensor& input,
                                const OptionalTensor& weight, const OptionalTensor& bias,
                                const OptionalTensor& residual, std::string_view activation,
-                               double eps, const NormCall* module) {
+                               double eps, const NormCall* call) {
     variable_list results;
-    if (module != nullptr) {
-      auto found = compute(*module, activation);
+    if (call != nullptr) {
+      auto found = compute_norm(*call, activation);
       results = {found.output, found.mean, found.inv_std, at::Tensor(), found.mask};
     } else {
       const at::AutoDispatchBelowADInplaceOrView guard;
@@ -108,7 +92,7 @@ struct NormNode : torch::autograd::Function<NormNode> {
     context->saved_data["given"] =
         c10::List<bool>({true, is_given(weight), is_given(bias), is_given(residual)});
     context->set_materialize_grads(false);
-    if (module != nullptr) {
+    if (call != nullptr) {
       results.resize(1);
     } else {
       context->mark_non_differentiable({results.begin() + 1, results.end()});
@@ -175,7 +159,7 @@ NormResults norm_autograd(const at::Tensor& input, const OptionalTensor& weight,
     return norm_op().call(input, weight, bias, residual, activation, eps);
   }
   const auto found =
-      NormNode::apply(input, weight, bias, residual, activation, eps, /*module=*/nullptr);
+      NormNode::apply(input, weight, bias, residual, activation, eps, /*call=*/nullptr);
   return {found[0], found[1], found[2], found[3], found[4]};
 }
 
@@ -195,25 +179,29 @@ const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op() {
   return op;
 }
 
-at::Tensor norm_by_operator(const NormCall& call, std::string_view activation) {
-  if (is_given(call.steps)) call.steps->add_(1);
-  if (!is_recorded(call.input, call.weight, call.bias)) return compute(call, activation).output;
-  return NormNode::apply(call.input, call.weight, call.bias, OptionalTensor(), activation, call.eps,
+at::Tensor norm_act_by_kernels(const NormCall& call, std::string_view activation) {
+  if (!is_recorded(call.input, call.weight, call.bias))
+    return compute_norm(call, activation).output;
+  return NormNode::apply(call.input, call.weight, call.bias, no_tensor(), activation, call.eps,
                          &call)[0];
 }
 
-at::Tensor norm_by_pytorch(const NormCall& call) {
-  if (is_given(call.steps)) call.steps->add_(1);
-  const PyTorchsOwnGuard chosen;  // whatever a process-wide policy would choose
-  return at::batch_norm(call.input, call.weight, call.bias, call.running_mean, call.running_var,
-                        call.by_batch, call.momentum, call.eps,
-                        at::globalContext().userEnabledCuDNN());
-}
-
-void update_running(const NormCall& call, const at::Tensor& mean, const at::Tensor& unbiased_var) {
-  if (!is_given(call.running_mean)) return;
+// It is below autograd, as PyTorch's kernels are: a call that saved the statistics before does not
+// take the update for a fault. Keys above it have had their turn.
+NormOutputs compute_norm(const NormCall& call, std::string_view activation) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  at::_foreach_lerp_({*call.running_mean, *call.running_var}, {mean, unbiased_var}, call.momentum);
+#ifdef CUDNN_AUTOTUNE_WITH_CUDA
+  if (auto found = norm_by_kernels(call, activation)) return *std::move(found);
+#endif
+  const c10::DispatchKeySet backend(call.input.is_cuda() ? c10::DispatchKey::CUDA
+                                                         : c10::DispatchKey::CPU);
+  const auto [output, mean, inv_std, unbiased_var, mask] = norm_op().redispatch(
+      backend, call.input, call.weight, call.bias, std::nullopt, activation, call.eps);
+  if (is_given(call.running_mean)) {
+    at::_foreach_lerp_({*call.running_mean, *call.running_var}, {mean, unbiased_var},
+                       call.momentum);
+  }
+  return {output, mean, inv_std, mask};
 }
 
 bool is_derived_by_output(std::string_view activation) {

@@ -3,8 +3,8 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/util/strides.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
 
 #include "norm_ops.h"
 
@@ -13,16 +13,14 @@ namespace {
 
 c10::DeviceType served_device = c10::kCUDA;
 
-bool has_tangent(const OptionalTensor& tensor) {
-  return is_given(tensor) && tensor->_fw_grad(/*level=*/0).defined();
-}
+bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
 
 // Beside running statistics, which are float32, PyTorch's functions on a GPU take parameters of
 // float32 only.
 bool suits_as_parameter(const OptionalTensor& values, const NormCall& call) {
   if (!is_given(values)) return true;
   const auto dtype = values->scalar_type();
-  return is_channel_vector(values, call.input) && !has_tangent(values) &&
+  return is_channel_vector(values, call.input) && !has_tangent(*values) &&
          (dtype == at::kFloat ||
           (dtype == call.input.scalar_type() && !is_given(call.running_mean)));
 }
@@ -68,10 +66,10 @@ bool has_plain_strides(const at::Tensor& tensor) {
 
 bool suits_operator(const NormCall& call) {
   const at::Tensor& input = call.input;
-  if (!call.by_batch || input.device().type() != served_device || input.dim() < 2 ||
-      input.dim() > 5 || input.numel() <= input.size(1) || input.numel() >= kMostNormElements ||
-      !(call.eps > 0) || has_tangent(input) || !has_norm_dtype(input) ||
-      !has_plain_strides(input) || has_saved_tensor_hooks()) {
+  if (input.device().type() != served_device || input.dim() < 2 || input.dim() > 5 ||
+      input.numel() <= input.size(1) || input.numel() >= kMostNormElements || !(call.eps > 0) ||
+      has_tangent(input) || !has_norm_dtype(input) || !has_plain_strides(input) ||
+      has_saved_tensor_hooks()) {
     return false;
   }
   const bool same_dtype = !is_given(call.weight) || !is_given(call.bias) ||
@@ -83,38 +81,56 @@ bool suits_operator(const NormCall& call) {
          suits_as_statistic(call.running_var, input);
 }
 
-NormCallSignature::NormCallSignature(const NormCall& call, std::string_view activation,
-                                     bool by_gradients)
-    : activation(activation) {
-  const auto dtype = [](const OptionalTensor& values) {
-    return is_given(values) ? static_cast<int64_t>(values->scalar_type()) : -1;
-  };
-  const auto needs_gradient = [](const OptionalTensor& tensor) {
-    return static_cast<int64_t>(is_given(tensor) && tensor->requires_grad());
-  };
-  const bool is_recorded = by_gradients && at::GradMode::is_enabled();
-  // The address counts as far as whole vectors can be read there.
-  const auto address = reinterpret_cast<uintptr_t>(call.input.const_data_ptr()) | 16U;
-  numbers = {static_cast<int64_t>(call.input.scalar_type()),
-             call.input.get_device(),
-             dtype(call.weight),
-             dtype(call.bias),
-             static_cast<int64_t>(is_given(call.running_mean)),
-             static_cast<int64_t>(address & -address),
-             is_recorded ? 4 * needs_gradient(call.input) + 2 * needs_gradient(call.weight) +
-                               needs_gradient(call.bias)
-                         : -1};
-  for (const int64_t size : call.input.sizes()) numbers.push_back(size);
-  for (const int64_t stride : call.input.strides()) numbers.push_back(stride);
+const OptionalTensor& no_tensor() {
+  static const auto* const none = new OptionalTensor();
+  return *none;
 }
 
-size_t NormCallSignature::Hash::operator()(const NormCallSignature& signature) const {
-  size_t hash = std::hash<std::string_view>()(signature.activation);
-  for (const int64_t number : signature.numbers) {
-    hash = (hash ^ static_cast<size_t>(number)) * 0x9e3779b97f4a7c15U;
-    hash ^= hash >> 32U;
+std::optional<size_t> place_of_activation(std::string_view activation) {
+  const auto* const found = std::find(kNormActivations.begin(), kNormActivations.end(), activation);
+  if (found == kNormActivations.end()) return std::nullopt;
+  return found - kNormActivations.begin();
+}
+
+NormCallSignature::NormCallSignature(const NormCall& call, const NormKind& kind, int64_t serial,
+                                     int16_t sampling) {
+  const auto dtype = [](const OptionalTensor& values) {
+    return is_given(values) ? static_cast<int64_t>(values->scalar_type()) : 0xff;
+  };
+  const at::Tensor& input = call.input;
+  // What needs gradients: nothing is 0, and the rest begins with 8.
+  int64_t needs = 0;
+  if (kind.groups == 0 && at::GradMode::is_enabled()) {
+    const auto needs_gradient = [](const OptionalTensor& tensor) {
+      return static_cast<int64_t>(is_given(tensor) && tensor->requires_grad());
+    };
+    needs = 8 + 4 * static_cast<int64_t>(input.requires_grad()) + 2 * needs_gradient(call.weight) +
+            needs_gradient(call.bias);
   }
-  return hash;
+  // The address counts as far as whole vectors can be read there.
+  const auto address = reinterpret_cast<uintptr_t>(input.const_data_ptr()) | 16U;
+  int64_t facts = input.dim();
+  const auto add = [&facts](int64_t value, int bits) { facts = (facts << bits) | value; };
+  add(static_cast<int64_t>(input.scalar_type()), 8);
+  add(input.get_device() + 1, 8);
+  add(dtype(call.weight), 8);
+  add(dtype(call.bias), 8);
+  add(static_cast<int64_t>(address & -address), 5);
+  add(needs, 4);
+  add(static_cast<int64_t>(kind.activation), 4);
+  add(static_cast<int64_t>(is_given(call.running_mean)), 1);
+  add(static_cast<int64_t>(kind.by_cudnn), 1);
+  add(sampling + 1, 10);
+  words_[0] = facts;
+  words_[1] = serial;
+  words_[2] = kind.groups;
+  const auto sizes = input.sizes(), strides = input.strides();
+  auto* const end = std::copy(sizes.begin(), sizes.end(), words_.begin() + 3);
+  size_ = static_cast<uint32_t>(std::copy(strides.begin(), strides.end(), end) - words_.begin());
+  for (uint32_t i = 0; i < size_; ++i) {
+    hash_ = (hash_ ^ static_cast<size_t>(words_[i])) * 0x9e3779b97f4a7c15U;
+    hash_ ^= hash_ >> 32U;
+  }
 }
 
 }  // namespace cudnn_autotune

@@ -158,13 +158,6 @@ at::ScalarType parameters_of(const OptionalTensor& weight, const OptionalTensor&
   return is_given(bias) ? bias->scalar_type() : at::kFloat;
 }
 
-// The place of an activation in kNormActivations; nothing for one that the kernels do not have.
-std::optional<size_t> place_of(std::string_view activation) {
-  const auto* const found = std::find(kNormActivations.begin(), kNormActivations.end(), activation);
-  if (found == kNormActivations.end()) return std::nullopt;
-  return found - kNormActivations.begin();
-}
-
 const at::Tensor& tensor_or_none(const OptionalTensor& tensor) {
   static const auto* const none = new at::Tensor();
   return is_given(tensor) ? *tensor : *none;
@@ -174,7 +167,7 @@ const at::Tensor& tensor_or_none(const OptionalTensor& tensor) {
 // not compute it.
 std::optional<NormOutputs> computed(const NormCall& call, const OptionalTensor& residual,
                                     std::string_view activation, at::Tensor* unbiased_var) {
-  const auto place = place_of(activation);
+  const auto place = place_of_activation(activation);
   if (!place || !suits_kernels(call.input, call.weight, call.bias, residual)) return std::nullopt;
   const c10::cuda::CUDAGuard device(call.input.device());
   NormInput x(call.input);
@@ -214,8 +207,7 @@ std::optional<NormOutputs> computed(const NormCall& call, const OptionalTensor& 
 NormResults batch_norm_act(const at::Tensor& input, const OptionalTensor& weight,
                            const OptionalTensor& bias, const OptionalTensor& residual,
                            std::string_view activation, double eps) {
-  NormCall call{input, weight, bias};
-  call.eps = eps;
+  const NormCall call{input, weight, bias, no_tensor(), no_tensor(), /*momentum=*/0, eps};
   at::Tensor unbiased_var;
   const auto found = computed(call, residual, activation, &unbiased_var);
   if (!found) {
@@ -242,7 +234,7 @@ NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
     return is_parameter(values, input) && values.scalar_type() == at::kFloat;
   };
   const bool by_mask = is_given(output) && output->scalar_type() == at::kByte;
-  const auto place = place_of(activation);
+  const auto place = place_of_activation(activation);
   if (!place || !suits_kernels(input, weight, bias, residual) || !is_like(grad_output, input) ||
       !is_like(grad_output_2, input) || !(by_mask || is_like(output, input)) ||
       !is_statistic(mean) || !is_statistic(inv_std)) {
@@ -338,7 +330,7 @@ std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const Opt
               spatial,
               /*planes=*/true,
               pointers.alignment(),
-              *place_of("identity")};
+              /*activation=*/0};
   key.groups = groups;
   key.form = norm_form();
   const auto plan = norm_plan(key);
@@ -352,14 +344,13 @@ std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const Opt
 
 }  // namespace
 
-std::optional<NormOutputs> norm_by_kernels(const NormCall& call, const OptionalTensor& residual,
-                                           std::string_view activation) {
+std::optional<NormOutputs> norm_by_kernels(const NormCall& call, std::string_view activation) {
   if (!call.input.is_cuda() || !suits_as_statistic(call.running_mean, call.input) ||
       !suits_as_statistic(call.running_var, call.input)) {
     return std::nullopt;
   }
   RECORD_FUNCTION("cudnn_autotune::batch_norm_act", c10::ArrayRef<const c10::IValue>{});
-  return computed(call, residual, activation, /*unbiased_var=*/nullptr);
+  return computed(call, /*residual=*/no_tensor(), activation, /*unbiased_var=*/nullptr);
 }
 
 void set_norm_fallback(std::function<NormSignature> forward,

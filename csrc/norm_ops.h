@@ -2,9 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -37,34 +38,44 @@ using NormBackwardSignature = NormGradients(
 const c10::TypedOperatorHandle<NormSignature>& norm_op();
 const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op();
 
-// A call of a batch norm module.
+// A call of a norm in training. It lives no longer than its tensors.
 struct NormCall {
-  at::Tensor input;
-  OptionalTensor weight, bias;
-  OptionalTensor running_mean, running_var;
-  OptionalTensor steps;  // counts the calls that update running statistics
-  bool by_batch = true;  // by statistics of the batch, which update running ones that are given
+  const at::Tensor& input;
+  const OptionalTensor &weight, &bias;
+  const OptionalTensor &running_mean, &running_var;  // which the call updates
   double momentum = 0;
   double eps = 0;
 };
+// In place of tensors that a call does not have.
+const OptionalTensor& no_tensor();
 
-// The output by the operator with an activation, and by PyTorch's function without one. The
-// operator takes statistics of the batch, and both running ones or none. As in PyTorch's module the
-// step is counted before, and running statistics are updated before anything is saved for the
-// backward: a hook on saved tensors may throw.
-at::Tensor norm_by_operator(const NormCall& call, std::string_view activation);
-at::Tensor norm_by_pytorch(const NormCall& call);
+// What a call computes beside a batch norm.
+struct NormKind {
+  size_t activation = 0;  // behind the norm: its place in kNormActivations
+  int64_t groups = 0;     // of a group norm; 0 for a batch norm
+  bool by_cudnn = false;  // whether cuDNN's operator is called
+};
 
-// The results of a call of a module; the mask is undefined if there is none.
+// The activations of NORM_ACTIVATIONS of cudnn_autotune/norms/reference.py.
+inline constexpr std::array<std::string_view, 8> kNormActivations{
+    "identity", "relu", "relu6", "sigmoid", "silu", "gelu", "gelu_tanh", "hardswish"};
+// The place of an activation; nothing for one that the kernels do not have.
+std::optional<size_t> place_of_activation(std::string_view activation);
+
+// The output of a call with an activation by the operator, with a derivative. It updates running
+// statistics before anything is saved for the backward, as PyTorch does: a hook on saved tensors
+// may throw.
+at::Tensor norm_act_by_kernels(const NormCall& call, std::string_view activation);
+
+// The results of a call; the mask is undefined if there is none.
 struct NormOutputs {
   at::Tensor output, mean, inv_std, mask;
 };
-// Computes a call by the kernels, which update its running statistics too. Nothing where they do
-// not compute it. Only in builds with CUDA. Throws PlanError.
-std::optional<NormOutputs> norm_by_kernels(const NormCall& call, const OptionalTensor& residual,
-                                           std::string_view activation);
-// Updates the running statistics of a call, if it has any, below autograd.
-void update_running(const NormCall& call, const at::Tensor& mean, const at::Tensor& unbiased_var);
+// Computes a call below autograd, and updates its running statistics. Throws PlanError.
+NormOutputs compute_norm(const NormCall& call, std::string_view activation);
+// Computes it by the kernels, in one go. Nothing where they do not compute it. Only in builds with
+// CUDA. Throws PlanError.
+std::optional<NormOutputs> norm_by_kernels(const NormCall& call, std::string_view activation);
 
 // Whether the kernels compute a tensor's dtype: float16, bfloat16 or float32.
 bool has_norm_dtype(const at::Tensor& input);
@@ -74,26 +85,32 @@ bool is_channel_vector(const OptionalTensor& values, const at::Tensor& input);
 bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input);
 // Whether a tensor has the strides of a new one in its memory format, which PyTorch's results have.
 bool has_plain_strides(const at::Tensor& tensor);
-// Whether the operator computes a call.
+// Whether the operator computes a call of a batch norm.
 bool suits_operator(const NormCall& call);
 // Sets the type of device whose norms the operator may compute: CUDA, or in tests the CPU.
 void set_norm_device(c10::DeviceType type);
 // The kernels count elements in 32 bits, and add a few blocks' work to them.
 constexpr int64_t kMostNormElements = (int64_t{1} << 31) - (int64_t{1} << 20);
 
-// The properties of a call that a choice holds for, as _signature_of of norm_choices.py says.
-struct NormCallSignature {
-  // Without `by_gradients` it does not matter what needs gradients.
-  NormCallSignature(const NormCall& call, std::string_view activation, bool by_gradients = true);
+constexpr int64_t kMostNormDims = 8;  // of an input that a choice is made for
+
+// The facts of a call that a choice holds for, as _batch_norm_call of norm_choices.py says. A
+// choice for a group norm holds whatever needs gradients.
+class NormCallSignature {
+ public:
+  NormCallSignature(const NormCall& call, const NormKind& kind, int64_t serial, int16_t sampling);
   bool operator==(const NormCallSignature& other) const {
-    return numbers == other.numbers && activation == other.activation;
+    return size_ == other.size_ &&
+           std::equal(words_.begin(), words_.begin() + size_, other.words_.begin());
   }
   struct Hash {
-    size_t operator()(const NormCallSignature& signature) const;
+    size_t operator()(const NormCallSignature& signature) const { return signature.hash_; }
   };
 
-  c10::SmallVector<int64_t, 20> numbers;
-  std::string activation;
+ private:
+  std::array<int64_t, 3 + 2 * kMostNormDims> words_;
+  uint32_t size_ = 0;
+  size_t hash_ = 0;
 };
 
 // Whether the activation's derivative is computed of the output, and whether a mask of one bit a

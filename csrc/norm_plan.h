@@ -73,10 +73,6 @@ class NormPlan : public std::enable_shared_from_this<NormPlan> {
   size_t counters_, pointers_, floats_;
 };
 
-// The activations of NORM_ACTIVATIONS of cudnn_autotune/norms/reference.py.
-inline constexpr std::array<std::string_view, 8> kNormActivations{
-    "identity", "relu", "relu6", "sigmoid", "silu", "gelu", "gelu_tanh", "hardswish"};
-
 // What a plan depends on. The names are those of NormProblem in plan.py.
 struct NormKey {
   c10::DeviceIndex device;

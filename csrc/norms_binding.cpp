@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "aten_norms.h"
+#include "norm_choices.h"
 #include "norm_ops.h"
 #include "norm_plan.h"
 #include "python_calls.h"
@@ -76,13 +77,16 @@ void set_fallback(const py::function& forward, const py::function& backward) {
 
 void set_chooser(const py::function& function) {
   auto* const chooser = new py::function(function);
-  set_norm_chooser([chooser](const NormCall& call, int64_t groups,
+  set_norm_chooser([chooser](const NormCall& call, const NormKind& kind, void* module,
                              std::string_view sampling) -> std::optional<NormVerdict> {
     return ask_python([&]() -> std::optional<NormVerdict> {
-      const py::object chosen = (*chooser)(call.input, call.weight, call.bias, call.running_mean,
-                                           call.running_var, groups, call.eps, sampling);
+      py::object norm = py::none();
+      if (module != nullptr)
+        norm = py::reinterpret_borrow<py::object>(static_cast<PyObject*>(module));
+      const py::object chosen =
+          (*chooser)(call.input, call.weight, call.bias, call.running_mean, call.running_var,
+                     call.eps, kNormActivations[kind.activation], kind.groups, norm, sampling);
       if (chosen.is_none()) return std::nullopt;
-      if (py::isinstance<py::bool_>(chosen)) return NormVerdict{chosen.cast<bool>()};
       const auto [is_served, most_calls] = chosen.cast<std::pair<bool, int64_t>>();
       return NormVerdict{is_served, most_calls};
     });
@@ -121,7 +125,8 @@ void bind_norms(py::module_& m) {
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
   m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
   m.def("set_norm_chooser", &set_chooser, py::arg("chooser"));
-  m.def("forget_aten_norms", &forget_aten_norms);
+  m.def("forget_aten_norms", &forget_norms);
+  m.def("is_of_kernels", &is_of_kernels, py::arg("mean"));
   m.def("set_weight_kernels", &set_kernels, py::arg("kernels"));
   m.def("set_norm_form", &set_norm_form, py::arg("form"));
   m.def("set_norm_form_of_thread", &set_norm_form_of_thread, py::arg("form"), py::arg("adopts"));

@@ -1,6 +1,9 @@
 #include "python_norm.h"
 
+#include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/batch_norm.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/Exceptions.h>
@@ -12,13 +15,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
 #include "aten_conv.h"
+#include "norm_choices.h"
 #include "norm_ops.h"
-#include "norm_verdicts.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -113,9 +117,20 @@ bool is_watched() {
          is_function_mode_active() || torch::jit::tracer::isTracing();
 }
 
+// A call of a module.
+struct ModuleCall {
+  at::Tensor input;
+  OptionalTensor weight, bias;
+  OptionalTensor running_mean, running_var;
+  OptionalTensor steps;  // counts the calls that update running statistics
+  bool by_batch = true;  // by statistics of the batch, which update running ones that are given
+  double momentum = 0;
+  double eps = 0;
+};
+
 // Reads what PyTorch's module, as it is now, computes of an input. Returns false for a call that is
 // left to the module's class.
-bool read_call(PyObject* module, PyObject* given, NormCall& call) {
+bool read_call(PyObject* module, PyObject* given, ModuleCall& call) {
   if (!THPVariable_CheckExact(given) || is_watched()) return false;
   call.input = THPVariable_Unpack(given);
   const at::Tensor& input = call.input;
@@ -158,25 +173,21 @@ bool read_call(PyObject* module, PyObject* given, NormCall& call) {
 
 // Knowledge about a module.
 struct Known {
-  static constexpr size_t kMost = 512;
-
-  NormVerdicts verdicts{kMost};
+  int64_t serial;     // tells it from modules that had its address before
   uint64_t dims = 0;  // a bit for each number of dimensions that its inputs may have
 };
 
-// Entries of the modules that are alive. The GIL guards them. The table is never destroyed, because
-// modules may outlive it.
-std::unordered_map<PyObject*, Known>& all_known() {
-  static auto* const all = new std::unordered_map<PyObject*, Known>;
-  return *all;
-}
-
+// The entry of a module, as long as that is alive. The GIL guards the table, which is never
+// destroyed, because modules may outlive it.
 Known& known_of(PyObject* module) {
-  const auto [found, is_new] = all_known().try_emplace(module);
+  static auto* const all = new std::unordered_map<PyObject*, Known>;
+  static int64_t serials = 0;
+  const auto [found, is_new] = all->try_emplace(module);
   Known& known = found->second;
   if (is_new) {
+    known.serial = ++serials;
     const auto forget = [module](const py::handle& reference) {
-      all_known().erase(module);
+      all->erase(module);
       reference.dec_ref();
     };
     py::weakref(module, py::cpp_function(forget)).release();
@@ -213,62 +224,73 @@ bool has_count(Py_ssize_t count, Py_ssize_t expected) {
   return count == expected;
 }
 
+// A call by what is chosen for it: in the operators of PyTorch's function, or here with an
+// activation. Returns whether the activation was computed.
+bool compute(const ModuleCall& call, PyObject* module, int64_t serial, size_t activation,
+             bool is_suitable, at::Tensor& output) {
+  const NormCall norm{call.input,       call.weight,   call.bias, call.running_mean,
+                      call.running_var, call.momentum, call.eps};
+  if (is_given(call.steps)) call.steps->add_(1);
+  const NormModuleScope scope(module, serial);
+  if (activation != 0) {
+    const auto asker = asker_of_norm(call.input);
+    const auto suits = [&] { return is_suitable; };
+    if (asker && is_suitable && is_served(norm, {activation}, *asker, suits)) {
+      output = norm_act_by_kernels(norm, kNormActivations[activation]);
+      return true;
+    }
+  }
+  std::optional<PyTorchsOwnGuard> pytorchs_own;
+  if (activation != 0) pytorchs_own.emplace();
+  // A backward by the statistics of the batch does not read running ones, so they may change before
+  // it, as DistributedDataParallel changes them.
+  const auto saved = [&](const OptionalTensor& running) -> OptionalTensor {
+    const bool is_read = !call.by_batch || !is_given(running) || !at::GradMode::is_enabled();
+    return is_read ? running : running->variable_data();
+  };
+  output = at::batch_norm(call.input, call.weight, call.bias, saved(call.running_mean),
+                          saved(call.running_var), call.by_batch, call.momentum, call.eps,
+                          at::globalContext().userEnabledCuDNN());
+  return false;
+}
+
 PyObject* batch_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  std::string_view activation;
-  if (!has_count(count, 5) || !read_text(args[2], activation)) return nullptr;
+  std::string_view name;
+  if (!has_count(count, 5) || !read_text(args[2], name)) return nullptr;
+  const auto activation = place_of_activation(name);
   PyObject* const tail = args[3];
-  if (!PyTuple_CheckExact(tail)) {
-    PyErr_SetString(PyExc_TypeError, "tail must be a tuple");
+  if (!activation || !PyTuple_CheckExact(tail)) {
+    PyErr_SetString(PyExc_TypeError, "activation must be one of the norms', and tail a tuple");
     return nullptr;
   }
-  NormCall call;
+  ModuleCall call;
   if (!read_call(args[0], args[1], call)) Py_RETURN_NONE;
-  const bool is_suitable = suits_operator(call);
-  if ((!is_suitable && args[4] != Py_True) || !takes_dims(args[0], args[1], call.input.dim())) {
+  const bool takes_all = args[4] == Py_True;
+  bool is_suitable = false;
+  if (*activation != 0 || !takes_all) {
+    is_suitable =
+        call.by_batch && suits_operator({call.input, call.weight, call.bias, call.running_mean,
+                                         call.running_var, call.momentum, call.eps});
+  }
+  if ((!is_suitable && !takes_all) || !takes_dims(args[0], args[1], call.input.dim())) {
     Py_RETURN_NONE;
   }
-  bool by_operator = false;
-  if (is_suitable) {
-    const auto known = known_of(args[0]).verdicts.find(NormCallSignature(call, activation));
-    if (!known) Py_RETURN_NOTIMPLEMENTED;
-    by_operator = *known;
-  }
+  const int64_t serial = known_of(args[0]).serial;
   at::Tensor output;
+  bool is_whole = false;
   {
     const py::gil_scoped_release without_gil;
-    output = by_operator ? norm_by_operator(call, activation) : norm_by_pytorch(call);
+    is_whole = compute(call, args[0], serial, *activation, is_suitable, output);
   }
   PyObject* result = THPVariable_Wrap(std::move(output));
-  for (Py_ssize_t i = 0; !by_operator && result != nullptr && i < PyTuple_GET_SIZE(tail); ++i) {
+  for (Py_ssize_t i = 0; !is_whole && result != nullptr && i < PyTuple_GET_SIZE(tail); ++i) {
     PyObject* const given = result;
     result = PyObject_CallOneArg(PyTuple_GET_ITEM(tail, i), given);
     Py_DECREF(given);
   }
   return result;
   END_HANDLE_TH_ERRORS
-}
-
-PyObject* choose_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  std::string_view activation;
-  if (!has_count(count, count == 4 ? 4 : 5) || !read_text(args[2], activation)) return nullptr;
-  const int by_operator = PyObject_IsTrue(args[3]);
-  const int64_t most_calls = count == 5 ? PyLong_AsLongLong(args[4]) : 0;
-  if (by_operator < 0 || (most_calls == -1 && PyErr_Occurred() != nullptr)) return nullptr;
-  NormCall call;
-  if (read_call(args[0], args[1], call) && suits_operator(call)) {
-    known_of(args[0]).verdicts.set(NormCallSignature(call, activation),
-                                   {by_operator == 1, most_calls});
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject* forget_norms(PyObject*, PyObject*) {
-  // The entries have weak references, so they stay.
-  for (auto& [module, known] : all_known()) known.verdicts.clear();
-  Py_RETURN_NONE;
 }
 
 PyObject* set_norm_device(PyObject*, PyObject* name) {
@@ -289,10 +311,8 @@ PyMethodDef* python_norm_methods() {
     const auto any = reinterpret_cast<void (*)()>(function);
     return PyMethodDef{name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, kSeeHeader};
   };
-  static std::array<PyMethodDef, 5> methods{
+  static std::array<PyMethodDef, 3> methods{
       fast("batch_norm", batch_norm),
-      fast("choose_norm", choose_norm),
-      PyMethodDef{"forget_norms", forget_norms, METH_NOARGS, kSeeHeader},
       PyMethodDef{"set_norm_device", set_norm_device, METH_O, kSeeHeader},
       PyMethodDef{nullptr, nullptr, 0, nullptr},  // the end
   };

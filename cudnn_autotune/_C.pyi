@@ -61,15 +61,9 @@ def batch_norm(
     module: Module, input: Any, activation: str, tail: tuple[Module, ...], takes_all: bool
 ) -> Any:
     """Returns what a batch norm, and the modules of ``tail`` behind it, make of an input, in
-    training by what was chosen for such calls. Returns NotImplemented if nothing was, and None if
-    the module's class has to compute the call (csrc/python_norm.h)."""
+    training by what is chosen for such calls. Returns None if the module's class has to compute the
+    call (csrc/python_norm.h)."""
 
-def choose_norm(
-    module: Module, input: Tensor, activation: str, by_operator: bool, most_calls: int = 0
-) -> None:
-    """Chooses what computes the next ``most_calls`` calls like this one; 0 stands for all."""
-
-def forget_norms() -> None: ...
 def set_norm_device(name: str) -> None:
     """Sets the type of device whose norms the operators may compute: "cuda", or in tests "cpu"."""
 
@@ -259,10 +253,11 @@ class NormPlan:
     ) -> None: ...
 
 def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...
-def set_norm_chooser(chooser: Callable[..., bool | tuple[bool, int] | None]) -> None:
-    """Sets what chooses the kernels of ATen's norms, called with (input, weight, bias, running
-    mean, running variance, groups, eps, sampling mode). It returns whether they serve, with the
-    number of calls that this holds for, or alone for all calls."""
+def set_norm_chooser(chooser: Callable[..., tuple[bool, int] | None]) -> None:
+    """Sets what chooses the kernels of norms, called with (input, weight, bias, running mean,
+    running variance, eps, activation, groups, converted module or None, sampling mode). It returns
+    whether this package's serve, and the number of calls that this holds for, 0 standing for all;
+    None if that cannot be said now."""
 
 class NormsByKernels:
     """Within it this package's kernels compute the calls of ATen's norms of this thread that they
@@ -272,7 +267,10 @@ class NormsByKernels:
     def __exit__(self, *args: object) -> None: ...
 
 def forget_aten_norms() -> None:
-    """Clears the choices for ATen's norms: the next call of each signature asks again."""
+    """Clears the choices for norms: the next call of each signature asks again."""
+
+def is_of_kernels(mean: Tensor) -> bool:
+    """Returns whether this package's kernels computed a norm, by the mean that PyTorch saved."""
 
 def set_weight_kernels(kernels: Callable[..., bytes]) -> None:
     """Sets what compiles the kernel of ``fold_weights``, called with (device, dtype of the weights,

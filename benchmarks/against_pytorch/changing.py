@@ -1,4 +1,4 @@
-"""Layers whose sizes keep changing: what serves new sizes beside PyTorch's own path."""
+"""Layers and norms whose sizes keep changing: what serves new sizes beside PyTorch's own path."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from common import numbers
 
-from .layers import Layer
+from . import norms
+from .layers import OPS, Layer
 from .measure import call_of, measure, served
+from .norms import Norm
 
 # A size that is slower than this is measured once more before it counts.
 _WORSE = 1 / 1.05
@@ -29,10 +31,14 @@ _KINDS = (
 )
 _DRY_KINDS = ((4, 4, 3, 1, 2),)
 
+_Any = TypeVar("_Any", Layer, Norm)
 
-def layers(op: str, is_dry: bool) -> dict[str, Layer]:
-    """By name; their sizes are those that :func:`rows` measures first. The two-dimensional ones are
+
+def layers(op: str, is_dry: bool) -> dict[str, Any]:
+    """By name; their sizes are those that :func:`row` measures first. The two-dimensional ones are
     there in both layouts."""
+    if op not in OPS:
+        return norms.layers(op, is_dry)
     found = {}
     for channels, filters, edge, groups, dims in _DRY_KINDS if is_dry else _KINDS:
         for last in (True, False) if dims == 2 else (dims == 3,):
@@ -58,17 +64,17 @@ def layers(op: str, is_dry: bool) -> dict[str, Layer]:
     return found
 
 
-def _sized(layer: Layer, size: tuple[int, ...]) -> Layer:
+def _sized(layer: _Any, size: tuple[int, ...]) -> _Any:
     return replace(layer, input_shape=(size[0], layer.input_shape[1], *size[1:]))
 
 
-def _near(layer: Layer, source: random.Random) -> tuple[int, ...]:
+def _near(layer: _Any, source: random.Random) -> tuple[int, ...]:
     """A size within a factor of two of the layer's own, of the same batch size."""
     batch, _, *sizes = layer.input_shape
     return (batch, *(source.randint(size, 2 * size) for size in sizes))
 
 
-def _far(layer: Layer, source: random.Random) -> tuple[int, ...]:
+def _far(layer: _Any, source: random.Random) -> tuple[int, ...]:
     """Any size, that of the batch too."""
     batch, _, *sizes = layer.input_shape
     factors = [2 ** source.uniform(-3, 2), *(2 ** source.uniform(-4, 2.5) for _ in sizes)]
@@ -76,44 +82,55 @@ def _far(layer: Layer, source: random.Random) -> tuple[int, ...]:
     return tuple(max(1, size) for size in drawn)
 
 
-def measured_sizes(layer: Layer, count: int, source: random.Random) -> Iterator[Layer]:
+def measured_sizes(layer: _Any, count: int, source: random.Random) -> Iterator[_Any]:
     """The layer's own size, and others near it."""
     yield layer
     for _ in range(count - 1):
         yield _sized(layer, _near(layer, source))
 
 
-def new_sizes(layer: Layer, count: int, source: random.Random) -> Iterator[Layer]:
+def new_sizes(layer: _Any, count: int, source: random.Random) -> Iterator[_Any]:
     """Near and far sizes by turns."""
     for index in range(count):
         found = _sized(layer, (_far if index % 2 else _near)(layer, source))
-        while found.bytes > _MOST_BYTES:
+        while found.bytes > _MOST_BYTES or (isinstance(found, Norm) and not found.is_defined):
             found = _sized(layer, _far(layer, source))
         yield found
 
 
-def row(layer: Layer, measured: int, count: int, device: str, seed: int = 0) -> dict[str, Any]:
+def _served_by(known: int) -> str:
+    """What computes the last new size of a convolution.
+
+    Args:
+        known: how many choices were known before it came.
+    """
+    import cudnn_autotune as ca
+
+    made = ca.choices()[known:]
+    if made and made[-1].origin != "neighbour":
+        return "searched"
+    return "own path" if not made or made[-1].text == "aten" else "neighbour"
+
+
+def row(layer: Any, measured: int, count: int, device: str, seed: int = 0) -> dict[str, Any]:
     """The row of a layer that has met ``measured`` near sizes before ``count`` new ones come."""
     import cudnn_autotune as ca
 
     ca.forget()
+    is_norm = isinstance(layer, Norm)
     source = random.Random(seed)
     begin = time.perf_counter()
     with served("auto"):
         for early in measured_sizes(layer, measured, source):
-            call_of(early, device)()
+            (norms.step_of if is_norm else call_of)(early, device)()
     searching_s = time.perf_counter() - begin
     texts, ours, pytorchs, ratios = [], 0.0, 0.0, []
     kinds = dict.fromkeys(("neighbour", "own path", "searched"), 0)
     begin = time.perf_counter()
     for one in new_sizes(layer, count, source):
-        known = len(ca.choices())
-        found = measure(one, device, _WORSE)
-        made = ca.choices()[known:]
-        kind = "searched"
-        if not made or made[-1].origin == "neighbour":
-            is_own = not made or made[-1].text == "aten"
-            kind = "own path" if is_own else "neighbour"
+        known = len(ca.norm_choices() if is_norm else ca.choices())
+        found = (norms.measure if is_norm else measure)(one, device, _WORSE)
+        kind = (norms.served_by if is_norm else _served_by)(known)
         kinds[kind] += 1
         ratio = 1 / found["PyTorch over auto"]
         ratios.append(ratio)

@@ -1,12 +1,12 @@
-"""PyTorch's batch norms, as drop-ins that train by this package's operators.
+"""PyTorch's batch norms, as drop-ins that train by this package's kernels.
 
-``convert(model)`` gives them to a model. A norm and the activation that its class, or a
-``torch.nn.Sequential``, calls next are one operator in training on a GPU, or else PyTorch's
-functions, whichever is the fastest (``norm_choices``). What the operators do not do is PyTorch's
-function: evaluation, float64, another device. All that is one call of C++, without the Python of
-PyTorch's modules (csrc/python_norm.h). What Python has to see is left to the class that the module
-had: ``momentum=None``, transforms, modes, tensor subclasses, tracing. A compiler traces PyTorch's
-functions.
+``convert(model)`` gives them to a model. A norm alone is PyTorch's function, whose operators ask
+what is the fastest for this module (csrc/aten_norms.h). With the activation that its class, or a
+``torch.nn.Sequential``, calls next it is one operator in training on a GPU, where that is the
+fastest (``norm_choices``), or else PyTorch's functions. All that is one call of C++, without the
+Python of PyTorch's modules (csrc/python_norm.h). What Python has to see is left to the class that
+the module had: ``momentum=None``, transforms, modes, tensor subclasses, tracing. A compiler traces
+PyTorch's functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.nn.modules import Unscriptable
-from cudnn_autotune.norms import choices as norm_choices
 
 _ACTIVATIONS = {
     nn.Identity: "identity",
@@ -245,9 +244,5 @@ def _computed(
         takes_all: whether the class's forward is PyTorch's, so that calls which the operators do
             not compute need not be left to it.
     """
-    found = _C.batch_norm(norm, input, activation, tail, takes_all)
-    if found is NotImplemented:
-        if not norm_choices.choose(norm, input, activation):
-            return None
-        found = _C.batch_norm(norm, input, activation, tail, takes_all)
-    return None if found is NotImplemented else found
+    found: Tensor | None = _C.batch_norm(norm, input, activation, tail, takes_all)
+    return found

@@ -13,14 +13,13 @@ import torch
 import torch.nn.functional as F
 from support.norms.cases import CHANNELS_LAST
 from support.norms.models import Residual, SmallResNet, conv, overall_error
-from support.norms.served import choice_of, is_ours
+from support.norms.served import choice_for, choice_of, is_ours
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.norms import choices as norm_choices
-from cudnn_autotune.norms.memory import NormChoice
 from cudnn_autotune.norms.plan import FORMS, Form
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
@@ -46,12 +45,6 @@ def inputs(
     if channels_last and len(shape) in CHANNELS_LAST:
         values = values.contiguous(memory_format=CHANNELS_LAST[len(shape)])
     return values
-
-
-def choice_for(norm: Any, x: Tensor, activation: str = "relu") -> NormChoice:
-    """The choice for a first call of a norm."""
-    assert norm_choices.choose(norm, x, activation)
-    return norm_choices.choices_of(norm)[-1]
 
 
 def test_a_network_s_norms_are_measured() -> None:

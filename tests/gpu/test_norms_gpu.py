@@ -369,8 +369,7 @@ def test_running_statistics_beside_a_graph(form: Form) -> None:
     x = x.contiguous(memory_format=torch.channels_last)
     pytorchs = torch.nn.BatchNorm2d(64, device="cuda")
     ours = ca.convert(copy.deepcopy(pytorchs), norms=True)
-    with planned(form):
-        _C.choose_norm(ours, x, "identity", True)
+    with planned(form), _C.NormsByKernels():
         versions = [buffer._version for buffer in ours.buffers()]
         ours(x)
         moved = [buffer._version - v for buffer, v in zip(ours.buffers(), versions, strict=True)]

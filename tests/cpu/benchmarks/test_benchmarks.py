@@ -38,12 +38,14 @@ def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
 # ---- how figures are made -------------------------------------------------------------------
 
 
-def test_random_sizes_of_lone_layers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", ["wgrad", "batch_norm", "group_norm", "instance_norm"])
+def test_random_sizes_of_lone_layers(op: str, tmp_path: Path) -> None:
     path = tmp_path / "layers.json"
     small = ("--device", "cpu", "--sizes", "4", "--measured", "3")
-    assert main("new_sizes", "--op", "wgrad", *small, "--json", str(path)) == 0
+    assert main("new_sizes", "--op", op, *small, "--json", str(path)) == 0
     rows = json.loads(path.read_text())["results"]["rows"]
-    assert [row["sizes"] for row in rows] == [2, 2]
+    in_both_layouts = op in ("wgrad", "batch_norm")
+    assert [row["sizes"] for row in rows] == ([2, 2] if in_both_layouts else [4])
     for row in rows:
         served = row["by a neighbour"] + row["by PyTorch's own path"] + row["searched"]
         assert served == row["sizes"] == row["each size"].count(",") + 1

@@ -167,7 +167,7 @@ def test_a_call_that_was_chosen_for_asks_no_more(
     norm, x = nn.BatchNorm2d(8), data(4, 8, 6, 5)
     with ca.enable():
         step(norm, x)
-        monkeypatch.delattr(norm_choices, "_batch_norm_call")
+        monkeypatch.delattr(norm_choices, "BatchNormCall")
         assert operators.during(lambda: step(norm, x)) == (1, 1)
         assert operators.during(lambda: step(norm, x[:3])) == (0, 0)  # where asking fails
 

@@ -49,7 +49,6 @@ class Times:
 def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Times]:
     found = Times({"pytorch": 3.0, "kept": 1.0})
     monkeypatch.setattr(norm_measuring, "_forms", lambda given: list(FORMS))
-    monkeypatch.setattr(group_norms, "_forms", lambda step: list(FORMS))
     monkeypatch.setattr(norm_measuring, "time_in_turns", found)
     monkeypatch.setattr(norm_memory, "_gpu_of", lambda input: gpu_of("h100"))
     library = torch.library.Library("cudnn_autotune", "IMPL")

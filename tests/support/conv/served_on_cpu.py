@@ -26,12 +26,26 @@ def served_on_cpu() -> Iterator[None]:
             and not any(functional._has_rules_of_its_own(tensor) for tensor in tensors)
         )
 
-    kernels = _C.AtenKernels("CPU")
+    with kernels_on_cpu(), mock.patch.object(functional, "_is_served", is_served):
+        yield
+
+
+_kernels: list[Any] = []
+"""The kernels of the outermost context; empty outside of all."""
+
+
+@contextmanager
+def kernels_on_cpu() -> Iterator[None]:
+    """ATen's operators have the kernels that read the policy, for tensors on a CPU. Contexts may be
+    nested."""
+    if _kernels:
+        yield
+        return
+    _kernels.append(_C.AtenKernels("CPU"))
     try:
-        with mock.patch.object(functional, "_is_served", is_served):
-            yield
+        yield
     finally:
-        del kernels
+        _kernels.clear()
         # PyTorch's dispatcher in Python, which export uses, would still look for them.
         names = ["convolution", "native_batch_norm", "native_group_norm"]
         for name in (*names, "convolution_backward", "native_batch_norm_backward"):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import torch
+from served_on_cpu import kernels_on_cpu
 from torch import Tensor, nn
 
 from cudnn_autotune.core.extension import _C
@@ -32,7 +35,7 @@ def norms_on_cpu() -> Iterator[list[str]]:
     norm_choices.forget()
     _C.set_norm_device("cpu")
     try:
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, kernels_on_cpu():
             patch.setattr(reference, "forward", recorded)
             yield activations
     finally:
@@ -41,11 +44,24 @@ def norms_on_cpu() -> Iterator[list[str]]:
 
 
 def is_ours(output: Tensor) -> bool:
-    """Whether this package's operators have computed a tensor that has a gradient."""
-    return "NormNode" in output.grad_fn.name()
+    """Whether this package's kernels have computed a tensor that has a gradient."""
+    node: Any = output.grad_fn
+    name = node.name()
+    if "CudnnBatchNorm" in name:  # PyTorch's has a reserve space of bytes
+        return bool(node._saved_result3.dtype is not torch.uint8)
+    return "NormNode" in name or (
+        "NativeBatchNorm" in name and _C.is_of_kernels(node._saved_result1)
+    )
 
 
 def choice_of(module: nn.Module) -> NormChoice:
     """The only choice for a norm."""
     (choice,) = norm_choices.choices_of(module)
     return choice
+
+
+def choice_for(norm: Any, x: Tensor, activation: str = "relu") -> NormChoice:
+    """The choice for a first call of a norm."""
+    tensors = (x, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    assert norm_choices.choose_function(*tensors, norm.eps, activation, 0, norm, "") is not None
+    return norm_choices.choices_of(norm)[-1]

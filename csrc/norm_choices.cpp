@@ -1,0 +1,109 @@
+#include "norm_choices.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "aten_conv.h"
+#include "call_policy.h"
+#include "settings.h"
+
+namespace cudnn_autotune {
+namespace {
+
+thread_local int guards_of_thread = 0;    // of NormsByKernelsGuard
+thread_local NormAsker module_of_thread;  // of NormModuleScope
+
+// Never destroyed, because calls may come while the process exits.
+class NormChoices {
+ public:
+  static NormChoices& instance() {
+    static auto* choices = new NormChoices();
+    return *choices;
+  }
+
+  // Whether the kernels compute a call of this signature. Nothing if that was not chosen, or was
+  // chosen for a number of calls, which are over.
+  std::optional<bool> find(const NormCallSignature& signature) {
+    const std::lock_guard lock(mutex_);
+    const auto found = known_.find(signature);
+    if (found == known_.end()) return std::nullopt;
+    NormVerdict& verdict = found->second;
+    const bool is_served = verdict.is_served;
+    if (verdict.most_calls > 0 && --verdict.most_calls == 0) known_.erase(found);
+    return is_served;
+  }
+  void set(const NormCallSignature& signature, const NormVerdict& verdict) {
+    const std::lock_guard lock(mutex_);
+    if (known_.size() >= kMost) known_.clear();  // sizes may keep changing
+    known_.insert_or_assign(signature, verdict);
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    known_.clear();
+  }
+
+  NormChooser chooser;
+
+ private:
+  static constexpr size_t kMost = 1U << 12U;
+
+  std::mutex mutex_;
+  std::unordered_map<NormCallSignature, NormVerdict, NormCallSignature::Hash> known_;
+};
+
+}  // namespace
+
+std::optional<NormAsker> asker_of_norm(const at::Tensor& input) {
+  if (guards_of_thread > 0) return NormAsker{};
+  if (module_of_thread.serial != 0) {
+    const bool is_left = PyTorchsOwnGuard::is_active() || torch::jit::tracer::isTracing();
+    return is_left ? std::nullopt : std::optional(module_of_thread);
+  }
+  const auto policy = policy_of_call(input);
+  if (!policy) return std::nullopt;
+  // The batch norms of a converted model's forward ask by themselves.
+  return NormAsker{nullptr, 0, policy->sampling, policy->is_process_wide};
+}
+
+NormModuleScope::NormModuleScope(void* module, int64_t serial) noexcept
+    : former_(std::exchange(module_of_thread, NormAsker{module, serial})) {}
+NormModuleScope::~NormModuleScope() { module_of_thread = former_; }
+
+bool is_served(const NormCall& call, const NormKind& kind, const NormAsker& asker,
+               c10::function_ref<bool()> suits) {
+  if (guards_of_thread > 0) return suits();
+  if (call.input.dim() > kMostNormDims) return false;
+  NormChoices& choices = NormChoices::instance();
+  const int16_t sampling = asker.module != nullptr ? -1 : resolve(asker.sampling, -1).sampling;
+  const NormCallSignature signature(call, kind, asker.serial, sampling);
+  if (const auto known = choices.find(signature)) return *known && suits();
+  if (!suits() || !choices.chooser) return false;
+  const PyTorchsOwnGuard pytorchs_own;
+  // A step is measured with its backward, so autograd, which may be off here, has to record it.
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const auto off = at::GradMode::is_enabled()
+                       ? local.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView
+                       : local.excluded_;
+  const c10::impl::ForceDispatchKeyGuard with_autograd(local.included_, off);
+  // Without the lock: Python takes the GIL, which another thread may hold that waits for the lock.
+  const auto chosen = choices.chooser(call, kind, asker.module,
+                                      sampling < 0 ? std::string_view() : sampling_name(sampling));
+  if (!chosen) return false;
+  choices.set(signature, *chosen);
+  return chosen->is_served;
+}
+
+void set_norm_chooser(NormChooser chooser) { NormChoices::instance().chooser = std::move(chooser); }
+
+void forget_norms() { NormChoices::instance().clear(); }
+
+NormsByKernelsGuard::NormsByKernelsGuard() noexcept { ++guards_of_thread; }
+NormsByKernelsGuard::~NormsByKernelsGuard() { --guards_of_thread; }
+
+}  // namespace cudnn_autotune
