@@ -551,7 +551,7 @@ def _pair_call(
     """Returns a call of a converted module with an activation behind it."""
     classes = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     norm = classes[step.input.dim() - 2](1, step.eps, 1.0, affine=False, track_running_stats=False)
-    norm._parameters |= {"weight": weight, "bias": bias}  # type: ignore[assignment]
+    norm._parameters.update(cast(Any, {"weight": weight, "bias": bias}))
     if step.running is not None:
         mean, var = step.running
         steps = torch.zeros((), dtype=torch.long, device=mean.device)
