@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.norms.batch_norm_calls import BatchNormCall
 from cudnn_autotune.norms.group_norms import GroupNormCall
-from cudnn_autotune.norms.measuring import BatchNormCall
 from cudnn_autotune.norms.memory import NormChoice, NormMemory
 from cudnn_autotune.tuning import remembering, settings
 

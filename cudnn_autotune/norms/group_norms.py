@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.norms.measuring import (
+    STATISTICS,
     STEPS,
     MeasuredCall,
     Results,
@@ -136,10 +137,10 @@ class _GroupNormStep(Step):
                 exact = apply(exact, of_groups.double())
         found = {
             "output": results["output"].view(count, *wide.shape[1:])[places],
-            "statistics": results["statistics"].view(2, count)[:, places],
+            STATISTICS: results[STATISTICS].view(2, count)[:, places],
         }
         statistics = torch.stack([mean.flatten(), deviation.flatten()])
-        return {"output": exact, "statistics": statistics}, found
+        return {"output": exact, STATISTICS: statistics}, found
 
     def calls(self) -> Run:
         def run() -> None:
@@ -152,4 +153,4 @@ class _GroupNormStep(Step):
 def _results(output: Tensor, mean: Tensor, inv_std: Tensor) -> Results:
     """Returns the results of PyTorch's operator by name. A mean is as exact as the deviation beside
     it."""
-    return {"output": output, "statistics": torch.stack([mean, 1 / inv_std])}
+    return {"output": output, STATISTICS: torch.stack([mean, 1 / inv_std])}

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -118,43 +119,41 @@ class Verdict:
     """0 stands for all calls."""
 
 
-class NormCall(Protocol):
+class NormCall(ABC):
     """A call of a norm, for which something is to be chosen."""
 
-    @property
-    def input(self) -> Tensor: ...
-    @property
-    def is_timed(self) -> bool:
-        """Whether anything is timed."""
-        ...
+    input: Tensor
+    """(N, C, *spatial)."""
+    is_timed: bool
+    """Whether the sampling mode times anything."""
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """The call, as a choice's ``signature`` says it."""
-        ...
 
     @property
+    @abstractmethod
     def key(self) -> Hashable:
         """The facts that a choice holds for."""
-        ...
 
     @property
+    @abstractmethod
     def layer(self) -> Hashable:
         """The same facts without the sizes."""
-        ...
 
     @property
+    @abstractmethod
     def mixes_layers(self) -> bool:
         """Whether several layers of a model have these."""
-        ...
 
+    @abstractmethod
     def problems(self) -> list[NormProblem]:
         """Returns what the kernels compute: a forward, and its backward if there is one."""
-        ...
 
+    @abstractmethod
     def choose(self) -> NormChoice:
         """Measures the call, or finds what an earlier process has chosen."""
-        ...
 
 
 @dataclass(frozen=True)

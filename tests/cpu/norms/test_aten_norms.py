@@ -440,6 +440,33 @@ def test_a_converted_norm_for_which_pytorch_was_chosen_is_not_asked_twice(
     assert len(operators.timed) == 1
 
 
+def test_modules_and_functions_share_a_choice(operators: Operators) -> None:
+    """Each converted module has its record, and what PyTorch has chosen is computed alike."""
+    x = data(4, 8, 6, 5)
+    plain, ours = nn.BatchNorm2d(8), ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
+    with ca.enable():
+        step(plain, x)
+    for _ in range(2):
+        assert operators.during(lambda: step(ours, x)) == (1, 1)
+    (choice,) = ca.conversion(ours).norms["0"]
+    assert ca.norm_choices() == (choice,)
+    assert len(operators.timed) == 1
+    assert ours(x).grad_fn.name() == plain(x).grad_fn.name()
+
+
+def test_a_converted_norm_asks_for_itself_alone(operators: Operators) -> None:
+    """Its policy ends with its call, and stands before the process's."""
+    x = data(4, 8, 6, 5)
+    ours = ca.convert(nn.Sequential(nn.BatchNorm2d(8)), sampling="heuristic")
+    plain = nn.BatchNorm2d(8)
+    with ca.enable("heuristic"):
+        assert operators.during(lambda: step(ours, x)) == (1, 1)
+        assert operators.during(lambda: step(plain, x)) == (0, 0)
+    assert operators.during(lambda: step(plain, x)) == (0, 0)
+    ca.revert(ours)
+    assert operators.during(lambda: step(ours, x)) == (0, 0)
+
+
 def test_second_derivatives_are_pytorch_s(operators: Operators) -> None:
     def second(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         output = F.batch_norm(x, None, None, weight, torch.zeros(4), training=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune.norms import batch_norms
+from cudnn_autotune.norms import batch_norm_calls, batch_norms
 from cudnn_autotune.norms import choices as norm_choices
 from cudnn_autotune.norms import measuring as norm_measuring
 from cudnn_autotune.norms.plan import FORMS
@@ -287,8 +287,8 @@ class _Wrong:
     ("place", "backward", "name"),
     [
         (0, False, "output"),
-        (1, False, "running statistics"),
-        (3, False, "running statistics"),
+        (1, False, "statistics"),
+        (3, False, "statistics"),
         (0, True, "gradient of the input"),
         (1, True, "gradient of the weight"),
         (2, True, "gradient of the bias"),
@@ -303,7 +303,7 @@ def test_wrong_results_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = timed(OURS)
-    monkeypatch.setattr(norm_measuring, "_operators", _Wrong(place, backward, factor))
+    monkeypatch.setattr(batch_norm_calls, "_operators", _Wrong(place, backward, factor))
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     (x,) = data(4, 8, 6, 5, count=1)
     output = model(x.requires_grad_())
@@ -318,14 +318,14 @@ def test_wrong_results_are_rejected(
 
 def test_a_form_that_fails_is_left_out(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = timed(OURS)
-    by_operators = norm_measuring._by_operators
+    by_operators = batch_norm_calls._by_operators
 
     def fails(given: Any, form: Any, adopts: bool = False) -> Any:
         if form == "half kept":
             raise RuntimeError("a kernel was not loaded\nat some place")
         return by_operators(given, form, adopts)
 
-    monkeypatch.setattr(norm_measuring, "_by_operators", fails)
+    monkeypatch.setattr(batch_norm_calls, "_by_operators", fails)
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     assert is_ours(model(torch.randn(4, 8, 6, 5)))
     choice = choice_of(model[0])
@@ -340,7 +340,7 @@ def test_without_memory_it_is_pytorchs(timed: Any, monkeypatch: pytest.MonkeyPat
     def no_memory(*args: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(norm_measuring, "_by_operators", no_memory)
+    monkeypatch.setattr(batch_norm_calls, "_by_operators", no_memory)
     model = ca.convert(nn.Sequential(nn.BatchNorm2d(8)))
     x = torch.randn(4, 8, 6, 5)
     torch.testing.assert_close(model(x), nn.BatchNorm2d(8)(x))

@@ -13,9 +13,8 @@ from support.norms.stored import trained
 from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
+from cudnn_autotune.norms import batch_norm_calls, plan
 from cudnn_autotune.norms import file as norm_file
-from cudnn_autotune.norms import measuring as norm_measuring
-from cudnn_autotune.norms import plan
 
 TUNED, STORED = [["half kept", "tuned"]], [["half kept", "store"]]
 
@@ -104,13 +103,13 @@ def test_a_form_that_is_wrong_now_is_not_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained_with(tmp_path, "half kept", 6)
-    by_operators = norm_measuring._by_operators
+    by_operators = batch_norm_calls._by_operators
 
     def wrong(given: Any, form: Any, adopts: bool = False) -> Any:
         results = by_operators(given, form, adopts)
         return results | {"output": results["output"] * (1.01 if form == "half kept" else 1)}
 
-    monkeypatch.setattr(norm_measuring, "_by_operators", wrong)
+    monkeypatch.setattr(batch_norm_calls, "_by_operators", wrong)
     assert trained_with(tmp_path, "two passes", 6)["chosen"] == [["two passes", "tuned"]]
     monkeypatch.undo()
     assert trained_with(tmp_path, "pytorch", 6)["chosen"] == [["two passes", "store"]]
@@ -141,7 +140,7 @@ def test_what_lacks_memory_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monke
     def no_memory(*args: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(norm_measuring, "_by_pytorch", no_memory)
+    monkeypatch.setattr(batch_norm_calls, "_by_pytorch", no_memory)
     trained_with(tmp_path, "half kept", 6)
     monkeypatch.undo()
     assert trained_with(tmp_path, "half kept", 6) == {"chosen": TUNED, "timed": 1}

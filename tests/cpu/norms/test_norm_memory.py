@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.norms import group_norms
+from cudnn_autotune.norms import batch_norm_calls, group_norms
 from cudnn_autotune.norms import measuring as norm_measuring
 from cudnn_autotune.norms import memory as norm_memory
 from cudnn_autotune.norms.plan import FORMS
@@ -262,7 +262,7 @@ def test_what_was_short_is_measured_again(
 
     x = batch(16, 8)
     with monkeypatch.context() as patch, ca.enable():
-        patch.setattr(norm_measuring, "measured_on", no_memory)
+        patch.setattr(batch_norm_calls, "measured_on", no_memory)
         patch.setattr(group_norms, "measured_on", no_memory)
         for _ in range(16 + 32):
             CALLS[kind](x)
