@@ -18,7 +18,7 @@ from support.norms.models import (
     overall_error,
     train,
 )
-from served_norms import is_ours
+from support.norms.served import is_ours
 from torch import Tensor, nn
 
 import cudnn_autotune as ca

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from served_on_cpu import kernels_on_cpu
 from torch import Tensor, nn
 
 from cudnn_autotune.core.extension import _C
@@ -16,6 +15,7 @@ from cudnn_autotune.norms import choices as norm_choices
 from cudnn_autotune.norms import reference
 from cudnn_autotune.norms.memory import NormChoice
 from cudnn_autotune.norms.reference import Operands
+from support.conv.served_on_cpu import kernels_on_cpu
 
 
 @contextmanager
