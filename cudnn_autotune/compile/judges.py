@@ -3,9 +3,10 @@ for, or by measuring both forms on the GPU."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,15 +18,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 from cudnn_autotune.compile.concatenations import ConcatenationReport, Family, find_families
 from cudnn_autotune.compile.groups import Group, GroupReport, fuse_groups
 from cudnn_autotune.compile.slices import replace_families
+from cudnn_autotune.core import json_dataclass
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.problem import ConvProblem, Operands
+from cudnn_autotune.store import verdicts
 from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
 from cudnn_autotune.timers.programs import CAPTURED_CALLS, captured_in_turns
-from cudnn_autotune.tuning import compiling_ahead
+from cudnn_autotune.tuning import choice_log, compiling_ahead
 from cudnn_autotune.tuning.compiling_ahead import Search
 
 _fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _fused = torch.ops.cudnn_autotune.conv_fused.default
 _fused_into = torch.ops.cudnn_autotune.conv_fused_into_.default
+
+
+RULE = 1
+"""The version of the rule of a verdict. Verdicts of another one on disk are measured again."""
 
 
 class Verdict(NamedTuple):
@@ -35,6 +43,14 @@ class Verdict(NamedTuple):
     reason: str
     fused_ms: float | None = None
     several_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The times of both forms, as they are kept on disk."""
+
+    fused_ms: float
+    several_ms: float
 
 
 Judge = Callable[[Any], Verdict]
@@ -52,7 +68,7 @@ def never(reason: str) -> Judge:
 
 class Measured:
     """Fuses groups and writes families in place where that is faster, on the GPU that they are on.
-    What is like another one is measured once."""
+    What is like another one is measured once, and kept on disk for the next process."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Verdict] = {}
@@ -61,7 +77,7 @@ class Measured:
         forms = _forms_of(change)
         if isinstance(forms, str):
             return Verdict(False, forms)
-        if forms.key not in self._known:
+        if self.known(forms) is None:
             # While a graph is being compiled, calls on tensors may be recorded, and PyTorch takes
             # its Python decompositions in place of its kernels.
             with (
@@ -72,6 +88,29 @@ class Measured:
             ):
                 self._known[forms.key] = _measured(forms)
         return self._known[forms.key]
+
+    def known(self, forms: _GroupForms | _FamilyForms) -> Verdict | None:
+        """Returns the verdict of this process, or of an earlier one, on forms like these."""
+        if forms.key not in self._known:
+            kept = verdicts.find_kept(forms.device.index, _name(forms), _Times)
+            if kept is not None:
+                self._known[forms.key] = _verdict(forms, kept, "from the store: ")
+        return self._known.get(forms.key)
+
+
+def _name(forms: _GroupForms | _FamilyForms) -> str:
+    """Returns the name of forms on disk: what their times depend on, beside the environment."""
+    versions = sorted(f"{one.name}@{one.version}" for one in registry.registered())
+    depends_on = "\n".join([repr(forms.key), torch.__version__, *versions])
+    return f"{forms.kind} {hashlib.sha256(depends_on.encode()).hexdigest()} rule={RULE}"
+
+
+def _verdict(forms: _GroupForms | _FamilyForms, times: _Times, source: str = "") -> Verdict:
+    both = (times.fused_ms, times.several_ms)
+    text = ", ".join(
+        f"{1e3 * ms:.1f} us {name}" for ms, name in zip(both, forms.names, strict=True)
+    )
+    return Verdict(times.fused_ms < times.several_ms, f"{source}{text}", *both)
 
 
 def _forms_of(change: Group | Family) -> _GroupForms | _FamilyForms | str:
@@ -93,13 +132,19 @@ def _measured(forms: _GroupForms | _FamilyForms) -> Verdict:
             compiling_ahead.compiling(forms.searches),
         ):
             # The engines of the unfused convolution are searched first: fewer of them are compiled.
-            times = captured_in_turns([forms.several, forms.fused], forms.operands())[::-1]
+            times = _Times(*captured_in_turns([forms.several, forms.fused], forms.operands())[::-1])
     except torch.OutOfMemoryError:
         return Verdict(False, "there was not enough memory to measure it")
-    text = ", ".join(
-        f"{1e3 * ms:.1f} us {name}" for ms, name in zip(times, forms.names, strict=True)
-    )
-    return Verdict(times[0] < times[1], text, *times)
+    if not any(map(_is_provisional, forms.searches)):
+        verdicts.keep(forms.device.index, _name(forms), json_dataclass.encode(times))
+    return _verdict(forms, times)
+
+
+def _is_provisional(search: Search) -> bool:
+    """Returns whether the engine that was timed may be another one later."""
+    problem, *_ = search
+    made = (choice for choice in choice_log.choices() if choice.problem == problem)
+    return any(choice.provisional for choice in made)
 
 
 class _GroupForms:
@@ -109,9 +154,10 @@ class _GroupForms:
     the convolution's output anyway.
     """
 
-    names = ("fused", "in several kernels")
+    kind, names = "group", ("fused", "in several kernels")
 
     def __init__(self, group: Group) -> None:
+        self.device = group.device
         self._group, self._problem = group, group.problem()
         # Inductor adds the bias later.
         alone = replace(self._problem, bias=False, residual=False, activation="")
@@ -150,9 +196,10 @@ class _FamilyForms:
     reads and writes as many bytes.
     """
 
-    names = ("in place", "with copies")
+    kind, names = "family", ("in place", "with copies")
 
     def __init__(self, family: Family) -> None:
+        self.device = family.device
         self._family, problems = family, family.problems()
         nodes = (*family.parts, *family.concatenations)
         slices = [(*family.slices[node], node in family.unconvolved) for node in nodes]
@@ -238,19 +285,26 @@ def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> li
 def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
     """Returns what the judge says of each group. If it measures them, the engines of all are
     compiled side by side, and those whose engines are compiled are measured first."""
-    verdicts = [Verdict(False, group.obstacle or "") for group in groups]
+    found = [Verdict(False, group.obstacle or "") for group in groups]
     searches: dict[int, Sequence[Search]] = {}
     for number, group in enumerate(groups):
         if group.obstacle is None:
             forms = _forms_of(group) if isinstance(judge, Measured) else ""
-            searches[number] = () if isinstance(forms, str) else forms.searches
+            searches[number] = () if isinstance(forms, str) else _searches(forms, judge)
     with compiling_ahead.compiling([search for some in searches.values() for search in some]):
         while searches:
             ready = (number for number, some in searches.items() if _are_ready(some))
             number = next(ready, next(iter(searches)))
-            verdicts[number] = judge(groups[number])
+            found[number] = judge(groups[number])
             del searches[number]
-    return verdicts
+    return found
+
+
+def _searches(forms: _GroupForms | _FamilyForms, judge: Judge) -> Sequence[Search]:
+    """Returns the searches that a judge waits for: those of both forms, or none where a verdict is
+    known."""
+    is_known = isinstance(judge, Measured) and judge.known(forms) is not None
+    return () if is_known else forms.searches
 
 
 def _alone(groups: Iterable[Group]) -> Iterator[Search]:

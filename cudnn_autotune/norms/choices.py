@@ -2,7 +2,7 @@
 
 At the first call of a signature (shape, layout, dtypes, activation, and what needs gradients) both
 are measured (``norm_measuring``), and the fastest computes all later calls. Those of the process
-find it in C++ (csrc/norm_choices.h), and the next process on disk (``norms/file``), where it
+find it in C++ (csrc/norm_choices.h), and the next process on disk (``store/verdicts``), where it
 is checked again and not timed. Sizes that keep changing are measured later, or never
 (``norm_memory``). Nothing is measured while a stream is captured, or in a mode that times nothing.
 

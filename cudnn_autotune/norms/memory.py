@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
-from cudnn_autotune.norms import file as norm_file
+from cudnn_autotune.store import verdicts
 
 if TYPE_CHECKING:
     from cudnn_autotune.engines.implementations import Gpu
@@ -349,17 +348,13 @@ def kept_or_measured(
         holds: says whether ``"pytorch"``, or a form, still computes the call.
         measured: measures the call.
     """
-    name = f"{name} rule={RULE}"
     device = input.get_device() if input.is_cuda else None
-    tree = norm_file.find(device, name)
-    try:
-        found = None if tree is None else json_dataclass.decode(NormChoice, tree, "entry")
-    except ValueError as error:
-        _log.info("the entry of a norm in the store is not served: %s", error)
-        found = None
-    if found is not None and holds(found.chosen):
-        return replace(found, source="store")
-    found = measured()
-    if found.times_ms:  # without memory, say, nothing was learnt
-        norm_file.keep(device, name, json_dataclass.encode(found))
-    return found
+    found, is_kept = verdicts.kept_or_measured(
+        device,
+        f"{name} rule={RULE}",
+        NormChoice,
+        measured,
+        lambda kept: holds(kept.chosen),
+        lambda new: bool(new.times_ms),  # without memory, say, nothing was learnt
+    )
+    return replace(found, source="store") if is_kept else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from support.conv.fused_cases import FUNCTIONS, NAMES
 from support.conv.references import assert_close, tolerance
+from support.processes.subprocesses import python
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
@@ -358,3 +360,37 @@ def test_other_numbers_of_dimensions(dims: int) -> None:
         output = compiled(model)(input)
     assert [group.text for group in last().fused] == ["conv + bias + silu", "conv + bias"]
     assert_close(output, expected, 2 * tolerance(torch.float16))
+
+
+TWICE = """
+import json, sys, torch, cudnn_autotune as ca
+from torch import nn
+from cudnn_autotune.compile import judges
+ca.set_store(sys.argv[1], mode="read_write")
+timed, in_turns = [], judges.captured_in_turns
+def counted(*arguments):
+    timed.append(1)
+    return in_turns(*arguments)
+judges.captured_in_turns = counted
+torch.manual_seed(0)
+parts = [nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+model = nn.Sequential(*parts, nn.Conv2d(64, 32, 1), nn.SiLU()).cuda().half().eval()
+x = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
+with torch.no_grad():
+    y = torch.compile(model, backend="cudnn_autotune")(x)
+    error = (y.double() - model.double()(x.double())).norm() / y.double().norm()
+groups = [[one.text, one.is_fused, one.reason] for one in ca.compilations()[-1].groups]
+print(json.dumps([len(timed), groups, error.item()]))
+"""
+
+
+def test_a_second_process_measures_no_group(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        done = python("-c", TWICE, str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    (timed, first, _), (again, second, error) = found
+    assert (timed, again) == (len(first), 0) == (2, 0)
+    assert second == [[text, fused, f"from the store: {why}"] for text, fused, why in first]
+    assert error < 1e-2

@@ -13,8 +13,7 @@ from cudnn_autotune.cli.options import FILE, check_output, force_option, refuse,
 from cudnn_autotune.cli.stores import StoreFile, kind_of, read, read_whole, store_option
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count
-from cudnn_autotune.norms import file as norm_file
-from cudnn_autotune.store import codec, file_format
+from cudnn_autotune.store import codec, file_format, verdicts
 from cudnn_autotune.store.environment import SUFFIX, Environment, names_file
 from cudnn_autotune.store.file_store import Store
 
@@ -36,7 +35,7 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
     if kind_of(out, "FILE") and os.path.samefile(out, found.path):
         raise refuse("FILE", f"{out} is there already; it is the store itself")
     check_output("FILE", out, force)
-    check_output("FILE", beside := norm_file.path_of(out), force)
+    check_output("FILE", beside := verdicts.path_of(out), force)
     with refusing("FILE"):
         norms = None if wanted.words else _norms_beside(found.path)
     lines = sorted(codec.encode(decision, found.environment) for decision in decisions)
@@ -97,16 +96,16 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
         )
         say(f"  -> {store.path}")
         if norms is not None:
-            added = norm_file.NormFile(store, read_only=False).add(norms.lines)
+            added = verdicts.VerdictFile(store, read_only=False).add(norms.lines)
             if added is None:
-                raise refuse("--store", f"{norm_file.path_of(store.path)} cannot be written to")
+                raise refuse("--store", f"{verdicts.path_of(store.path)} cannot be written to")
             say(f"{norms.path}: {count(norms.count, 'choice')} for batch norms: {added} new")
 
 
 def _norms_beside(path: Path) -> StoreFile | None:
     """Reads the choices for batch norms beside a store's file; None if there are none. Raises
     ValueError if anything in them cannot be read."""
-    beside = norm_file.path_of(path)
+    beside = verdicts.path_of(path)
     if not kind_of(beside, "FILE"):
         return None
     found = read(beside)

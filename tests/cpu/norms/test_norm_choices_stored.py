@@ -14,7 +14,7 @@ from support.processes.subprocesses import evaluate_forked
 
 import cudnn_autotune as ca
 from cudnn_autotune.norms import batch_norm_calls, plan
-from cudnn_autotune.norms import file as norm_file
+from cudnn_autotune.store import verdicts
 
 TUNED, STORED = [["half kept", "tuned"]], [["half kept", "store"]]
 
@@ -131,7 +131,7 @@ def test_an_entry_that_is_no_choice_is_replaced(tree: Any, tmp_path: Path) -> No
     trained_with(tmp_path, "half kept", 6)
     path = file_in(tmp_path)
     name = json.loads(path.read_text().splitlines()[1])["name"]
-    norm_file.keep(None, name, tree)
+    verdicts.keep(None, name, tree)
     assert trained_with(tmp_path, "half kept", 6) == {"chosen": TUNED, "timed": 1}
     assert trained_with(tmp_path, "pytorch", 6) == {"chosen": STORED, "timed": 0}
 

@@ -1,27 +1,31 @@
-"""The choices for batch norms of eager training, on disk.
+"""Verdicts on disk, beside the decisions: what was measured of norms in eager mode, and of groups
+and families of compiled graphs.
 
-They lie in a file beside the decisions, with their format, lock and guarantees (``journal``). An
-entry is plain JSON, which whoever asks for it checks.
+They lie in a file with the format, lock and guarantees of the decisions' (``journal``). An entry is
+plain JSON, which whoever asks for it checks.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from cudnn_autotune.core import atomic_file
+from cudnn_autotune.core import atomic_file, json_dataclass
 from cudnn_autotune.core.fork_safe_lock import LOCK
 from cudnn_autotune.store import codec, settings
 from cudnn_autotune.store.file_store import Layered, Store
 from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.notices import WarningsPutOff
 
-# Not that of a store's files, among which it lies.
+# Not that of a store's files, among which it lies. Norms were the first that had verdicts.
 SUFFIX = ".norms"
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def path_of(file: Path) -> Path:
@@ -29,7 +33,7 @@ def path_of(file: Path) -> Path:
     return file.with_suffix(SUFFIX)
 
 
-class NormFile:
+class VerdictFile:
     """The file beside a store's file, which need not exist.
 
     Threads and processes may share it. What cannot be written is lost with the process, and a
@@ -93,7 +97,7 @@ class NormFile:
                 return self._file.update(changes_of, failure)
 
 
-_of_layers: WeakKeyDictionary[Layered, tuple[NormFile, ...]] = WeakKeyDictionary()
+_of_layers: WeakKeyDictionary[Layered, tuple[VerdictFile, ...]] = WeakKeyDictionary()
 
 
 def find(device: int | None, name: str) -> Any:
@@ -109,18 +113,63 @@ def find(device: int | None, name: str) -> Any:
     return next((tree for tree in found if tree is not None), None)
 
 
+def find_kept(device: int | None, name: str, kind: type[T]) -> T | None:
+    """Returns the entry of a name as a dataclass; None if there is none that can be read.
+
+    Args:
+        device, name: as of :func:`find`.
+        kind: the dataclass.
+    """
+    tree = find(device, name)
+    try:
+        return None if tree is None else json_dataclass.decode(kind, tree, "entry")
+    except ValueError as error:
+        _log.info("%s: the entry in the store does not serve: %s", name, error)
+        return None
+
+
+def kept_or_measured(
+    device: int | None,
+    name: str,
+    kind: type[T],
+    measured: Callable[[], T],
+    holds: Callable[[T], bool] = lambda _: True,
+    is_final: Callable[[T], bool] = lambda _: True,
+) -> tuple[T, bool]:
+    """Returns what an earlier process has kept, if that holds, else what is measured, and keeps it.
+
+    Args:
+        device: the index of a CUDA device; None stands for the current one.
+        name: the entry's name, with the version of the rule by which it is measured.
+        kind: the dataclass of the entry.
+        measured: measures.
+        holds: says whether an entry of the file may still serve.
+        is_final: says whether what was measured is kept.
+
+    Returns:
+        The entry, and whether an earlier process has kept it.
+    """
+    found = find_kept(device, name, kind)
+    if found is not None and holds(found):
+        return found, True
+    found = measured()
+    if is_final(found):
+        keep(device, name, json_dataclass.encode(found))
+    return found, False
+
+
 def keep(device: int | None, name: str, tree: Any) -> None:
     """Writes an entry beside the user's store, if the store's mode lets it be written."""
     if settings.is_written():
         _files(device)[0].put(name, tree)
 
 
-def _files(device: int | None) -> tuple[NormFile, ...]:
+def _files(device: int | None) -> tuple[VerdictFile, ...]:
     layers = settings.layers(device)
     with LOCK:
         if layers not in _of_layers:
-            user = NormFile(layers.user, not settings.is_written())
-            shipped = (NormFile(store, read_only=True) for store in layers.shipped)
+            user = VerdictFile(layers.user, not settings.is_written())
+            shipped = (VerdictFile(store, read_only=True) for store in layers.shipped)
             _of_layers[layers] = (user, *shipped)
         return _of_layers[layers]
 
