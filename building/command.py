@@ -35,9 +35,7 @@ def extension(torch: ModuleType) -> Any:
         "cudnn_autotune._C",
         sources(with_cuda),
         depends=[path.as_posix() for path in sorted(Path("csrc").rglob("*.h"))],
-        include_dirs=[
-            str(Path("csrc", room).resolve()) for room in ("", "call", "bind", "weights")
-        ],
+        include_dirs=[str(Path("csrc").resolve())],
         define_macros=[(macro, None) for macro in macros],
         libraries=["c10_cuda", "torch_cuda"] if with_cuda else [],
         extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],

@@ -21,7 +21,7 @@ COMPILED_TOGETHER = {
         "core/cudnn/detail/conv_graph.cpp",
     ),
     "core": ("core/*.cpp",),  # the rest of it, without heavy headers
-    "bindings": ("bind/*.cpp", "norms_binding.cpp", "python_norm.cpp"),
+    "bindings": ("bind/*.cpp",),
     "operators": ("call/torch_bridge.cpp", "*.cpp"),  # that one first: it includes Python.h
 }
 # A group that no call of a tuned convolution runs: it lists engines and builds plans. Optimizing

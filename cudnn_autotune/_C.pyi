@@ -62,7 +62,7 @@ def batch_norm(
 ) -> Any:
     """Returns what a batch norm, and the modules of ``tail`` behind it, make of an input, in
     training by what is chosen for such calls. Returns None if the module's class has to compute the
-    call (csrc/python_norm.h)."""
+    call (csrc/bind/bindings.h)."""
 
 def set_norm_device(name: str) -> None:
     """Sets the type of device whose norms the operators may compute: "cuda", or in tests "cpu"."""
@@ -87,7 +87,7 @@ def leave_policy() -> None: ...
 def policy_of_call(input: Tensor) -> tuple[str, int] | None:
     """The arguments by which a convolution of this input would be served on this thread now."""
 
-class PyTorchsOwn:
+class OwnPath:
     """A context manager in which ATen's convolutions and norms on this thread are PyTorch's."""
 
     def __init__(self) -> None: ...
@@ -229,7 +229,7 @@ def recipe_plan(
     """
 
 class NormPlan:
-    """How a batch norm is computed (csrc/norm_plan.h).
+    """How a batch norm is computed (csrc/norm/norm_plan.h).
 
     Args:
         launches: (cubin, function, blocks, threads, dynamic shared bytes of a block).

@@ -5,7 +5,21 @@
 namespace cudnn_autotune {
 
 // The parts of the module `_C`. cudnn_autotune/_C.pyi describes what they bind. Those that follow
-// python_conv_methods() are only in builds with CUDA.
+// python_norm_methods() are only in builds with CUDA.
+
+// An entry of a table of methods: a function that takes its arguments by position.
+using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+inline PyMethodDef fast_method(const char* name, FastFunction function) {
+  const auto any = reinterpret_cast<void (*)()>(function);
+  return {name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, "See csrc/bind/bindings.h."};
+}
+// Whether a function is given as many arguments as it expects; else TypeError is set.
+inline bool has_count(Py_ssize_t count, Py_ssize_t expected) {
+  if (count != expected) {
+    PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, count);
+  }
+  return count == expected;
+}
 
 // `_C.conv1d`, `conv2d`, `conv3d`, `conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`:
 // PyTorch's operator, called with a policy and without the parser of torch.nn.functional. They take
@@ -20,10 +34,27 @@ namespace cudnn_autotune {
 // wants it.
 PyMethodDef* python_conv_methods();
 
+// Batch norm modules: the forward of PyTorch's class without its Python. Like all norms they are
+// computed by whichever was chosen (norm_choices.h). All arguments are given by position.
+//
+// `_C.batch_norm(module, input, activation, tail, takes_all)` returns what the norm and the modules
+// behind it make of the input. Without an activation that is PyTorch's function, whose operators
+// ask for the module. With one the kernels compute both, or PyTorch's function computes the norm,
+// and the modules of the tuple `tail` are called in turn. Returns None, and has changed nothing,
+// for calls that the module's class has to compute: those with tensor subclasses, transforms,
+// modes, tracers or a cumulative average, those that are PyTorch's error before its function is
+// called, and without `takes_all` whatever the kernels do not compute: another device, evaluation,
+// other dtypes, vectors that do not fit the input, hooks on saved tensors.
+//
+// `_C.set_norm_device(name)` sets the type of device whose norms the kernels may compute: "cuda",
+// or in tests "cpu".
+PyMethodDef* python_norm_methods();
+
 void bind_plans(pybind11::module_& m);  // what builds and runs them, and what keeps compiled ones
 // ConvProblem and EngineList. It comes before the rest, because it loads libcudnn's functions.
 void bind_engines(pybind11::module_& m);
 void bind_measuring(pybind11::module_& m);  // stopwatch, frontend's samplers, pages, comparison
 void bind_choices(pybind11::module_& m);    // handlers of misses, trials, what forgets choices
+void bind_norms(pybind11::module_& m);      // plans of norms, what chooses them; folded weights
 
 }  // namespace cudnn_autotune

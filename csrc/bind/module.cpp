@@ -5,16 +5,14 @@
 #include <optional>
 #include <vector>
 
+#include "bind/bindings.h"
 #include "build_info.h"
 #include "call/aten_conv.h"
 #include "call/call_policy.h"
 #include "call/fallback_counts.h"
 #include "call/settings.h"
-#include "python_norm.h"
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
-#include "bind/bindings.h"
 #include "conv/aten_kernels.h"
-#include "norms_binding.h"
 #endif
 
 namespace py = pybind11;
@@ -41,14 +39,14 @@ class Probe {
   std::optional<ProbeGuard> guard_;
 };
 
-// PyTorchsOwnGuard likewise.
-class PyTorchsOwn {
+// OwnPathGuard likewise.
+class OwnPath {
  public:
   void enter() { guard_.emplace(); }
   void exit() { guard_.reset(); }
 
  private:
-  std::optional<PyTorchsOwnGuard> guard_;
+  std::optional<OwnPathGuard> guard_;
 };
 
 void bind_settings(py::module_& m) {
@@ -76,10 +74,10 @@ void bind_policies(py::module_& m) {
       .def_readonly("sampling", &ProcessWidePolicy::sampling)
       .def_readonly("workspace_limit", &ProcessWidePolicy::workspace_limit);
   m.def("exchange_process_wide", &exchange_process_wide, py::arg("policy"));
-  py::class_<PyTorchsOwn>(m, "PyTorchsOwn")
+  py::class_<OwnPath>(m, "OwnPath")
       .def(py::init<>())
-      .def("__enter__", &PyTorchsOwn::enter)
-      .def("__exit__", [](PyTorchsOwn& own, const py::args&) { own.exit(); });
+      .def("__enter__", &OwnPath::enter)
+      .def("__exit__", [](OwnPath& own, const py::args&) { own.exit(); });
   m.def(
       "policy_of_call",
       [](const at::Tensor& input) -> std::optional<std::pair<std::string, int64_t>> {

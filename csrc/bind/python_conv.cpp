@@ -133,10 +133,7 @@ template <size_t dims, bool transposed>
 PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr Py_ssize_t kArguments = transposed ? 10 : 9;
-  if (count != kArguments) {
-    PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", kArguments, count);
-    return nullptr;
-  }
+  if (!has_count(count, kArguments)) return nullptr;
   const bool has_bias = args[2] != Py_None;
   const bool pads_same = !transposed && is_same(args[4]);
   Ints<dims> stride{};
@@ -208,26 +205,18 @@ PyObject* leave_policy(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-
-PyMethodDef method(const char* name, FastFunction function, const char* doc) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
-          METH_FASTCALL, doc};
-}
-
 }  // namespace
 
 PyMethodDef* python_conv_methods() {
-  constexpr const char* kSeeHeader = "See csrc/bind/bindings.h.";
   static std::array<PyMethodDef, 9> methods{
-      method("conv1d", conv<1, false>, kSeeHeader),
-      method("conv2d", conv<2, false>, kSeeHeader),
-      method("conv3d", conv<3, false>, kSeeHeader),
-      method("conv_transpose1d", conv<1, true>, kSeeHeader),
-      method("conv_transpose2d", conv<2, true>, kSeeHeader),
-      method("conv_transpose3d", conv<3, true>, kSeeHeader),
-      method("enter_policy", enter_policy, kSeeHeader),
-      PyMethodDef{"leave_policy", leave_policy, METH_NOARGS, kSeeHeader},
+      fast_method("conv1d", conv<1, false>),
+      fast_method("conv2d", conv<2, false>),
+      fast_method("conv3d", conv<3, false>),
+      fast_method("conv_transpose1d", conv<1, true>),
+      fast_method("conv_transpose2d", conv<2, true>),
+      fast_method("conv_transpose3d", conv<3, true>),
+      fast_method("enter_policy", enter_policy),
+      PyMethodDef{"leave_policy", leave_policy, METH_NOARGS, "See csrc/bind/bindings.h."},
       PyMethodDef{nullptr, nullptr, 0, nullptr},  // the end
   };
   return methods.data();

@@ -91,7 +91,7 @@ size_t spatial_dims(int64_t weight_dims) {
 at::Tensor backward(const at::Tensor& grad_output, const at::Tensor& input,
                     const at::Tensor& weight, const SplitPadding& split,
                     const ConvGeometry& geometry, bool of_input) {
-  const PyTorchsOwnGuard guard;
+  const OwnPathGuard guard;
   const c10::DimVector output_padding(split.both.size(), 0);
   const auto grads = at::convolution_backward(grad_output, input, weight, std::nullopt,
                                               geometry.stride, split.both, geometry.dilation,
@@ -110,7 +110,7 @@ at::Tensor placeholder(at::IntArrayRef size, const at::Tensor& first, const at::
 
 at::Tensor fprop(const at::Tensor& input, const at::Tensor& weight,
                  const std::optional<at::Tensor>& bias, const ConvGeometry& geometry) {
-  const PyTorchsOwnGuard guard;
+  const OwnPathGuard guard;
   const SplitPadding split(geometry, spatial_dims(weight.dim()));
   const auto& [stride, dilation, groups] =
       std::tie(geometry.stride, geometry.dilation, geometry.groups);
@@ -134,15 +134,15 @@ bool in_transform() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-PyTorchsOwnGuard::PyTorchsOwnGuard() noexcept { ++guards_of_this_thread; }
-PyTorchsOwnGuard::~PyTorchsOwnGuard() { --guards_of_this_thread; }
-bool PyTorchsOwnGuard::is_active() { return guards_of_this_thread > 0; }
+OwnPathGuard::OwnPathGuard() noexcept { ++guards_of_this_thread; }
+OwnPathGuard::~OwnPathGuard() { --guards_of_this_thread; }
+bool OwnPathGuard::is_active() { return guards_of_this_thread > 0; }
 
 at::Tensor aten_transpose(const at::Tensor& input, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                           at::IntArrayRef padding, at::IntArrayRef output_padding,
                           at::IntArrayRef dilation, int64_t groups) {
-  const PyTorchsOwnGuard guard;
+  const OwnPathGuard guard;
   switch (spatial_dims(weight.dim())) {
     case 1:
       return at::conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups,

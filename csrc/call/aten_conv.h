@@ -53,12 +53,12 @@ void copy_result(const at::Tensor& output, const at::Tensor& result);
 void add_bias(const at::Tensor& y, const at::Tensor& bias);
 
 // As long as one lives, ATen's convolutions and norms on this thread are PyTorch's own.
-class PyTorchsOwnGuard {
+class OwnPathGuard {
  public:
-  PyTorchsOwnGuard() noexcept;
-  ~PyTorchsOwnGuard();
-  PyTorchsOwnGuard(const PyTorchsOwnGuard&) = delete;
-  PyTorchsOwnGuard& operator=(const PyTorchsOwnGuard&) = delete;
+  OwnPathGuard() noexcept;
+  ~OwnPathGuard();
+  OwnPathGuard(const OwnPathGuard&) = delete;
+  OwnPathGuard& operator=(const OwnPathGuard&) = delete;
 
   // Whether one lives on this thread.
   static bool is_active();

@@ -77,7 +77,7 @@ std::atomic<const ProcessWidePolicy*> policy_of_process{nullptr};
 
 bool takes_own_path() {
   // A tracer records what PyTorch's own kernel calls.
-  return PyTorchsOwnGuard::is_active() || torch::jit::tracer::isTracing();
+  return OwnPathGuard::is_active() || torch::jit::tracer::isTracing();
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct OperatorPolicy {
 };
 
 // The policy of a call with this input on this thread; none while TorchScript traces or a
-// PyTorchsOwnGuard lives.
+// OwnPathGuard lives.
 std::optional<OperatorPolicy> policy_of_call(const at::Tensor& input);
 
 // Serves the calls that this thread makes while it lives, unless a policy that comes later stands

@@ -17,7 +17,6 @@
 #include <tuple>
 #include <vector>
 
-#include "aten_norms.h"
 #include "call/aten_conv.h"
 #include "call/call_policy.h"
 #include "call/conv_geometry.h"
@@ -25,6 +24,7 @@
 #include "call/fallback_counts.h"
 #include "conv/detail/conv_checks.h"
 #include "conv/detail/conv_cuda.h"
+#include "norm/aten_norms.h"
 
 namespace cudnn_autotune {
 namespace {

@@ -137,7 +137,7 @@ CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> opera
     // In a backward, autocast may be active: it would cast what is measured and compared.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     // A convolution that a handler makes must not be tuned: it would wait for this one's mutex.
-    const PyTorchsOwnGuard pytorchs_own;
+    const OwnPathGuard own_path;
     return miss_handler()(key, tensors, was_searched ? due->path.plan : nullptr);
   }();
   CacheEntry entry{key, asked, {}};

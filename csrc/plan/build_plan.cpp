@@ -44,7 +44,7 @@ std::shared_ptr<Plan> build_plan(const ConvProblem& problem, const std::string& 
     if (!plan_builder()) throw PlanError("nothing builds " + text + " for " + problem.text());
     // A convolution that a builder makes must not be tuned: that would wait for the thread that
     // tunes, which waits for this plan.
-    const PyTorchsOwnGuard pytorchs_own;
+    const OwnPathGuard own_path;
     try {
       return plan_builder()(problem, text, *device);
     } catch (const PlanError& error) {

@@ -164,7 +164,7 @@ class RecipePlan::FunctionStep final : public Step {
   void run(const Memory& memory) override {
     const at::NoGradGuard no_grad;
     // A convolution of the function's own might be this very problem.
-    const PyTorchsOwnGuard pytorchs_own;
+    const OwnPathGuard own_path;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto options = memory.operands.x.options().dtype(at::kByte).memory_format(std::nullopt);
     void* own = memory.buffers[static_cast<size_t>(Buffer::workspace)];

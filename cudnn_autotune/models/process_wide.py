@@ -6,7 +6,7 @@ autograd, autocast, ``torch.func`` and tracing, in the place of PyTorch's kernel
 those layers record or transform is therefore PyTorch's own operator, as it is without this package.
 The kernels are put there when this package is imported, and call PyTorch's until they are enabled:
 PyTorch's dispatcher must not be written while other threads run convolutions. Norms are served
-likewise (``csrc/aten_norms.h``).
+likewise (``csrc/norm/aten_norms.h``).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class BatchNormCall(MeasuredCall):
         return (of.dtype, of.get_device(), *dtypes, *others)
 
     @property
-    def key(self) -> Hashable:  # the hit path has the same in csrc/norm_call.cpp
+    def key(self) -> Hashable:  # the hit path has the same in csrc/norm/norm_call.cpp
         return (*self._facts, self.input.shape, self.input.stride(), alignment_of(self.input))
 
     @property
@@ -290,7 +290,7 @@ def _by_pytorch(given: _BatchNormStep) -> Results:
     """Returns the results of a step by PyTorch's functions."""
     with torch.set_grad_enabled(any(given.needs)):
         leaves = given.leaves()
-        with _C.PyTorchsOwn():
+        with _C.OwnPath():
             z = _function_call(given, *leaves)()
         output = NORM_ACTIVATIONS[given.activation].forward(z)
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]

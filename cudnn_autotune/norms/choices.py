@@ -2,13 +2,13 @@
 
 At the first call of a signature (shape, layout, dtypes, activation, and what needs gradients) both
 are measured (``norm_measuring``), and the fastest computes all later calls. Those of the process
-find it in C++ (csrc/norm_choices.h), and the next process on disk (``store/verdicts``), where it
-is checked again and not timed. Sizes that keep changing are measured later, or never
+find it in C++ (csrc/norm/norm_choices.h), and the next process on disk (``store/verdicts``), where
+it is checked again and not timed. Sizes that keep changing are measured later, or never
 (``norm_memory``). Nothing is measured while a stream is captured, or in a mode that times nothing.
 
-What asks is an operator of PyTorch's norms (csrc/aten_norms.h), for a converted module or by a
+What asks is an operator of PyTorch's norms (csrc/norm/aten_norms.h), for a converted module or by a
 policy: that of the process, or for instance and group norms that of a converted model's forward.
-Only a converted module with an activation asks before (csrc/python_norm.cpp).
+Only a converted module with an activation asks before (csrc/bind/python_norm.cpp).
 """
 
 from __future__ import annotations

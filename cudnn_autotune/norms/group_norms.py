@@ -1,6 +1,6 @@
 """The choice between PyTorch's kernels and this package's for the forward of a group norm.
 
-``aten::native_group_norm`` asks for it (csrc/aten_norms.h) at the first call of a shape that a
+``aten::native_group_norm`` asks for it (csrc/norm/aten_norms.h) at the first call of a shape that a
 policy is in force for: that of a converted model's forward, or the process's. PyTorch's kernels and
 each form of this package's kernels compute the call's input. Forms whose results differ from
 PyTorch's by more than rounding explains are left out; the others and PyTorch take turns, and the

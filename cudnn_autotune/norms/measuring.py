@@ -222,7 +222,7 @@ def _fastest(step: Step, faults: Mapping[Form, str], text: str) -> NormChoice:
     step.by_kernels(cast("Form", chosen), adopts=True)
     call_times_ms: dict[str, float] = {}
     if times_ms[PYTORCH] < _HOST_MAY_DECIDE_MS:
-        programs = {PYTORCH: _by(_C.PyTorchsOwn, step), chosen: _by(_C.NormsByKernels, step)}
+        programs = {PYTORCH: _by(_C.OwnPath, step), chosen: _by(_C.NormsByKernels, step)}
         some_ms = time_in_turns(
             programs, (), on_gpu, batch_ms=_CALL_BATCH_MS, rounds=_ROUNDS, warmup_calls=1
         )

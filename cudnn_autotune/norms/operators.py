@@ -1,8 +1,8 @@
 """The operators ``batch_norm_act`` and ``batch_norm_act_backward``: a batch norm by statistics of
 the batch, then the sum with a residual, then an activation, and the gradients of that.
 
-They change none of their arguments. Running statistics are updated by the caller, from the mean
-and the unbiased variance that the first operator returns. Autograd is csrc/norm_autograd.cpp's.
+They change none of their arguments. Running statistics are updated by the caller, from the mean and
+the unbiased variance that the first operator returns. Autograd is csrc/norm/norm_autograd.cpp's.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "norm_ops.h"
+#include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
 namespace {

@@ -1,4 +1,4 @@
-#include "aten_norms.h"
+#include "norm/aten_norms.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cudnn_batch_norm_backward_cuda_dispatch.h>
@@ -16,8 +16,8 @@
 #include <tuple>
 #include <utility>
 
-#include "core/check.h"
-#include "norm_choices.h"
+#include "core/problem/check.h"
+#include "norm/norm_choices.h"
 
 namespace cudnn_autotune {
 namespace {

@@ -1,4 +1,4 @@
-#include "norm_choices.h"
+#include "norm/norm_choices.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DispatchKeySet.h>
@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "aten_conv.h"
-#include "call_policy.h"
-#include "settings.h"
+#include "call/aten_conv.h"
+#include "call/call_policy.h"
+#include "call/settings.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -62,7 +62,7 @@ class NormChoices {
 std::optional<NormAsker> asker_of_norm(const at::Tensor& input) {
   if (guards_of_thread > 0) return NormAsker{};
   if (module_of_thread.serial != 0) {
-    const bool is_left = PyTorchsOwnGuard::is_active() || torch::jit::tracer::isTracing();
+    const bool is_left = OwnPathGuard::is_active() || torch::jit::tracer::isTracing();
     return is_left ? std::nullopt : std::optional(module_of_thread);
   }
   const auto policy = policy_of_call(input);
@@ -84,7 +84,7 @@ bool is_served(const NormCall& call, const NormKind& kind, const NormAsker& aske
   const NormCallSignature signature(call, kind, asker.serial, sampling);
   if (const auto known = choices.find(signature)) return *known && suits();
   if (!suits() || !choices.chooser) return false;
-  const PyTorchsOwnGuard pytorchs_own;
+  const OwnPathGuard own_path;
   // A step is measured with its backward, so autograd, which may be off here, has to record it.
   const auto local = c10::impl::tls_local_dispatch_key_set();
   const auto off = at::GradMode::is_enabled()

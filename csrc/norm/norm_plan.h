@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/cuda_driver.h"
+#include "core/cuda/cuda_driver.h"
 
 namespace cudnn_autotune {
 

@@ -1,4 +1,4 @@
-#include "norm_plan.h"
+#include "norm/norm_plan.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/check.h"
-#include "core/graph_lifetime.h"
-#include "torch_bridge.h"
+#include "call/torch_bridge.h"
+#include "core/cuda/graph_lifetime.h"
+#include "core/problem/check.h"
 
 namespace cudnn_autotune {
 namespace {

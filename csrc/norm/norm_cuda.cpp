@@ -9,10 +9,10 @@
 #include <string_view>
 #include <utility>
 
-#include "aten_norms.h"
-#include "core/check.h"
-#include "norm_ops.h"
-#include "norm_plan.h"
+#include "core/problem/check.h"
+#include "norm/aten_norms.h"
+#include "norm/norm_ops.h"
+#include "norm/norm_plan.h"
 
 namespace cudnn_autotune {
 namespace {

@@ -8,13 +8,13 @@
 #include <optional>
 #include <string_view>
 
-#include "norm_ops.h"
+#include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
 
 // The choice between PyTorch's kernels and this package's, in one place for all norms: those of
 // ATen's operators (aten_norms.h), and those with an activation of converted modules
-// (python_norm.h).
+// (bindings.h).
 
 // What asks for a norm, and by which policy.
 struct NormAsker {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <tuple>
 
-#include "norm_ops.h"
+#include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
 

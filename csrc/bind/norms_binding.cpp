@@ -1,4 +1,4 @@
-#include "norms_binding.h"
+#include "bind/bindings.h"
 
 #include <pybind11/stl.h>
 
@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "aten_norms.h"
-#include "norm_choices.h"
-#include "norm_ops.h"
-#include "norm_plan.h"
-#include "python_calls.h"
-#include "weight_ops.h"
+#include "bind/python_calls.h"
+#include "norm/aten_norms.h"
+#include "norm/norm_choices.h"
+#include "norm/norm_ops.h"
+#include "norm/norm_plan.h"
+#include "weights/weight_ops.h"
 
 namespace py = pybind11;
 

@@ -16,7 +16,7 @@
 #include <optional>
 #include <string>
 
-#include "norm_ops.h"
+#include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
 namespace {

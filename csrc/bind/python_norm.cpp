@@ -1,4 +1,4 @@
-#include "python_norm.h"
+#include "bind/bindings.h"
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -20,9 +20,9 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "aten_conv.h"
-#include "norm_choices.h"
-#include "norm_ops.h"
+#include "call/aten_conv.h"
+#include "norm/norm_choices.h"
+#include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -217,13 +217,6 @@ bool read_text(PyObject* object, std::string_view& text) {
   return data != nullptr;
 }
 
-bool has_count(Py_ssize_t count, Py_ssize_t expected) {
-  if (count != expected) {
-    PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, count);
-  }
-  return count == expected;
-}
-
 // A call by what is chosen for it: in the operators of PyTorch's function, or here with an
 // activation. Returns whether the activation was computed.
 bool compute(const ModuleCall& call, PyObject* module, int64_t serial, size_t activation,
@@ -240,8 +233,8 @@ bool compute(const ModuleCall& call, PyObject* module, int64_t serial, size_t ac
       return true;
     }
   }
-  std::optional<PyTorchsOwnGuard> pytorchs_own;
-  if (activation != 0) pytorchs_own.emplace();
+  std::optional<OwnPathGuard> own_path;
+  if (activation != 0) own_path.emplace();
   // A backward by the statistics of the batch does not read running ones, so they may change before
   // it, as DistributedDataParallel changes them.
   const auto saved = [&](const OptionalTensor& running) -> OptionalTensor {
@@ -305,15 +298,9 @@ PyObject* set_norm_device(PyObject*, PyObject* name) {
 }  // namespace
 
 PyMethodDef* python_norm_methods() {
-  using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-  constexpr const char* kSeeHeader = "See csrc/python_norm.h.";
-  const auto fast = [](const char* name, Fast function) {
-    const auto any = reinterpret_cast<void (*)()>(function);
-    return PyMethodDef{name, reinterpret_cast<PyCFunction>(any), METH_FASTCALL, kSeeHeader};
-  };
   static std::array<PyMethodDef, 3> methods{
-      fast("batch_norm", batch_norm),
-      PyMethodDef{"set_norm_device", set_norm_device, METH_O, kSeeHeader},
+      fast_method("batch_norm", batch_norm),
+      PyMethodDef{"set_norm_device", set_norm_device, METH_O, "See csrc/bind/bindings.h."},
       PyMethodDef{nullptr, nullptr, 0, nullptr},  // the end
   };
   return methods.data();

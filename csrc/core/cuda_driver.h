@@ -1,3 +1,0 @@
-#pragma once
-
-#include "core/cuda/cuda_driver.h"

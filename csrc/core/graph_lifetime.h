@@ -1,3 +1,0 @@
-#pragma once
-
-#include "core/cuda/graph_lifetime.h"
