@@ -67,7 +67,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
     from common.modes import set_torch_mode, synchronize
     from common.network import build
-    from model_steps.turns import calibrate, take_turns
+    from models.turns import calibrate, take_turns
 
     import cudnn_autotune as ca
 
@@ -149,7 +149,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def of_layers(options: argparse.Namespace) -> int:
     """Fills the record of lone layers."""
-    from against_pytorch import changing
+    from auto_against_pytorch import changing
     from common.modes import set_torch_mode
 
     import cudnn_autotune as ca

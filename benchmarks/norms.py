@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from common import arguments, investigation
-from model_steps.turns import calibrate, take_turns
+from models.turns import calibrate, take_turns
 
 SHAPES = (
     "64x64x56x56,64x256x56x56+add,64x512x28x28+add,64x256x14x14,64x1024x14x14+add,64x2048x7x7+add"

@@ -33,18 +33,18 @@ HERE = Path(__file__).resolve().parent
 # In the order in which a page shows them; each names a module with tables() and plot().
 BENCHMARKS = {
     "audit_layers": "common.audited",
-    "online": "online_mode.report",
-    "models": "model_steps.report",
+    "online": "online.report",
+    "models": "models.report",
     "kernels": "kernels",
     "norms": "norms",
-    "auto_against_pytorch": "auto_against_pytorch",
-    "warm_start": "warm_processes.report",
-    "ranks": "rank_tuning.report",
-    "ddp_norms": "rank_norms.report",
-    "call_overhead": "overhead.report",
+    "auto_against_pytorch": "auto_against_pytorch.report",
+    "warm_start": "warm_start.report",
+    "ranks": "ranks.report",
+    "ddp_norms": "ddp_norms.report",
+    "call_overhead": "call_overhead.report",
     "gpu_tests": "gpu_tests",
     "memory_errors": "memory_errors",
-    "pytorch_tests": "pytorch_tests",
+    "pytorch_tests": "pytorch_tests.report",
 }
 # Record -> its page of docs/findings. Nothing here makes their tables: their scripts are gone, or
 # shorter now. The page INVESTIGATIONS keeps them.

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from common.environment import name_of
+
 
 def parser(description: str | None, *, has_dry_run: bool = True) -> argparse.ArgumentParser:
     """A parser with ``--json``; ``description`` is printed as it is.
@@ -55,4 +57,4 @@ def check_gpu(script: str) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        sys.exit(f"{Path(script).name} needs a CUDA GPU, and there is none here")
+        sys.exit(f"{name_of(script)} needs a CUDA GPU, and there is none here")

@@ -55,9 +55,15 @@ def commit() -> tuple[str | None, bool | None]:
     return head, None if status is None else bool(status)
 
 
+def name_of(script: str) -> str:
+    """The name of a script, or of the folder whose ``__main__.py`` it is."""
+    path = Path(script)
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
 def command_line() -> str:
     """The command. Absolute paths are cut to their last part, because records are published."""
-    shown = [f"benchmarks/{Path(sys.argv[0]).name}"]
+    shown = [f"benchmarks/{name_of(sys.argv[0])}"]
     for argument in sys.argv[1:]:
         option, equals, value = argument.rpartition("=")  # --json=/folder/x.json as well
         shown.append(option + equals + (Path(value).name if os.path.isabs(value) else value))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from common import numbers, workers
-from online_mode.overhead import compared
-from rank_norms import report as rank_norms_report
-from rank_tuning.report import agree, is_tuned_once, rows, speedup, tables
+from ddp_norms import report as ddp_norms_report
+from online.overhead import compared
+from ranks.report import agree, is_tuned_once, rows, speedup, tables
 from support.processes.benchmark_scripts import BENCHMARKS, main, whole_record
 
 DRY_RUNS = {
@@ -21,13 +21,16 @@ DRY_RUNS = {
     "new_sizes": "--sizes 6 --calls 2 --last 3 --ways pytorch_off,online,tune",
     "warm_start": "--runs 1 --modes heuristic,auto_empty",
 }
-SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+SCRIPTS = {path.stem: path.name for path in sorted(BENCHMARKS.glob("*.py"))} | {
+    path.parent.name: path.parent.name for path in sorted(BENCHMARKS.glob("*/__main__.py"))
+}
+"""Name of a script, or of a folder that is run as one -> its place in a command."""
 
 
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "audit_layers"])
 def test_help(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(script, "--help") == 0
-    assert f"python benchmarks/{script}.py" in capsys.readouterr().out
+    assert f"python benchmarks/{SCRIPTS[script]} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", DRY_RUNS)
@@ -110,7 +113,7 @@ def test_a_step_of_ranks_is_that_of_the_slowest() -> None:
     ranks = [rank((4.0, 2.0), (4.0, 2.0)), rank((2.0, 3.0), (2.0, 5.0))]
     launch = {"wrapper": "ddp", "bucket_mb": 8, "ranks": ranks}
     arguments = {"model": "any", "batch": 1, "gpus": 2}
-    (table,) = rank_norms_report.tables({"results": {"launches": [launch]}, "arguments": arguments})
+    (table,) = ddp_norms_report.tables({"results": {"launches": [launch]}, "arguments": arguments})
     rows = [(row[1], row[2], row[4], row[6]) for row in table.rows]
     assert rows == [
         ("enable: PyTorch's", "4.00", "–", "–"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from against_pytorch import layers, measure
+from auto_against_pytorch import layers, measure
 
 
 def test_pytorch_computes_the_output_that_they_name() -> None:

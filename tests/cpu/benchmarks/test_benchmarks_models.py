@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from model_steps import cases, measure
-from model_steps import subject as subjects
-from model_steps.cases import MODELS, Case
-from model_steps.cases import WAYS as KNOWN
-from model_steps.gpu_lock import GpuLock
-from model_steps.networks import NETWORKS as KNOWN_NETWORKS
-from model_steps.report import rows, tables
-from model_steps.subject import Subject, errors
-from model_steps.turns import take_turns
+from models import cases, measure
+from models import subject as subjects
+from models.cases import MODELS, Case
+from models.cases import WAYS as KNOWN
+from models.gpu_lock import GpuLock
+from models.networks import NETWORKS as KNOWN_NETWORKS
+from models.report import rows, tables
+from models.subject import Subject, errors
+from models.turns import take_turns
 from support.processes.benchmark_scripts import (
     assert_rendered,
     record,

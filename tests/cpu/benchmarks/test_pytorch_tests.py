@@ -1,4 +1,4 @@
-"""benchmarks/pytorch_tests.py, on a small file of tests in the place of PyTorch's."""
+"""benchmarks/pytorch_tests, on a small file of tests in the place of PyTorch's."""
 
 from __future__ import annotations
 

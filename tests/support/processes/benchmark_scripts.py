@@ -17,14 +17,20 @@ from support.processes.subprocesses import python
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
+def path_of(script: str) -> str:
+    """The script, or the folder that has its ``__main__.py``."""
+    folder = BENCHMARKS / script
+    return str(folder if folder.is_dir() else folder.with_suffix(".py"))
+
+
 def run(script: str, *arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return python(str(BENCHMARKS / f"{script}.py"), *map(str, arguments), **more)
+    return python(path_of(script), *map(str, arguments), **more)
 
 
 def main(script: str, *arguments: str | Path) -> int | str:
     """Runs the script in this process, for what ends before anything is measured; returns its exit
     status, or the message that it exits with."""
-    path = str(BENCHMARKS / f"{script}.py")
+    path = path_of(script)
     with (
         mock.patch.object(sys, "argv", [path, *map(str, arguments)]),
         mock.patch.object(sys, "path", [str(BENCHMARKS), *sys.path]),

@@ -1,1 +1,0 @@
-"""The random layers of auto_against_pytorch.py, and how they are measured."""

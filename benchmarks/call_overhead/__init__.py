@@ -1,0 +1,1 @@
+"""What call_overhead measures, and its tables."""

@@ -1,0 +1,1 @@
+"""The parts of online, each of which runs in worker processes."""

@@ -1,1 +1,0 @@
-"""The parts of online.py, each of which runs in worker processes."""

@@ -1,1 +1,0 @@
-"""What call_overhead.py measures, and its tables."""

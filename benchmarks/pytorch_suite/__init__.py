@@ -1,1 +1,0 @@
-"""The part of pytorch_tests.py that runs within PyTorch's tests."""

@@ -1,0 +1,1 @@
+"""The part of pytorch_tests that runs within PyTorch's tests."""

@@ -1,1 +1,0 @@
-"""The parts of warm_start.py."""
