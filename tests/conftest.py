@@ -50,7 +50,8 @@ MARKERS = {
     "search": "needs cuDNN, so a CUDA build of torch (but no GPU)",
     "alone": "measures the GPU, which no other process may use meanwhile: pytest -m alone",
     "slow": "is thorough rather than basic, and not in the default run: pytest -m ''",
-    "basic(n)": "n of its cases, drawn by its name, are in the default run, and the others slow",
+    "basic(n, of=None)": "n of its cases, drawn by its name, are in the default run, and the "
+    "others slow; with `of` n of those of each value of that argument",
     "long": "takes many seconds, so each process begins with its share of them",
     "compiles": "what other tests have compiled for the GPU is compiled again",
 }
@@ -98,15 +99,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def mark_slow(items: list[pytest.Item]) -> None:
     """Marks the cases of tests with the marker ``basic`` as slow that are not drawn, and what reads
     the records of dry runs, which are whole benchmarks."""
-    cases: dict[str, list[pytest.Item]] = {}
+    cases: dict[tuple[str, int | None], list[pytest.Item]] = {}
     for item in items:
         if "dry_runs" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("basic"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for some in cases.values():
+        if marker := item.get_closest_marker("basic"):
+            test, of = item.nodeid.partition("[")[0], marker.kwargs.get("of")
+            cases.setdefault((test, of and id(item.callspec.params[of])), []).append(item)
+    for (test, _), some in cases.items():
         marker = some[0].get_closest_marker("basic")
-        name = some[0].nodeid.partition("[")[0].rpartition("::")[2]
+        name = test.rpartition("::")[2]
         drawn = random.Random(name).sample(range(len(some)), min(*marker.args, len(some)))
         for place in set(range(len(some))).difference(drawn):
             some[place].add_marker(pytest.mark.slow)

@@ -1,248 +1,173 @@
-"""Depthwise kernels on CUDA cores, in the emulation of CUDA."""
+"""What is special to the depthwise kernels, in the emulation of CUDA; ``test_battery.py`` has what
+they have in common with others."""
 
 from __future__ import annotations
 
-import random
-from typing import Any
+import dataclasses
+import math
 
 import pytest
 import torch
 from support import cuda_emulation
 from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from support.kernels.depthwise_layers import depthwise
+from support.kernels.battery import TINY, offered_settings
+from support.kernels.depthwise import (
+    BF16,
+    DEPTHWISE,
+    MMA,
+    PLAIN,
+    PLANES,
+    TILE,
+    WGRAD,
+    WGRAD_MMA,
+    depthwise,
+    same,
+    wgrad,
+)
 
-from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.kernels.depthwise.depthwise import Depthwise
-from cudnn_autotune.kernels.depthwise.depthwise_planes import DepthwisePlanes
+from cudnn_autotune.kernels.depthwise.depthwise_tile import block_tiles
+from cudnn_autotune.kernels.family import KernelFamily
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
-DEPTHWISE, PLANES = Depthwise(), DepthwisePlanes()
-CONTIGUOUS = torch.contiguous_format
-FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 
-
-def that_computes(problem: ConvProblem) -> Implementation:
-    return PLANES if problem.memory_format == CONTIGUOUS else DEPTHWISE
-
-
-def check_offers(problem: ConvProblem, most: int = 9) -> None:
-    """The offers, or ``most`` of them, are right, in one order of threads or the other."""
-    implementation = that_computes(problem)
-    offers = implementation.offers(problem, H200)
-    assert offers, problem.text
-    drawn = random.Random(problem.text).sample(offers, min(most, len(offers)))
-    for i, offer in enumerate(drawn):
-        check(implementation, problem, offer.settings, is_reversed=bool(i % 2))
-
-
-@pytest.mark.basic(2)
 @pytest.mark.parametrize(
-    ("c", "size", "kernel", "options"),
+    ("kernel", "problem"),
     [
-        # EfficientNet, MobileNet: stride 2
-        (24, (18, 18), (3, 3), {"stride": 2, "padding": 1}),
-        (16, (13, 12), (5, 5), {"dtype": BF16, "stride": 2, "padding": 2}),
-        # TensorFlow's padding: none before
-        (16, (12, 14), (3, 3), {"stride": 2, "padding": (0, 0, 1, 1)}),
-        # odd channels: one a thread
-        (9, (11, 14), (3, 3), {"padding": 1}),
-        (9, (7, 7), (5, 5), {"dtype": FP32, "padding": 2, "stride": 2}),
-        # ConvNeXt
-        (8, (15, 18), (7, 7), {"dtype": FP32, "padding": 3}),
-        # DeepLab
-        (16, (11, 10), (3, 3), {"padding": 3, "dilation": (3, 2)}),
-        # X3D
-        (10, (4, 7, 9), (3, 3, 3), {"padding": 1}),
-        (8, (5, 8, 9), (3, 3, 3), {"dtype": FP32, "padding": 1, "stride": 2}),
-        (8, (6, 5, 5), (5, 1, 1), {"dtype": BF16, "padding": (2, 0, 0), "stride": (3, 1, 1)}),
-        (8, (6, 5, 5), (3, 1, 2), {"dtype": FP32, "dilation": (2, 1, 3), "stride": (2, 1, 1)}),
-        # stride above the kernel, below and above it; stride and dilation
-        (8, (9, 11), (2, 3), {"dtype": FP32, "stride": (3, 4), "padding": (1, 2)}),
-        (8, (16, 17), (3, 4), {"dtype": FP32, "stride": (2, 3), "dilation": (3, 2), "padding": 4}),
-        # padding beyond the kernel, an image below it
-        (8, (2, 3), (5, 3), {"dtype": FP32, "padding": (6, 5), "stride": (2, 1)}),
-        (8, (1, 1), (3, 3), {"padding": 1}),
+        (DEPTHWISE.kernel, depthwise("fprop", 16, (6, 6), (3, 3), stride=2, alignment=(32, 32, 2))),
+        (DEPTHWISE.kernel, depthwise("dgrad", 16, (6, 6), (3, 3), stride=2, alignment=(32, 32, 2))),
+        (WGRAD.kernel, wgrad(2, 16, (6, 6), (3, 3), stride=2, alignment=(32, 32, 2))),
+        # the sums of a block of two channels a thread exceed 48 KiB of shared memory, or registers
+        (WGRAD.kernel, wgrad(1, 256, (7, 7), (7, 7), stride=2, padding=3)),
+        (WGRAD.kernel, wgrad(1, 8, (3, 8, 7), (3, 7, 7), padding=3, dtype=BF16)),
     ],
 )
-def test_fixed_shapes(
-    c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
+def test_a_thread_has_one_channel_where_it_cannot_have_two(
+    kernel: KernelFamily, problem: ConvProblem
 ) -> None:
-    for op in ("fprop", "dgrad"):
-        check_offers(depthwise(op, c, size, kernel, **options), most=2)
+    offered = offered_settings(kernel, problem, H200)
+    assert offered
+    for settings in offered:
+        assert "CHANNELS=1," in settings
+        check(kernel, problem, settings)
 
 
-@pytest.mark.basic(2)
-@pytest.mark.parametrize(
-    ("c", "size", "kernel", "options"),
-    [
-        (3, (9, 16), (3, 3), {"padding": 1}),
-        (5, (14, 12), (3, 3), {"stride": 2, "padding": 1}),
-        (2, (13, 11), (5, 5), {"dtype": BF16, "stride": 2, "padding": 2}),
-        (3, (18, 12), (7, 7), {"dtype": FP32, "padding": 3}),
-        # more columns than a tile has
-        (2, (6, 300), (3, 3), {"padding": 1, "stride": 2}),
-        # a Conformer; a long row, and one of odd length
-        (3, (1, 100), (1, 31), {"dtype": FP32, "padding": (0, 15)}),
-        (2, (1, 1500), (1, 31), {"dtype": FP32, "padding": (0, 30, 0, 0)}),
-        (2, (1301,), (15,), {"dtype": FP32, "padding": 2, "stride": 2}),
-        # dilation
-        (3, (13, 12), (3, 3), {"padding": (4, 2), "dilation": (3, 2)}),
-        (3, (16, 12), (3, 3), {"dtype": FP32, "stride": (2, 1), "dilation": (3, 2), "padding": 4}),
-        # X3D
-        (3, (5, 8, 8), (3, 3, 3), {"dtype": FP32, "padding": 1}),
-        (2, (5, 8, 9), (3, 3, 3), {"padding": 1, "stride": 2}),
-        (2, (7, 8, 8), (5, 1, 1), {"padding": (2, 0, 0), "dilation": (2, 1, 1)}),
-        (2, (4, 8, 8), (1, 3, 3), {"dtype": FP32, "padding": (0, 1, 1), "stride": (1, 2, 2)}),
-        # stride above the kernel; padding beyond the kernel, an image below it
-        (3, (9, 11), (2, 3), {"dtype": FP32, "stride": (3, 4), "padding": (1, 2)}),
-        (3, (2, 3), (5, 3), {"dtype": FP32, "padding": (6, 5), "stride": (2, 1)}),
-        (3, (1, 1), (3, 3), {"padding": 1}),
-    ],
-)
-def test_fixed_shapes_in_contiguous_layout(
-    c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
-) -> None:
-    for op in ("fprop", "dgrad"):
-        problem = depthwise(op, c, size, kernel, memory_format=CONTIGUOUS, **options)
-        check_offers(problem, most=2)
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+def test_rows_that_are_hardly_aligned_are_read_one_by_one(op: str) -> None:
+    problem = depthwise(op, 3, (8, 16), (3, 3), stride=2, alignment=(32, 32, 2), **PLAIN)
+    recipe = PLANES.kernel.recipe(problem, PLANES.settings_of(problem)[0], H200)
+    assert {("VECTOR_IN", 1), ("VECTOR_OUT", 1)} <= set(recipe.launches[0].kernel.defines)
 
 
-@pytest.mark.basic(5)
-@pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
-@pytest.mark.parametrize(
-    ("bias", "residual", "activation"),
-    [(True, False, ""), (True, True, "silu"), (False, True, "relu"), (True, False, "hardswish")],
-)
-@pytest.mark.parametrize("dtype", [FP16, FP32])
-def test_epilogues(
-    bias: bool, residual: bool, activation: str, dtype: torch.dtype, layout: torch.memory_format
-) -> None:
-    options = {"bias": bias, "residual": residual, "activation": activation, "dtype": dtype}
-    options |= {"stride": 2, "padding": 1, "memory_format": layout}
-    problem = depthwise("fprop", 16, (9, 31), (3, 3), **options)
-    implementation = that_computes(problem)
-    check(implementation, problem, implementation.offers(problem, H200)[0].settings)
-
-
-def test_several_outputs_a_channel() -> None:
-    for size, dtype in (((9, 8), FP16), ((3, 4, 6), FP32)):
-        problem = depthwise("fprop", 8, size, (3,) * len(size), multiplier=3, dtype=dtype)
-        check_offers(problem)
-        assert not DEPTHWISE.offers(
-            depthwise("dgrad", 8, size, (3,) * len(size), multiplier=3, dtype=dtype), H200
-        )
+# Tiles in shared memory
 
 
 @pytest.mark.basic(1)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
-def test_tensors_that_are_hardly_aligned(op: str) -> None:
-    options = {"stride": 2, "alignment": (32, 32, 2)}
-    problem = depthwise(op, 16, (6, 6), (3, 3), **options)
-    offers = [offer.settings for offer in DEPTHWISE.offers(problem, H200)]
-    assert offers
-    assert all("CHANNELS=1," in settings for settings in offers)
-    check(DEPTHWISE, problem, offers[0])
-    problem = depthwise(op, 3, (8, 16), (3, 3), memory_format=CONTIGUOUS, **options)
-    recipe = PLANES.recipe(problem, PLANES.offers(problem, H200)[0].settings, H200)
-    launch = recipe.launches[0]
-    assert {("VECTOR_IN", 1), ("VECTOR_OUT", 1)} <= set(launch.kernel.defines)
-    check_offers(problem)
+def test_many_rows_of_a_thread(op: str) -> None:
+    """On a GPU of one multiprocessor tiles are as large as on others those of many images."""
+    problem = depthwise(op, 32, (57, 41), (3, 3), stride=2, padding=1)
+    tile = block_tiles(problem, TINY)[0]
+    assert tile.rows >= 3
+    check(TILE.kernel, problem, tile.settings, gpu=TINY)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
-def test_random_shapes(layout: torch.memory_format) -> None:
-    """Sizes, paddings, dilations and channels vary; each kernel is compiled once."""
-    chosen = random.Random(0)
-    for _ in range(50):
-        op = chosen.choice(("fprop", "dgrad"))
-        kernel, stride, dtype = chosen.choice(
-            (((3, 3), 2, FP16), ((3, 5), 2, BF16), ((3, 3), 1, FP32))
-        )
-        problem = depthwise(
-            op,
-            2 * chosen.randint(4, 24) if layout == torch.channels_last else chosen.randint(2, 9),
-            (chosen.randint(7, 20), chosen.choice((8, 16))),
-            kernel,
-            n=chosen.randint(1, 3),
-            dtype=dtype,
-            stride=stride,
-            padding=(chosen.randint(0, 6), 1, chosen.randint(0, 6), 1),
-            dilation=(chosen.choice((1, 2, 3)), 1) if stride == 1 else 1,
-            memory_format=layout,
-        )
-        implementation = that_computes(problem)
-        check(implementation, problem, implementation.offers(problem, H200)[0].settings)
+def test_an_older_gpu_has_no_tiles() -> None:
+    older = dataclasses.replace(H200, compute_capability=(7, 5))
+    assert not block_tiles(depthwise("fprop", 32, (18, 18), (3, 3), stride=2), older)
 
 
-@pytest.mark.basic(3)
-@pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
-@pytest.mark.parametrize("op", ["fprop", "dgrad"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_finite_goes_where_it_belongs(
-    op: str, value: float, layout: torch.memory_format
-) -> None:
-    problem = depthwise(
-        op, 16, (9, 8), (3, 3), dtype=FP16, stride=2, padding=1, memory_format=layout
-    )
-    implementation = that_computes(problem)
-    settings = implementation.offers(problem, H200)[0].settings
+# Tensor cores
+
+
+@pytest.mark.basic(2)
+@pytest.mark.parametrize("problem", MMA.spoilt, ids=lambda problem: problem.text)
+def test_what_is_not_finite_reaches_what_depends_on_it(problem: ConvProblem) -> None:
+    """Also where the matrices of the filter have zeros, and where two infinities meet."""
     tensors = random_tensors(problem)
-    tensors["x" if op == "fprop" else "y"][1, 3, 2, 3] = value
-    check_not_finite(implementation, problem, settings, tensors)
+    read = tensors["y" if problem.op == "dgrad" else "x"]
+    read[0, 3, 5, 9] = torch.nan
+    read[1, 3, 0, 0] = torch.inf
+    read[1, 4, 11, 25] = -torch.inf
+    read[1, 5, 6, 6:8] = torch.tensor([torch.inf, -torch.inf])
+    tensors["w"][7, 0, 1, 2] = torch.inf
+    # Whether padding is multiplied by an infinite weight is not defined.
+    inside = (slice(None), [*range(7), *range(8, 16)])
+    settings = MMA.settings_of(problem)[0]
+    check_not_finite(MMA.kernel, problem, settings, tensors, inside=inside)
 
 
-@pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
+@pytest.mark.basic(4)
+@pytest.mark.parametrize("pattern", ["sparse", "dense", "zeros", "signs"])
 @pytest.mark.parametrize(
-    ("op", "c", "size", "kernel", "options"),
+    "problem",
     [
-        ("wgrad", 16, (9, 9), (3, 3), {}),
-        ("fprop", 16, (9, 9), (3, 3), {"dtype": torch.float64}),
-        ("fprop", 16, (9, 9), (1, 1), {}),
-        ("fprop", 16, (19, 19), (9, 9), {"dtype": FP32}),
-        ("fprop", 16, (9, 9), (7, 7), {}),
-        ("dgrad", 16, (9, 9), (3, 3), {"stride": 2, "dilation": 2}),
-        ("dgrad", 16, (9, 9), (3, 3), {"multiplier": 2}),
-        # most threads would have no pixel, and there would be more of them than a grid can have
-        ("fprop", 16, (9, 9), (3, 3), {"dilation": 19, "padding": 19}),
-        ("dgrad", 16, (8, 8), (1, 7), {"dilation": 7**8, "padding": (0, 3 * 7**8)}),
+        same(3, 24, (13, 56), (7, 7), dtype=BF16),
+        same(9, 16, (14, 14), (7, 7), "dgrad"),
+        same(17, 8, (7, 7), (7, 7), bias=True, residual=True, activation="relu"),
+        same(1, 8, (5, 120), (5, 5), "dgrad"),
+        same(1, 8, (18, 18), (31, 31), "dgrad"),
+        same(2, 16, (12, 19), (3, 11), dtype=BF16, **PLAIN),
+        same(2, 16, (23, 9), (11, 1)),
+        same(2, 24, (300,), (31,), "dgrad", padding=(30, 0), **PLAIN),
+    ],
+    ids=lambda problem: problem.text,
+)
+def test_signs_of_infinities(problem: ConvProblem, pattern: str) -> None:
+    """Infinities and NaN anywhere, weights of zero and of one sign, and more outputs to compute
+    again than a block lists at a time."""
+    tensors = random_tensors(problem)
+    read = tensors["y" if problem.op == "dgrad" else "x"]
+    generator = torch.Generator().manual_seed(3)
+    taps = min(200, math.prod(problem.weight_shape[2:]))
+    share = {"sparse": 0.1, "dense": 1.0}.get(pattern, 0.3) / taps
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    places = torch.rand(read.shape, generator=generator) < share
+    drawn = torch.randint(3, read.shape, generator=generator)
+    read.copy_(torch.where(places, values[drawn].to(read.dtype), read))
+    if pattern == "zeros":
+        tensors["w"][:, :, ..., ::2] = 0.0
+        tensors["w"][::2] *= -0.0
+    if pattern == "signs":
+        tensors["w"].abs_()
+    check_not_finite(MMA.kernel, problem, MMA.settings_of(problem)[0], tensors)
+
+
+def test_infinities_at_the_borders_of_a_tensor() -> None:
+    """Nothing is read outside of it: NaN lies there."""
+    for op, layout in (("fprop", {}), ("dgrad", PLAIN)):
+        problem = same(2, 8, (13, 27), (7, 7), op, **layout)
+        tensors = random_tensors(problem)
+        read = tensors["y" if op == "dgrad" else "x"]
+        read[0, :, 0, 0] = read[-1, :, -1, -1] = torch.inf
+        check_not_finite(MMA.kernel, problem, MMA.settings_of(problem)[0], tensors)
+
+
+# Gradients of the weight
+
+
+def test_depths_of_taps_are_divided_among_blocks() -> None:
+    """Where the sums of all do not fit into a thread's registers."""
+    problem = wgrad(1, 8, (4, 8, 9), (3, 5, 5), padding=2, stride=2)
+    offered = WGRAD.settings_of(problem)
+    assert offered
+    for settings in offered:
+        assert "DEPTHS=1," in settings
+        check(WGRAD.kernel, problem, settings)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        (WGRAD.kernel, wgrad(64, 96, (112, 112), (3, 3), stride=2, padding=1)),
+        (WGRAD_MMA.kernel, wgrad(64, 96, (56, 56), (7, 7), padding=3)),
     ],
 )
-def test_what_is_not_offered(
-    op: str,
-    c: int,
-    size: tuple[int, ...],
-    kernel: tuple[int, ...],
-    options: dict[str, Any],
-    layout: torch.memory_format,
-) -> None:
-    problem = depthwise(op, c, size, kernel, memory_format=layout, **options)
-    for implementation in (DEPTHWISE, PLANES):
-        assert not implementation.offers(problem, H200)
-
-
-@pytest.mark.parametrize(
-    ("op", "size", "kernel", "options"),
-    [
-        # what one thread has does not fit into its registers
-        ("dgrad", (64, 64), (3, 3), {"stride": 16}),
-        # a loop over the columns between taps is unrolled
-        ("fprop", (4000,), (3,), {"dilation": 600, "padding": 600}),
-    ],
-)
-def test_what_would_compile_for_long_is_not_offered(
-    op: str, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
-) -> None:
-    problem = depthwise(op, 8, size, kernel, memory_format=CONTIGUOUS, **options)
-    assert not PLANES.offers(problem, H200)
-
-
-def test_each_kernel_has_its_layout() -> None:
-    for layout, other in ((torch.channels_last, PLANES), (CONTIGUOUS, DEPTHWISE)):
-        problem = depthwise("fprop", 16, (9, 9), (3, 3), dtype=FP16, memory_format=layout)
-        assert that_computes(problem).offers(problem, H200)
-        assert not other.offers(problem, H200)
-    grouped = ConvProblem("fprop", (1, 16, 9, 9), (16, 2, 3, 3), groups=8, dtype=FP16)
-    assert not PLANES.offers(grouped, H200)
+def test_sums_are_divided_among_few_blocks(kernel: KernelFamily, problem: ConvProblem) -> None:
+    """The partial sums are few next to the tensors."""
+    for offer in kernel.offers(problem, H200):
+        assert 0 < offer.workspace_bytes <= 2 << 20
+        recipe = kernel.recipe(problem, offer.settings, H200)
+        assert recipe.workspace_bytes == offer.workspace_bytes
+        assert recipe.launches[0].grid[0] >= (100 if kernel is WGRAD.kernel else 133)

@@ -1,11 +1,10 @@
-"""Grouped convolutions on tensor cores (fprop and dgrad), run by the emulation of CUDA."""
+"""What is special to the grouped kernels, in the emulation of CUDA; ``test_battery.py`` has what
+they have in common with others."""
 
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,171 +13,78 @@ from support.conv.fused_cases import NAMES
 from support.covering import covering
 from support.cuda_emulation import WORK
 from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from support.kernels.grouped_layers import LAYERS, edges, problem
+from support.kernels.grouped import GROUPED, WGRAD, grouped
 
-from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.kernels.grouped.grouped import Grouped
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
-GROUPED = Grouped()
-L4 = gpu_of("l4")
 TYPES = {"half": torch.float16, "tf32": torch.float32}
-
-
-def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
-    return [offer.settings for offer in GROUPED.offers(what, gpu)]
-
-
-@pytest.mark.basic(4)
-@emulated
-@covering(op=["fprop", "dgrad"], layer=LAYERS, dtype=TYPES)
-def test_layers_of_models(op: str, layer: Any, dtype: torch.dtype) -> None:
-    what = problem(op, *layer, dtype=dtype)
-    found = settings_of(what)
-    assert len(found) >= 2
-    # Each variant takes a second to compile.
-    for index, settings in enumerate(found[: 2 if layer[2] == 24 else 1]):
-        WORK.matrices = WORK.conflicts = 0
-        check(GROUPED, what, settings, is_reversed=index == 1)
-        assert WORK.matrices > 0
-        assert WORK.conflicts == 0, "what is loaded together lies in the same banks"
-
-
-@pytest.mark.basic(5)
-@emulated
-@edges("fprop", "dgrad")
-def test_edges(op: str, layer: Any) -> None:
-    dtype = random.Random(repr((op, layer))).choice((torch.bfloat16, torch.float32))
-    what = problem(op, *layer, dtype=dtype)
-    for is_reversed in (False, True):
-        check(GROUPED, what, settings_of(what)[0], is_reversed=is_reversed)
-
-
-@pytest.mark.slow
-@emulated
-@covering(dtype=TYPES)
-def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
-    """One multiprocessor has few blocks, so each goes over many tiles."""
-    gpu = replace(H200, multiprocessors=1, shared_bytes=99 << 10)
-    for op in ("fprop", "dgrad"):
-        what = problem(op, (9, 17, 20), 2, 24, dtype=dtype)
-        for settings in settings_of(what, gpu):
-            (launch,) = GROUPED.recipe(what, settings, gpu).launches
-            assert launch.grid[1] < launch.arguments[12]
-            check(GROUPED, what, settings, gpu=gpu, is_reversed=op == "dgrad")
-
-
-@pytest.mark.basic(2)
-@emulated
-@pytest.mark.parametrize("activation", NAMES)
-def test_activations(activation: str) -> None:
-    what = problem("fprop", (1, 7, 9), 2, 8, bias=True, residual=True, activation=activation)
-    check(GROUPED, what, settings_of(what)[0])
 
 
 @pytest.mark.basic(2)
 @emulated
 @pytest.mark.parametrize("activation", NAMES)
 def test_activations_of_what_is_not_finite(activation: str) -> None:
-    what = problem("fprop", (1, 7, 9), 2, 8, residual=True, activation=activation)
-    tensors = random_tensors(what)
+    problem = grouped("fprop", (1, 7, 9), 2, 8, residual=True, activation=activation)
+    tensors = random_tensors(problem)
     added = tensors["residual"]
     for channel, value in enumerate((torch.nan, torch.inf, -torch.inf, 1e4, -1e4)):
         added[0, channel, 2, 3] = value
-    check_not_finite(GROUPED, what, settings_of(what)[0], tensors)
-
-
-@pytest.mark.basic(2)
-@emulated
-@covering(epilogue=[("bias",), ("residual",), ("bias", "residual")], width=[4, 24], dtype=TYPES)
-def test_bias_and_residual(epilogue: tuple[str, ...], width: int, dtype: torch.dtype) -> None:
-    what = problem("fprop", (1, 7, 9), 2, width, dtype=dtype, **dict.fromkeys(epilogue, True))
-    check(GROUPED, what, settings_of(what)[0])
-
-
-@pytest.mark.slow
-@emulated
-def test_random_shapes() -> None:
-    draw = random.Random(0)
-    for seed in range(12):
-        kernel, stride = draw.choice([(3, 1), (3, 2), (5, 2), (1, 1)])
-        shape = (draw.randint(1, 5), draw.randint(3, 30), draw.randint(3, 30))
-        width = draw.choice([4, 8, 24])
-        what = problem(
-            draw.choice(["fprop", "dgrad"]),
-            shape,
-            2 * draw.randint(1, 3),
-            width,
-            kernel,
-            stride,
-            draw.randint(kernel // 4, kernel),
-            dtype=(torch.float16, torch.bfloat16, torch.float32)[seed % 3],
-        )
-        settings = draw.choice(settings_of(what))
-        check(GROUPED, what, settings, is_reversed=bool(seed % 2), seed=seed)
-
-
-@pytest.mark.basic(2)
-@emulated
-@covering(op=["fprop", "dgrad"], width=[4, 8, 12], dtype=TYPES)
-def test_nan_and_infinity_stay_in_their_group(op: str, width: int, dtype: torch.dtype) -> None:
-    what = problem(op, (2, 9, 11), 4, width, 3, 2, dtype=dtype)
-    tensors = random_tensors(what)
-    read = tensors["x" if op == "fprop" else "y"]
-    read[0, 1, 2, 3] = torch.inf
-    read[0, width + 1, 4, 4] = torch.nan
-    read[1, -1, -1, -1] = -torch.inf
-    check_not_finite(GROUPED, what, settings_of(what)[0], tensors)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"op": "wgrad"},
-        {"dtype": torch.float32, "allow_tf32": False},
-        {"dtype": torch.float64},
-        {"memory_format": torch.contiguous_format},
-        {"dilation": 2},
-        {"stride": 3},
-        {"kernel": 8},
-        {"width": 2},
-        {"width": 64},
-        {"op": "dgrad", "width": 72, "stride": 2},
-        {"width": 4, "groups": 3},
-        {"groups": 1},
-        {"alignment": (8, 32, 32)},
-        {"alignment": (32, 8, 32)},
-        {"alignment": (32, 32, 8)},
-        # the filters do not fit into shared memory
-        {"op": "dgrad", "stride": 2, "width": 64, "kernel": 7},
-    ],
-    ids=str,
-)
-def test_what_is_not_offered(changed: dict[str, Any]) -> None:
-    fields = {"op": "fprop", "x": (2, 20, 20), "groups": 4, "width": 24, "padding": 3}
-    assert settings_of(problem(**fields))
-    assert not settings_of(problem(**(fields | changed)))
+    check_not_finite(GROUPED.kernel, problem, GROUPED.settings_of(problem)[0], tensors)
 
 
 @covering(dtype=TYPES)
 def test_offers_fit_the_gpu_and_differ(dtype: torch.dtype) -> None:
     for shared_bytes in (99 << 10, 163 << 10, 227 << 10):
-        gpu = replace(L4, shared_bytes=shared_bytes)
+        gpu = replace(gpu_of("l4"), shared_bytes=shared_bytes)
         # Filters of wider groups in float32 do not fit into the least of these.
         wide = () if dtype is torch.float32 else (48, 56)
         for width in (4, 8, 16, 24, 32, *wide):
-            what = problem("fprop", (64, 28, 28), 8, width, dtype=dtype)
-            found = settings_of(what, gpu)
+            problem = grouped("fprop", (64, 28, 28), 8, width, dtype=dtype)
+            found = GROUPED.settings_of(problem, gpu)
             assert 1 <= len(found) == len(set(found)) <= 4
             for settings in found:
-                recipe = GROUPED.recipe(what, settings, gpu)
-                assert recipe.workspace_bytes == 0
-                assert recipe.launches[0].shared_bytes <= shared_bytes
-                blocks = dict(recipe.launches[0].kernel.defines)["MIN_BLOCKS"]
-                assert math.prod(recipe.launches[0].grid) <= 58 * blocks
+                (launch,) = GROUPED.kernel.recipe(problem, settings, gpu).launches
+                assert launch.shared_bytes <= shared_bytes
+                blocks = dict(launch.kernel.defines)["MIN_BLOCKS"]
+                assert math.prod(launch.grid) <= 58 * blocks
 
 
 def test_very_many_groups_are_planned_at_once() -> None:
-    assert settings_of(problem("fprop", (1, 8, 8), 2**22, 4))
+    assert GROUPED.settings_of(grouped("fprop", (1, 8, 8), 2**22, 4))
+
+
+# The gradient of the weight
+
+
+@pytest.mark.basic(1)
+@emulated
+@covering(stride=[1, 2], dtype=TYPES)
+def test_what_is_loaded_together_lies_in_different_banks(stride: int, dtype: torch.dtype) -> None:
+    """But for some where zeros stand in for pixels beside the output."""
+    for width in (32, 30):
+        problem = grouped("wgrad", (2, 13, width * stride), 2, 24, 3, stride, dtype=dtype)
+        WORK.matrices = WORK.conflicts = 0
+        check(WGRAD.kernel, problem, WGRAD.settings_of(problem)[0])
+        may_conflict = dtype != torch.float32 and width % 8 > 0
+        assert WORK.conflicts <= may_conflict * WORK.matrices / 8
+        assert WORK.matrices > 0
+
+
+@emulated
+def test_what_lies_beside_the_output_makes_no_nan() -> None:
+    """There dy is zero, but x may be infinite."""
+    problem = grouped("wgrad", (2, 9, 11), 4, 4, 3, 2, 0)
+    tensors = random_tensors(problem)
+    tensors["x"][0, 1, 8, 10] = torch.inf
+    tensors["y"][0, 11, 1, 1] = torch.nan
+    check_not_finite(WGRAD.kernel, problem, WGRAD.settings_of(problem)[0], tensors)
+
+
+def test_the_workspace_holds_the_sums_of_all_blocks() -> None:
+    problem = grouped("wgrad", (64, 14, 14), 24, 24)
+    for offer in WGRAD.kernel.offers(problem, H200):
+        multiply, add = WGRAD.kernel.recipe(problem, offer.settings, H200).launches
+        assert offer.workspace_bytes == multiply.grid[1] * 576 * 24 * 9 * 4
+        assert add.arguments[2:] == (multiply.grid[1], 576 * 24 * 9)
+        assert offer.numerical_notes == ("TENSOR_CORE",)

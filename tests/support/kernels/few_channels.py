@@ -1,20 +1,26 @@
-"""Small convolutions with few input channels, and what their kernels have in common."""
+"""Small convolutions with few input channels, and what is tested of each of their kernels."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import KernelLaunch
+from cudnn_autotune.kernels.few_channels.few_channels import FewChannels
+from cudnn_autotune.kernels.few_channels.few_channels_planes import FewChannelsPlanes
+from cudnn_autotune.kernels.few_channels.few_channels_wgrad import FewChannelsWgrad
 from support.conv.fused_cases import NAMES
+from support.cuda_emulation.checks import H200
+from support.kernels.battery import TINY, Family
 
-L4 = gpu_of("l4")
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+PLAIN: dict[str, Any] = {"memory_format": torch.contiguous_format}
+TF32: dict[str, Any] = {"dtype": FP32, "allow_tf32": True}
 ODD_SHAPES: tuple[tuple[Any, ...], ...] = (
     ((1, 3, 2, 2), (8, 3, 5, 5), 1, 4),  # a kernel larger than the image
     ((2, 3, 5, 7), (8, 3, 3, 3), 3, (6, 4)),  # padding larger than the kernel
@@ -31,7 +37,7 @@ ODD_SHAPES: tuple[tuple[Any, ...], ...] = (
 EPILOGUES = [
     {"bias": True},
     {"residual": True},
-    {"bias": True, "activation": "relu", "dtype": torch.bfloat16},
+    {"bias": True, "activation": "relu", "dtype": BF16},
     *({"bias": True, "residual": True, "activation": name} for name in NAMES),
 ]
 """Fields of a problem that say what the convolution is fused with."""
@@ -78,12 +84,234 @@ def random_first_layer(
     )
 
 
-def assert_blocks_fit(recipe: Recipe, settings: str, gpu: Gpu) -> None:
-    """Asserts that all blocks of the first launch can be on the GPU at once, as many on each
-    multiprocessor as the settings say last."""
-    launch = recipe.launches[0]
-    assert isinstance(launch, KernelLaunch)
-    blocks = int(settings.rpartition("=")[2])
-    shared = launch.shared_bytes + gpu.reserved_shared_bytes
-    assert blocks * shared <= gpu.sm_shared_bytes
-    assert launch.grid[0] * launch.grid[1] <= blocks * gpu.multiprocessors
+def planes(*shapes: Any, **options: Any) -> ConvProblem:
+    """A problem of fprop in contiguous_format."""
+    return first_layer("fprop", *shapes, **{**PLAIN, **options})
+
+
+def _blocks_and_tiles(launch: KernelLaunch) -> tuple[object, object]:
+    return launch.grid[0], launch.arguments[-1]
+
+
+SHAPES = (2, 3, 16, 16), (16, 3, 3, 3)
+"""A layer that each of the kernels computes."""
+LARGE: tuple[tuple[Any, ...], ...] = (
+    ((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+    ((64, 3, 224, 224), (96, 3, 4, 4), 4),
+    ((64, 3, 224, 224), (64, 3, 11, 11), 4, 2),
+)
+FPROP = {
+    "resnet": first_layer("fprop", (1, 3, 40, 72), (64, 3, 7, 7), 2, 3),
+    "u-net": first_layer("fprop", (1, 3, 9, 72), (64, 3, 3, 3), 1, 1),
+    "mobilenet": first_layer("fprop", (2, 3, 18, 48), (16, 3, 3, 3), 2, 1),
+    "efficientnet": first_layer("fprop", (1, 3, 18, 48), (24, 3, 3, 3), 2, 1),
+    "convnext": first_layer("fprop", (1, 3, 16, 80), (96, 3, 4, 4), 4),
+    "diffusion": first_layer("fprop", (1, 4, 10, 16), (320, 4, 3, 3), 1, 1),
+    "grey": first_layer("fprop", (1, 1, 12, 40), (32, 1, 5, 5), 1, 2),
+    "two images": first_layer("fprop", (1, 6, 12, 24), (64, 6, 3, 3), 1, 1),
+    "inception": first_layer("fprop", (1, 3, 15, 39), (32, 3, 3, 3), 2),
+    "alexnet": first_layer("fprop", (1, 3, 23, 40), (64, 3, 11, 11), 4, 2),
+}
+FEW_CHANNELS = Family(
+    kernel=FewChannels(),
+    layers=list(FPROP.values()),
+    edges=[
+        *(first_layer("fprop", *shapes) for shapes in ODD_SHAPES),
+        *(first_layer("fprop", *shapes, bias=True) for shapes in HEIGHT_1.values()),
+        *(
+            first_layer("fprop", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(alignment, 2, 16))
+            for alignment in (2, 4, 8, 16)
+        ),
+    ],
+    every_offer=[
+        *(FPROP[name] for name in ("resnet", "u-net", "mobilenet", "diffusion")),
+        *(first_layer("fprop", *shapes, bias=True) for shapes in HEIGHT_1.values()),
+    ],
+    epilogues=[
+        first_layer("fprop", (1, 3, 8, 20), (16, 3, 3, 3), 2, 1, **fused) for fused in EPILOGUES
+    ],
+    few_blocks=[first_layer("fprop", (3, 3, 21, 70), (32, 3, 3, 3), 1, 1)],
+    blocks_and_tiles=_blocks_and_tiles,
+    spoilt=[FPROP[name] for name in ("resnet", "u-net", "inception", "grey", "diffusion")],
+    patterns=[first_layer("fprop", (2, 3, 23, 25), (16, 3, 7, 7), 2)],
+    not_computed=[
+        first_layer("fprop", *SHAPES, dtype=FP32),
+        first_layer("fprop", *SHAPES, **PLAIN),
+        first_layer("fprop", *SHAPES, dilation=2),
+        first_layer("fprop", *SHAPES, alignment=(32, 32, 8)),
+        first_layer("fprop", (2, 9, 16, 16), (16, 9, 3, 3)),
+        first_layer("fprop", (2, 3, 16, 16), (12, 3, 3, 3)),
+        first_layer("fprop", (2, 6, 16, 16), (16, 3, 3, 3), groups=2),
+        first_layer("fprop", (2, 3, 64, 64), (64, 3, 16, 16), 16),
+        first_layer("fprop", (1, 1, 1, 1), (65544, 1, 1, 1)),
+        first_layer("fprop", (1, 2, 1, 1), (8, 2, 1, 1), 2**30, (0, 2**29)),
+        first_layer("fprop", (2, 3, 16), (16, 3, 3), **PLAIN),
+        first_layer("wgrad", *SHAPES),
+    ],
+    large=[first_layer("fprop", *shapes) for shapes in (*LARGE, ((1, 3, 224, 224), *LARGE[0][1:]))],
+    compiled=[
+        first_layer("fprop", (1, 3, 40, 72), (64, 3, 7, 7), 2, 3),
+        first_layer("fprop", (1, 3, 9, 72), (64, 3, 3, 3), 1, 1),
+        first_layer("fprop", (1, 3, 15, 39), (32, 3, 3, 3), 2),
+    ],
+    draw=lambda choose: random_first_layer("fprop", choose, (FP16, BF16)),
+    draws=8,
+)
+
+SIGNALS = {
+    "resnet": planes((1, 3, 20, 72), (64, 3, 7, 7), 2, 3),
+    "u-net": planes((1, 3, 9, 72), (64, 3, 3, 3), 1, 1),
+    "convnext": planes((1, 3, 16, 80), (96, 3, 4, 4), 4),
+    "diffusion": planes((2, 4, 10, 16), (72, 4, 3, 3), 1, 1),
+    "inception": planes((1, 3, 15, 39), (32, 3, 3, 3), 2),
+    "wav2vec2": planes((2, 1, 2013), (64, 1, 10), 5),
+    "Conv-TasNet": planes((1, 1, 4000), (48, 1, 16), 8),
+    "SEANet": planes((1, 1, 1000), (32, 1, 7), 1, 3),
+    "stereo": planes((2, 2, 601), (20, 2, 7), 2, 3),
+    "spectrum": planes((1, 1, 6001), (34, 1, 400), 160, 200),
+    "HiFi-GAN's last": planes((2, 32, 331), (1, 32, 7), 1, 3, bias=True, activation="tanh"),
+    "last of images": planes((1, 12, 9, 40), (3, 12, 3, 3), 1, 1),
+}
+DGRAD: dict[str, tuple[Any, ...]] = {
+    "HiFi-GAN's last": ((2, 32, 331), (1, 32, 7), 1, 3),
+    "SEANet": ((1, 1, 1000), (32, 1, 7), 1, (2, 5)),
+    "even": ((2, 3, 130), (24, 3, 4), 1, (0, 3)),
+    "u-net": ((1, 3, 9, 72), (16, 3, 3, 3), 1, (1, 0)),
+    "last of images": ((1, 12, 9, 40), (3, 12, 2, 3), 1, (1, 2, 0, 1)),
+}
+LARGE_PLANES = [
+    planes((8, 1, 160_000), (512, 1, 10), 5),  # wav2vec2
+    planes((8, 1, 64_000), (256, 1, 16), 8, bias=True, activation="relu"),  # Conv-TasNet
+    planes((8, 1, 240_000), (32, 1, 7), 1, 3, dtype=BF16),  # SEANet
+    planes((32, 1, 160_000), (402, 1, 400), 160, 200),  # a spectrum
+    planes((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),  # ResNet
+    planes((8, 32, 65_536), (1, 32, 7), 1, 3, bias=True, activation="tanh"),  # HiFi-GAN's last
+    planes((8, 1, 524_200), (512, 1, 3), 1, 1),  # nearly 2^31 outputs
+]
+PLANES = Family(
+    kernel=FewChannelsPlanes(),
+    most=4,
+    offers=range(1, 5),
+    layers=[
+        *SIGNALS.values(),
+        *(
+            replace(planes(*shapes, dtype=dtype), op="dgrad")
+            for shapes in DGRAD.values()
+            for dtype in (FP16, BF16)
+        ),
+    ],
+    edges=[
+        *(planes(*shapes) for shapes in HEIGHT_1.values()),
+        # Rows of the output begin anywhere.
+        *(planes((2, 1, length), (9, 1, 3)) for length in range(130, 138)),
+        *(
+            planes((2, 2, 3, length), (16, 2, 1, 2), 1, 1, residual=True, bias=True)
+            for length in range(130, 138)
+        ),
+        *(planes((1, 2, 160), (8, 2, 3), 1, 1, alignment=(a, 2, 16)) for a in (2, 4, 8, 16)),
+    ],
+    epilogues=[planes((1, 1, 143), (24, 1, 7), 2, 1, **fused) for fused in EPILOGUES],
+    few_blocks=[
+        planes((3, 1, 2900), (16, 1, 9), 2),
+        planes((3, 3, 21, 70), (32, 3, 3, 3), 1, 1),
+    ],
+    blocks_and_tiles=_blocks_and_tiles,
+    spoilt=[SIGNALS[name] for name in ("resnet", "inception", "wav2vec2", "SEANet", "stereo")],
+    patterns=[planes((1, 3, 15, 39), (32, 3, 3, 3), 2)],
+    not_computed=[
+        planes((2, 3, 160), (16, 3, 3), dtype=FP32),
+        first_layer("fprop", (2, 3, 16, 40), (16, 3, 3, 3)),
+        planes((2, 3, 4, 16, 40), (16, 3, 1, 3, 3)),
+        planes((2, 3, 160), (16, 3, 3), dilation=2),
+        planes((2, 3, 160), (16, 3, 3), alignment=(32, 32, 8)),
+        planes((2, 9, 160), (16, 9, 3)),
+        planes((2, 3, 160), (7, 3, 3)),
+        planes((2, 64, 20, 20), (3, 64, 3, 3)),
+        planes((2, 6, 160), (16, 3, 3), groups=2),
+        planes((2, 3, 17), (16, 3, 3)),
+        planes((2, 1, 9000), (16, 1, 600), 8),
+        planes((1, 2, 64), (8, 2, 1), 2**24, 2**29),
+        first_layer("wgrad", (2, 3, 160), (16, 3, 3), **PLAIN),
+        first_layer("dgrad", (2, 3, 160), (16, 3, 3), 2, **PLAIN),
+        first_layer("dgrad", (2, 3, 160), (16, 3, 3), 1, 3, **PLAIN),
+    ],
+    large=LARGE_PLANES,
+    compiled=LARGE_PLANES,
+    draw=lambda choose: random_first_layer("fprop", choose, (FP16, BF16), **PLAIN),
+    draws=8,
+)
+
+WGRAD_LAYERS: dict[str, tuple[Any, ...]] = {
+    "resnet": ((2, 3, 24, 48), (64, 3, 7, 7), 2, 3),
+    "mobilenet": ((2, 3, 18, 48), (16, 3, 3, 3), 2, 1),
+    "efficientnet": ((1, 3, 18, 40), (24, 3, 3, 3), 2, 1),  # 20 columns, 9 rows
+    "convnext": ((1, 3, 16, 80), (96, 3, 4, 4), 4),
+    "diffusion": ((1, 4, 10, 16), (320, 4, 3, 3), 1, 1),
+    "inception": ((1, 3, 15, 39), (32, 3, 3, 3), 2),
+}
+WGRAD = Family(
+    kernel=FewChannelsWgrad(),
+    gpus=(H200, TINY),
+    most=1,
+    has_conflicts=False,
+    layers=[
+        *(first_layer("wgrad", *shapes) for shapes in WGRAD_LAYERS.values()),
+        *(first_layer("wgrad", *shapes, **TF32) for shapes in WGRAD_LAYERS.values()),
+        first_layer("wgrad", *WGRAD_LAYERS["convnext"], dtype=BF16),
+        first_layer("wgrad", (1, 3, 9, 40), (64, 3, 3, 3), 1, 1, dtype=BF16),  # u-net
+        first_layer("wgrad", (1, 1, 12, 40), (32, 1, 5, 5), 1, 2),  # grey
+        first_layer("wgrad", (1, 6, 12, 24), (40, 6, 3, 3), 1, 1),  # two images
+        first_layer("wgrad", (1, 3, 23, 40), (64, 3, 11, 11), 4, 2),  # alexnet
+    ],
+    edges=[
+        *(first_layer("wgrad", *shapes) for shapes in ODD_SHAPES),
+        *(first_layer("wgrad", *s, dtype=d) for s in HEIGHT_1.values() for d in (BF16, FP32)),
+        *(
+            first_layer(
+                "wgrad", (1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(a, least, 16), **tf32
+            )
+            for least, tf32 in ((2, {}), (4, TF32))
+            for a in (2, 4, 8, 16)
+            if a >= least
+        ),
+    ],
+    every_offer=[
+        *(
+            first_layer("wgrad", *WGRAD_LAYERS[name])
+            for name in ("resnet", "mobilenet", "diffusion")
+        ),
+        first_layer("wgrad", *WGRAD_LAYERS["resnet"], **TF32),
+    ],
+    few_blocks=[
+        first_layer("wgrad", *WGRAD_LAYERS["resnet"]),
+        first_layer("wgrad", *WGRAD_LAYERS["efficientnet"]),
+        first_layer("wgrad", *WGRAD_LAYERS["resnet"], **TF32),
+    ],
+    blocks_and_tiles=_blocks_and_tiles,
+    spoilt=[
+        *(first_layer("wgrad", *WGRAD_LAYERS[n]) for n in ("resnet", "efficientnet", "inception")),
+        first_layer("wgrad", *WGRAD_LAYERS["inception"], **TF32),
+        *(first_layer("wgrad", *HEIGHT_1[name]) for name in ("wav2vec2", "stereo")),
+    ],
+    patterns=[first_layer("wgrad", (2, 3, 23, 25), (16, 3, 7, 7), 2)],
+    not_computed=[
+        first_layer("wgrad", *SHAPES, dtype=FP32, allow_tf32=False),
+        first_layer("wgrad", *SHAPES, **PLAIN),
+        first_layer("wgrad", *SHAPES, alignment=(32, 32, 8)),
+        first_layer("wgrad", (2, 3, 64, 64), (64, 3, 16, 16), 16),
+        first_layer("fprop", *SHAPES),
+    ],
+    large=[
+        first_layer("wgrad", *shapes, **options)
+        for shapes in (*LARGE, ((8, 4, 64, 64), (320, 4, 3, 3), 1, 1))
+        for options in ({}, TF32)
+    ],
+    compiled=[
+        first_layer("wgrad", (2, 3, 24, 48), (64, 3, 7, 7), 2, 3),
+        first_layer("wgrad", (1, 3, 9, 40), (64, 3, 3, 3), 1, 1, dtype=BF16),
+        first_layer("wgrad", (1, 3, 15, 39), (32, 3, 3, 3), 2),
+        first_layer("wgrad", (1, 3, 15, 39), (32, 3, 3, 3), 2, **TF32),
+    ],
+    draw=lambda choose: random_first_layer("wgrad", choose, (FP16, BF16, FP32), allow_tf32=True),
+    draws=12,
+)
