@@ -11,7 +11,7 @@ from typing import Any
 
 from common import numbers
 from common.modes import synchronize
-from model_steps.turns import calibrate, take_turns
+from models.turns import calibrate, take_turns
 
 from .measure import WAYS, Call, served
 
