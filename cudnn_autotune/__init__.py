@@ -148,9 +148,9 @@ _MODES = {
     "sample_once": "cudnn_autotune.sampling.frontend_modes:SAMPLE_ONCE",
     "median_of_three": "cudnn_autotune.sampling.frontend_modes:MEDIAN_OF_THREE",
     "till_stable": "cudnn_autotune.sampling.frontend_modes:TILL_STABLE",
-    "race": "cudnn_autotune.sampling.race:Race",
-    "sustained": "cudnn_autotune.sustained.mode:Sustained",
-    "auto": "cudnn_autotune.sampling.auto:Auto",
+    "race": "cudnn_autotune.sampling.race:RACE",
+    "sustained": "cudnn_autotune.sustained.mode:SUSTAINED",
+    "auto": "cudnn_autotune.sampling.auto:AUTO",
     "online": "cudnn_autotune.online.mode:Online",
 }
 """The places of the sampling modes by their names."""

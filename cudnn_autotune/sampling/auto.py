@@ -10,21 +10,17 @@ further kernels, engines that are seldom the fastest, and how the board throttle
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import (
     first_of_each,
     has_faster_kernels,
     is_seldom_fastest,
     timed_by_pytorch,
 )
-from cudnn_autotune.sampling.race import race_selection
+from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.search import search
-from cudnn_autotune.sampling.strategy import Candidates, Limits, everything
-from cudnn_autotune.timers.timer import Timer
+from cudnn_autotune.sampling.strategy import Candidates
 
 # So many of mode A's precompiled candidates are timed, of each kind. It is PyTorch's default for
 # torch.backends.cudnn.benchmark_limit.
@@ -127,24 +123,10 @@ def few(candidates: Candidates, limit: int = 0) -> list[Candidate]:
     return list({c.text: c for c in [*candidates.similar(), *first, *others]}.values())
 
 
-_RULES = RaceRules(
-    least_rounds=4, most_rounds=10, batch_ms=0.2, gpu_ms=10.0, gpu_calls=25, warm_ms=0.5
+AUTO = Race(
+    "auto",
+    RaceRules(least_rounds=4, most_rounds=10, batch_ms=0.2, gpu_ms=10.0, gpu_calls=25, warm_ms=0.5),
+    narrowed=Shortlist,
+    races_models=True,
+    seconds=1.0,
 )
-
-
-@dataclass(frozen=True)
-class Auto:
-    """The mode ``auto``. ``seed`` fixes the order of turns; with None it is random."""
-
-    name: str = "auto"
-    rules: RaceRules = _RULES
-    seed: int | None = None
-    races_models = True
-    seconds = 1.0
-
-    def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:
-        return everything(Shortlist(candidates))
-
-    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        found = search(Shortlist(candidates), timer, limits, self.rules, self.seed)
-        return race_selection(found)

@@ -7,8 +7,9 @@ reaches its power limit the order may be another one under sustained load: see `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -155,16 +156,48 @@ def _measurement(candidate: Candidate, found: SearchState) -> Measurement:
     return Measurement(candidate, time_ms, 0 if rough is None else 1, eliminated=why)
 
 
+class Final(Protocol):
+    """Decides after a race, where the race alone does not."""
+
+    def select(self, found: SearchState) -> Selection | None:
+        """Returns the selection; None if nothing runs any more."""
+
+
 @dataclass(frozen=True)
 class Race:
-    """The mode ``race``. ``seed`` fixes the order of turns; with None it is random."""
+    """A mode that races candidates. ``race``, ``auto`` and ``sustained`` are presets of it.
+
+    Args:
+        name: what users pass as ``sampling=``.
+        rules: the rules of the race.
+        narrowed: picks the candidates that it looks at; None: all of them.
+        final: decides after the race; None: the race does.
+        races_models, seconds: as of ``strategy.Traits``.
+        seed: fixes the order of turns; None: random.
+    """
 
     name: str = "race"
     rules: RaceRules = field(default_factory=RaceRules)
+    narrowed: Callable[[Candidates], Candidates] | None = None
+    final: Final | None = None
+    races_models: bool = False
+    seconds: float = 0.6
     seed: int | None = None
 
     def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:
-        return everything(candidates)
+        return everything(self._looked_at(candidates))
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        return race_selection(search(candidates, timer, limits, self.rules, self.seed))
+        if self.final is not None:
+            # The floor bounds no steady time, and what is faster may fail when it runs alone.
+            limits = replace(limits, aten_floor_ms=None)
+        found = search(self._looked_at(candidates), timer, limits, self.rules, self.seed)
+        if self.final is None or not found.is_raced:
+            return race_selection(found)
+        return self.final.select(found)
+
+    def _looked_at(self, candidates: Candidates) -> Candidates:
+        return candidates if self.narrowed is None else self.narrowed(candidates)
+
+
+RACE = Race()

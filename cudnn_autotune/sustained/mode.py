@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.race import FinalRules, build_selection, race_selection
-from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.search import at_once, search
+from cudnn_autotune.sampling.race import FinalRules, Race, build_selection, race_selection
+from cudnn_autotune.sampling.search import at_once
 from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.strategy import Candidates, Limits, everything
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sustained.final import SteadyFinal, SteadyTimes
 from cudnn_autotune.sustained.run import SustainedRun, run_alone, run_ms
-from cudnn_autotune.timers.timer import Timer
 
 # The constants of the contenders, which could be faster than the race's leader in a sustained run,
 # are from the records behind docs/findings/power-limit.md and of benchmarks/audit_layers.py.
@@ -110,37 +107,25 @@ def _optimistic_ms(found: SearchState, max_clock_mhz: float | None) -> dict[Cand
     return {c: (found.ms(c) or math.inf) * scale for c in raced}
 
 
-# The sustained run that shows whether the board throttles has so many chunks of 40 ms.
+# Chunks of 40 ms of the sustained run that shows whether the board throttles.
 _PROBE_CHUNKS = 4
 
 
 @dataclass(frozen=True)
-class Sustained:
-    """The mode ``sustained``. ``seed`` fixes the order of turns; with None it is random."""
+class SteadyState:
+    """The steady-state final (a ``sampling.race.Final``)."""
 
-    name: str = "sustained"
-    race_rules: RaceRules = field(default_factory=RaceRules)
-    final_rules: FinalRules = field(default_factory=FinalRules)
-    seed: int | None = None
-    seconds = 5.0
+    rules: FinalRules = field(default_factory=FinalRules)
 
-    def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:
-        return everything(candidates)
-
-    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        # It bounds no steady time, and what is faster may fail when it runs alone.
-        limits = replace(limits, aten_floor_ms=None)
-        found = search(candidates, timer, limits, self.race_rules, self.seed)
-        if not found.is_raced:
-            return None
-        if not could_win(found, math.inf, None, self.final_rules):
+    def select(self, found: SearchState) -> Selection | None:
+        if not could_win(found, math.inf, None, self.rules):
             if not found.screening.out_of_budget:
                 found.remarks.append("no contender within reach: no need to run the leader alone")
             return race_selection(found)
         probe = _probe_leader(found)
         if probe is None:
             return race_selection(found)
-        return _selection(found, probe, self.final_rules)
+        return _selection(found, probe, self.rules)
 
 
 def _probe_leader(found: SearchState) -> SustainedRun | None:
@@ -236,3 +221,6 @@ def _regret_bound(
         were = "contender was" if len(could_lead) == 1 else "contenders were"
         found.remarks.append(f"{len(could_lead)} {were} not run alone and could be faster")
     return math.expm1(max([0.0, *leads, *could_lead]))
+
+
+SUSTAINED = Race("sustained", final=SteadyState(), seconds=5.0)

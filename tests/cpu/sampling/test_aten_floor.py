@@ -10,13 +10,13 @@ from support.simulation import GPU, SimulatedEngine, SimulatedTimer, candidate, 
 
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.sampling.auto import Auto
-from cudnn_autotune.sampling.race import Race
+from cudnn_autotune.sampling.auto import AUTO
+from cudnn_autotune.sampling.race import RACE
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.store.decision import ranked_again
-from cudnn_autotune.sustained.mode import Sustained
+from cudnn_autotune.sustained.mode import SUSTAINED
 
-MODES = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
+MODES = [replace(RACE, seed=0), replace(SUSTAINED, seed=0), replace(AUTO, seed=0)]
 OF_CUDNN = engine("first", 1.0)
 COMPILED = SimulatedEngine(
     replace(candidate("late", 101, 0, "RUNTIME_COMPILATION"), heuristic_mode="A"),
@@ -38,7 +38,9 @@ def chosen(
     return selection, aten
 
 
-@pytest.mark.parametrize("mode", [Race(seed=0), Auto(seed=0)], ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    "mode", [replace(RACE, seed=0), replace(AUTO, seed=0)], ids=lambda mode: mode.name
+)
 @pytest.mark.parametrize("other", [OF_CUDNN, COMPILED], ids=["precompiled", "compiled"])
 def test_it_does_not_run_where_it_cannot_win(other: SimulatedEngine, mode: Strategy) -> None:
     selection, aten = chosen(mode, Limits(aten_floor_ms=1.2), 1.5, other)
@@ -76,7 +78,7 @@ def test_it_serves_where_those_that_were_far_faster_fail(mode: Strategy) -> None
 def test_sustained_times_it_in_any_case() -> None:
     """The bound is of a time in a race, and the best of a race may fail when it runs alone."""
     failing = replace(OF_CUDNN, fails_at_ms=20.0)
-    selection, aten = chosen(Sustained(seed=0), Limits(aten_floor_ms=1.2), 1.3, failing)
+    selection, aten = chosen(replace(SUSTAINED, seed=0), Limits(aten_floor_ms=1.2), 1.3, failing)
     assert selection.winner == aten
     assert aten.time_ms == pytest.approx(1.3, rel=0.1)
 
@@ -92,7 +94,7 @@ def test_a_budget_has_it_timed_in_any_case(mode: Strategy) -> None:
 def test_the_others_are_not_ranked_again_without_it(aten_floor_ms: float | None) -> None:
     """Where the fastest is wrong, they may be slower than PyTorch."""
     limits, slow = Limits(aten_floor_ms=aten_floor_ms), engine("slow", 4.0)
-    selection, aten = chosen(Race(seed=0), limits, 1.3, OF_CUDNN, slow)
+    selection, aten = chosen(replace(RACE, seed=0), limits, 1.3, OF_CUDNN, slow)
     again = ranked_again(selection, selection.winner, {OF_CUDNN.candidate.text}, False, None)
     if aten_floor_ms is None:
         assert again is not None

@@ -26,7 +26,7 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.models.tune import _say_that_nothing_is_tuned
 from cudnn_autotune.models.tuning import Progress, tune_together
-from cudnn_autotune.sampling.auto import Auto
+from cudnn_autotune.sampling.auto import AUTO
 from cudnn_autotune.sampling.model_race import Entrant, ModelRace, is_final, rules, steps_in_model
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.search_state import SearchState
@@ -264,7 +264,7 @@ def by_first_calls(place: Recorded, samples: int) -> dict[ConvProblem, Decision]
     """Fills the store with decisions that no race of a model has made."""
     made = {}
     for problem, name in place.recorded.items():
-        selection = Auto(seed=1).select(*_replay(name), Limits())
+        selection = dataclasses.replace(AUTO, seed=1).select(*_replay(name), Limits())
         assert selection is not None
         selection = dataclasses.replace(selection, total_samples=samples)
         made[problem] = Decision(problem, Policy("auto"), selection)

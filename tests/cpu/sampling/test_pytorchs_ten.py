@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from cudnn_autotune.engines.candidates import QueriedCandidates, named
 from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.unlisted import has_faster_kernels, timed_by_pytorch
-from cudnn_autotune.sampling.auto import Auto, Shortlist
+from cudnn_autotune.sampling.auto import AUTO, Shortlist
 from cudnn_autotune.sampling.strategy import Limits
 
 COMPILED = ("RUNTIME_COMPILATION",)
@@ -105,7 +106,7 @@ def test_the_fastest_of_them_is_chosen(mode: str, text: str, fields: dict[str, A
     ]
     timer = SimulatedTimer(GPU, engines)
     timer.candidates.problem = problem_of(fields)
-    strategy: Any = Auto(seed=0) if mode == "auto" else ca.sampling.get(mode)
+    strategy: Any = replace(AUTO, seed=0) if mode == "auto" else ca.sampling.get(mode)
     assert strategy.select(timer.candidates, timer, Limits()).winner.candidate.text == text
 
 

@@ -20,13 +20,13 @@ from support.simulation import (
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.sampling.auto import Auto
+from cudnn_autotune.sampling.auto import AUTO
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES, FrontendMode
-from cudnn_autotune.sampling.race import Race
+from cudnn_autotune.sampling.race import RACE
 from cudnn_autotune.sampling.strategy import Limits, Strategy
-from cudnn_autotune.sustained.mode import Sustained
+from cudnn_autotune.sustained.mode import SUSTAINED
 
-OURS = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
+OURS = [replace(RACE, seed=0), replace(SUSTAINED, seed=0), replace(AUTO, seed=0)]
 ALL = [*OURS, *FRONTEND_MODES]
 NO_CONTENDER = "no contender within reach: no need to run the leader alone"
 

@@ -30,10 +30,9 @@ from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.sampling.auto import Auto, Shortlist
+from cudnn_autotune.sampling.auto import Shortlist
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy
-from cudnn_autotune.sustained.mode import Sustained
 from cudnn_autotune.timers.timer import Batch, Sample
 
 OURS = ("race", "sustained", "auto")
@@ -43,8 +42,8 @@ RUNS = 50
 
 
 def strategy(mode: str, seed: int) -> Strategy:
-    seeded: dict[str, type[Strategy]] = {"race": Race, "sustained": Sustained, "auto": Auto}
-    return seeded[mode](seed=seed) if mode in seeded else sampling.get(mode)
+    found = sampling.get(mode)
+    return replace(found, seed=seed) if isinstance(found, Race) else found
 
 
 def choose(mode: str, timer: SimulatedTimer, seed: int = 0, **limits: float) -> Selection | None:
