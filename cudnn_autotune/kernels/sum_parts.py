@@ -20,11 +20,15 @@ def sums_bytes(problem: ConvProblem, arrays: int) -> int:
     return 4 * arrays * math.prod(problem.weight_shape)
 
 
-def sum_launch(problem: ConvProblem, arrays: int) -> KernelLaunch:
-    """Returns what adds the arrays at the workspace's beginning, and writes the gradient."""
+def sum_launch(problem: ConvProblem, arrays: int, most_numbers: int = 4) -> KernelLaunch:
+    """Returns what adds the arrays at the workspace's beginning, and writes the gradient.
+
+    Args:
+        most_numbers: Numbers of an array that a thread adds: one, for few weights, or four.
+    """
     weights = math.prod(problem.weight_shape)
     is_whole = weights % 4 == 0 and problem.alignment[1] >= 4 * problem.dtype.itemsize
-    numbers = 4 if is_whole else 1
+    numbers = most_numbers if is_whole else 1
     parts = 1
     while parts < _MOST_PARTS and parts * _ARRAYS_OF_A_THREAD < arrays:
         parts *= 2

@@ -177,3 +177,16 @@ def is_for_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
 def added(problem: ConvProblem) -> list[Address]:
     """Returns the arguments of what a kernel adds to its sums."""
     return [Address("bias")] * problem.bias + [Address("residual")] * problem.residual
+
+
+def is_depthwise_wgrad(problem: ConvProblem) -> bool:
+    """Returns whether it is a depthwise wgrad with a multiplier of 1, whose sizes are such that the
+    kernels count rows and columns in 32 bits."""
+    taps = [d * k for d, k in zip(problem.dilation, problem.weight_shape[2:], strict=True)]
+    tiles = [64 * d * s for d, s in zip(problem.dilation, problem.stride, strict=True)]
+    return (
+        problem.op == "wgrad"
+        and problem.dtype in ELEMENTS
+        and 1 < problem.groups == problem.input_shape[1] == problem.weight_shape[0]
+        and max(*problem.input_shape[2:], *problem.padding, *taps, *tiles) < 1 << 29
+    )

@@ -17,7 +17,12 @@
 // instructions to read 80 bytes a thread. 5x5 of stride 1 is bound by the products.
 //
 // At the end the block adds the sums of its tiles in a fixed order and writes partial sums, which
-// depthwise_wgrad_sum.cu adds. That also says what becomes of NaN and infinities.
+// sum_parts.cu adds.
+//
+// A tile may have columns beyond the image: zeros of dy. Where they meet an x that is infinite or
+// NaN, a sum that does not depend on it becomes NaN. So a thread keeps its sums from before such a
+// tile, and if one of them becomes NaN, adds the tile again without these products. x outside of
+// its image counts as zero, which a dy that is not finite makes NaN.
 //
 // Macros: ELEMENT, CHANNELS, COLUMNS, DEPTHS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, THREADS,
 // MIN_BLOCKS.
@@ -86,11 +91,14 @@ __device__ __forceinline__ unsigned columns_inside(int first, int pitch, int wid
   return mask;
 }
 
-// Adds the products of a row of x, of a phase, with the rows of dy that it meets in step `step`.
+// Adds the products of a row of x, of a phase, with the rows of dy that it meets in step `step`;
+// if `exact`, of the columns of dy whose bit is in `y_columns`.
+template <bool exact>
 __device__ __forceinline__ void add_products(float (&sums)[KERNEL_H][KERNEL_W][CHANNELS],
                                              const float (&window)[kWindow][CHANNELS],
                                              const float (&y_rows)[kSlots][COLUMNS][CHANNELS],
-                                             int phase, int step, int row_count) {
+                                             int phase, int step, int row_count,
+                                             unsigned y_columns) {
 #pragma unroll
   for (int m = 0; m < kSlots; ++m) {
     const int kh = phase + STRIDE_H * m;
@@ -101,12 +109,160 @@ __device__ __forceinline__ void add_products(float (&sums)[KERNEL_H][KERNEL_W][C
     for (int kw = 0; kw < KERNEL_W; ++kw) {
 #pragma unroll
       for (int t = 0; t < COLUMNS; ++t) {
+        if (exact && (y_columns >> t & 1) == 0) continue;
 #pragma unroll
         for (int v = 0; v < CHANNELS; ++v) {
           sums[kh < KERNEL_H ? kh : 0][kw][v] += window[t * STRIDE_W + kw][v] * y_rows[m][t][v];
         }
       }
     }
+  }
+}
+
+struct Sizes {
+  int channels;
+  int in_d, in_h, in_w, out_d, out_h, out_w;
+  int stride_d, pad_d, pad_h, pad_w, dilation_d, dilation_h, dilation_w;
+  int tiles_down, tiles_across, rows;  // rows of a tile
+};
+
+constexpr int kSums = kTaps * CHANNELS;
+struct Sums {
+  float of[DEPTHS][KERNEL_H][KERNEL_W][CHANNELS];
+};
+
+// Whether one of the sums is NaN.
+__device__ __forceinline__ bool has_nan(const Sums& sums) {
+  const float* const first = &sums.of[0][0][0][0];
+  bool found = false;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) found |= first[i] != first[i];
+  return found;
+}
+
+// The tile's first column of dy.
+__device__ __forceinline__ int column_of(const Sizes& s, int tile) {
+  const int across = tile % s.tiles_across;
+  return across % s.dilation_w + across / s.dilation_w * COLUMNS * s.dilation_w;
+}
+
+// Adds the products of a tile. If `exact`, none with dy beyond the image, and it ends when all sums
+// are NaN that are in `wrong`.
+template <bool exact>
+__device__ __forceinline__ void add_tile(Sums& sums, const Sums& wrong, const ELEMENT* x,
+                                         const ELEMENT* dy, const Sizes& s, int tile, int channel,
+                                         int first_depth) {
+  const long long bytes = sizeof(ELEMENT) * static_cast<long long>(s.channels);  // per pixel
+  const unsigned pixel_bytes = sizeof(ELEMENT) * s.channels * s.dilation_w;  // to the tile's next
+  const long long x_line_bytes = s.dilation_h * (s.in_w * bytes),
+                  y_line_bytes = s.dilation_h * (s.out_w * bytes);
+  const long long x_depth_bytes = s.dilation_d * (s.in_h * (s.in_w * bytes));
+  const int down = tile / s.tiles_across % s.tiles_down;
+  const int plane = tile / s.tiles_across / s.tiles_down;  // a plane of dy
+  const int image = plane / s.out_d;
+  const int x_depth = plane % s.out_d * s.stride_d - s.pad_d + first_depth * s.dilation_d;
+  const int y_column = column_of(s, tile);
+  const int x_column = y_column * STRIDE_W - s.pad_w;
+  int y_row = down % s.dilation_h + down / s.dilation_h * s.rows * s.dilation_h;
+  int x_row = y_row * STRIDE_H - s.pad_h;
+  const unsigned y_columns = columns_inside<COLUMNS, 1, 1>(y_column, s.dilation_w, s.out_w);
+  unsigned x_columns[DEPTHS];
+#pragma unroll
+  for (int kd = 0; kd < DEPTHS; ++kd) {
+    const int depth = x_depth + kd * s.dilation_d;
+    x_columns[kd] = columns_inside<kWindow, STRIDE_W, KERNEL_W>(x_column, s.dilation_w, s.in_w);
+    if (depth < 0 || depth >= s.in_d) x_columns[kd] = 0;
+  }
+  const char* x_line =
+      reinterpret_cast<const char*>(x + channel) +
+      (((static_cast<long long>(image) * s.in_d + x_depth) * s.in_h + x_row) * s.in_w + x_column) *
+          bytes;
+  const char* y_line =
+      reinterpret_cast<const char*>(dy + channel) +
+      ((static_cast<long long>(plane) * s.out_h + y_row) * s.out_w + y_column) * bytes;
+  const int row_count = min(s.rows, (s.out_h - 1 - y_row + s.dilation_h) / s.dilation_h);
+
+  // Loads the next row of x in each depth, in turns, or of dy, and goes on to the following one.
+  Pixel x_next[kPhases][DEPTHS][kWindow], y_next[COLUMNS];
+  const auto load_x = [&](int phase, int kd) {
+    const unsigned mask = x_row >= 0 && x_row < s.in_h ? x_columns[kd] : 0;
+    const char* pixel = x_line + kd * x_depth_bytes;
+#pragma unroll
+    for (int j = 0; j < kWindow; ++j, pixel = kept(pixel + pixel_bytes)) {
+      x_next[phase][kd][j] = load_pixel(pixel, mask >> j & 1);
+    }
+    if (kd + 1 < DEPTHS) return;
+    const int on = phase + 1 < kPhases ? 1 : STRIDE_H - kPhases + 1;
+    x_row += on * s.dilation_h;
+    x_line = kept(x_line + on * x_line_bytes);
+  };
+  const auto load_y = [&](int index) {
+    const unsigned mask = index < row_count ? y_columns : 0;
+    const char* pixel = y_line;
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j, pixel = kept(pixel + pixel_bytes)) {
+      y_next[j] = load_pixel(pixel, mask >> j & 1);
+    }
+    y_line = kept(y_line + y_line_bytes);
+  };
+  load_y(0);
+#pragma unroll
+  for (int phase = 0; phase < kPhases; ++phase) {
+#pragma unroll
+    for (int kd = 0; kd < DEPTHS; ++kd) load_x(phase, kd);
+  }
+
+  float y_rows[kSlots][COLUMNS][CHANNELS] = {};  // row i - m is in slot m
+#pragma unroll 1
+  for (int i = 0; i < row_count + kSlots - 1; ++i) {
+#pragma unroll
+    for (int m = kSlots - 1; m >= 0; --m) {
+#pragma unroll
+      for (int t = 0; t < COLUMNS; ++t) {
+        if (m == 0) {
+          to_floats(y_next[t], y_rows[m][t]);
+        } else {
+#pragma unroll
+          for (int v = 0; v < CHANNELS; ++v) {
+            y_rows[m][t][v] = y_rows[m > 0 ? m - 1 : 0][t][v];
+          }
+        }
+      }
+    }
+    load_y(i + 1);
+#pragma unroll
+    for (int phase = 0; phase < kPhases; ++phase) {
+#pragma unroll
+      for (int kd = 0; kd < DEPTHS; ++kd) {
+        float window[kWindow][CHANNELS];
+#pragma unroll
+        for (int j = 0; j < kWindow; ++j) to_floats(x_next[phase][kd][j], window[j]);
+        load_x(phase, kd);
+        add_products<exact>(sums.of[kd], window, y_rows, phase, i, row_count, y_columns);
+      }
+    }
+    if constexpr (exact) {
+      const float* const now = &sums.of[0][0][0][0];
+      const float* const then = &wrong.of[0][0][0][0];
+      bool is_known = true;
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) is_known &= now[k] != now[k] || then[k] == then[k];
+      if (is_known) break;
+    }
+  }
+}
+
+// Corrects sums that a tile has made NaN, from those before it.
+__device__ __noinline__ void correct(Sums& sums, const Sums& before, const ELEMENT* x,
+                                     const ELEMENT* dy, Sizes s, int tile, int channel,
+                                     int first_depth) {
+  Sums exact = before;
+  add_tile<true>(exact, sums, x, dy, s, tile, channel, first_depth);
+  float* const to = &sums.of[0][0][0][0];
+  const float* const from = &exact.of[0][0][0][0];
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    if (to[i] != to[i]) to[i] = from[i];
   }
 }
 
@@ -122,104 +278,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int threads = lanes * blockDim.y;
   const int first_channel = blockIdx.y * lanes * CHANNELS,
             channel = first_channel + lane * CHANNELS;
-  const long long bytes = sizeof(ELEMENT) * static_cast<long long>(channels);  // per pixel
+  const Sizes s{channels,   in_d,       in_h,       in_w,         out_d, out_h,
+                out_w,      stride_d,   pad_d,      pad_h,        pad_w, dilation_d,
+                dilation_h, dilation_w, tiles_down, tiles_across, rows};
 
-  const unsigned pixel_bytes = sizeof(ELEMENT) * channels * dilation_w;  // to the next of a tile
-  const long long x_line_bytes = dilation_h * (in_w * bytes),
-                  y_line_bytes = dilation_h * (out_w * bytes);
-  const long long x_depth_bytes = dilation_d * (in_h * (in_w * bytes));
-
-  float sums[DEPTHS][KERNEL_H][KERNEL_W][CHANNELS] = {};
-
+  Sums sums = {};
   const int first_depth = blockIdx.z * DEPTHS;  // the first depth of the taps
   const int begin = channel < channels ? blockIdx.x * blockDim.y + threadIdx.y : tiles;
 #pragma unroll 1
-  for (long long tile = begin; tile < tiles; tile += gridDim.x * blockDim.y) {
-    const int across = static_cast<int>(tile) % tiles_across;
-    const int down = static_cast<int>(tile) / tiles_across % tiles_down;
-    const int plane = static_cast<int>(tile) / tiles_across / tiles_down;  // a plane of dy
-    const int image = plane / out_d;
-    const int x_depth = plane % out_d * stride_d - pad_d + first_depth * dilation_d;
-    const int y_column = across % dilation_w + across / dilation_w * COLUMNS * dilation_w;
-    const int x_column = y_column * STRIDE_W - pad_w;
-    int y_row = down % dilation_h + down / dilation_h * rows * dilation_h;
-    int x_row = y_row * STRIDE_H - pad_h;
-    const unsigned y_columns = columns_inside<COLUMNS, 1, 1>(y_column, dilation_w, out_w);
-    unsigned x_columns[DEPTHS];
-#pragma unroll
-    for (int kd = 0; kd < DEPTHS; ++kd) {
-      const int depth = x_depth + kd * dilation_d;
-      x_columns[kd] = columns_inside<kWindow, STRIDE_W, KERNEL_W>(x_column, dilation_w, in_w);
-      if (depth < 0 || depth >= in_d) x_columns[kd] = 0;
-    }
-    const char* x_line =
-        reinterpret_cast<const char*>(x + channel) +
-        (((static_cast<long long>(image) * in_d + x_depth) * in_h + x_row) * in_w + x_column) *
-            bytes;
-    const char* y_line =
-        reinterpret_cast<const char*>(dy + channel) +
-        ((static_cast<long long>(plane) * out_h + y_row) * out_w + y_column) * bytes;
-    const int row_count = min(rows, (out_h - 1 - y_row + dilation_h) / dilation_h);
-
-    // Loads the next row of x in each depth, in turns, or of dy, and goes on to the following one.
-    Pixel x_next[kPhases][DEPTHS][kWindow], y_next[COLUMNS];
-    const auto load_x = [&](int phase, int kd) {
-      const unsigned mask = x_row >= 0 && x_row < in_h ? x_columns[kd] : 0;
-      const char* pixel = x_line + kd * x_depth_bytes;
-#pragma unroll
-      for (int j = 0; j < kWindow; ++j, pixel = kept(pixel + pixel_bytes)) {
-        x_next[phase][kd][j] = load_pixel(pixel, mask >> j & 1);
-      }
-      if (kd + 1 < DEPTHS) return;
-      const int on = phase + 1 < kPhases ? 1 : STRIDE_H - kPhases + 1;
-      x_row += on * dilation_h;
-      x_line = kept(x_line + on * x_line_bytes);
-    };
-    const auto load_y = [&](int index) {
-      const unsigned mask = index < row_count ? y_columns : 0;
-      const char* pixel = y_line;
-#pragma unroll
-      for (int j = 0; j < COLUMNS; ++j, pixel = kept(pixel + pixel_bytes)) {
-        y_next[j] = load_pixel(pixel, mask >> j & 1);
-      }
-      y_line = kept(y_line + y_line_bytes);
-    };
-    load_y(0);
-#pragma unroll
-    for (int phase = 0; phase < kPhases; ++phase) {
-#pragma unroll
-      for (int kd = 0; kd < DEPTHS; ++kd) load_x(phase, kd);
-    }
-
-    float y_rows[kSlots][COLUMNS][CHANNELS] = {};  // row i - m is in slot m
-#pragma unroll 1
-    for (int i = 0; i < row_count + kSlots - 1; ++i) {
-#pragma unroll
-      for (int m = kSlots - 1; m >= 0; --m) {
-#pragma unroll
-        for (int t = 0; t < COLUMNS; ++t) {
-          if (m == 0) {
-            to_floats(y_next[t], y_rows[m][t]);
-          } else {
-#pragma unroll
-            for (int v = 0; v < CHANNELS; ++v) {
-              y_rows[m][t][v] = y_rows[m > 0 ? m - 1 : 0][t][v];
-            }
-          }
-        }
-      }
-      load_y(i + 1);
-#pragma unroll
-      for (int phase = 0; phase < kPhases; ++phase) {
-#pragma unroll
-        for (int kd = 0; kd < DEPTHS; ++kd) {
-          float window[kWindow][CHANNELS];
-#pragma unroll
-          for (int j = 0; j < kWindow; ++j) to_floats(x_next[phase][kd][j], window[j]);
-          load_x(phase, kd);
-          add_products(sums[kd], window, y_rows, phase, i, row_count);
-        }
-      }
+  for (long long next = begin; next < tiles; next += gridDim.x * blockDim.y) {
+    const int tile = static_cast<int>(next);
+    const bool is_cut = column_of(s, tile) + (COLUMNS - 1) * dilation_w >= out_w;
+    Sums before;
+    if (COLUMNS > 1 && is_cut) before = sums;
+    add_tile<false>(sums, sums, x, dy, s, tile, channel, first_depth);
+    if (COLUMNS > 1 && is_cut && has_nan(sums)) {
+      Sums again = sums;
+      correct(again, before, x, dy, s, tile, channel, first_depth);
+      sums = again;
     }
   }
 
@@ -235,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
       for (int v = 0; v < CHANNELS; ++v) {
         row_sums[(kw * CHANNELS + v) * threads + thread] =
-            sums[line / KERNEL_H][line % KERNEL_H][kw][v];
+            sums.of[line / KERNEL_H][line % KERNEL_H][kw][v];
       }
     }
     __syncthreads();

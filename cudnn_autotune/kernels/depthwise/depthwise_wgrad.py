@@ -11,14 +11,14 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.kernels.depthwise.depthwise_sizes import Layer, is_dilation_small
-from cudnn_autotune.kernels.depthwise.depthwise_wgrad_sum import (
+from cudnn_autotune.kernels.depthwise.depthwise_sizes import (
+    Layer,
     is_depthwise_wgrad,
-    partial_bytes,
-    sum_launch,
+    is_dilation_small,
 )
 from cudnn_autotune.kernels.family import INT32_MAX, KernelFamily
 from cudnn_autotune.kernels.sources import ELEMENTS, source, version_of
+from cudnn_autotune.kernels.sum_parts import sum_launch, sums_bytes
 
 _LEAST_CHANNELS = 8  # below, accesses are too narrow
 _MOST_TAPS = 49  # per depth, so that a thread's registers hold their sums
@@ -212,12 +212,14 @@ class DepthwiseWgrad(KernelFamily[_Tile]):
     numerical_notes = ()
 
     def workspace_bytes(self, problem: ConvProblem, tiling: _Tile, gpu: Gpu) -> int:
-        return partial_bytes(problem, tiling.splits(gpu))
+        return sums_bytes(problem, tiling.splits(gpu))
 
     def build(self, problem: ConvProblem, tiling: _Tile, gpu: Gpu) -> Recipe:
         splits = tiling.splits(gpu)
         add = _launch(problem, tiling, gpu)
-        return Recipe((add, sum_launch(problem, splits)), partial_bytes(problem, splits))
+        return Recipe(
+            (add, sum_launch(problem, splits, most_numbers=1)), sums_bytes(problem, splits)
+        )
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> list[_Tile]:
         if not is_depthwise_wgrad(problem) or problem.memory_format == torch.contiguous_format:

@@ -31,6 +31,13 @@
 // such a number of vectors apart that 8 lanes that write vectors of adjacent channels use all
 // banks.
 //
+// A tile may reach beyond the image: zeros of dy. Where they meet an x that is infinite or NaN, a
+// sum that does not depend on it becomes NaN. So what a thread arranges of x that meets them is
+// tested in registers. If some of it is not finite, that is replaced by zeros, and after the
+// products the block adds those with dy inside of the image one by one, unless all sums are NaN by
+// then. They are infinite or NaN, so their order does not matter. x outside of its image counts as
+// zero, which a dy that is not finite makes NaN.
+//
 // What bounds it: for 7x7, memory; an mma needs 2.5 accesses of 128 bytes to shared memory, which
 // take a little longer than the tensor cores. For 31x31 it needs 0.8, and tensor cores are the
 // bound.
@@ -77,6 +84,13 @@ struct Sizes {
   int tiles_down, tiles_across;  // per image
 };
 
+// Rows and columns of dy in a tile.
+constexpr int kTileRows = SIGNAL ? 1 : kRows, kTileColumns = SIGNAL ? 8 * kRows : 8 * COLUMN_BLOCKS;
+// The bits of an exponent.
+__device__ constexpr unsigned exponent_of(half) { return 0x7c00; }
+__device__ constexpr unsigned exponent_of(bfloat16) { return 0x7f80; }
+constexpr unsigned kExponent = exponent_of(ELEMENT{});
+
 struct Tile {
   int image, row, column;  // a place in dy; no image is negative
   int unused;
@@ -99,12 +113,40 @@ __device__ __forceinline__ bool is_inside(int column, int width) {
   return static_cast<unsigned>(column) < static_cast<unsigned>(width);
 }
 
+// The tile's rows and columns of dy that are inside of the image; more if all are.
+struct Inside {
+  int rows, columns;
+
+  __device__ __forceinline__ Inside(const Tile& tile, const Sizes& s)
+      : rows(SIGNAL ? 1 : s.out_h - tile.row), columns(s.out_w - tile.column) {}
+
+  // Whether an x meets a dy of the tile that is beyond the image. Both are in the rows and columns
+  // that are loaded.
+  __device__ __forceinline__ bool meets_outside(int row, int column) const {
+    return (kTileRows > rows && row >= rows) || (kTileColumns > columns && column >= columns);
+  }
+};
+
+__device__ __forceinline__ bool is_not_finite(unsigned bits) { return (~bits & kExponent) == 0; }
+
+// Whether one of eight numbers is not finite. Adding one to the exponent carries into the sign.
+__device__ __forceinline__ bool has_not_finite(const unsigned (&words)[4]) {
+  constexpr unsigned kExponents = kExponent * 0x10001u,
+                     kLowest = (kExponent & -kExponent) * 0x10001u;
+  unsigned found = 0;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) found |= (words[k] & kExponents) + kLowest;
+  return (found & 0x80008000u) != 0;
+}
+
 // Reads `rows` rows of `vectors` vectors of each tile, beginning `up` rows above and `left` columns
-// to the left of it, into planes at `target`. What is outside of the image is zero.
-template <int rows, int vectors, int tile_vectors, int pitch, bool odd>
-__device__ __forceinline__ void arrange(uint4* target, const ELEMENT* tensor, const Tile* tiles,
+// to the left of it, into planes at `target`. What is outside of the image is zero. Returns whether
+// one of the numbers that are `tested`, those that meet dy beyond the image, is not finite.
+template <int rows, int vectors, int tile_vectors, int pitch, bool odd, bool tested>
+__device__ __forceinline__ bool arrange(uint4* target, const ELEMENT* tensor, const Tile* tiles,
                                         const Sizes& s, int first_channel, int up, int left,
                                         int height, int width) {
+  bool found = false;
   constexpr unsigned kCount = TILES * rows * vectors * kUnits;
   constexpr int kUnroll = LOAD_CHANNELS == 4 ? 1 : 2;  // for about as many loads on their way
 #pragma unroll kUnroll
@@ -119,6 +161,8 @@ __device__ __forceinline__ void arrange(uint4* target, const ELEMENT* tensor, co
     const int column = tile.column - left + 8 * (SIGNAL ? row : vector);
     const bool is_row =
         tile.image >= 0 && from_row >= 0 && from_row < height && channel < s.channels;
+    const bool is_tested =
+        tested && Inside(tile, s).meets_outside(SIGNAL ? 0 : row, 8 * (SIGNAL ? row : vector) + 7);
     uint4* const to = target + index * tile_vectors + row * pitch + vector;
     // No tensor has 2^31 elements, so what is read has an index of 32 bits.
     const unsigned image = tile.image;
@@ -144,6 +188,7 @@ __device__ __forceinline__ void arrange(uint4* target, const ELEMENT* tensor, co
           words[k] =
               __byte_perm(pixels[2 * k][c / 2], pixels[2 * k + 1][c / 2], c % 2 ? 0x7632 : 0x5410);
         }
+        if (is_tested) found |= has_not_finite(words);
         to[(unit + c * kUnits) * PLANE] = make_uint4(words[0], words[1], words[2], words[3]);
       }
     } else {
@@ -170,9 +215,131 @@ __device__ __forceinline__ void arrange(uint4* target, const ELEMENT* tensor, co
 #pragma unroll
         for (int k = 0; k < 4; ++k) words[k] = columns[2 * k] | columns[2 * k + 1] << 16;
       }
+      if (is_tested) found |= has_not_finite(words);
       to[plane_of(unit)] = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
+  return found;
+}
+
+// Calls `use` with the vectors of x that meet dy beyond the image, in the planes of an item: with
+// the vector, its tile, the tile's index, the channel, and the row and first column in the tile.
+template <typename Use>
+__device__ __forceinline__ void for_each_cut(uint4* planes, const Sizes& s, int item,
+                                             const Use& use) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < CHANNELS * TILES * kLoadedRows * kLoadedVectors; i += kThreads) {
+    const int vector = i % kLoadedVectors, line = i / kLoadedVectors % kLoadedRows;
+    const int index = i / (kLoadedVectors * kLoadedRows) % TILES;
+    const int channel = i / (kLoadedVectors * kLoadedRows * TILES);
+    const int row = SIGNAL ? 0 : line, column = 8 * (SIGNAL ? line : vector);
+    Tile tile;
+    find_tile(tile, s, item * TILES + index);
+    if (tile.image < 0 || !Inside(tile, s).meets_outside(row, column + 7)) continue;
+    use(planes[plane_of(channel) + index * TILE_X + line * PITCH_X + vector], tile, index, channel,
+        row, column);
+  }
+}
+
+// Replaces what is not finite and meets dy beyond the image by zeros.
+__device__ __forceinline__ void clean(uint4* planes, const Sizes& s, int item) {
+  for_each_cut(planes, s, item, [&](uint4& eight, const Tile& tile, int, int, int row, int column) {
+    const unsigned words[4] = {eight.x, eight.y, eight.z, eight.w};
+    if (!has_not_finite(words)) return;
+    ELEMENT* const numbers = reinterpret_cast<ELEMENT*>(&eight);
+    const Inside inside(tile, s);
+#pragma unroll 1
+    for (int k = 0; k < 8; ++k) {
+      if (inside.meets_outside(row, column + k) && is_not_finite(numbers[k].bits)) {
+        numbers[k].bits = 0;
+      }
+    }
+  });
+}
+
+// Adds the products of what was cleaned with dy inside of the image to `partial`, of a split.
+__device__ __forceinline__ void add_cleaned(uint4* planes, const ELEMENT* x, float* partial,
+                                            const Sizes& s, int item, int first_channel) {
+  for_each_cut(
+      planes, s, item, [&](uint4&, const Tile& tile, int index, int of, int row, int column) {
+        const int channel = first_channel + of, x_row = SIGNAL ? 0 : tile.row - s.pad_h + row;
+        const int x_column = tile.column - s.pad_w + column;
+        if (channel >= s.channels || x_row < 0 || x_row >= s.in_h) return;
+        const unsigned step = CHANNELS_LAST ? s.channels : 1;
+        const unsigned line = CHANNELS_LAST ? tile.image * s.in_h + x_row
+                                            : (tile.image * s.channels + channel) * s.in_h + x_row;
+        const ELEMENT* const from = x + (CHANNELS_LAST ? channel : 0);
+        ELEMENT numbers[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          numbers[k].bits = 0;
+          if (is_inside(x_column + k, s.in_w))
+            numbers[k] = from[(line * s.in_w + x_column + k) * step];
+        }
+        const Inside inside(tile, s);
+        const int rows = min(inside.rows, kTileRows), columns = min(inside.columns, kTileColumns);
+        const ELEMENT* const dy = reinterpret_cast<const ELEMENT*>(planes + TILES * TILE_X +
+                                                                   plane_of(of) + index * TILE_Y);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          if (!is_not_finite(numbers[k].bits) || !inside.meets_outside(row, column + k)) continue;
+#pragma unroll 1
+          for (int kh = max(0, row - rows + 1); kh < min(KERNEL_H, row + 1); ++kh) {
+#pragma unroll 1
+            for (int kw = max(0, column + k - columns + 1); kw < min(KERNEL_W, column + k + 1);
+                 ++kw) {
+              const int y_row = SIGNAL ? (column + k - kw) / 8 : row - kh;
+              const int y_column = SIGNAL ? (column + k - kw) % 8 : column + k - kw;
+              atomicAdd(partial + (channel * KERNEL_H + kh) * KERNEL_W + kw,
+                        to_float(numbers[k]) * to_float(dy[y_row * PITCH_Y * 8 + y_column]));
+            }
+          }
+        }
+      });
+}
+
+// Whether one of `outputs` positions of dy, from `-pad` on, meets one of `size` of x by a tap.
+__device__ __forceinline__ bool is_met(int tap, int pad, int size, int outputs) {
+  return tap - pad < size && tap - pad + outputs > 0;
+}
+
+// Whether all sums of the warp are NaN whose weights meet x inside of the image.
+__device__ __forceinline__ bool are_nan(const float (&sums)[WARP_CHANNELS][WARP_PAIRS][kBlocks][4],
+                                        const Sizes& s, int first_row, int first_channel) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  bool result = true;
+#pragma unroll
+  for (int c = 0; c < WARP_CHANNELS; ++c) {
+#pragma unroll
+    for (int row = 0; row < (SIGNAL ? 1 : 2 * WARP_PAIRS); ++row) {
+      const int kh = first_row + row;
+      const bool is_row = first_channel + c < s.channels && kh < KERNEL_H &&
+                          (SIGNAL || is_met(kh, s.pad_h, s.in_h, s.out_h));
+      unsigned before = 0;
+#pragma unroll
+      for (int m = kSumBlocks - 1; m >= 0; --m) {
+        const int second = SIGNAL ? m % 2 : row % 2;
+        unsigned found = 0;  // bit 8 + i is column 8 m + i of the filter
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const float sum = sums[c][row / 2][m / kStep * kStep][2 * second + k];
+          if (sum != sum) found |= 1u << (8 + g - 2 * t - k);
+        }
+        for (int bits = 16; bits > 0; bits /= 2) {
+          found |= __shfl_xor_sync(0xffffffffu, found, bits);
+        }
+        const unsigned columns = found >> 8 | before;
+        before = found & 0xffu;
+        for (int i = 0; i < 8; ++i) {
+          const int kw = 8 * m + i;
+          if (is_row && kw < KERNEL_W && is_met(kw, s.pad_w, s.in_w, s.out_w)) {
+            result &= columns >> i & 1;
+          }
+        }
+      }
+    }
+  }
+  return result;
 }
 
 // partial is (splits, channels, KERNEL_H, KERNEL_W).
@@ -206,16 +373,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
   }
 
+  float* const split_sums =
+      partial + static_cast<long long>(split) * channels * KERNEL_H * KERNEL_W;
+  bool is_begun = false;  // whether products that were added one by one are in the partial sums
   int item = split * items_a_split;
   for (int i = threadIdx.x; i < TILES; i += kThreads) find_tile(tiles[i], s, item * TILES + i);
 #pragma unroll 1
   for (; item < end; ++item) {
     __syncthreads();
-    arrange<kLoadedRows, kLoadedVectors, TILE_X, PITCH_X, ODD>(planes, x, tiles, s, first_channel,
-                                                               pad_h, pad_w, in_h, in_w);
-    arrange<kRows, COLUMN_BLOCKS, TILE_Y, PITCH_Y, false>(planes + TILES * TILE_X, dy, tiles, s,
-                                                          first_channel, 0, 0, out_h, out_w);
-    __syncthreads();
+    const bool is_found = arrange<kLoadedRows, kLoadedVectors, TILE_X, PITCH_X, ODD, true>(
+        planes, x, tiles, s, first_channel, pad_h, pad_w, in_h, in_w);
+    arrange<kRows, COLUMN_BLOCKS, TILE_Y, PITCH_Y, false, false>(
+        planes + TILES * TILE_X, dy, tiles, s, first_channel, 0, 0, out_h, out_w);
+    const bool is_cleaned = __syncthreads_or(is_found);
+    if (is_cleaned) {
+      clean(planes, s, item);
+      __syncthreads();
+    }
     for (int i = threadIdx.x; i < TILES; i += kThreads) {
       find_tile(tiles[i], s, (item + 1) * TILES + i);
     }
@@ -249,6 +423,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         }
       }
     }
+    if (is_cleaned &&
+        __syncthreads_or(!are_nan(sums, s, first_row, first_channel + warp_channel))) {
+      if (!is_begun) {
+        const int count = min(CHANNELS, channels - first_channel) * KERNEL_H * KERNEL_W;
+        for (int i = threadIdx.x; i < count; i += kThreads) {
+          split_sums[first_channel * KERNEL_H * KERNEL_W + i] = 0.0f;
+        }
+        is_begun = true;
+        __syncthreads();
+      }
+      add_cleaned(planes, x, split_sums, s, item, first_channel);
+    }
   }
 
   // Adds the diagonals, in shared memory of the warp.
@@ -271,13 +457,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       __syncwarp();
       const int kh = first_row + row, channel = first_channel + warp_channel + c;
       if (kh < KERNEL_H && channel < channels) {
-        const long long weight =
-            (static_cast<long long>(split) * channels + channel) * KERNEL_H + kh;
+        float* const to = split_sums + (channel * KERNEL_H + kh) * KERNEL_W;
         for (int kw = lane; kw < KERNEL_W; kw += 32) {
           float sum = 0.0f;
 #pragma unroll
           for (int j = 0; j < 8; ++j) sum += d[(kw + j) * kPitchD + j];
-          partial[weight * KERNEL_W + kw] = sum;
+          if (is_begun) {
+            atomicAdd(to + kw, sum);
+          } else {
+            to[kw] = sum;
+          }
         }
       }
       __syncwarp();

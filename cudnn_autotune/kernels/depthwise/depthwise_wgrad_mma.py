@@ -12,14 +12,10 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.kernels.depthwise.depthwise_sizes import PlanarLayer
-from cudnn_autotune.kernels.depthwise.depthwise_wgrad_sum import (
-    is_depthwise_wgrad,
-    partial_bytes,
-    sum_launch,
-)
+from cudnn_autotune.kernels.depthwise.depthwise_sizes import PlanarLayer, is_depthwise_wgrad
 from cudnn_autotune.kernels.family import KernelFamily, occupancy
 from cudnn_autotune.kernels.sources import ELEMENTS, source, version_of
+from cudnn_autotune.kernels.sum_parts import sum_launch, sums_bytes
 
 _VECTOR_BYTES = 16  # bytes of eight elements
 _MOST_COLUMN_BLOCKS = 8  # iterations of an unrolled loop
@@ -233,12 +229,12 @@ class DepthwiseWgradMma(KernelFamily[_Tiling]):
     version = version_of(__name__)
 
     def workspace_bytes(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> int:
-        return partial_bytes(problem, tiling.splits(gpu))
+        return sums_bytes(problem, tiling.splits(gpu))
 
     def build(self, problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> Recipe:
         splits = tiling.splits(gpu)
-        launches = (_launch(problem, tiling, gpu), sum_launch(problem, splits))
-        return Recipe(launches, partial_bytes(problem, splits))
+        launches = (_launch(problem, tiling, gpu), sum_launch(problem, splits, most_numbers=1))
+        return Recipe(launches, sums_bytes(problem, splits))
 
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if (

@@ -10,10 +10,11 @@ import pytest
 import torch
 from support import cuda_emulation
 from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
-from support.kernels.battery import TINY, offered_settings
+from support.kernels.battery import TINY, Family, offered_settings
 from support.kernels.depthwise import (
     BF16,
     DEPTHWISE,
+    FP32,
     MMA,
     PLAIN,
     PLANES,
@@ -24,6 +25,7 @@ from support.kernels.depthwise import (
     same,
     wgrad,
 )
+from support.kernels.not_finite import scatter
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.kernels.depthwise.depthwise_tile import block_tiles
@@ -171,3 +173,49 @@ def test_sums_are_divided_among_few_blocks(kernel: KernelFamily, problem: ConvPr
         recipe = kernel.recipe(problem, offer.settings, H200)
         assert recipe.workspace_bytes == offer.workspace_bytes
         assert recipe.launches[0].grid[0] >= (100 if kernel is WGRAD.kernel else 133)
+
+
+# Weight gradients
+
+
+@pytest.mark.basic(4)
+@pytest.mark.parametrize(
+    ("family", "problem"),
+    [
+        (WGRAD, wgrad(2, 16, (13, 13), (3, 3), padding=1)),
+        (WGRAD, wgrad(2, 16, (11, 19), (3, 3), stride=2, dtype=FP32)),
+        (WGRAD, wgrad(2, 8, (9, 23), (3, 3), dilation=(1, 2), padding=2, dtype=BF16)),
+        (WGRAD, wgrad(2, 8, (3, 6, 9), (2, 3, 3), padding=1)),
+        (WGRAD_MMA, wgrad(3, 16, (14, 14), (7, 7), padding=3)),
+        (WGRAD_MMA, wgrad(2, 16, (21, 22), (7, 7), dtype=BF16)),
+        (WGRAD_MMA, wgrad(2, 8, (12, 70), (5, 5), padding=2)),
+        (WGRAD_MMA, wgrad(2, 8, (10, 14), (7, 7), padding=3, **PLAIN)),
+        (WGRAD_MMA, wgrad(2, 5, (9, 13), (7, 7), **PLAIN)),
+        (WGRAD_MMA, wgrad(1, 4, (20, 18), (31, 31), padding=15)),
+        (WGRAD_MMA, wgrad(2, 8, (301,), (31,), **PLAIN)),
+        (WGRAD_MMA, wgrad(2, 4, (1, 77), (1, 9), padding=(0, 4))),
+        (WGRAD_MMA, wgrad(2, 8, (12, 12), (4, 6), padding=(0, 6, 2, 1))),
+    ],
+    ids=lambda value: getattr(value, "text", None),
+)
+def test_what_is_not_finite_near_the_end_of_lines(family: Family, problem: ConvProblem) -> None:
+    """Tiles that reach beyond the image, where zeros meet it."""
+    for gpu in (H200, TINY):
+        for settings in family.settings_of(problem, gpu)[: family.most]:
+            for seed in range(8):
+                tensors = random_tensors(problem)
+                scatter(tensors["x" if seed % 4 else "y"], seed)
+                check_not_finite(family.kernel, problem, settings, tensors, gpu=gpu)
+
+
+@pytest.mark.parametrize("size", [(7, 7), (13, 11)])
+def test_images_full_of_what_is_not_finite(size: tuple[int, int]) -> None:
+    """Half of the channels of one image, and then of the last columns; all of dy is positive."""
+    problem = wgrad(2, 16, size, (7, 7), padding=3)
+    settings = WGRAD_MMA.settings_of(problem, TINY)[0]
+    for place in ((0, slice(0, 7)), (slice(None), slice(0, 7), slice(None), -1)):
+        for value in (torch.nan, torch.inf):
+            tensors = random_tensors(problem)
+            tensors["y"].abs_()
+            tensors["x"][place] = value
+            check_not_finite(WGRAD_MMA.kernel, problem, settings, tensors, gpu=TINY)

@@ -41,3 +41,19 @@ PATTERNS: dict[str, Callable[[Tensor, torch.Generator], None]] = {
     "one NaN": _one_nan,
 }
 """Name -> what writes the pattern into a tensor of normal numbers."""
+
+
+def scatter(tensor: Tensor, seed: int) -> None:
+    """Writes NaN and infinities to one to three places, most of them near the end of a line or of
+    an image."""
+    where = torch.Generator().manual_seed(seed)
+
+    def drawn(count: int) -> int:
+        return int(torch.randint(count, (), generator=where))
+
+    for _ in range(1 + drawn(3)):
+        place = [drawn(size) for size in tensor.shape]
+        for i in range(2, tensor.dim()):
+            if drawn(3):
+                place[i] = tensor.shape[i] - 1 - drawn(min(4, tensor.shape[i]))
+        tensor[tuple(place)] = (torch.nan, torch.inf, -torch.inf)[drawn(3)]
