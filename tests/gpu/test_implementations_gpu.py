@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import checkout
 from support.conv.references import assert_close
 from support.kernels import user_kernels
 from support.kernels.user_implementations import registered
@@ -26,7 +25,6 @@ from cudnn_autotune.timers.timer import Batch
 
 pytestmark = pytest.mark.gpu
 
-TESTS = checkout.TESTS
 ALLOWED = 4e-3
 HARMFUL = {
     "wrong": "its output is wrong",
@@ -148,7 +146,6 @@ def test_it_is_run_and_timed_by_name() -> None:
 
 _LATER = """
 import sys
-sys.path.insert(0, {tests!r})
 import torch
 import cudnn_autotune as ca
 from support.kernels import user_kernels
@@ -182,7 +179,7 @@ def test_another_process_takes_it_from_the_store(version: str, served: str, tmp_
     register(user_kernels.build_recipe)
     call(*operands())
     assert chosen() == "mine@1:right"
-    code = _LATER.format(tests=str(TESTS), store=str(tmp_path / "store"), version=version)
+    code = _LATER.format(store=str(tmp_path / "store"), version=version)
     done = python("-c", code, cwd=PACKAGE_PARENT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == served

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support import checkout
 from support.conv.references import assert_close
 from support.processes.subprocesses import evaluate
 from torch import nn
@@ -32,7 +31,6 @@ from cudnn_autotune.tuning import prefetching
 pytestmark = [pytest.mark.gpu, pytest.mark.compiles]
 
 ALLOWED = 2e-2
-TESTS = str(checkout.TESTS)
 # SiLU is computed by no other engines than those that are compiled.
 FUSED = ca.ConvProblem(
     "fprop",
@@ -130,9 +128,8 @@ def test_a_plan_that_is_read_back_computes_the_same(problem: ca.ConvProblem) -> 
         pytest.skip("no engine for it is compiled at run time")
 
 
-SECOND = f"""
+SECOND = """
 import json, sys
-sys.path.insert(0, {TESTS!r})
 import torch
 import cudnn_autotune as ca
 from cudnn_autotune.store import kept_plans

@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,7 +185,6 @@ def test_the_variable_has_a_summary_at_the_end(rank: str, ending: str) -> None:
     """After the traceback, if there is one, and of several ranks on the first."""
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from support.store.decisions import decision
 from cudnn_autotune.tuning import choice_log
 from cudnn_autotune.tuning.choice import Choice

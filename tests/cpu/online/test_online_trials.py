@@ -19,9 +19,8 @@ from typing import cast
 
 import pytest
 import torch
-from support import checkout
 from support.conv.problems import make
-from support.processes.subprocesses import PACKAGE_PARENT, python
+from support.processes.subprocesses import IMPORTS, PACKAGE_PARENT, python
 from support.simulation import candidate
 from support.tuning.made_up_plans import plan_of
 from support.tuning.online_trials import FIRST, NOISE, Calls, Undecided, race_of
@@ -317,7 +316,6 @@ def test_a_compiled_one_that_is_fastest_wins_while_calls_go_on() -> None:
 
 # ``online``: a trial that the end of a process interrupts goes on in the next one
 
-TESTS = str(checkout.TESTS)
 GPU = devices.load("h200")
 PROBLEM = make("resnet_fp16_nhwc").text
 TIMES = {"c0": 1.4, "c1": 1.012, "c2": 1.0, "c3": 1.02, "c4": 1.9}
@@ -532,9 +530,8 @@ def test_what_is_damaged_or_anothers_is_not_believed(folder: Path) -> None:
 
 # Real processes, which end in the middle of a trial
 
-PROCESS = f"""
+PROCESS = """
 import os, sys, time
-sys.path.insert(0, {TESTS!r})
 import cudnn_autotune as ca
 from cudnn_autotune.engines import devices
 from cudnn_autotune.engines.selection import Measurement
@@ -555,10 +552,10 @@ earlier = committer.earlier()
 print(earlier.rounds, flush=True)
 one = Undecided(earlier=earlier)
 one.trial.committer = committer
-others = [candidate(f"eng{{i}}:", i) for i in (1, 2)]
+others = [candidate(f"eng{i}:", i) for i in (1, 2)]
 others.sort(key=earlier.place)
 one.join(*others)
-times = {{"eng1:": 1.0, "eng2:": 1.004}}
+times = {"eng1:": 1.0, "eng2:": 1.004}
 one.turns(15, [1.3, *(times[other.text] for other in others)])
 TUNER.add(one.trial)
 """
@@ -582,7 +579,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), TUNER.undecided)
 
 def killed(folder: Path) -> str:
     """Kills a process once it has kept its trial; returns what it has printed."""
-    env = {**os.environ, "CUDNN_AUTOTUNE_CACHE": "read_write", "PYTHONPATH": PACKAGE_PARENT}
+    env = {**os.environ, "CUDNN_AUTOTUNE_CACHE": "read_write", "PYTHONPATH": IMPORTS}
     env["CUDNN_AUTOTUNE_CACHE_DIR"] = str(folder)
     code = PROCESS.replace("TUNER.add", "online_tuner._KEEP_EVERY_S = 0.05\nTUNER.add")
     command = [sys.executable, "-c", f"{code}\ntime.sleep(60)"]

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import checkout
 from support.processes.subprocesses import evaluate_forked, forked
 
 from cudnn_autotune.store import checked_outputs, private_folder
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
 from cudnn_autotune.store.private_folder import PrivateFolder
 
-TESTS = str(checkout.TESTS)
 HERE = {"gpu": "NVIDIA H200"}
 ENGINE = "eng1"
 
@@ -41,7 +39,7 @@ def in_a_child(body: str, folder: Path) -> Any:
     code = f"""
 import json, math, os, resource, sys
 from pathlib import Path
-sys.path[:0] = [{TESTS!r}, {str(Path(__file__).parent)!r}]
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_checked_outputs_disk import ENGINE, believed, file_of, opened
 from support.store.unprivileged import drop_capabilities
 folder = Path({str(folder)!r})

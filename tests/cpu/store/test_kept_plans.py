@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import checkout
 from support.conv.problems import make
 from support.processes.subprocesses import evaluate_forked
 
@@ -28,7 +27,6 @@ from cudnn_autotune.store.private_folder import PrivateFolder
 pytestmark = pytest.mark.search
 
 PROBLEM = make("resnet_fp16_nhwc")
-TESTS = str(checkout.TESTS)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +78,6 @@ def begin(folder: Path) -> str:
     """The first lines of the code of another process."""
     return f"""
 import resource, sys
-sys.path.insert(0, {TESTS!r})
 from support.conv.problems import make
 import cudnn_autotune as ca
 from cudnn_autotune import _C
@@ -324,7 +321,6 @@ def test_processes_that_write_the_same_plans_and_are_killed(tmp_path: Path) -> N
     told = json.loads(
         evaluate_forked(f"""
 import json, pathlib, sys
-sys.path.insert(0, {TESTS!r})
 from support.store import plan_writers
 print(json.dumps(plan_writers.killed(pathlib.Path({str(tmp_path)!r}), 20)))
 """)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import checkout
 from support.processes.subprocesses import evaluate_forked
 from support.store.decisions import H200, L4, decision, timed
 
@@ -23,7 +22,6 @@ from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning.choice import Choice
 
 PEAKS = Peaks(4e9, {"float16": 8e11, "float32": 5e10, "float64": 6e10}, 0.002)
-TESTS = str(checkout.TESTS)
 
 
 def peaks_in(place: Path, environment: Environment = H200) -> Peaks | None:
@@ -125,7 +123,7 @@ WRITER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-sys.path[:0] = [{tests!r}, {here!r}]
+sys.path.insert(0, {here!r})
 from support.store.decisions import H200
 from test_peaks_file import PEAKS
 from cudnn_autotune.store import peaks_file
@@ -139,7 +137,7 @@ print("written")
 def test_processes_that_write_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     peaks_file.keep(tmp_path, H200, PEAKS)
     codes = [
-        WRITER.format(tests=TESTS, here=str(Path(__file__).parent), folder=str(tmp_path), first=n)
+        WRITER.format(here=str(Path(__file__).parent), folder=str(tmp_path), first=n)
         for n in range(0, 100, 25)
     ]
     seen = 0

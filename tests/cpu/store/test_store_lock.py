@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import checkout
 from support.processes.subprocesses import evaluate_forked
 from support.store.decisions import H200, decision, problem
 
@@ -26,7 +25,6 @@ from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.file_store import Store
 
 OTHER = 54321  # a user that has no account
-TESTS = str(checkout.TESTS)
 
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -199,7 +197,6 @@ def test_with_warnings_as_errors_decisions_stay_in_memory(
         store = Store(path, H200)
     told = evaluate_forked(  # this process has been warned, another one has not
         f"""
-import sys; sys.path.insert(0, {TESTS!r})
 import json, warnings
 from support.store.decisions import *
 from cudnn_autotune.store.file_store import Store

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import checkout
 from support.processes.subprocesses import evaluate_forked
 from support.store.decisions import FRONTIER, H200, decision, selection
 
@@ -19,7 +18,6 @@ def run(function: str, folder: Path, *numbers: int) -> dict[str, Any]:
     """What a function of store_writers.py returns, in a process of its own."""
     code = f"""
 import json, pathlib, sys, warnings
-sys.path.insert(0, {str(checkout.TESTS)!r})
 warnings.simplefilter("error")
 from support.store import writers as store_writers
 print(json.dumps(store_writers.{function}(pathlib.Path({str(folder)!r}), *{numbers!r})))

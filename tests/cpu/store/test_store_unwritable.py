@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import checkout
 from support.processes.subprocesses import evaluate_forked
 from support.store.decisions import H200, decision, problem, selection
 
 from cudnn_autotune.store import disk_file
 from cudnn_autotune.store.file_store import Store
-
-TESTS = str(checkout.TESTS)
 
 
 def in_a_child(body: str, folder: Path) -> Any:
@@ -30,7 +27,6 @@ def in_a_child(body: str, folder: Path) -> Any:
     code = f"""
 import json, os, resource, sys, warnings
 from pathlib import Path
-sys.path.insert(0, {TESTS!r})
 from support.store.decisions import *
 from support.store.unprivileged import drop_capabilities
 from cudnn_autotune.store.file_store import Store

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import checkout
 from support.conv.problems import make
 from support.processes.subprocesses import python
 from support.store.decisions import H200
@@ -41,7 +40,6 @@ pytestmark = pytest.mark.search
 
 GPU = devices.load("h200")
 PROBLEM = make("resnet_fp16_nhwc")
-TESTS = str(checkout.TESTS)
 
 
 @pytest.fixture(autouse=True)
@@ -273,9 +271,8 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_has_not() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-EXIT = f"""
+EXIT = """
 import atexit, sys
-sys.path.insert(0, {TESTS!r})
 from support.conv.problems import make
 from cudnn_autotune import _C
 from cudnn_autotune.engines import devices

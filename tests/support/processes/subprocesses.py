@@ -15,9 +15,12 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import cudnn_autotune as ca
+from support.checkout import TESTS
 
 # The package under test, wherever it lies: a process started in another folder must find it too.
 PACKAGE_PARENT = str(Path(ca.__file__).resolve().parents[1])
+IMPORTS = os.pathsep.join((PACKAGE_PARENT, str(TESTS)))
+"""The folders of the package and of ``support``, which a process that tests start imports from."""
 
 
 def python(
@@ -27,9 +30,7 @@ def python(
     user's store; does not raise."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("CUDNN_AUTOTUNE_")}
     clean["CUDNN_AUTOTUNE_CACHE"] = "off"
-    clean["PYTHONPATH"] = os.pathsep.join(
-        p for p in (PACKAGE_PARENT, clean.get("PYTHONPATH", "")) if p
-    )
+    clean["PYTHONPATH"] = os.pathsep.join(p for p in (IMPORTS, clean.get("PYTHONPATH", "")) if p)
     return subprocess.run(
         [sys.executable, *arguments],
         env={**clean, **(env or {})},
