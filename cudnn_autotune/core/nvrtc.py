@@ -85,7 +85,8 @@ def _library() -> ctypes.CDLL:
     major = str(torch.version.cuda).partition(".")[0]
     name = f"libnvrtc.so.{major}"
     wheels = Path(torch.__file__).parent.parent / "nvidia"
-    folders = (wheels / f"cu{major}" / "lib", wheels / "cuda_nvrtc" / "lib")  # of CUDA 13; of 12
+    # The folders of the wheels of CUDA 13 and of CUDA 12.
+    folders = (wheels / f"cu{major}" / "lib", wheels / "cuda_nvrtc" / "lib")
     loaded = [(name, os.RTLD_NOW | os.RTLD_NOLOAD)]
     opened = [(str(folder / name), os.RTLD_NOW) for folder in folders] + [(name, os.RTLD_NOW)]
     why = ""

@@ -1,4 +1,4 @@
-"""What can be known to be wrong of a recipe before anything is compiled or built."""
+"""Checks of a recipe before anything is compiled or built."""
 
 from __future__ import annotations
 

@@ -76,6 +76,7 @@ def test_short_calls_are_timed_with_the_host(kind: str) -> None:
         found = CALLS[kind](x)
     torch.testing.assert_close(found, CALLS[kind](x.double()).float(), rtol=1e-4, atol=1e-4)
     (choice,) = ca.norm_choices()
+    assert choice.times_ms, choice
     by_gpu = min(choice.times_ms, key=choice.times_ms.__getitem__)
     if by_gpu != "pytorch":
         times = choice.call_times_ms
