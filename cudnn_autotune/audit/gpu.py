@@ -34,7 +34,7 @@ _STEADY_CALLS = 3
 # Limits for a mode that decides in later calls; most layers take some hundred calls.
 _MOST_CALLS = 20_000
 _MOST_S = 30.0
-# The loop waits for the GPU every so many calls, like a training loop that reads its loss.
+# Calls between two waits for the GPU, as in a training loop that reads its loss.
 _CALLS_AT_ONCE = 16
 # Meanwhile a model would compute other layers, while engines of this one are compiled.
 _OTHER_LAYERS_S = 0.02

@@ -116,7 +116,7 @@ _HOPELESS = 5.0
 # After one sample, with the clock perhaps still rising, a candidate this slow is left out.
 _FAR = 1.6
 _RACE_ROUNDS = 2
-# At most so many candidates, up to this factor behind the best, reach the rounds.
+# The most candidates that reach the rounds, and the most that their time exceeds the best's.
 _SURVIVORS = 10
 _WITHIN = 1.10
 _BATCH_MS = 0.5

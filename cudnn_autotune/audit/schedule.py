@@ -103,7 +103,7 @@ def steps(config: AuditConfig) -> list[Step]:
 
 _LEAST_S = 1.0
 _SAVE_EVERY_S = 10.0
-# After so many processes lost at a step, the session gives up the rest of its cases.
+# The number of processes lost at a step after which the session gives up its other cases.
 _MOST_LOST = 3
 
 Report = Callable[[str], None]

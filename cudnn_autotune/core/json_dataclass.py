@@ -18,7 +18,7 @@ _DIGITS = 6
 
 
 def encode(value: Any, digits: int = _DIGITS) -> Any:
-    """The value as dicts, lists, texts, bools, None and numbers of so many significant digits.
+    """The value as dicts, lists, texts, bools, None and numbers of ``digits`` significant digits.
 
     Infinity and NaN become None. A number of 17 digits is exact.
     """

@@ -29,8 +29,8 @@ as large as the input."""
 KERNEL_CFGS = {(9, 19): {78: (1, 0, 4, 8, 9, 20, 30, 40), 70: (0, 9)}}
 _KNOB = "KERNEL_CFG"
 # Engines that cuDNN compiles at run time, and that are hardly ever the fastest where the filters
-# have fewer elements than so many for each pixel of the output. Engine 71 (fprop) was on one of 92
-# layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took at
+# have fewer elements for each pixel of the output than this number. Engine 71 (fprop) was on one of
+# 92 layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took at
 # least 1.46 times the best (docs/findings/fallback-mode.md). Engine 52 (fprop with a bias, residual
 # or ReLU) was never the fastest in MobileNetV3 and HiFi-GAN, where the precompiled engines 39 and
 # 41 do the same.

@@ -37,7 +37,7 @@ _MOST_PARTS = 512
 _ROUND_BYTES = 48 << 10
 """Bytes that a multiprocessor could read while the blocks of a slab wait for each other."""
 _LEAST_STEPS = 2
-"""Vectors that a thread has at least in a pass, if there are so many."""
+"""The least vectors of a thread in a pass, where the tensor has enough."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _shared_bytes(problem: NormProblem, threads: int, lanes: int, tile: int, kep
 def _plan(
     problem: NormProblem, division: _Division, passes: tuple[int, ...], kept: int
 ) -> NormPlan:
-    """Returns the plan of some passes of a division, whose blocks keep so many tensors."""
+    """Returns the plan of some passes of a division, whose blocks keep ``kept`` tensors."""
     threads = _KEPT_THREADS if kept else _PASS_THREADS
     channels = division.lanes * (1 if problem.planes else problem.vector)
     launches = tuple(_launch(problem, division, threads, of, kept) for of in passes)

@@ -59,7 +59,7 @@ NORM_ACTIVATIONS: Mapping[str, NormActivation] = {
 MASKED_BYTES = 16
 """Neighbouring bytes of a tensor that a byte of a mask stands for."""
 _SEGMENT = 8
-"""Neighbouring bytes of a mask that stand for one row, where there are so many."""
+"""The neighbouring bytes of a mask that stand for one row, where a row has enough."""
 
 
 class Operands(NamedTuple):
@@ -143,7 +143,7 @@ def mask_size(input: Tensor) -> int:
     lowest. The first eight bytes of each row come first, row by row, then the next ones.
 
     It is 0, and there is no mask, unless the input lies in (N, *spatial, C) with rows that are a
-    multiple of so many bytes.
+    multiple of ``MASKED_BYTES`` bytes.
     """
     numbers = MASKED_BYTES // input.dtype.itemsize
     is_by_planes = math.prod(input.shape[2:]) > 1 and input.is_contiguous()

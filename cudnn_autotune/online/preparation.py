@@ -31,7 +31,7 @@ from cudnn_autotune.tuning.prefetching import PlanFuture, build_ahead
 
 _log = logging.getLogger(__name__)
 
-# While candidates are being compiled, a step in one of so many calls looks for those that are done.
+# Calls between two looks for candidates that have been compiled.
 _CALLS_BETWEEN_LOOKS = 8
 # A call does not wait for its check; later ones see what has come of it.
 _MOST_CHECKED_AT_ONCE = 4

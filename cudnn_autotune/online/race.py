@@ -304,7 +304,7 @@ class OnlineRace:
         return max(bound, earlier) if chosen == self._settled else (1 + bound) * (1 + earlier) - 1
 
     def _most_rounds(self, count: int) -> int:
-        """Returns after how many rounds so many candidates are decided, or give way by half."""
+        """Returns the number of rounds after which ``count`` candidates are decided, or halved."""
         return max(_HALVING_ROUNDS, math.ceil(2 * self.rules.most_rounds / max(count, 2)))
 
     def _halve(self) -> None:

@@ -222,7 +222,7 @@ def run_alone(
 
 
 def run_ms(chunks: int, call_ms: float) -> float:
-    """Returns what the shortest run of so many chunks takes. A chunk has two calls at least."""
+    """Returns the milliseconds of the shortest run of ``chunks``, each of two calls at least."""
     return chunks * max(_CHUNK_MS, _batches(call_ms) * call_ms)
 
 

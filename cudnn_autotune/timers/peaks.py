@@ -1,7 +1,7 @@
 """Measures the peaks of a GPU: the bandwidth of its DRAM, its arithmetic, and its launches.
 
 Each is the least time of some batches of launches, because a GPU that is disturbed, or whose clock
-still rises, is only ever slower. Batches are so many and so long that all of them take some 0.3 s.
+still rises, is only ever slower. All batches together take some 0.3 s.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Timer(Protocol):
         Args:
             technique: ``sample_once``, ``median_of_three`` or ``till_stable``.
             candidates: engine configs of cuDNN.
-            limit: the search ends after so many candidates have run; 0: never.
+            limit: the number of candidates after which the search ends; 0: none.
         """
 
 

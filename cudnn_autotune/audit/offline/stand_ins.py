@@ -134,7 +134,7 @@ def frontend_find(
 
     Args:
         technique: ``sample_once``, ``median_of_three`` or ``till_stable``.
-        limit: ends the search after so many candidates have run; 0: never.
+        limit: the number of candidates after which the search ends; 0: none.
     """
     by_time: dict[float, Measurement] = {}
     total_samples = ran = 0

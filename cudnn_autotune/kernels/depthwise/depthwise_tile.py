@@ -52,7 +52,7 @@ class BlockTile:
     channels: int
     """Channels per thread."""
     groups: int
-    """Groups of so many channels per block."""
+    """The groups of channels of a block."""
     columns: _Numbers
     """Columns of y per thread; dgrad writes ``stride`` times as many of x."""
     rows: _Numbers
@@ -89,7 +89,7 @@ class BlockTile:
         return self.layer.images * self.chunks * math.prod(self.tiles)
 
     def _read(self, units: _Numbers, d: Dimension) -> _Numbers:
-        """Returns the pixels that so many of y, or groups of x, need."""
+        """Returns the pixels that a number of units, pixels of y or groups of x, need."""
         if self.layer.op == "fprop":
             return (units - 1) * d.stride + d.taps
         return units + -(-d.taps // d.stride) - 1

@@ -27,7 +27,7 @@ _COLUMNS = range(1, 9)
 _MOST_WINDOW = 32
 _MOST_LANES = 128  # threads of a block side by side in channels
 _OTHER_REGISTERS = 27  # per thread, besides sums and pixels
-# Registers of a thread, and how many tiles with at most so many are offered, in order.
+# The most registers of a thread, and the number of tiles that are offered with them, in order.
 _OFFERS = ((224, 2), (168, 1))
 _OFFERS_FLOAT32 = (*_OFFERS, (128, 1))
 _OFFERS_3D = ((168, 1), (128, 2), (224, 1))

@@ -65,7 +65,7 @@ def _items_of(layer: Layer) -> list[_Item]:
 
 
 def _rows_of(tile: Tile, products: int) -> int:
-    """Returns how many rows of the tile a warp unrolls, with so many mma a row."""
+    """Returns the number of rows of the tile that a warp unrolls, with ``products`` mma a row."""
     return max(d for d in divisors(tile.rows) if d == 1 or d * products <= _MOST_PRODUCTS)
 
 

@@ -231,7 +231,7 @@ __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigne
   }
 }
 
-// A block computes `tiles` tiles, if there are so many. `positions` are those of the window, and of
+// A block computes `tiles` tiles, or those that are left. `positions` are those of the window, and of
 // the rows behind it that the last matrix has.
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     few_filters(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,

@@ -255,7 +255,7 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
 
 
 def _tile_columns(layer: _Layer, window_columns: int) -> int:
-    """Returns the columns of a tile whose window has so many; 0 if there is none."""
+    """Returns the columns of a tile whose window has ``window_columns``; 0 if there is none."""
     width, lacking = layer.out_size[2], layer.columns - 1
     padding = -layer.first[2]
     # Columns beyond the right edge may be those of the next row beyond its left edge.
