@@ -30,9 +30,9 @@ KERNEL_CFGS = {(9, 19): {78: (1, 0, 4, 8, 9, 20, 30, 40), 70: (0, 9)}}
 _KNOB = "KERNEL_CFG"
 # Engines that cuDNN compiles at run time, and that are hardly ever the fastest where the filters
 # have fewer elements for each pixel of the output than this number. Engine 71 (fprop) was on one of
-# 92 layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took at
-# least 1.46 times the best (docs/findings/fallback-mode.md). Engine 52 (fprop with a bias, residual
-# or ReLU) was never the fastest in MobileNetV3 and HiFi-GAN, where the precompiled engines 39 and
+# 92 layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took
+# at least 1.46 times the best (docs/findings/fallback-mode.md). Engine 52 (fprop with a bias,
+# residual or ReLU) was never the fastest in MobileNetV3 and HiFi-GAN, where the precompiled engines 39 and
 # 41 do the same.
 SELDOM_FASTEST = {(9, 19): {71: math.inf, 70: 100.0, 52: math.inf}}
 # Engines that cuDNN compiles at run time, and that hardly ever gain anything where filters have one

@@ -169,8 +169,8 @@ def _wanted_bytes(device: torch.device) -> int:
 
 
 def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) -> list[Operands]:
-    """Returns ``first`` and sets with copies of the operands that are read. Their number is
-    such that calls which rotate over them never find their operands in the L2 cache: one set where one call
+    """Returns ``first`` and sets with copies of the operands that are read. Calls which rotate over
+    them do not find their operands in the L2 cache. There is one set where one call
     :func:`fills_cache` by itself, at most ``most`` sets, and at most a quarter of free memory.
 
     All sets write to the result of ``first``, as PyTorch's own path does, whose result the
