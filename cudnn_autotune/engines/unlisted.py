@@ -32,8 +32,8 @@ _KNOB = "KERNEL_CFG"
 # have fewer elements for each pixel of the output than this number. Engine 71 (fprop) was on one of
 # 92 layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took
 # at least 1.46 times the best (docs/findings/fallback-mode.md). Engine 52 (fprop with a bias,
-# residual or ReLU) was never the fastest in MobileNetV3 and HiFi-GAN, where the precompiled engines 39 and
-# 41 do the same.
+# residual or ReLU) was never the fastest in MobileNetV3 and HiFi-GAN, where the precompiled engines
+# 39 and 41 do the same.
 SELDOM_FASTEST = {(9, 19): {71: math.inf, 70: 100.0, 52: math.inf}}
 # Engines that cuDNN compiles at run time, and that hardly ever gain anything where filters have one
 # tap. The listed kernel of engine 78 (dgrad) gained 2 % on one of 15 such layers, and took at least

@@ -231,8 +231,8 @@ __device__ __forceinline__ void store(const float (&sums)[kColumns / 2], unsigne
   }
 }
 
-// A block computes `tiles` tiles, or those that are left. `positions` are those of the window, and of
-// the rows behind it that the last matrix has.
+// A block computes `tiles` tiles, or those that are left. `positions` are those of the window, and
+// of the rows behind it that the last matrix has.
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     few_filters(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
                 const ELEMENT* residual, const ELEMENT* slope, int in_depth, int in_height,
