@@ -9,8 +9,14 @@
 // of NaN or infinities have both bits after one or two rows of the filter.
 //
 // Outputs that are NaN but should not be are listed, and each is written by a thread of its own.
+//
+// Two shorter ways come first. If all rows of the block have a NaN, mostly the whole input is not
+// finite: then the bits of every second row of the input suffice to see that all outputs are NaN.
+// Else pixels with a NaN are listed, and if they are few, each of as many threads computes
+// eight channels of one from its definition.
 
 constexpr int kListed = 1024;  // outputs in the list
+static_assert(kThreads <= kListed, "a pixel of each thread fits");
 // An item of a thread: eight or sixteen columns of eight channels.
 constexpr int kItemWords = COLUMN_BLOCKS > 1 ? 4 : 2;
 constexpr int kItemsAcross = ceil_div(COLUMN_BLOCKS, 2);
@@ -18,12 +24,17 @@ constexpr int kRowWords = 2 * kTileVectors;  // of a tile
 constexpr int kTapWords = ceil_div(KERNEL_W, 4);
 // Shared memory: rows of the input as bits, the weights as bits, the list and its length.
 constexpr int kBitsBytes = kOctets * kTiles * kRowWords * 8;  // of a row
+constexpr int kTaps = KERNEL_H * KERNEL_W;
+constexpr bool kIsSampled = KERNEL_H >= 4;  // whether every second row of the input may suffice
 constexpr int kWeightBytes = ceil_div(kOctets * KERNEL_H * KERNEL_W, 2) * 16;
 constexpr int kListBytes = 4 * kListed + 16, kClosedBytes = 16;
 constexpr int kBitsRows =
     (SHARED_BYTES - kWeightBytes - kListBytes - kClosedBytes) / kBitsBytes;  // at a time
 static_assert(kBitsRows >= KERNEL_H, "the bits of the rows that an output depends on fit");
 static_assert(kOctets <= 4, "each octet has an integer");
+// Whether the weights of eight channels fit beside the list, as vectors.
+constexpr bool kHasVectors =
+    kTaps * kOctets * kVectorBytes <= kBitsRows * kBitsBytes + kWeightBytes;
 
 // The bits of an infinity of the type.
 __device__ constexpr unsigned infinity_of(half) { return 0x7c00; }
@@ -167,6 +178,130 @@ struct Repair {
     return (SIGNAL ? row : (first_tile + tile) % s.tiles_across) * kTileColumns;
   }
 
+  // The weights of eight channels.
+  __device__ __forceinline__ uint4 weights_of(int octet, int tap) const {
+    unsigned two[4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (!has(octet, i)) continue;
+      const ELEMENT* const filter = w + static_cast<long long>(channel_of(octet) + i) * kTaps;
+      two[i / 2] |= weight(filter, tap / KERNEL_W, tap % KERNEL_W) << i % 2 * 16;
+    }
+    return make_uint4(two[0], two[1], two[2], two[3]);
+  }
+
+  static constexpr int kInRow = kOctets * kTileColumns * kTiles;  // pixels of eight channels
+
+  // The place of a pixel of the block, of eight channels; `column` is one of the tensor.
+  struct Place {
+    int octet, image, channel, row, column;
+  };
+  __device__ __forceinline__ Place place_of(int first, int item) const {
+    const int octet = item % kOctets, in_tile = item / kOctets % kTileColumns;
+    const int tile = item / (kOctets * kTileColumns) % kTiles;
+    const int row = first + item / kInRow;
+    return {octet, (first_tile + tile) / s.tiles_across, channel_of(octet), row_of(row),
+            column_of(tile, row) + in_tile};
+  }
+
+  // The outputs of a pixel; zeros if there are none.
+  __device__ __forceinline__ uint4 outputs_of(const Place& place) const {
+    if (place.image >= s.images || place.channel >= s.channels || place.column >= s.out_w) {
+      return make_uint4(0, 0, 0, 0);
+    }
+    const long long at =
+        offset(s, place.image, place.channel, place.row, place.column, s.out_h, s.out_w);
+    return eight_channels(y + at, s, place.channel, s.out_h * s.out_w);
+  }
+
+  // Bits of the channels that are NaN and the block's.
+  __device__ __forceinline__ unsigned nan_of(const uint4& outputs, int octet) const {
+    const uint2 found = bits_of(outputs);
+    unsigned own = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) own |= static_cast<unsigned>(has(octet, i)) << i;
+    return found.x & found.y & own;
+  }
+
+  // Computes outputs of a pixel that are NaN from their definition.
+  __device__ __forceinline__ void write_pixel(const Place& place, const uint4* vectors) const {
+    const unsigned found = nan_of(outputs_of(place), place.octet);
+    float sums[8] = {};
+#pragma unroll 1
+    for (int kh = 0; kh < KERNEL_H; ++kh) {
+      const int row = place.row - s.pad_h + kh;
+      if (row < 0 || row >= s.in_h) continue;
+#pragma unroll(KERNEL_W < 8 ? KERNEL_W : 8)
+      for (int kw = 0; kw < KERNEL_W; ++kw) {
+        const int column = place.column - s.pad_w + kw;
+        if (column < 0 || column >= s.in_w) continue;
+        const long long at = offset(s, place.image, place.channel, row, column, s.in_h, s.in_w);
+        const uint4 eight = eight_channels(x + at, s, place.channel, s.in_h * s.in_w);
+        const int tap = kh * KERNEL_W + kw;
+        const uint4 by =
+            kHasVectors ? vectors[place.octet * kTaps + tap] : weights_of(place.octet, tap);
+        const unsigned inputs[4] = {eight.x, eight.y, eight.z, eight.w};
+        const unsigned filters[4] = {by.x, by.y, by.z, by.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 a = unpack<ELEMENT>(inputs[i]), b = unpack<ELEMENT>(filters[i]);
+          sums[2 * i] += a.x * b.x;
+          sums[2 * i + 1] += a.y * b.y;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if ((found >> i & 1) == 0) continue;
+      const int channel = place.channel + i;
+      const long long at =
+          offset(s, place.image, channel, place.row, place.column, s.out_h, s.out_w);
+      y[at] = from_float<ELEMENT>(finish(sums[i], bias, residual, channel, at));
+    }
+  }
+
+  // Computes pixels with a NaN from their definition, in rows of which `is_wrong`. Returns false,
+  // and does nothing, if there are more than `most`, which is no more than threads.
+  template <typename IsWrong>
+  __device__ __forceinline__ bool write_few(int first, int end, int most,
+                                            const IsWrong& is_wrong) const {
+    uint4* const vectors = reinterpret_cast<uint4*>(bits);
+    if (threadIdx.x == 0) *listed = 0;
+    for (int i = threadIdx.x; kHasVectors && i < kOctets * kTaps; i += kThreads) {
+      vectors[i] = weights_of(i / kTaps, i % kTaps);
+    }
+    __syncthreads();
+    constexpr int kTogether = 4;  // loads
+    const int items = (end - first) * kInRow;
+#pragma unroll 1
+    for (int begin = threadIdx.x; begin < items; begin += kTogether * kThreads) {
+      if (*static_cast<volatile int*>(listed) > most) break;
+      uint4 outputs[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int item = begin + k * kThreads;
+        outputs[k] = make_uint4(0, 0, 0, 0);
+        if (item < items && is_wrong(first + item / kInRow)) {
+          outputs[k] = outputs_of(place_of(first, item));
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int item = begin + k * kThreads;
+        if (nan_of(outputs[k], item % kOctets) == 0) continue;
+        const int place = atomicAdd(listed, 1);
+        if (place < most) list[place] = item;
+      }
+    }
+    __syncthreads();
+    const int count = *listed;
+    if (count <= most && threadIdx.x < count) {
+      write_pixel(place_of(first, list[threadIdx.x]), vectors);
+    }
+    __syncthreads();
+    return count <= most;
+  }
+
   __device__ __forceinline__ void read_weights() {
     if (threadIdx.x < kOctets) {
       unsigned others = 0;
@@ -193,8 +328,9 @@ struct Repair {
     }
   }
 
-  // Reads the input of `count` rows of outputs from `first` on.
-  __device__ __forceinline__ void read_input(int first, int count) {
+  // Reads the input of `count` rows of outputs from `first` on: every `step`-th row, and zeros in
+  // place of others.
+  __device__ __forceinline__ void read_input(int first, int count, int step) {
     const int items = (count + KERNEL_H - 1) * kTiles * kTileVectors * kOctets;
 #pragma unroll 1
     for (int item = threadIdx.x; item < items; item += kThreads) {
@@ -204,7 +340,8 @@ struct Repair {
       const int image = (first_tile + tile) / s.tiles_across, channel = channel_of(octet);
       const int column = column_of(tile, row) - s.pad_w + vector * 8;
       uint2 low = make_uint2(0, 0), high = make_uint2(0, 0);
-      if (image < s.images && channel < s.channels && (SIGNAL || (row >= 0 && row < s.in_h))) {
+      if (i % step == 0 && image < s.images && channel < s.channels &&
+          (SIGNAL || (row >= 0 && row < s.in_h))) {
         low = bits_of_columns(x, s, image, channel, row_of(row), column, s.in_h, s.in_w);
         high = bits_of_columns(x, s, image, channel, row_of(row), column + 4, s.in_h, s.in_w);
       }
@@ -268,14 +405,16 @@ struct Repair {
     y[at] = from_float<ELEMENT>(finish(sum, bias, residual, channel, at));
   }
 
-  // Lists outputs that are NaN and should not be, of one row.
-  __device__ __forceinline__ void list_item(int first, int item) {
+  // Lists outputs of an item that are NaN and should not be. If `only_look`, it lists none, and
+  // returns whether some may not be NaN by what has been read.
+  template <bool only_look>
+  __device__ __forceinline__ bool list_item(int first, int item) {
     const int octet = item % kOctets, across = item / kOctets % kItemsAcross;
     const int tile = item / (kOctets * kItemsAcross) % kTiles;
     const int i = item / (kOctets * kItemsAcross * kTiles), row = first + i;
     const int image = (first_tile + tile) / s.tiles_across, channel = channel_of(octet);
     const int column = column_of(tile, row) + across * 16;
-    if (image >= s.images || channel >= s.channels || column >= s.out_w) return;
+    if (image >= s.images || channel >= s.channels || column >= s.out_w) return false;
     unsigned plus[kItemWords], minus[kItemWords];
 #pragma unroll
     for (int j = 0; j < kItemWords; ++j) {
@@ -287,7 +426,14 @@ struct Repair {
     }
     const uint2* const from =
         bits + ((i * kOctets + octet) * kTiles + tile) * kRowWords + across * 4;
-    if (!find(plus, minus, from, octet)) return;
+    const bool is_met = find(plus, minus, from, octet);
+    if (only_look) {
+      unsigned both = ~0u;
+#pragma unroll
+      for (int j = 0; j < kItemWords; ++j) both &= plus[j] & minus[j];
+      return both != ~0u;
+    }
+    if (!is_met) return false;
 #pragma unroll
     for (int j = 0; j < kItemWords; ++j) {
       if ((plus[j] & minus[j]) == ~0u) continue;
@@ -309,6 +455,7 @@ struct Repair {
         }
       }
     }
+    return false;
   }
 
   __device__ __forceinline__ void write_listed(int first) const {
@@ -331,20 +478,46 @@ __device__ __noinline__ void repair(unsigned char* shared, const ELEMENT* x, con
   Repair block{x, w, y, bias, residual, s, first_tile, first_channel};
   block.use(shared);
   const auto is_wrong = [&](int row) { return (rows >> (row - first_out) % 32 & 1) != 0; };
+  const int in_row = kOctets * kItemsAcross * kTiles;
+  // The end of the rows from `first` on that are looked at together.
+  const auto end_of = [&](int first) {
+    int end = min(end_out, first + kBitsRows - KERNEL_H + 1);
+    while (!is_wrong(end - 1)) --end;
+    return end;
+  };
+  const int in_block = min(32, end_out - first_out);
+  const bool is_full = ~rows << (32 - in_block) == 0;
+  bool is_nan = kIsSampled && is_full;  // all of it
+  if (is_nan) block.read_weights();
+#pragma unroll 1
+  for (int first = first_out, end; is_nan && first < end_out; first = end) {
+    end = end_of(first);
+    block.read_input(first, end - first, 2);
+    __syncthreads();
+    bool is_open = false;
+#pragma unroll 1
+    for (int item = threadIdx.x; item < (end - first) * in_row; item += kThreads) {
+      is_open |= block.list_item<true>(first, item);
+    }
+    is_nan = !__syncthreads_or(is_open);
+  }
+  if (is_nan) return;
+  // If all rows have a NaN, the bits are less work than many of the block's pixels.
+  const int pixels = (end_out - first_out) * block.kInRow;
+  const int most = is_full ? min(kThreads, pixels / 4) : kThreads;
+  if (block.write_few(first_out, end_out, most, is_wrong)) return;
   block.read_weights();
 #pragma unroll 1
   for (int first = first_out, end; first < end_out; first = end) {
     end = first + 1;
     if (!is_wrong(first)) continue;
-    end = min(end_out, first + kBitsRows - KERNEL_H + 1);
-    while (!is_wrong(end - 1)) --end;
-    block.read_input(first, end - first);
+    end = end_of(first);
+    block.read_input(first, end - first, 1);
     if (threadIdx.x == 0) *block.listed = 0;
     __syncthreads();
-    const int in_row = kOctets * kItemsAcross * kTiles;
 #pragma unroll 1
     for (int item = threadIdx.x; item < (end - first) * in_row; item += kThreads) {
-      if (is_wrong(first + item / in_row)) block.list_item(first, item);
+      if (is_wrong(first + item / in_row)) block.list_item<false>(first, item);
     }
     __syncthreads();
     block.write_listed(first);

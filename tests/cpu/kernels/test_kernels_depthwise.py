@@ -101,7 +101,7 @@ def test_what_is_not_finite_reaches_what_depends_on_it(problem: ConvProblem) -> 
 
 
 @pytest.mark.basic(4)
-@pytest.mark.parametrize("pattern", ["sparse", "dense", "zeros", "signs"])
+@pytest.mark.parametrize("pattern", ["one", "sparse", "dense", "zeros", "signs"])
 @pytest.mark.parametrize(
     "problem",
     [
@@ -126,6 +126,9 @@ def test_signs_of_infinities(problem: ConvProblem, pattern: str) -> None:
     share = {"sparse": 0.1, "dense": 1.0}.get(pattern, 0.3) / taps
     values = torch.tensor([torch.nan, torch.inf, -torch.inf])
     places = torch.rand(read.shape, generator=generator) < share
+    if pattern == "one":
+        places[:] = False
+        places[(-1, 3, *(size // 2 for size in read.shape[2:]))] = True
     drawn = torch.randint(3, read.shape, generator=generator)
     read.copy_(torch.where(places, values[drawn].to(read.dtype), read))
     if pattern == "zeros":
