@@ -433,7 +433,8 @@ struct Repair {
       for (int j = 0; j < kItemWords; ++j) both &= plus[j] & minus[j];
       return both != ~0u;
     }
-    if (!is_met) return false;
+    // The rows of zeros before a filter, in a chain of warps, meet other rows of the input.
+    if (!is_met && kMissing == 0) return false;
 #pragma unroll
     for (int j = 0; j < kItemWords; ++j) {
       if ((plus[j] & minus[j]) == ~0u) continue;

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import pytest
 import torch
 from support import cuda_emulation
+from support.conv.references import expected
 from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
 from support.kernels.battery import TINY, Family, offered_settings
 from support.kernels.depthwise import (
@@ -222,3 +224,26 @@ def test_images_full_of_what_is_not_finite(size: tuple[int, int]) -> None:
             tensors["y"].abs_()
             tensors["x"][place] = value
             check_not_finite(WGRAD_MMA.kernel, problem, settings, tensors, gpu=TINY)
+
+
+def test_rows_of_zeros_before_a_chained_filter_meet_infinities() -> None:
+    """An infinity just below an output's window meets a row of zeros that fills up the chain of
+    warps, and here more outputs than are computed one by one."""
+    problem = ConvProblem(
+        "fprop",
+        (3, 24, 37, 47),
+        (24, 1, 13, 13),
+        padding=(1, 0),
+        groups=24,
+        dtype=torch.float16,
+        memory_format=torch.channels_last,
+    )
+    tensors, rng = random_tensors(problem), random.Random(0)
+    for channel in range(24):
+        image, row, column = (rng.randrange(size) for size in (3, 37, 47))
+        tensors["x"][image, channel, row, column] = (-1) ** channel * math.inf
+    settings = MMA.settings_of(problem)[0]
+    cuda_emulation.run_recipe(MMA.kernel.recipe(problem, settings, H200), tensors)
+    found, right = tensors["y"].float(), expected(problem, tensors).float()
+    assert torch.equal(found.isnan(), right.isnan())
+    assert torch.equal(found.isinf() * found.sign(), right.isinf() * right.sign())
