@@ -201,7 +201,7 @@ else:
         lambda module: module.provide_built_in(late("cudnn_autotune.kernels.built_in:built_in")),
     )
     after_import(
-        "cudnn_autotune.tuning.miss",
+        "cudnn_autotune.tuning.source",
         lambda module: module.begin_trials_by(late("cudnn_autotune.online.trials:begin")),
     )
     after_import(

@@ -18,9 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.policy import Policy
-from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
@@ -51,49 +49,11 @@ from cudnn_autotune.tuning import (
 from cudnn_autotune.tuning.checking import OutputChecks, examined, is_telling, refusal
 from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search
 from cudnn_autotune.tuning.serving import Served, own_path, serve
+from cudnn_autotune.tuning.source import Miss, Source, begin_trial
 
 _log = logging.getLogger(__name__)
 _searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
 """Results of searches that are over before they begin, by thread id and problem."""
-
-
-BeginsTrial = Callable[..., "_C.OnlineTrial | None"]
-_begins_trials: list[BeginsTrial] = []
-
-
-def begin_trials_by(begin: BeginsTrial) -> None:
-    """Sets what begins the trial of a choice that later calls decide: ``online.trials.begin``."""
-    _begins_trials[:] = [begin]
-
-
-def begin_trial(*args: Any, **keywords: Any) -> _C.OnlineTrial | None:
-    """Begins a trial; arguments and result as of ``online.trials.begin``."""
-    return _begins_trials[0](*args, **keywords)
-
-
-@dataclass(frozen=True)
-class Miss:
-    """A call whose problem has no engine yet, with the arguments of :func:`choose`."""
-
-    problem: ConvProblem
-    policy: Policy
-    device: int
-    tensors: Operands
-    serving: _C.Plan | None = None
-
-    @property
-    def is_probe(self) -> bool:
-        return self.policy.probe is not None
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.policy.benchmark, settings.get_budget_ms())
-
-    @cached_property
-    def earlier(self) -> Choice | None:
-        """The provisional choice of this process, which has served so far."""
-        made = choice_log.find(self.problem, self.policy, self.device)
-        return made if made is not None and made.lacking else None
 
 
 def choose(
@@ -223,7 +183,7 @@ def _by_search(miss: Miss) -> Served:
         return _search(miss, probing.MODE if miss.is_probe else miss.policy.mode)
 
 
-_SOURCES: tuple[Callable[[Miss], Served | None], ...] = (
+_SOURCES: tuple[Source, ...] = (
     _by_known,
     _by_earlier,
     _by_neighbours,

@@ -25,7 +25,7 @@ from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.file_store import Layered
 from cudnn_autotune.store.kept_plans import GpuKey
-from cudnn_autotune.tuning import remembering, serving, settings
+from cudnn_autotune.tuning import made_ahead, settings
 from cudnn_autotune.tuning.choice import Choice
 
 _log = logging.getLogger(__name__)
@@ -180,5 +180,4 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-remembering.forget_with(clear)
-serving.take_plans_from(take)
+made_ahead.register(take, clear)

@@ -20,7 +20,7 @@ from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import Decision, key_of
-from cudnn_autotune.tuning import choice_log, deferred, events
+from cudnn_autotune.tuning import choice_log, deferred, events, made_ahead
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
 
@@ -143,6 +143,7 @@ def forget() -> None:
     each shape looks them up again. Pins and stores are not touched."""
     with _lock:
         _agreed.clear()
+    made_ahead.clear()
     choice_log.forget()
     for forget_more in _forgotten_with:
         forget_more()

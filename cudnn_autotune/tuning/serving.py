@@ -25,16 +25,13 @@ from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import Lacking, is_passing
-from cudnn_autotune.tuning import remembering
+from cudnn_autotune.tuning import made_ahead, remembering
 from cudnn_autotune.tuning.checking import OutputChecks
 from cudnn_autotune.tuning.choice import Choice, for_want_of
 
 _log = logging.getLogger(__name__)
 
 _MOST_SHOWN = 1000  # characters of a text in the log
-
-TakesPlan = Callable[["_C.ConvProblem", str, int], "_C.Plan | None"]
-"""(problem, candidate's text, device) -> a plan that was made ahead, or None."""
 
 # Reasons of fallbacks().
 NO_LONGER_BUILDS = "a remembered choice no longer builds: tuned again"
@@ -234,7 +231,7 @@ def built(known: Choice, open_search: Callable[[], _C.EngineList]) -> _C.Plan:
         if search is not None and is_pinned:
             search.describe(text)  # its error says more of a text than that of building it
         notes = () if is_pinned else may_serve(text, problem, device, known.workspace_limit, search)
-        plan = _made_ahead(problem, text, device)
+        plan = made_ahead.taken(problem, text, device)
         if plan is None and search is not None:
             plan = search.build(text)
         elif plan is None:
@@ -242,19 +239,6 @@ def built(known: Choice, open_search: Callable[[], _C.EngineList]) -> _C.Plan:
         if not is_pinned and not admits(known.workspace_limit, plan.workspace_bytes):
             raise UnfitError(NOT_ALLOWED, _needs(plan.workspace_bytes, notes))
     return plan
-
-
-_takes_made_ahead: list[TakesPlan] = []
-
-
-def take_plans_from(take: TakesPlan) -> None:
-    """Lets :func:`built` ask a room above for plans that it has made ahead."""
-    _takes_made_ahead.append(take)
-
-
-def _made_ahead(problem: ConvProblem, text: str, device: int) -> _C.Plan | None:
-    plans = (take(problem.native(), text, device) for take in _takes_made_ahead)
-    return next((plan for plan in plans if plan is not None), None)
 
 
 def may_serve(

@@ -6,19 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement
 from cudnn_autotune.sampling.auto import few
-from cudnn_autotune.tuning import miss as misses
 from cudnn_autotune.tuning import new_sizes, remembering, settings
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.new_sizes import Nearby
 from cudnn_autotune.tuning.serving import Served, own_path, serve
-
-if TYPE_CHECKING:
-    from cudnn_autotune.tuning.miss import Miss
+from cudnn_autotune.tuning.source import Miss, begin_trial
 
 # Stored decisions that are looked at for sizes that are alike. Other layers' may be nearer.
 _MOST_STORED = 8
@@ -38,7 +34,7 @@ def find(miss: Miss) -> Served | None:
     if settings.get_new_shapes() != "online" or nearby.is_known:
         return served
     begin = partial(
-        misses.begin_trial,
+        begin_trial,
         shortlist=few,
         nearby=nearby.contenders,
         budget_ms=miss.limits.budget_ms,
