@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)
 _MOST_REFREEZINGS = 3
 # So often a comparison is put off, because results of the caller's step are in use.
 _MOST_DEFERRALS = 10
-# Plain Inductor cannot win, and is not compiled, if the groups of a graph take so much longer
-# unfused. It differs in nothing else, but that it folds no weights, which takes less.
+# The relative gain of fusing a graph's groups from which plain Inductor cannot win, and is not
+# compiled. It differs in nothing else, but that it folds no weights, which takes less.
 _CLEAR_GAIN = 0.25
 # Nor can it if it leaves the layout as it is, and PyTorch's convolutions alone take longer in that
-# than such a multiple of the time of this package's whole program.
+# than this multiple of the time of this package's whole program.
 _CLEAR_TIME = 1.25
 
 

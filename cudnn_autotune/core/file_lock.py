@@ -25,7 +25,7 @@ def locked(descriptor: int, timeout_s: float) -> Iterator[None]:
         timeout_s: The most seconds to wait for the lock.
 
     Raises:
-        TimeoutError: Another process or thread held the lock for so long.
+        TimeoutError: Another process or thread held the lock for all that time.
         OSError: The file system cannot lock the file.
     """
     _descriptors.add(descriptor)

@@ -26,7 +26,7 @@ from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.norms.memory import PYTORCH, NormCall, NormChoice, kept_or_measured
 from cudnn_autotune.timers.lacking import is_passing
 from cudnn_autotune.timers.programs import Run, time_in_turns
-from cudnn_autotune.tuning.checking import TOLERANCES
+from cudnn_autotune.tuning.tolerances import TOLERANCES
 
 if TYPE_CHECKING:
     from cudnn_autotune.norms.plan import Form
@@ -137,7 +137,7 @@ class _Judge:
         self._allowed = {}
         for name, result in self._expected.items():  # others follow rounded numbers
             dtype = result.dtype if name == STATISTICS else step.input.dtype
-            self._allowed[name] = max(TOLERANCES[dtype], _ERROR_FACTOR * own[name])
+            self._allowed[name] = max(TOLERANCES[dtype].kernel, _ERROR_FACTOR * own[name])
 
     def fault(self, form: Form) -> str:
         """Says why a form cannot compute a call; nothing if it can."""

@@ -99,7 +99,7 @@ _HALVING_ROUNDS = 6
 # costs the callers some time of Python's lock, and all looks share the confidence. By simulation a
 # look after a tenth more rounds decides no earlier, and one after half takes a tenth more turns.
 _LOOK_AFTER = 0.35
-# So many turns of each tell roughly which is the fastest, before any comparison.
+# Turns of each candidate that tell roughly which is the fastest, before any comparison.
 _RECENT = 3
 
 

@@ -22,8 +22,8 @@ from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Candidates
 
-# So many of mode A's precompiled candidates are timed, of each kind. It is PyTorch's default for
-# torch.backends.cudnn.benchmark_limit.
+# The most precompiled candidates of mode A that are timed, of each kind (fused, unfused). It is
+# PyTorch's default for torch.backends.cudnn.benchmark_limit.
 _MOST_LISTED = 10
 # The order of an implementation's offers says little about which is the fastest: of 144 recorded
 # layers and directions on which a kernel of the package won, the first offer did on 45, and one of

@@ -18,9 +18,9 @@ from cudnn_autotune.timers.timer import Batch, Timer
 SLOW = 1.5
 # No disturbance explains this ratio, so such a candidate is not timed a second time.
 _HOPELESS = 3.0
-# A candidate that takes this many times as long at its first, untimed run is not run again. Beyond
-# that a launch may take so much longer than it should. The operating system may delay the host for
-# longer; so an engine's first config, on which the others depend, gets a second run even then.
+# A candidate that takes this many times as long at its first, untimed run is not run again. A
+# launch may also take some milliseconds longer than it should (_DISTURBED_MS). The operating system
+# may delay the host for longer; so an engine's first config, on which the others depend, gets a second run even then.
 _ABSURD = 5.0
 _DISTURBED_MS = 10.0
 _HELD_UP_MS = 50.0

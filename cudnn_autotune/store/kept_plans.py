@@ -45,7 +45,7 @@ TRIAL = Kind("cudnn_autotune trial of online, version 1", ".trial")
 MOST_BYTES = 256 << 20
 """About the most that a user's plans take on disk; those that were not used for longest go."""
 _MOST_PLAN_BYTES = 16 << 20
-# A process looks at the folder's size each time it has written so much.
+# Bytes that a process writes between two looks at the folder's size.
 _PORTION_BYTES = MOST_BYTES // 16
 
 _log = logging.getLogger(__name__)

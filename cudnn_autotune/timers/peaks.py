@@ -23,7 +23,7 @@ _BATCHES = 5
 # The L2 cache keeps little of a tensor this many times its size for the next pass over it.
 _L2_MULTIPLE = 8
 _LEAST_BYTES = 256 << 20
-# A product of square matrices grows until it takes so long: then it fills every GPU.
+# Milliseconds from which a product of square matrices fills every GPU; smaller ones grow.
 _PRODUCT_MS = 1.0
 _SIDES = (1024, 2048, 4096, 8192)
 _MEMORY_SHARE = 0.5  # largest share of the free memory that is used

@@ -31,28 +31,19 @@ from cudnn_autotune.core.guard_bands import GuardedMemory, are_touched
 from cudnn_autotune.engines.candidate_id import identify
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.timers.measuring import WRITTEN, telling_operands, terms
+from cudnn_autotune.tuning.tolerances import KERNEL_TF32, TOLERANCES
 
 _log = logging.getLogger(__name__)
 
 # One place or channel of a right output may be off by three times as much as the whole: it has few
 # numbers, which may nearly cancel.
 _LOCAL_SHARE = 1 / 3
-# So many of the places and channels that the operands reach must have another reference than zero.
+# The least share of the places and channels reached by the operands whose reference is not zero.
 _LEAST_SHARE = 0.25
 # The least share of an operand's numbers that must not be zero. An operand with fewer is not timed
 # on either: it draws less power than the next ones will.
 _LEAST_FILLED = 0.01
 
-# Relative errors (Frobenius norm) above which an engine is wrong. In
-# tests/gpu/test_every_candidate.py right engines stay below a fifth of these, and wrong ones have
-# errors of 1e-1 and more, or the rounding error of a narrower type.
-TOLERANCES = {
-    torch.float64: 1e-10,
-    torch.float32: 1e-4,
-    torch.float16: 2e-2,
-    torch.bfloat16: 5e-2,
-}
-TOLERANCE_TF32 = 1e-2
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types that tell apart all bits of an element, by its size in bytes."""
 
@@ -66,8 +57,8 @@ def is_right(problem: ConvProblem, error: float | None) -> bool:
 def tolerance(problem: ConvProblem) -> float:
     """Returns the largest relative error of a right engine."""
     if problem.may_use_tf32:
-        return TOLERANCE_TF32
-    return TOLERANCES[problem.dtype]
+        return KERNEL_TF32
+    return TOLERANCES[problem.dtype].kernel
 
 
 def new_seed() -> int:

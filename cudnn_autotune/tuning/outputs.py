@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-# The relative error (of the norm) that two correct programs may always have, by the dtype of the
-# output, and the rounding step of the computation. Float32 is taken to be computed in TF32.
-_TOLERANCES = {
-    torch.float64: (1e-9, 2.0**-52),
-    torch.float32: (1e-2, 2.0**-10),
-    torch.float16: (2e-2, 2.0**-10),
-    torch.bfloat16: (1e-1, 2.0**-7),
-}
+from cudnn_autotune.tuning.tolerances import TOLERANCES
 
 # A deep network amplifies rounding, and how much depends on its weights. So the noise of a program
 # is measured: how far its output moves if its inputs change in their last place. Correct programs
@@ -55,11 +48,11 @@ def difference(
         return text
     noises: list[float] | None = None
     for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
-        if one.dtype not in _TOLERANCES:
+        if one.dtype not in TOLERANCES:
             continue
         if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
             return f"output {index} is not finite in other places"
-        tolerance, _ = _TOLERANCES[one.dtype]
+        tolerance = TOLERANCES[one.dtype].program
         error = _relative_error(one, other)
         if error <= tolerance:
             continue
@@ -99,7 +92,7 @@ def _noises(
 ) -> list[float]:
     """Returns how far each output moves if the inputs change in their last place."""
     # Under autocast outputs are less precise than inputs, and so is what is computed of the inputs.
-    steps = [_TOLERANCES[one.dtype][1] for one in expected if one.dtype in _TOLERANCES]
+    steps = [TOLERANCES[one.dtype].step for one in expected if one.dtype in TOLERANCES]
     moved = reference(tree_map(lambda value: _perturbed(value, max(steps)), inputs))
     if _mismatch(expected, moved) is not None:  # sizes may depend on the data
         return [0.0] * len(expected)
@@ -111,9 +104,9 @@ def _perturbed(value: Any, least_step: float) -> Any:
     """Returns a copy of a floating-point tensor with each element times 1 + step or 1 - step, at
     random, in the same layout; any other value itself."""
     is_plain = type(value) is Tensor and value.layout == torch.strided
-    if not is_plain or value.dtype not in _TOLERANCES or value.numel() == 0:
+    if not is_plain or value.dtype not in TOLERANCES or value.numel() == 0:
         return value
-    step = max(_TOLERANCES[value.dtype][1], least_step)
+    step = max(TOLERANCES[value.dtype].step, least_step)
     # Compiled programs rely on the strides. A clone of a slice or expanded tensor has others.
     dimensions = zip(value.shape, value.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in dimensions)

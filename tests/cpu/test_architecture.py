@@ -80,3 +80,15 @@ def test_the_core_imports_no_companion() -> None:
 def test_every_public_name_is_there() -> None:
     for name in ca.__all__:
         assert getattr(ca, name) is not None
+
+
+def test_there_is_one_stopwatch_of_the_gpu() -> None:
+    paths = [
+        path
+        for folder in ("cudnn_autotune", "benchmarks")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    found = [
+        path.name for path in paths if "enable_timing=True" in path.read_text(encoding="utf-8")
+    ]
+    assert found == ["stopwatch.py"]
