@@ -20,7 +20,8 @@ SLOW = 1.5
 _HOPELESS = 3.0
 # A candidate that takes this many times as long at its first, untimed run is not run again. A
 # launch may also take some milliseconds longer than it should (_DISTURBED_MS). The operating system
-# may delay the host for longer; so an engine's first config, on which the others depend, gets a second run even then.
+# may delay the host for longer; so an engine's first config, on which the others depend, gets a
+# second run even then.
 _ABSURD = 5.0
 _DISTURBED_MS = 10.0
 _HELD_UP_MS = 50.0
