@@ -21,7 +21,7 @@ from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.core.json_node import MOST
 from cudnn_autotune.engines.candidates import QueriedCandidates
-from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate, open_search
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.online.tuner import TUNER
 from cudnn_autotune.store import settings as store_settings
@@ -137,7 +137,7 @@ class GpuBackend:
         timer, known = _opened(problem)
         try:
             candidate = candidate_of(reference, known)
-            if len(timer.runnable([ATEN, candidate])) < 2:
+            if len(timer.runnable([OWN_PATH, candidate])) < 2:
                 return PytorchRow(error=f"{reference} does not build in PyTorch's process")
             ratios = against_pytorch(timer, candidate, self._settings)
         finally:
@@ -176,7 +176,7 @@ def _our_call(problem: ConvProblem, data: Operands, mode: str) -> Call:
 def _pytorch_call(problem: ConvProblem, data: Operands) -> Call:
     extension = require_cuda_build()
     index = data[0].device.index or 0
-    own_path = extension.build_plan(problem.native(), ATEN.text, index)
+    own_path = extension.build_plan(problem.native(), OWN_PATH.text, index)
     return lambda: extension.execute(own_path, *data)
 
 

@@ -32,7 +32,7 @@ from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, 
 from cudnn_autotune.audit.summary import truth_of
 from cudnn_autotune.engines.candidate_id import canonical
 from cudnn_autotune.engines.candidates import named
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.sampling.statistics import median_polish
 from cudnn_autotune.timers.board_power import FAR, at_limit_ms
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
@@ -424,26 +424,26 @@ def against_pytorch(
 
     Returns ratios by truth; the sustained one only if ``settings.solo`` wants it. Raises
     RuntimeError if one of the two does not run."""
-    if reference.text == ATEN.text:
+    if reference.text == OWN_PATH.text:
         # PyTorch's own path is chosen only if it does not use cuDNN. Then PyTorch's cuDNN flags
         # have no effect, and both calls are the same.
         truths = [BURST_COLD, BURST_HOT, *([] if settings.solo == "never" else [SUSTAINED])]
         return dict.fromkeys(truths, Ratio(1.0, 1.0, 1.0))
-    pair = [ATEN, reference]
+    pair = [OWN_PATH, reference]
     turns = JudgedTurns(timer, settings, [c.text for c in pair])
     times = turns.interleaved(turns.screen(pair), ROUNDS)
     if any(len(row) < 2 for row in times.values()):
         raise RuntimeError(f"PyTorch's call or {reference.text} does not run")
     found = {}
     for name, cache in CACHE_OF.items():
-        ratios = np.array(times[cache][ATEN.text]) / np.array(times[cache][reference.text])
+        ratios = np.array(times[cache][OWN_PATH.text]) / np.array(times[cache][reference.text])
         low, median, high = (float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75)))
         found[name] = Ratio(median, low, high, relative_error(ratios))
     burst = truth_of(Oracle(burst_truths(times)), BURST)
     if burst is not None and settings.solo != "never":
         sustained = SustainedRuns(turns).truth(pair, burst)
         if sustained is not None and len(sustained.times_ms) == len(pair):
-            ratio = sustained.times_ms[ATEN.text] / sustained.times_ms[reference.text]
+            ratio = sustained.times_ms[OWN_PATH.text] / sustained.times_ms[reference.text]
             error = max(sustained.errors.values())
             found[SUSTAINED] = Ratio(ratio, ratio * (1 - error), ratio * (1 + error), error)
     return found

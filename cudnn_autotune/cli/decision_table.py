@@ -16,7 +16,7 @@ from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
 from cudnn_autotune.cli.report.section import when
 from cudnn_autotune.core.display import NONE, milliseconds, printable
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import gain
@@ -94,7 +94,7 @@ def _far_cells(one: Far) -> list[tuple[str, ...]]:
     time, least, gain_ms = times
     return [
         _described(one.decision),
-        ((chosen.candidate if chosen else ATEN).text,),
+        ((chosen.candidate if chosen else OWN_PATH).text,),
         *((text,) for text in (time, least, wording.ratio(one.times_limit), gain_ms)),
         (one.limit.bound_by,),
     ]
@@ -126,7 +126,7 @@ def print_json(
 def _cells(decision: Decision, distance: Far | None) -> list[tuple[str, ...]]:
     """The lines of each cell in a decision's row."""
     chosen = decision.chosen
-    candidate = chosen.candidate if chosen else ATEN
+    candidate = chosen.candidate if chosen else OWN_PATH
     rule = decision.selection.evidence.rule_in_words if chosen else "every other's output was wrong"
     time = milliseconds(chosen.time_ms if chosen else None)
     interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""

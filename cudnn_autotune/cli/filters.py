@@ -15,7 +15,7 @@ from cudnn_autotune.cli.options import WORD, group, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.core.display import count
 from cudnn_autotune.engines.candidate_id import canonical
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
 from cudnn_autotune.store.decision import Decision
 
@@ -67,7 +67,7 @@ class Filter:
 def _is_by(decision: Decision, engine: str) -> bool:
     chosen = decision.chosen
     if chosen is None:
-        return engine == ATEN.text
+        return engine == OWN_PATH.text
     if engine.isdecimal():
         return chosen.candidate.engine == int(engine)
     text, engine = chosen.candidate.text, canonical(engine)

@@ -12,8 +12,8 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.candidate_id import identify, parse
 from cudnn_autotune.engines.configs import (
-    ATEN,
     HEURISTIC_MODES,
+    OWN_PATH,
     Candidate,
     Device,
     check_engine_text,
@@ -89,7 +89,7 @@ def named(text: str, rank: int = 0) -> Candidate:
         ValueError: ``text`` names no candidate.
     """
     check_engine_text(text)
-    for known in (ATEN, MATMUL):
+    for known in (OWN_PATH, MATMUL):
         if text == known.text:
             return known
     if identify(text).is_implementation:

@@ -96,7 +96,7 @@ class Candidate:
         return self.numerical_notes + self.behavior_notes
 
 
-ATEN = Candidate(
+OWN_PATH = Candidate(
     engine=None,
     knobs={},
     workspace_bytes=0,

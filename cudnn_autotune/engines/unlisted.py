@@ -11,14 +11,14 @@ import torch
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.candidate_id import UNFUSED
-from cudnn_autotune.engines.configs import ATEN, Candidate, engine_text
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate, engine_text
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import offers_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.registry import is_users
 from cudnn_autotune.engines.roofline import bytes_moved
 
-MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
+MATMUL = replace(OWN_PATH, text="matmul", rank=OWN_PATH.rank - 1)
 """A convolution as one matrix product, by cuBLAS: a 1x1 one over all pixels, or one whose kernel is
 as large as the input."""
 
@@ -193,7 +193,7 @@ def without_cudnn(
 ) -> list[Candidate]:
     """Returns PyTorch's own path, a matrix product where the problem is one, and what the
     registered implementations offer on ``gpu`` (None: not known, so nothing)."""
-    own = [ATEN, MATMUL] if _C.is_matmul(problem.native()) else [ATEN]
+    own = [OWN_PATH, MATMUL] if _C.is_matmul(problem.native()) else [OWN_PATH]
     if gpu is None:
         return own
     return [*own, *offers_of(problem, gpu, workspace_limit=workspace_limit)]

@@ -180,7 +180,7 @@ class _BatchNormStep(Step):
         return _LEAST_SUM * norm.double()
 
     def by_pytorch(self) -> Results:
-        return _by_pytorch(self)
+        return _by_own_path(self)
 
     def by_kernels(self, form: Form, adopts: bool = False) -> Results:
         return _by_operators(self, form, adopts)
@@ -199,7 +199,7 @@ class _BatchNormStep(Step):
             grad_output=chosen(self.grad_output),
             running=None if self.running is None else (*map(chosen, self.running),),
         )
-        exact = _by_pytorch(sample)
+        exact = _by_own_path(sample)
         return exact, {name: _channels(tensor, places) for name, tensor in results.items()}
 
     def leaves(self) -> list[Tensor | None]:
@@ -286,7 +286,7 @@ def _by_operators(given: _BatchNormStep, form: Form, adopts: bool = False) -> Re
     return _results(given, output, gradients[:3])
 
 
-def _by_pytorch(given: _BatchNormStep) -> Results:
+def _by_own_path(given: _BatchNormStep) -> Results:
     """Returns the results of a step by PyTorch's functions."""
     with torch.set_grad_enabled(any(given.needs)):
         leaves = given.leaves()

@@ -27,7 +27,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.online.race import OnlineRace
 from cudnn_autotune.sampling.auto import Shortlist
@@ -53,7 +53,7 @@ class Online:
                 the first of mode A.
         """
         shortlist = Shortlist(candidates)
-        beyond = [c for c in shortlist.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
+        beyond = [c for c in shortlist.beyond() if c != OWN_PATH or not candidates.aten_uses_cudnn]
         engines = list(candidates.of_mode("A"))[:limit]
         if not limit:
             engines = list(shortlist.of_mode("A"))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.online.race import OnlineRace, TrialRecord
 from cudnn_autotune.store import kept_plans
@@ -240,7 +240,7 @@ class Trial:
         if stays and not remarks and not self.prepared.lacking:
             self.schedule.decide(left)
             return  # its choice is committed already
-        candidate = ATEN if left is None else self.race.candidates[left]
+        candidate = OWN_PATH if left is None else self.race.candidates[left]
         rule = "the first stays" if stays else "the others fail"
         evidence = Evidence(
             rule=rule,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.unlisted import (
     first_of_each,
     has_faster_kernels,
@@ -118,7 +118,7 @@ def few(candidates: Candidates, limit: int = 0) -> list[Candidate]:
     """Returns the candidates of the trial of a new size: what won on similar problems, the first of
     mode A that is not compiled at run time, and the first of each other way that is not."""
     first = [c for c in candidates.of_mode("A") if not c.is_compiled][:1]
-    beyond = [c for c in candidates.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
+    beyond = [c for c in candidates.beyond() if c != OWN_PATH or not candidates.aten_uses_cudnn]
     others = first_of_each(c for c in beyond if c.engine is None and not c.is_compiled)
     return list({c.text: c for c in [*candidates.similar(), *first, *others]}.values())
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.strategy import Budget, Candidates, Limits, left_unseen
 from cudnn_autotune.timers.timer import Batch, Timer
@@ -95,13 +95,13 @@ def _against_aten(found: Selection, timer: Timer, budget: Budget) -> Selection:
     """Times PyTorch's own kernels and the winner in turns, and returns the selection with the
     faster."""
     best = found.winner.candidate
-    turns = [Batch(best, 1, "hot"), Batch(ATEN, 1, "hot")]
+    turns = [Batch(best, 1, "hot"), Batch(OWN_PATH, 1, "hot")]
     timer.run(turns)  # untimed: loads the kernels
     rounds = 1 if budget.is_spent() else _DUEL_ROUNDS
     samples = timer.run(turns * rounds)
     ours = float(np.median([s.time_ms for s in samples[::2]]))
     atens = float(np.median([s.time_ms for s in samples[1::2]]))
-    entry = Measurement(ATEN, atens, rounds)
+    entry = Measurement(OWN_PATH, atens, rounds)
     ranking = (entry, *found.ranking) if atens < ours else (found.winner, entry, *found.ranking[1:])
     return replace(found, ranking=ranking, total_samples=found.total_samples + 2 * rounds)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.timers.timer import Timer
@@ -20,7 +20,7 @@ class Heuristic:
             # PyTorch has kernels of its own for the problem, and prefers them.
             rule = "PyTorch prefers its own kernels"
             return Selection(
-                (Measurement(ATEN, None, 0),), 0, Evidence(rule=rule, tied=(ATEN.text,))
+                (Measurement(OWN_PATH, None, 0),), 0, Evidence(rule=rule, tied=(OWN_PATH.text,))
             )
         # Modes B and FALLBACK are queried only if the modes before have no candidate that runs.
         for mode in ("A", "B", "FALLBACK"):

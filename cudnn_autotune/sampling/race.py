@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
@@ -96,11 +96,11 @@ def build_selection(
     ]
     shown |= set(found.failed)
     eliminated = [_measurement(c, found) for c in screening.eliminated if c not in shown]
-    if found.atens_plan is not None:
+    if found.own_path_plan is not None:
         by_candidate = {entry.candidate: entry for entry in [*ranking, *eliminated, *failed]}
-        same = by_candidate.get(found.atens_plan) or _measurement(found.atens_plan, found)
+        same = by_candidate.get(found.own_path_plan) or _measurement(found.own_path_plan, found)
         text = same.candidate.text
-        eliminated.append(replace(same, candidate=ATEN, eliminated=f"it is {text}", runs=text))
+        eliminated.append(replace(same, candidate=OWN_PATH, eliminated=f"it is {text}", runs=text))
     eliminated.sort(key=lambda entry: math.inf if entry.time_ms is None else entry.time_ms)
     samples = sum(n for outcome in found.races for n in outcome.samples.values())
     gpu_ms = screening.gpu_ms + sum(outcome.gpu_ms for outcome in found.races)
@@ -190,7 +190,7 @@ class Race:
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         if self.final is not None:
             # The floor bounds no steady time, and what is faster may fail when it runs alone.
-            limits = replace(limits, aten_floor_ms=None)
+            limits = replace(limits, own_path_floor_ms=None)
         found = search(self._looked_at(candidates), timer, limits, self.rules, self.seed)
         if self.final is None or not found.is_raced:
             return race_selection(found)

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.unlisted import timed_by_pytorch
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.screening import screen
@@ -92,10 +92,10 @@ def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterato
     found.aten_is_cudnn = candidates.aten_uses_cudnn
     groups = _grouped(candidates, limits, found)
     floor_ms = None
-    if ATEN in groups.without_engine and not found.budget.is_limited:
-        floor_ms = limits.aten_floor_ms
+    if OWN_PATH in groups.without_engine and not found.budget.is_limited:
+        floor_ms = limits.own_path_floor_ms
     if floor_ms is not None:
-        others = [c for c in groups.without_engine if c != ATEN]
+        others = [c for c in groups.without_engine if c != OWN_PATH]
         groups = replace(groups, without_engine=others)
     _screen_precompiled(groups, found)
     found.unseen = [*groups.often, *groups.seldom]
@@ -119,9 +119,9 @@ def _race_aten(found: SearchState, floor_ms: float) -> Iterator[None]:
     best_ms = found.ms(found.leader) if found.is_raced else None
     if best_ms is not None and best_ms <= floor_ms:
         why = f"takes at least {1e3 * floor_ms:.1f} us: its convolution alone, then what follows"
-        found.screening.eliminate([ATEN], why)
+        found.screening.eliminate([OWN_PATH], why)
     else:
-        found.unseen = [ATEN]
+        found.unseen = [OWN_PATH]
         yield from race_late(found)
         if found.races:  # it was screened in comparison with those that failed
             yield from found.race_again(found.rules)
@@ -205,8 +205,8 @@ def _screen_precompiled(groups: _Groups, found: SearchState) -> None:
     if found.aten_is_cudnn and atens:
         # PyTorch would run cuDNN's first plan, which is among the candidates already, so timing it
         # costs only its build.
-        found.atens_plan = groups.compiled_first or atens[0]
-        without_engine = [c for c in without_engine if c.text != ATEN.text]
+        found.own_path_plan = groups.compiled_first or atens[0]
+        without_engine = [c for c in without_engine if c.text != OWN_PATH.text]
     similar = timer.runnable(groups.similar)
     ready = _without_doubles([*similar, *ready, *timer.runnable(without_engine)])
     if budget.is_limited:
@@ -255,10 +255,10 @@ def race_late(found: SearchState, *, is_unfinished: bool = False) -> Iterator[No
     found.waits_for_builds = False
     known = set(found.screening.rough_ms) if found.races else set()
     late = found.timer.runnable(found.unseen)
-    if found.atens_plan in found.unseen and found.atens_plan not in late:
+    if found.own_path_plan in found.unseen and found.own_path_plan not in late:
         # It does not build, and PyTorch would run another one: its own path is timed itself.
-        found.atens_plan = None
-        late += found.timer.runnable([ATEN])
+        found.own_path_plan = None
+        late += found.timer.runnable([OWN_PATH])
     found.unseen = []
     screen(late, found.timer, found.budget, found.screening)
     joined = [c for c in found.screening.rough_ms if c not in known]

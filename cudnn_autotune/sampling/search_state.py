@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.sampling.racing import RaceOutcome, RaceRules, race, rank_by_rough_times
 from cudnn_autotune.sampling.screening import SLOW, Screening
 from cudnn_autotune.sampling.strategy import Budget
@@ -41,7 +41,7 @@ class SearchState:
     throttle_reasons: dict[str, None] = field(default_factory=dict)
     """All throttle reasons that the board reported, in the order of their first report."""
     aten_is_cudnn: bool = False
-    atens_plan: Candidate | None = None
+    own_path_plan: Candidate | None = None
     """The candidate that PyTorch would run, if that is one of cuDNN's plans."""
     remarks: list[str] = field(default_factory=list)
     unseen: list[Candidate] = field(default_factory=list)
@@ -68,7 +68,7 @@ class SearchState:
     @property
     def pytorchs(self) -> str:
         """The text of what PyTorch would run."""
-        return ATEN.text if self.atens_plan is None else self.atens_plan.text
+        return OWN_PATH.text if self.own_path_plan is None else self.own_path_plan.text
 
     @property
     def leader(self) -> Candidate:

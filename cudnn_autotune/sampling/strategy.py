@@ -26,7 +26,7 @@ class Limits:
     Candidates beyond the budget are left out, and the evidence says so. PyTorch's own path (the
     heuristics' first plan where that is cuDNN) is timed at any cost. For ``online`` the
     budget bounds how long the caller's calls wait for building and checking, but not the turns."""
-    aten_floor_ms: float | None = None
+    own_path_floor_ms: float | None = None
     """Time in milliseconds that PyTorch's own path takes at least; None: not known. A search
     without a budget times it last, and only if nothing else is as fast as that: its first call may
     be one of PyTorch's benchmark mode, which takes as long as a search."""
@@ -61,7 +61,7 @@ class Candidates(Protocol):
         """Returns the candidates of all three modes, in this order."""
 
     def beyond(self) -> Sequence[Candidate]:
-        """Returns the candidates that no heuristic lists: PyTorch's own path (``ATEN``), then
+        """Returns the candidates that no heuristic lists: PyTorch's own path (``OWN_PATH``), then
         others, such as what implementations offer."""
 
     def similar(self) -> Sequence[Candidate]:

@@ -28,7 +28,7 @@ from typing import Any
 from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.json_node import MOST, Node
 from cudnn_autotune.engines.candidate_id import canonical, config_of
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_text
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -347,7 +347,7 @@ def _by_importance(decision: Decision) -> Iterator[Measurement]:
     by_text = {entry.candidate.text: entry for entry in selection.ranking}
     if chosen is not None:
         yield chosen
-    own = by_text.get(ATEN.text)
+    own = by_text.get(OWN_PATH.text)
     if own is not None:
         yield own
         if own.runs in by_text:

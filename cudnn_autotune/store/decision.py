@@ -281,7 +281,7 @@ def ranked_again(
 
     Returns:
         The selection, or None if no entry meets the constraints, or PyTorch's own path may be the
-        fastest that does and was left out of the search (``Limits.aten_floor_ms``).
+        fastest that does and was left out of the search (``Limits.own_path_floor_ms``).
     """
     by_text = {entry.candidate.text: entry.candidate for entry in selection.ranking}
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.race import FinalRules, Race, build_selection, race_selection
@@ -103,7 +103,7 @@ def _optimistic_ms(found: SearchState, max_clock_mhz: float | None) -> dict[Cand
     clock_mhz, scale = found.last.clock_mhz, 1.0
     if clock_mhz and max_clock_mhz:
         scale = min(1.0, clock_mhz / max_clock_mhz)
-    raced = [c for c in found.raced() if not (found.aten_is_cudnn and c.text == ATEN.text)]
+    raced = [c for c in found.raced() if not (found.aten_is_cudnn and c.text == OWN_PATH.text)]
     return {c: (found.ms(c) or math.inf) * scale for c in raced}
 
 

@@ -11,7 +11,7 @@ import torch
 from cudnn_autotune.core.display import html_table, milliseconds
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.versions import environment
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.roofline import Limit, limit
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -98,7 +98,7 @@ class Choice(_Facts):
     def __post_init__(self) -> None:
         decision, chosen = self.decision, self.decision.chosen
         selection = self.searched or decision.selection
-        candidate = chosen.candidate if chosen else ATEN
+        candidate = chosen.candidate if chosen else OWN_PATH
         ranking = [
             (e.candidate.text, e.time_ms) for e in selection.ranking if e.time_ms is not None
         ]
@@ -159,7 +159,7 @@ class Choice(_Facts):
         time, or in a decision that lacks it."""
         with IMPORTING:
             from cudnn_autotune.tuning import gain
-        found = gain.pytorchs_entry(self.decision.selection)
+        found = gain.own_path_entry(self.decision.selection)
         return None if found is None else found.time_ms
 
     @property
@@ -222,7 +222,7 @@ def of_search(
 ) -> Choice:
     """Returns the choice of a search that has just ended on ``device``, which lacked something if
     it is not final; without a ``chosen`` entry, PyTorch's own path serves."""
-    decision = untimed(problem, policy, chosen or Measurement(ATEN, None, 0))
+    decision = untimed(problem, policy, chosen or Measurement(OWN_PATH, None, 0))
     checks = checks or OutputChecks()
     if selection is not None and checks.failures:
         ranking = [_failed(entry, checks.failures) for entry in selection.ranking]

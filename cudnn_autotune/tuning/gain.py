@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cudnn_autotune.core.display import count, milliseconds
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store.decision import Decision
@@ -55,20 +55,20 @@ class Against(Gain):
     """Whether one of the times is of a single launch."""
 
 
-def pytorchs_entry(selection: Selection) -> Measurement | None:
+def own_path_entry(selection: Selection) -> Measurement | None:
     """Returns the ranking's entry for the candidate that PyTorch would run; None if the ranking has
     none.
 
     If PyTorch runs one of cuDNN's plans and that plan was timed, this is the plan's entry.
     """
     by_text = {entry.candidate.text: entry for entry in selection.ranking}
-    own = by_text.get(ATEN.text)
+    own = by_text.get(OWN_PATH.text)
     return own if own is None or not own.runs else by_text.get(own.runs, own)
 
 
 def against_pytorch(decision: Decision) -> Against | None:
     """Returns the comparison, or None if one of the two was not timed or nothing was chosen."""
-    ours, theirs = decision.chosen, pytorchs_entry(decision.selection)
+    ours, theirs = decision.chosen, own_path_entry(decision.selection)
     if ours is None or theirs is None:
         return None
     is_sustained = ours.sustained_ms is not None and theirs.sustained_ms is not None

@@ -13,7 +13,7 @@ import torch
 from cudnn_autotune.core.background import spare_threads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.candidates import QueriedCandidates
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.heuristic import Heuristic
@@ -120,7 +120,7 @@ class GpuSearches:
         except torch.OutOfMemoryError:
             evidence = Evidence(provisional="there was no memory for its operands")
             policy = settings.policy_of(self.mode)
-            return untimed(problem, policy, Measurement(ATEN, None, 0), evidence)
+            return untimed(problem, policy, Measurement(OWN_PATH, None, 0), evidence)
         except _C.CudnnError:  # cuDNN has no graph for it, and PyTorch serves it
             return tune_problem.tune(problem, self.device, self.mode)
         selection = Heuristic().select(one.candidates, one.timer, Limits())

@@ -28,7 +28,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.candidates import QueriedCandidates
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.policy import Policy
@@ -37,11 +37,11 @@ from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import surrounded, telling_operands
 from cudnn_autotune.tuning import (
-    aten_floor,
     choice_log,
     compiling_ahead,
     deferred,
     events,
+    own_path_floor,
     probing,
     remembering,
     settings,
@@ -204,12 +204,12 @@ def searched(problem: ConvProblem, selection: Selection | None, timer: GpuTimer)
         del _searched[key]
 
 
-def _search(miss: Miss, mode: str, *, times_aten: bool = False) -> Served:
+def _search(miss: Miss, mode: str, *, times_own_path: bool = False) -> Served:
     """Searches, and checks the chosen candidate's output; returns PyTorch's own path if none is
     right.
 
     Args:
-        times_aten: whether PyTorch's own path is timed in any case.
+        times_own_path: whether PyTorch's own path is timed in any case.
     """
     problem, strategy = miss.problem, sampling.get(mode)
     concluded = _searched.get((threading.get_ident(), problem))
@@ -220,7 +220,7 @@ def _search(miss: Miss, mode: str, *, times_aten: bool = False) -> Served:
     except _C.CudnnError as error:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
-        return _by_pytorch(miss, lacks=Lacking(not_built=int(is_passing(str(error)))))
+        return _by_own_path(miss, lacks=Lacking(not_built=int(is_passing(str(error)))))
     compiling_ahead.start_backward(problem, miss.device, mode, miss.policy.workspace)
     begun = compiling_ahead.take(problem, miss.device)
     tensors, is_short = miss.tensors, False
@@ -240,9 +240,9 @@ def _search(miss: Miss, mode: str, *, times_aten: bool = False) -> Served:
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.policy.workspace, nearby)
-        if not times_aten:
-            floor_ms = aten_floor.floor_ms(problem, miss.policy, miss.device)
-        limits = replace(miss.limits, aten_floor_ms=floor_ms)
+        if not times_own_path:
+            floor_ms = own_path_floor.floor_ms(problem, miss.policy, miss.device)
+        limits = replace(miss.limits, own_path_floor_ms=floor_ms)
         selection = strategy.select(candidates, timer, limits)
     except torch.OutOfMemoryError as error:
         # A handler that keeps log records would keep an error's frames, and their tensors.
@@ -261,7 +261,7 @@ def _search(miss: Miss, mode: str, *, times_aten: bool = False) -> Served:
         return replace(served, begin_trial=begin)
     if served.has_unfit and floor_ms is not None:
         # An engine that was faster than PyTorch's own path is unfit, and others may be slower.
-        return _search(miss, mode, times_aten=True)
+        return _search(miss, mode, times_own_path=True)
     return served
 
 
@@ -285,13 +285,15 @@ def _concluded(
     """Serves by the best candidate of ``selection`` whose output is right; better ones are
     rejected. Without a selection ``why`` says so."""
     if selection is None:
-        return _by_pytorch(miss, timer.broken_off(why), timer.lacking())
+        return _by_own_path(miss, timer.broken_off(why), timer.lacking())
     checks, lacks = OutputChecks(), timer.lacking()
     is_checked = _needs_check(miss.problem, selection)
     for timed in selection.ranking:
         text = timed.candidate.text
         # A mode that times nothing does not build PyTorch's own path.
-        plan = own_path(miss.problem, miss.device) if text == ATEN.text else timer.plans.get(text)
+        plan = (
+            own_path(miss.problem, miss.device) if text == OWN_PATH.text else timer.plans.get(text)
+        )
         if plan is None:
             continue  # it did not build
         if is_checked:
@@ -306,7 +308,7 @@ def _concluded(
         found = (selection, checks, timed, lacks)
         choice = of_search(miss.problem, miss.policy, miss.device, *found)
         return Served(choice, plan, has_unfit=bool(checks.rejected or checks.failures))
-    return _by_pytorch(miss, selection, lacks, checks)
+    return _by_own_path(miss, selection, lacks, checks)
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
@@ -324,7 +326,7 @@ def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
     return selection.total_samples > 0 or not is_pytorchs
 
 
-def _by_pytorch(
+def _by_own_path(
     miss: Miss,
     selection: Selection | None = None,
     lacks: Lacking = NOTHING,

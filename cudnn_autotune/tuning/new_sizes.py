@@ -29,7 +29,7 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.candidate_id import identify, parse
 from cudnn_autotune.engines.compiled_kernels import cubin, is_found
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import alike as offered_alike
 from cudnn_autotune.engines.offers import gpu_of, recipe_of
@@ -141,7 +141,7 @@ def _measured_by(choice: Choice) -> _Measured | None:
 
 def _pytorchs_ms(choice: Choice, chosen_ms: float) -> float:
     """Returns the least time that PyTorch's own path can have taken."""
-    entry = gain.pytorchs_entry(choice.selection)
+    entry = gain.own_path_entry(choice.selection)
     if entry is not None and entry.time_ms:
         # A single launch may have been disturbed.
         return entry.low_ms or (entry.time_ms if entry.samples > 1 else entry.time_ms / SLOW)
@@ -275,7 +275,7 @@ class _Expected:
             for text, candidate in measured.candidates.items():
                 candidates.setdefault(text, candidate)
             names |= measured.times_ms.keys() - measured.candidates.keys()
-        most = {text: self.most(text) for text in candidates if text != ATEN.text}
+        most = {text: self.most(text) for text in candidates if text != OWN_PATH.text}
         serving = sorted((text for text in most if most[text] < 0), key=most.__getitem__)
         return Nearby(
             serving=tuple(candidates[text] for text in serving),
@@ -290,7 +290,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 def _gains(measured: _Measured) -> bool:
     """Returns whether anything was faster than PyTorch's own path at a size, or may have been."""
-    aten_ms = measured.times_ms.get(ATEN.text, math.inf)
+    aten_ms = measured.times_ms.get(OWN_PATH.text, math.inf)
     return measured.time_ms < aten_ms
 
 

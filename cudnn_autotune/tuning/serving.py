@@ -18,7 +18,7 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import MOST
 from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.candidate_id import identify
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.registry import calls_python
 from cudnn_autotune.engines.selection import Measurement
@@ -70,7 +70,7 @@ class Served:
 
 def own_path(problem: ConvProblem, device: int) -> _C.Plan:
     """Returns the plan of PyTorch's own path."""
-    return _C.build_plan(problem.native(), ATEN.text, device)
+    return _C.build_plan(problem.native(), OWN_PATH.text, device)
 
 
 def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Served | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement
 from cudnn_autotune.sampling.auto import few
 from cudnn_autotune.tuning import new_sizes, remembering, settings
@@ -29,7 +29,7 @@ def find(miss: Miss) -> Served | None:
         return None
     served = next(filter(None, _by_candidates(miss, nearby)), None)
     if served is None:
-        choice = _unmeasured(miss, ATEN, "PyTorch's own path, until the size is measured")
+        choice = _unmeasured(miss, OWN_PATH, "PyTorch's own path, until the size is measured")
         served = Served(choice, own_path(miss.problem, miss.device))
     if settings.get_new_shapes() != "online" or nearby.is_known:
         return served

@@ -15,7 +15,7 @@ from support.tuning.strategies import BUILT_IN_MODES
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import extension_available
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 
 DEVICES = Path(ca.__file__).parent / "engines" / "devices"
 
@@ -118,7 +118,7 @@ def test_configs_that_do_not_exist(text: str) -> None:
 
 
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
-STORED = ca.Selection((ca.Measurement(ATEN, 1.0, 1),), 1)
+STORED = ca.Selection((ca.Measurement(OWN_PATH, 1.0, 1),), 1)
 TENSOR = torch.zeros(1)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, open_search
 from cudnn_autotune.engines.unlisted import MATMUL, other_kernels
 from cudnn_autotune.timers.gpu_timer import GpuTimer, Operands
 from cudnn_autotune.timers.telemetry import Board, PowerWatch
@@ -84,7 +84,7 @@ def check_samples(samples: list[Sample], timer: GpuTimer) -> None:
 def test_times_and_clocks_are_plausible(op: str, open_timer: Open) -> None:
     problem = ca.ConvProblem(op, **DENSE)
     timer = open_timer(problem)
-    candidates = [*timer.runnable(ca.expert.candidates(problem)[:4]), ATEN]
+    candidates = [*timer.runnable(ca.expert.candidates(problem)[:4]), OWN_PATH]
     assert len(candidates) >= 3
     start_ms = timer.elapsed_ms()
     for calls in (1, 7):
@@ -162,7 +162,7 @@ def test_runs_write_the_output_and_nothing_else(op: str) -> None:
                     assert_close(written, expected, tolerance(problem.dtype), what)
         written.fill_(math.nan)
         torch.cuda.synchronize()
-        check_samples(timer.run([Batch(MATMUL, 5, "cold"), Batch(ATEN, 5, "cold")]), timer)
+        check_samples(timer.run([Batch(MATMUL, 5, "cold"), Batch(OWN_PATH, 5, "cold")]), timer)
         for now, then in zip(operands, before, strict=True):
             assert now is written or torch.equal(now, then)
     finally:
@@ -211,7 +211,7 @@ def test_pytorchs_own_path(
     assert_close(result, expected, tolerance(problem.dtype), name)
     timer = open_timer(problem)
     for cache in CACHES:
-        check_samples(timer.run([Batch(ATEN, 1, cache), Batch(ATEN, 4, cache)] * 2), timer)
+        check_samples(timer.run([Batch(OWN_PATH, 1, cache), Batch(OWN_PATH, 4, cache)] * 2), timer)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -255,9 +255,9 @@ def test_what_does_not_build_is_not_runnable(open_timer: Open) -> None:
         replace(first, engine=9999, text="eng9999"),
         replace(first, text=f"eng{first.engine}:KERNEL_CFG=99999"),
     ]
-    ready = timer.runnable([broken[0], *listed, broken[1], ATEN])
+    ready = timer.runnable([broken[0], *listed, broken[1], OWN_PATH])
     assert ready
-    assert ready[-1] == ATEN
+    assert ready[-1] == OWN_PATH
     assert ready[:-1] == [c for c in listed if c in ready]
     assert {c.text for c in ready} == timer.plans.keys()
     # With a limit, what does not build does not count, and the rest is not built.
@@ -338,7 +338,7 @@ def test_a_larger_workspace_takes_the_place_of_the_one_before(open_timer: Open) 
         "fprop", (32, 256, 56, 56), (256, 256, 3, 3), padding=1, dtype=torch.float16
     )
     timer = open_timer(problem)
-    timer.run([Batch(ATEN)])
+    timer.run([Batch(OWN_PATH)])
     without = torch.cuda.memory_allocated()
     grown = 0
     for candidate in sorted(ca.expert.candidates(problem), key=lambda c: c.workspace_bytes):

@@ -17,7 +17,7 @@ from support.processes.subprocesses import PACKAGE_PARENT, python
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.implementing import isolated_run
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.store import checked_outputs
@@ -52,7 +52,7 @@ class PrefersOwn:
                 failed.append(Measurement(candidate, None, 0, eliminated=f"failed: {sample.error}"))
             else:
                 entries.append(Measurement(candidate, 1.0, 1))
-        entries.append(Measurement(ATEN, 2.0, 1))
+        entries.append(Measurement(OWN_PATH, 2.0, 1))
         return Selection((*entries, *failed), len(entries))
 
 

@@ -16,7 +16,7 @@ from support.tuning.strategies import ONLY_MATMUL
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.unlisted import MATMUL
 
 pytestmark = pytest.mark.gpu
@@ -92,7 +92,7 @@ def texts(choice: ca.Choice) -> list[str]:
 def check_evidence(choice: ca.Choice) -> None:
     selection, evidence = choice.selection, choice.selection.evidence
     assert max(Counter(texts(choice)).values()) == 1, "a candidate is there twice"
-    assert ATEN.text in texts(choice)
+    assert OWN_PATH.text in texts(choice)
     assert choice.text == choice.chosen.candidate.text
     if not choice.rejected:
         assert choice.chosen == selection.winner
@@ -134,7 +134,7 @@ def test_pytorchs_depthwise_kernels_are_met(mode: str) -> None:
     """cuDNN's engines are up to ten times slower here: never slower than PyTorch."""
     check_step("depthwise", sampling=mode)
     for choice in ca.choices():
-        aten = {e.candidate.text: e for e in choice.selection.ranking}[ATEN.text]
+        aten = {e.candidate.text: e for e in choice.selection.ranking}[OWN_PATH.text]
         assert aten.time_ms is not None
         assert choice.time_ms is not None
         if mode in MODES:  # the others time the two of them under different conditions

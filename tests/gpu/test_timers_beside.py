@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.compiled_kernels import cubin
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.recipe import Kernel, PythonLaunch, Recipe
 from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.timers.gpu_timer import GpuTimer
@@ -85,11 +85,11 @@ def first_calls(seed: int) -> Callable[[], None]:
 
 def measure(timer: GpuTimer, rounds: int) -> None:
     """Measures from graphs, each of which is captured anew."""
-    timer.runnable([ATEN])
+    timer.runnable([OWN_PATH])
     for _ in range(2):
-        timer.run([Batch(ATEN, 1, "hot")])
+        timer.run([Batch(OWN_PATH, 1, "hot")])
     for calls in range(2, 2 + rounds):
-        for sample in timer.run([Batch(ATEN, calls, "hot"), Batch(ATEN, calls, "cold")]):
+        for sample in timer.run([Batch(OWN_PATH, calls, "hot"), Batch(OWN_PATH, calls, "cold")]):
             assert not sample.error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 
@@ -24,7 +24,7 @@ class StaticCandidates:
         self.problem = problem
         self._engines = sorted((c for c in candidates if c.heuristic_mode), key=lambda c: c.place)
         self._beyond = sorted(
-            (c for c in candidates if not c.heuristic_mode), key=lambda c: c.text != ATEN.text
+            (c for c in candidates if not c.heuristic_mode), key=lambda c: c.text != OWN_PATH.text
         )
         self.aten_uses_cudnn = aten_uses_cudnn
         self._similar = list(similar)

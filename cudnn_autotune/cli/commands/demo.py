@@ -15,7 +15,7 @@ from cudnn_autotune.audit.model import BURST_COLD, Record
 from cudnn_autotune.core.display import milliseconds, progress_bar
 from cudnn_autotune.core.table import Table
 from cudnn_autotune.core.versions import environment
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import OPERATIONS, ConvProblem
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits
@@ -24,7 +24,7 @@ from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import events, settings
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices
-from cudnn_autotune.tuning.gain import pytorchs_entry
+from cudnn_autotune.tuning.gain import own_path_entry
 from cudnn_autotune.tuning.remembering import forget
 
 _RUNS = 10
@@ -86,15 +86,15 @@ class Tried(NamedTuple):
             found: The modes' selections.
             times_ms: The candidates' times; None takes those of the mode with most launches.
         """
-        timed = [one for one in found if pytorchs_entry(one) is not None]
+        timed = [one for one in found if own_path_entry(one) is not None]
         longest = max(timed, key=lambda one: one.total_samples, default=None)
-        own = None if longest is None else pytorchs_entry(longest)
+        own = None if longest is None else own_path_entry(longest)
         if times_ms is None:
             ranking = () if longest is None else longest.ranking
             times_ms = {e.candidate.text: e.time_ms for e in ranking if e.time_ms}
         pytorch = "" if own is None else own.candidate.text
         # PyTorch's own path runs that candidate.
-        picks = {mode: pytorch if text == ATEN.text else text for mode, text in chosen.items()}
+        picks = {mode: pytorch if text == OWN_PATH.text else text for mode, text in chosen.items()}
         return cls(picks, pytorch, times_ms)
 
 

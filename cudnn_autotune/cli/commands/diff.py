@@ -16,7 +16,7 @@ from cudnn_autotune.cli.options import TOLERANCE, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, milliseconds
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.store import codec
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -146,7 +146,7 @@ def differences(
 
 
 def _engine(decision: Decision) -> str:
-    return decision.chosen.candidate.text if decision.chosen else ATEN.text
+    return decision.chosen.candidate.text if decision.chosen else OWN_PATH.text
 
 
 def _described(decision: Decision) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.gpu_peaks import Far, far
 from cudnn_autotune.core.display import count, milliseconds
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
-from cudnn_autotune.tuning.gain import Against, against_pytorch, pytorchs_entry
+from cudnn_autotune.tuning.gain import Against, against_pytorch, own_path_entry
 
 MOST_CANDIDATES = 12
 """The number of candidates listed for each decision, not counting those that explain it."""
@@ -28,7 +28,7 @@ def section(decision: Decision, peaks: Peaks | None = None) -> dict[str, Any]:
     listed = _listed(decision)
     return {
         "decision": decision,
-        "candidate": chosen.candidate if chosen else ATEN,
+        "candidate": chosen.candidate if chosen else OWN_PATH,
         "time_ms": chosen.reported_ms if chosen else None,
         # The plots show times in short batches.
         "best_ms": chosen.time_ms if chosen else None,
@@ -46,8 +46,8 @@ def _listed(decision: Decision) -> list[Measurement]:
     """The first candidates, and the chosen, tied and rejected ones and PyTorch's pick."""
     ranking = decision.selection.ranking
     wanted = {text for text, _ in decision.rejected} | set(decision.selection.evidence.tied)
-    wanted.add(ATEN.text)
-    for entry in (decision.chosen, pytorchs_entry(decision.selection)):
+    wanted.add(OWN_PATH.text)
+    for entry in (decision.chosen, own_path_entry(decision.selection)):
         if entry is not None:
             wanted.add(entry.candidate.text)
     return [
@@ -62,7 +62,7 @@ def _rows(decision: Decision, listed: Sequence[Measurement]) -> list[dict[str, A
 
     The kind of a candidate's first label sets the style of its row.
     """
-    chosen, own = decision.chosen, pytorchs_entry(decision.selection)
+    chosen, own = decision.chosen, own_path_entry(decision.selection)
     errors, tied = dict(decision.rejected), set(decision.selection.evidence.tied)
 
     def tags(entry: Measurement) -> Iterator[tuple[str, str]]:
@@ -73,7 +73,7 @@ def _rows(decision: Decision, listed: Sequence[Measurement]) -> list[dict[str, A
             yield "rejected", f"wrong: relative error {error_text(errors[text])}"
         elif text in tied:
             yield "tied", "tied"
-        if text == ATEN.text:
+        if text == OWN_PATH.text:
             yield "other", "PyTorch's own path"
         elif entry is own:
             yield "other", "PyTorch's pick"

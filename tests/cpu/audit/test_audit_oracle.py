@@ -13,7 +13,7 @@ from support.simulation import SimulatedTimer
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle
 from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
 from cudnn_autotune.audit.summary import truth_of
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 
 # Boards on which bursts do not reach the power limit: there turns show the times at full clock.
 UNCAPPED = ("aa", "quiet", "co-tenant", "small-kernels", "depthwise")
@@ -122,7 +122,7 @@ def test_sustained_times_where_the_board_throttles(name: str, seed: int) -> None
 def test_against_pytorch(name: str) -> None:
     timer = simulation.preset(name, 5)
     reference = candidate_of("engine0", candidates(timer))
-    timer.runnable([ATEN, reference])
+    timer.runnable([OWN_PATH, reference])
     found = against_pytorch(timer, reference, OracleSettings())
     for truth, cache in ((BURST_COLD, "cold"), (BURST_HOT, "hot")):
         exact = timer.truth("burst", "cold" if cache == "cold" else "hot")
@@ -137,8 +137,8 @@ def test_against_pytorch(name: str) -> None:
 
 def test_pytorchs_own_path_equals_itself() -> None:
     timer = simulation.preset("depthwise")
-    timer.runnable([ATEN])
-    found = against_pytorch(timer, ATEN, OracleSettings())
+    timer.runnable([OWN_PATH])
+    found = against_pytorch(timer, OWN_PATH, OracleSettings())
     assert {ratio.median for ratio in found.values()} == {1.0}
 
 

@@ -23,7 +23,7 @@ from cudnn_autotune.cli.report import page
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.tuning.gain import against_pytorch, pytorchs_entry, total
+from cudnn_autotune.tuning.gain import against_pytorch, own_path_entry, total
 
 VOID = {"meta", "br", "input", "link", "img", "hr", "wbr", "base"}
 # In SVG an element may close itself.
@@ -131,7 +131,7 @@ def test_every_decision_is_told(parsed: Page) -> None:
 def test_against_pytorch() -> None:
     resnet = decisions()[1]
     found = against_pytorch(resnet)
-    theirs = pytorchs_entry(resnet.selection)
+    theirs = own_path_entry(resnet.selection)
     assert theirs.candidate.text == found.text != "aten"
     assert found.is_sustained
     assert found.ours_ms == resnet.chosen.sustained_ms
@@ -191,7 +191,7 @@ def test_what_intervals_do_not_tell_apart_is_said() -> None:
 
 def test_times_of_two_kinds_are_not_compared() -> None:
     resnet = decisions()[1]
-    theirs = pytorchs_entry(resnet.selection)
+    theirs = own_path_entry(resnet.selection)
     ranking = tuple(
         replace(entry, sustained_ms=None) if entry is theirs else entry
         for entry in resnet.selection.ranking

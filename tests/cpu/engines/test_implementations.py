@@ -23,7 +23,7 @@ from cudnn_autotune.engines import candidates as queried_module
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.candidate_id import CandidateId, of_implementation, parse
 from cudnn_autotune.engines.candidates import QueriedCandidates, named
-from cudnn_autotune.engines.configs import ATEN, build_plan, open_search, query
+from cudnn_autotune.engines.configs import OWN_PATH, build_plan, open_search, query
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.registry import ImplementationError
@@ -73,7 +73,7 @@ def test_a_text_names_an_implementation(text: str, expected: CandidateId) -> Non
 
 @pytest.mark.search
 def test_texts_of_every_kind_name_a_candidate() -> None:
-    assert (named("aten"), named("matmul")) == (ATEN, MATMUL)
+    assert (named("aten"), named("matmul")) == (OWN_PATH, MATMUL)
     engine = named("unfused:eng67:KERNEL_CFG=3")
     assert (engine.engine, engine.knobs, engine.is_unfused) == (67, {"KERNEL_CFG": 3}, True)
     for text in ("eng", "fixed", "fixed@", "eng3:NO_KNOB=1"):
@@ -279,7 +279,7 @@ def test_whatever_is_fastest_wins(mode: str, notes: tuple[str, ...]) -> None:
     ours = replace(named("fixed@1:ROWS=4"), behavior_notes=notes)
     slower = replace(named("fixed@1:ROWS=8"), behavior_notes=notes)
     cudnns = [candidate(f"eng{i}", i) for i in range(3)]
-    times_ms = {ours: 0.8, slower: 0.9, ATEN: 1.3, **{c: 1.0 for c in cudnns}}
+    times_ms = {ours: 0.8, slower: 0.9, OWN_PATH: 1.3, **{c: 1.0 for c in cudnns}}
     timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
     selection = sampling.get(mode).select(timer.candidates, timer, sampling.Limits())
     assert selection.winner.candidate == ours
@@ -305,7 +305,7 @@ OURS = Measurement(
     replace(named("fixed@1:ROWS=4"), behavior_notes=("RUNTIME_COMPILATION",), rank=20_000), 1.0, 9
 )
 THEIRS = Measurement(replace(candidate("eng3"), engine=3, text="eng3"), 1.5, 9)
-SLOW = Measurement(ATEN, 2.0, 9)
+SLOW = Measurement(OWN_PATH, 2.0, 9)
 
 
 def test_a_decision_is_written_and_read() -> None:

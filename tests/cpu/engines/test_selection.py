@@ -18,7 +18,7 @@ from support.simulation import candidate
 from support.tuning.strategies import BUILT_IN_MODES
 
 from cudnn_autotune import sampling
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import Limits
@@ -97,7 +97,7 @@ def test_any_selection_round_trips(selection: Selection) -> None:
 
 def simple(time_ms: float | None = 1.0, **changes: Any) -> Selection:
     entry = Measurement(candidate("a"), time_ms, 3)
-    return replace(Selection((entry, Measurement(ATEN, 2.0, 1)), 4), **changes)
+    return replace(Selection((entry, Measurement(OWN_PATH, 2.0, 1)), 4), **changes)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

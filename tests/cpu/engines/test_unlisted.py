@@ -14,7 +14,7 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, open_search
 from cudnn_autotune.engines.unlisted import (
     KERNEL_CFGS,
     MATMUL,
@@ -68,10 +68,10 @@ def compiled_config(**changes: Any) -> ca.expert.Candidate:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_pointwise_layer_is_a_matrix_product(dtype: torch.dtype, op: str) -> None:
     problem = ca.ConvProblem(op, **{**POINTWISE, "dtype": dtype})
-    assert without_cudnn(problem, None) == [ATEN, MATMUL]
+    assert without_cudnn(problem, None) == [OWN_PATH, MATMUL]
     # Dilation of a kernel of one tap is none.
     dilated = ca.ConvProblem(op, **{**POINTWISE, "dtype": dtype, "dilation": 2})
-    assert without_cudnn(dilated, None) == [ATEN, MATMUL]
+    assert without_cudnn(dilated, None) == [OWN_PATH, MATMUL]
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -79,13 +79,13 @@ def test_a_pointwise_layer_is_a_matrix_product(dtype: torch.dtype, op: str) -> N
 def test_anything_else_is_not(what: str, op: str) -> None:
     problem = ca.ConvProblem(op, **{**POINTWISE, **CHANGES[what]})
     assert not _C.is_matmul(problem.native())
-    assert without_cudnn(problem, None) == [ATEN]
+    assert without_cudnn(problem, None) == [OWN_PATH]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("op", OPS)
 def test_pytorchs_own_path_is_always_there(op: str, name: str) -> None:
-    assert without_cudnn(make(name, op), None) == [ATEN]
+    assert without_cudnn(make(name, op), None) == [OWN_PATH]
 
 
 def operands_of(problem: ca.ConvProblem) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
@@ -222,7 +222,7 @@ def test_what_is_listed_is_not_offered_again() -> None:
 
 def test_only_compiled_engines_with_a_portfolio_have_other_kernels() -> None:
     plain = compiled_config(behavior_notes=())
-    assert other_kernels([plain, compiled_config(engine=67), ATEN, MATMUL]) == []
+    assert other_kernels([plain, compiled_config(engine=67), OWN_PATH, MATMUL]) == []
     assert other_kernels([]) == []
 
 

@@ -20,7 +20,7 @@ from support.processes.subprocesses import evaluate
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines import recipe, registry
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.offers import gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Measurement, Selection
@@ -157,7 +157,7 @@ def test_one_that_fails_when_asked_is_left_out(
 
 @pytest.mark.search
 def test_registering_forgets_what_the_process_has_chosen() -> None:
-    selection = Selection((Measurement(ATEN, 1.0, 9),), 9)
+    selection = Selection((Measurement(OWN_PATH, 1.0, 9),), 9)
     choice = Choice(Decision(PROBLEM, Policy("auto"), selection), 0, "tuned")
     for change in (register, lambda: ca.unregister_implementation("mine")):
         choice_log.record(choice)

@@ -19,7 +19,7 @@ from support.tuning.made_up_plans import plan_of
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C, sampling
-from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling import Batch, Limits, Sample
 from cudnn_autotune.sampling.policy import Policy
@@ -204,7 +204,7 @@ def test_only_what_pytorch_would_run_is_served_unchecked(is_unfused: bool) -> No
     timer: Any = SimpleNamespace(plans=plans, lacking=lambda: NOTHING)
     with miss.searched(BIASED, selection, timer):
         plan, *_ = miss.choose(BIASED.native(), "auto", -1, 0, 0, *operands(BIASED, "cpu"))
-    assert plan.text == (one.text if is_unfused else ATEN.text)
+    assert plan.text == (one.text if is_unfused else OWN_PATH.text)
 
 
 # What is remembered
@@ -212,7 +212,7 @@ def test_only_what_pytorch_would_run_is_served_unchecked(is_unfused: bool) -> No
 
 def remembered() -> Choice:
     ranking = tuple(
-        Measurement(c, 1.0 + i, 9) for i, c in enumerate((first(True), first(False), ATEN))
+        Measurement(c, 1.0 + i, 9) for i, c in enumerate((first(True), first(False), OWN_PATH))
     )
     decision = decision_of(problem=BIASED, selection=Selection(ranking, 27))
     return Choice(decision, 0, "store")

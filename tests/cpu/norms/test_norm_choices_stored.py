@@ -140,7 +140,7 @@ def test_what_lacks_memory_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monke
     def no_memory(*args: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(batch_norm_calls, "_by_pytorch", no_memory)
+    monkeypatch.setattr(batch_norm_calls, "_by_own_path", no_memory)
     trained_with(tmp_path, "half kept", 6)
     monkeypatch.undo()
     assert trained_with(tmp_path, "half kept", 6) == {"chosen": TUNED, "timed": 1}

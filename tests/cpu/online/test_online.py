@@ -21,7 +21,7 @@ from support.tuning.online_trials import FIRST, Calls, Committed, Undecided, rac
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.online import preparation as online_calls
@@ -170,7 +170,7 @@ def test_the_worse_half_gives_way_and_the_bound_still_covers_it(seed: int) -> No
 
 
 def test_a_selection_survives_json() -> None:
-    race = OnlineRace([candidate("a", 0, 5, "RUNTIME_COMPILATION"), candidate("b", 1), ATEN])
+    race = OnlineRace([candidate("a", 0, 5, "RUNTIME_COMPILATION"), candidate("b", 1), OWN_PATH])
     calls = Calls(race, [1.0, 2.5, 1.002])
     race.join([candidate("never-ran", 3)])
     race.fail(3, "failed")
@@ -508,8 +508,8 @@ def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
 
     preparation = Step()
     alive = weakref.ref(preparation)
-    native = _C.OnlineTrial(plan_of(ATEN.text), preparation)
-    trial = Trial(native.schedule, ATEN, Committed(), Prepared())
+    native = _C.OnlineTrial(plan_of(OWN_PATH.text), preparation)
+    trial = Trial(native.schedule, OWN_PATH, Committed(), Prepared())
     del preparation
     assert alive() is not None
     assert trial.step()
@@ -525,8 +525,8 @@ def test_where_all_have_failed_pytorchs_own_path_serves() -> None:
     one.trial.race.fail(0, "failed")
     one.trial.end_undecided()
     (selection,) = one.committer.selections
-    assert selection.winner.candidate == ATEN
-    assert one.native.decided == ATEN.text
+    assert selection.winner.candidate == OWN_PATH
+    assert one.native.decided == OWN_PATH.text
 
 
 @pytest.mark.search

@@ -22,7 +22,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.audit import recordings
 from cudnn_autotune.audit.offline.replay import ReplayTimer
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.models.tune import _say_that_nothing_is_tuned
 from cudnn_autotune.models.tuning import Progress, tune_together
@@ -154,7 +154,7 @@ class Recorded:
         return entrant(problem, Interrupted(timer, self.interrupt_ms), calls)
 
     def untimed(self, problem: ConvProblem) -> Decision:
-        return Decision(problem, Policy("auto"), Selection((Measurement(ATEN, None, 0),), 0))
+        return Decision(problem, Policy("auto"), Selection((Measurement(OWN_PATH, None, 0),), 0))
 
     def commit(self, entrant: Entrant[ConvProblem], selection: Selection | None) -> Decision:
         assert selection is not None
@@ -343,12 +343,12 @@ def test_a_finished_search_is_committed_as_one_of_the_miss_handler() -> None:
     from cudnn_autotune.tuning import miss
 
     problem = make("resnet_fp16_nhwc")
-    selection = Selection((Measurement(ATEN, None, 0),), 0)
+    selection = Selection((Measurement(OWN_PATH, None, 0),), 0)
     timer: Any = SimpleNamespace(plans={}, lacking=lambda: NOTHING)
     data = measuring.operands(problem, "cpu")
     with miss.searched(problem, selection, timer):
         plan, trial, *_ = miss.choose(problem.native(), "auto", -1, 0, 0, *data)
-    assert (plan.text, trial) == (ATEN.text, None)
+    assert (plan.text, trial) == (OWN_PATH.text, None)
     (choice,) = ca.choices()
     assert (choice.problem, choice.origin, choice.sampling) == (problem, "tuned", "auto")
 

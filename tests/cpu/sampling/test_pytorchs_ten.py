@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cudnn_autotune as ca
 from cudnn_autotune.audit.offline.stand_ins import StaticCandidates
 from cudnn_autotune.engines.candidates import QueriedCandidates, named
-from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.unlisted import has_faster_kernels, timed_by_pytorch
 from cudnn_autotune.sampling.auto import AUTO, Shortlist
@@ -102,7 +102,7 @@ def test_pytorch_has_no_plan_that_adds_a_bias() -> None:
 def test_the_fastest_of_them_is_chosen(mode: str, text: str, fields: dict[str, Any]) -> None:
     """Also where it is of mode FALLBACK, compiled at run time or not."""
     engines = [
-        SimulatedEngine(c, 0.7 if c.text == text else 1.0, 100.0) for c in [*listed(3, 4), ATEN]
+        SimulatedEngine(c, 0.7 if c.text == text else 1.0, 100.0) for c in [*listed(3, 4), OWN_PATH]
     ]
     timer = SimulatedTimer(GPU, engines)
     timer.candidates.problem = problem_of(fields)
@@ -205,7 +205,7 @@ def test_beside_a_faster_kernel_nothing_of_cudnn_is_compiled(
     compiled = [of_engine(f"eng{n}:KERNEL_CFG=0", n, "A", is_compiled=True) for n in range(4, 8)]
     compiled.append(of_engine("eng8:KERNEL_CFG=0", 9, "FALLBACK", is_compiled=True))
     problem = problem_of({**fields, "bias": bool(activation), "activation": activation})
-    short = Shortlist(StaticCandidates([*compiled, ours, ATEN], problem=problem))
+    short = Shortlist(StaticCandidates([*compiled, ours, OWN_PATH], problem=problem))
     left = texts([*short.all(), *short.beyond()])
     assert {ours.text, "aten"} <= set(left)
     if not activation and fields["memory_format"] == torch.channels_last:

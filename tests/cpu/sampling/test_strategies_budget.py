@@ -18,7 +18,7 @@ from support.simulation import (
     timer_of,
 )
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.auto import AUTO
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES, FrontendMode
@@ -61,11 +61,11 @@ def test_pytorchs_own_kernels_are_looked_at_whatever_the_budget(
 ) -> None:
     scene = simulation.preset("depthwise")
     engines = [
-        e if e.candidate == ATEN else replace(e, first_run_ms=loading_ms) for e in scene.engines
+        e if e.candidate == OWN_PATH else replace(e, first_run_ms=loading_ms) for e in scene.engines
     ]
     timer = SimulatedTimer(scene.gpu, engines, aten_uses_cudnn=False)
     selection = chosen(mode, timer, budget_ms)
-    assert selection.winner.candidate == ATEN
+    assert selection.winner.candidate == OWN_PATH
     assert selection.winner.time_ms is not None
 
 

@@ -27,7 +27,7 @@ from support.simulation import (
 )
 
 from cudnn_autotune import sampling
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.auto import Shortlist
@@ -127,7 +127,7 @@ SHARES = [
     ("race", "co-tenant", "engine0", 0.925),
     # Without a cap all take the fastest.
     *((mode, preset, "engine0", 0.98) for mode in OURS for preset in ("quiet", "small-kernels")),
-    *((mode, "depthwise", ATEN.text, 1) for mode in (*OURS, *FRONTENDS, "heuristic")),
+    *((mode, "depthwise", OWN_PATH.text, 1) for mode in (*OURS, *FRONTENDS, "heuristic")),
 ]
 
 
@@ -292,7 +292,7 @@ def test_auto_looks_at_what_pytorch_times_and_compiles_one_kernel_of_an_engine()
     listed, other = (of_engine(t, 78, 30, "FALLBACK", compiled) for t in ("eng78", "another"))
     last = of_engine("last", 0, 32, "FALLBACK")
     kernels = [of_engine(f"eng78:{i}", 78, 1000 + i, "", compiled) for i in (1, 20)]
-    everything = [*of_a, *of_b, listed, other, last, *kernels, ATEN]
+    everything = [*of_a, *of_b, listed, other, last, *kernels, OWN_PATH]
     found = Shortlist(StaticCandidates(everything))
     assert [c.text for c in found.all()] == [
         *(f"a{i}" for i in range(5)),
@@ -301,12 +301,12 @@ def test_auto_looks_at_what_pytorch_times_and_compiles_one_kernel_of_an_engine()
         "last",
     ]
     assert found.of_mode("B") == []
-    assert [c.text for c in found.beyond()] == [ATEN.text, "eng78:1"]
+    assert [c.text for c in found.beyond()] == [OWN_PATH.text, "eng78:1"]
     # What won on a similar problem takes the place of its engine's other kernels.
     nearby = [kernels[1], kernels[0], of_b[0]]
     found = Shortlist(StaticCandidates(everything, similar=nearby))
     assert [c.text for c in found.similar()] == ["eng78:20", "b"]
-    assert [c.text for c in found.beyond()] == [ATEN.text, "eng78:20"]
+    assert [c.text for c in found.beyond()] == [OWN_PATH.text, "eng78:20"]
     # What PyTorch would run stays, even if another kernel of its engine is compiled, too.
     found = Shortlist(StaticCandidates([listed, *kernels]))
     assert [c.text for c in [*found.all(), *found.beyond()]] == ["eng78", "eng78:1"]
@@ -345,8 +345,8 @@ def test_auto_takes_several_offers_of_an_implementation() -> None:
         for i in range(6)
     ]
     first = of_engine("first", 60, 0, "A")
-    found = Shortlist(StaticCandidates([first, *offers, ATEN], problem=DEPTHWISE))
-    kernels = [c for c in found.beyond() if c != ATEN]
+    found = Shortlist(StaticCandidates([first, *offers, OWN_PATH], problem=DEPTHWISE))
+    kernels = [c for c in found.beyond() if c != OWN_PATH]
     assert kernels == [*offers[:4], *offers[6:10]]
     nearby = StaticCandidates([first, *offers], problem=DEPTHWISE, similar=[offers[5]])
     assert Shortlist(nearby).similar() == [offers[5]]
@@ -358,15 +358,21 @@ def test_auto_compiles_only_pytorchs_engine_where_the_package_has_a_faster_kerne
     second = of_engine("second", 57, 1, "A")
     third = of_engine("third", 6, 2, "A", COMPILED)
     last = of_engine("last", 78, 30, "FALLBACK", COMPILED)
-    everything = [first, second, third, last, ATEN, OWN]
+    everything = [first, second, third, last, OWN_PATH, OWN]
 
     def texts(problem: ConvProblem, **options: Any) -> list[str]:
         short = Shortlist(StaticCandidates(everything, problem=problem, **options))
         return [c.text for c in [*short.all(), *short.beyond()]]
 
     of_all = [c.text for c in everything]
-    assert texts(DEPTHWISE) == ["first", "second", ATEN.text, OWN.text]
-    assert texts(DEPTHWISE, similar=[third]) == ["first", "second", "third", ATEN.text, OWN.text]
+    assert texts(DEPTHWISE) == ["first", "second", OWN_PATH.text, OWN.text]
+    assert texts(DEPTHWISE, similar=[third]) == [
+        "first",
+        "second",
+        "third",
+        OWN_PATH.text,
+        OWN.text,
+    ]
     input = (64, 96, 28, 28)
     for other in (
         of_problem("fprop", input, (96, 1, 3, 3), groups=96, memory_format=torch.contiguous_format),
@@ -377,7 +383,7 @@ def test_auto_compiles_only_pytorchs_engine_where_the_package_has_a_faster_kerne
         assert texts(other) == of_all
     signal = (8, 32, 1, 8192), (32, 32, 1, 11)
     everything[-1] = one_row = replace(OWN, text="implicit_gemm_1d@1:M_TILES=1")
-    assert texts(of_problem("fprop", *signal)) == ["first", "second", ATEN.text, one_row.text]
+    assert texts(of_problem("fprop", *signal)) == ["first", "second", OWN_PATH.text, one_row.text]
     assert texts(of_problem("dgrad", *signal)) == [c.text for c in everything]
     everything.remove(one_row)
     assert texts(DEPTHWISE) == [c.text for c in everything]
@@ -386,10 +392,10 @@ def test_auto_compiles_only_pytorchs_engine_where_the_package_has_a_faster_kerne
 @pytest.mark.parametrize("mode", OURS)
 def test_pytorchs_plan_is_known_also_where_it_is_compiled_at_run_time(mode: str) -> None:
     first = of_engine("first", 5, 0, "A", COMPILED)
-    times_ms = {first: 1.2, of_engine("second", 57, 1, "A"): 1.4, ATEN: 1.2}
+    times_ms = {first: 1.2, of_engine("second", 57, 1, "A"): 1.4, OWN_PATH: 1.2}
     timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
     selection = chosen(mode, timer)
-    own = next(m for m in selection.ranking if m.candidate == ATEN)
+    own = next(m for m in selection.ranking if m.candidate == OWN_PATH)
     assert (own.runs, own.time_ms) == (first.text, selection.winner.time_ms)
 
 
@@ -399,13 +405,13 @@ def test_pytorchs_own_path_is_timed_where_its_first_plan_does_not_compile(mode: 
     engines = [
         SimulatedEngine(first, 1.2, 100.0, build_ms=300.0, builds=False),
         SimulatedEngine(of_engine("second", 57, 1, "A"), 1.4, 100.0),
-        SimulatedEngine(ATEN, 1.3, 100.0),
+        SimulatedEngine(OWN_PATH, 1.3, 100.0),
     ]
     selection = chosen(mode, SimulatedTimer(GPU, engines))
-    own = next(m for m in selection.ranking if m.candidate == ATEN)
+    own = next(m for m in selection.ranking if m.candidate == OWN_PATH)
     assert own.runs == ""
     assert own.time_ms == pytest.approx(1.3, rel=0.05)
-    assert selection.winner.candidate == ATEN
+    assert selection.winner.candidate == OWN_PATH
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -419,10 +425,10 @@ def test_pytorchs_plan_leaves_the_bias_to_it_and_has_no_budget(
         SimulatedEngine(of_engine("eng60", 60, 0, "A"), 1.4, 100.0),
         SimulatedEngine(own, 1.2, 100.0, build_ms=300.0),
         SimulatedEngine(of_engine("unfused:eng57", 57, 3, "A"), 1.3, 100.0),
-        SimulatedEngine(ATEN, 1.2, 100.0),
+        SimulatedEngine(OWN_PATH, 1.2, 100.0),
     ]
     selection = chosen(mode, SimulatedTimer(GPU, engines), budget_ms=budget_ms)
-    entry = next(m for m in selection.ranking if m.candidate == ATEN)
+    entry = next(m for m in selection.ranking if m.candidate == OWN_PATH)
     assert entry.runs == own.text
     assert entry.time_ms is not None
 
@@ -551,12 +557,12 @@ def test_every_candidate_is_told_of_once(preset: str, mode: str) -> None:
     known = built & offered(mode, timer)
     # PyTorch's own path is listed even where it is one of the others.
     is_first_plan = timer.candidates.aten_uses_cudnn
-    assert set(result) == known | ({ATEN.text} if is_first_plan else set())
+    assert set(result) == known | ({OWN_PATH.text} if is_first_plan else set())
     if is_first_plan:
         first, *_ = timer.candidates.all()
         by_text = {entry.candidate.text: entry for entry in selection.ranking}
-        assert by_text[ATEN.text].runs == first.text
-        assert by_text[ATEN.text].time_ms == by_text[first.text].time_ms
+        assert by_text[OWN_PATH.text].runs == first.text
+        assert by_text[OWN_PATH.text].time_ms == by_text[first.text].time_ms
     calls = log.calls()
     for entry in measured(selection):
         assert entry.samples <= calls[entry.candidate.text]
@@ -741,13 +747,13 @@ def test_benchmark_limit(limit: int, mode: str) -> None:
     timer = simulation.preset("quiet")
     selection, log = logged(mode, timer, benchmark_limit=limit)
     assert log.calls().keys() == {c.text for c in timer.candidates.all()[:limit]}
-    assert ATEN.text in {entry.candidate.text for entry in selection.ranking}
+    assert OWN_PATH.text in {entry.candidate.text for entry in selection.ranking}
 
 
 @pytest.mark.parametrize("mode", OURS)
 def test_pytorchs_own_path_does_not_count_for_the_limit(mode: str) -> None:
     selection, log = logged(mode, simulation.preset("depthwise"), benchmark_limit=1)
-    assert selection.winner.candidate == ATEN
+    assert selection.winner.candidate == OWN_PATH
     assert len(log.calls()) == 2
 
 

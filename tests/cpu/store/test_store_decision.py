@@ -18,7 +18,7 @@ from support.tuning.strategies import BUILT_IN_MODES
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.candidate_id import config_of
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.engines.selection import Evidence, Selection
 from cudnn_autotune.sampling.strategy import Limits
@@ -186,7 +186,7 @@ def test_a_knob_that_has_a_name_by_now_is_found_under_it() -> None:
         for text in (first, second)
         for engine, knobs in [config_of(text)]
     ]
-    aten = replace(FRONTIER[1], candidate=ATEN, runs=second)
+    aten = replace(FRONTIER[1], candidate=OWN_PATH, runs=second)
     evidence = Evidence("fastest", tied=(first, second))
     known = decision(selection=Selection((*ranking, aten), 9, evidence), rejected=((third, 0.5),))
     line = codec.encode(known, H200)

@@ -24,7 +24,7 @@ from support.store.decisions import (
 )
 
 from cudnn_autotune import sampling
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import Limits
@@ -188,11 +188,11 @@ def test_beyond_the_tie_width_time_decides() -> None:
 
 def test_pytorchs_own_path_counts_as_the_plan_that_it_runs() -> None:
     """It was timed once, as that plan; under constraints that exclude the plan it has no time."""
-    same = Measurement(ATEN, 1.0, 0, runs="fastest")
+    same = Measurement(OWN_PATH, 1.0, 0, runs="fastest")
     known = decision(selection=selection([*FRONTIER, same]))
     assert texts(known.restricted_to(True, None)) == ["strict", "slow"]
     assert texts(known.restricted_to(False, 1 << 12)) == ["small", "slow"]
-    own = Measurement(ATEN, 1.1, 9)
+    own = Measurement(OWN_PATH, 1.1, 9)
     known = decision(selection=selection([*FRONTIER, own]))
     assert texts(known.restricted_to(True, None)) == ["aten", "strict", "slow"]
 

@@ -18,8 +18,8 @@ from cudnn_autotune.timers import peaks
 
 pytestmark = pytest.mark.search
 
-ATEN = torch.ops.aten
-TRAFFIC = {ATEN.sum.default: 1, ATEN.copy_.default: 2, ATEN.add.out: 3}
+OWN_PATH = torch.ops.aten
+TRAFFIC = {OWN_PATH.sum.default: 1, OWN_PATH.copy_.default: 2, OWN_PATH.add.out: 3}
 PRECISION = ("cuda", "matmul")
 
 
@@ -52,9 +52,9 @@ class Gpu(TorchDispatchMode):
         took = self.launch_ms
         if func in TRAFFIC:
             assert args[0].nbytes >= 8 * self.l2_bytes
-            share = 1.0 if func is ATEN.copy_.default else 0.9
+            share = 1.0 if func is OWN_PATH.copy_.default else 0.9
             took = TRAFFIC[func] * args[0].nbytes / (share * self.bytes_per_ms)
-        elif func is ATEN.mm.out:
+        elif func is OWN_PATH.mm.out:
             side = args[0].shape[0]
             name = str(args[0].dtype).removeprefix("torch.")
             precision = torch._C._get_fp32_precision_getter(*PRECISION)

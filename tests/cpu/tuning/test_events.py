@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store.decision import Decision
@@ -23,7 +23,7 @@ from cudnn_autotune.tuning.events import SlowSearches
 pytestmark = pytest.mark.search
 
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
-DECISION = Decision(PROBLEM, Policy("race"), Selection((Measurement(ATEN, 0.25, 3),), 3))
+DECISION = Decision(PROBLEM, Policy("race"), Selection((Measurement(OWN_PATH, 0.25, 3),), 3))
 CHOICE = Choice(DECISION, device=0, tuning_ms=12.0)
 
 

@@ -25,7 +25,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines import compiled_kernels, offers
 from cudnn_autotune.engines.candidates import named
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.online.preparation import LazyPreparation
@@ -71,8 +71,8 @@ def decision_of(
 ) -> Decision:
     """A decision as a search makes it; the first of the ranking won."""
     timed = [Measurement(c, 1.0 + i, samples) for i, c in enumerate(ranking)]
-    if ATEN not in ranking:
-        timed.append(Measurement(ATEN, pytorch_ms, samples))
+    if OWN_PATH not in ranking:
+        timed.append(Measurement(OWN_PATH, pytorch_ms, samples))
     selection = Selection(tuple(timed), samples * len(timed))
     return Decision(problem, Policy("auto"), selection, 1e-4, rejected)
 
@@ -323,7 +323,7 @@ def test_an_implementation_is_judged_by_its_best_setting_of_each_size() -> None:
         ranking = [
             *(Measurement(named(f"fixed@1:ROWS={i}"), ms, 9) for i, ms in enumerate(times)),
             Measurement(candidate("engine"), 1.1, 9),
-            Measurement(ATEN, 9.0, 9),
+            Measurement(OWN_PATH, 9.0, 9),
         ]
         selection = Selection(tuple(sorted(ranking, key=lambda e: e.time_ms or 0)), 27)
         decision = Decision(sized(2, 8, width), Policy("auto"), selection, 1e-4)
@@ -343,7 +343,7 @@ def test_other_settings_serve_where_the_slowest_one_would(
     timed_settings = [
         Measurement(named(f"fixed@1:ROWS={i}"), ms, 9) for i, ms in enumerate(times_ms)
     ]
-    selection = Selection((*timed_settings, Measurement(ATEN, 9.0, 9)), 27)
+    selection = Selection((*timed_settings, Measurement(OWN_PATH, 9.0, 9)), 27)
     decision = Decision(sized(2, 8, 8), Policy("auto"), selection, 1e-4)
     choice_log.record(Choice(decision, 0, "tuned"))
     nearby = fast_nearby(sized(2, 8, 9), 0)
@@ -382,7 +382,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def search(call: miss.Miss, mode: str) -> Served:
         made.append(mode)
-        return miss._by_pytorch(call)
+        return miss._by_own_path(call)
 
     monkeypatch.setattr(miss, "_search", search)
     return made
@@ -439,7 +439,7 @@ def test_a_kernel_that_is_compiled_serves_with_its_settings_here(
     there, here = sized(2, 64, 64, **layer), sized(2, 64, 72, **layer)
     best, *others = [c for c in offers.offers_of(there, gpu) if c.text.startswith("few_channels@")]
     assert best.text not in [c.text for c in offers.offers_of(here, gpu)]
-    measure(there, best, *others, ATEN)
+    measure(there, best, *others, OWN_PATH)
     compiled_kernels.clear()
     assert ask(here)[0].text == "aten", "nothing was compiled yet"
     while new_sizes._waiting:
@@ -472,7 +472,7 @@ def test_a_search_where_one_is_asked_for(
 
 def test_what_is_known_comes_first(store: ca.Store) -> None:
     measure_four(*[MATMUL] * 4)
-    selection = Selection((Measurement(ATEN, 1.0, 9),), 9)
+    selection = Selection((Measurement(OWN_PATH, 1.0, 9),), 9)
     store.add([Decision(NEW, Policy("auto"), selection, 1e-4)])
     assert ask(NEW)[0].origin == "store"
     other = sized(2, 8, 11)
@@ -481,7 +481,7 @@ def test_what_is_known_comes_first(store: ca.Store) -> None:
 
 
 def test_a_wrong_engine_gives_way_to_the_next_neighbours(caplog: pytest.LogCaptureFixture) -> None:
-    measure(sized(2, 8, 8), MATMUL, ATEN)
+    measure(sized(2, 8, 8), MATMUL, OWN_PATH)
     assert ask(sized(2, 8, 7))[0].text == "matmul"
     another = sized(2, 7, 8)
     x, w, y = operands(another, "cpu")
@@ -548,9 +548,9 @@ def test_a_deterministic_call_is_not_tried(deterministic: bool) -> None:
 
 
 def test_where_pytorchs_own_path_is_the_best_nothing_is_tried() -> None:
-    measure_four(*[ATEN] * 4)
+    measure_four(*[OWN_PATH] * 4)
     made, is_tried = ask(NEW)
-    assert (made.text, made.origin, is_tried) == (ATEN.text, "neighbour", False)
+    assert (made.text, made.origin, is_tried) == (OWN_PATH.text, "neighbour", False)
 
 
 def test_tune_decides_anew_what_was_not_measured(searches: list[str]) -> None:
@@ -633,7 +633,7 @@ def committed(*entries: Measurement, samples: int) -> Choice:
 
 
 def test_what_was_measured_in_turns_is_stored(store: ca.Store) -> None:
-    made = committed(Measurement(ATEN, 1.0, 9), Measurement(MATMUL, 2.0, 9), samples=18)
+    made = committed(Measurement(OWN_PATH, 1.0, 9), Measurement(MATMUL, 2.0, 9), samples=18)
     assert (made.text, made.origin) == ("aten", "tuned")
     assert any("a new size of its layer" in r for r in made.selection.evidence.remarks)
     assert store.find(NEW).selection.evidence.remarks == made.selection.evidence.remarks
@@ -643,7 +643,7 @@ def test_what_was_measured_in_turns_is_stored(store: ca.Store) -> None:
 
 
 def test_what_was_not_measured_stays_a_neighbours(store: ca.Store) -> None:
-    made = committed(Measurement(ATEN, None, 0), samples=0)
+    made = committed(Measurement(OWN_PATH, None, 0), samples=0)
     assert (made.text, made.origin) == ("aten", "neighbour")
     assert len(store) == 0
     ca.set_new_shapes("tune")

@@ -13,7 +13,7 @@ import torch
 from support.simulation import candidate
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
@@ -70,7 +70,7 @@ def search(problem: ca.ConvProblem) -> None:
     """Times all engines, as a search does."""
     own = pytorchs(problem)
     timed = [Measurement(candidate(e.name), e.time_ms(problem), 9) for e in ENGINES]
-    timed.append(Measurement(ATEN, own.time_ms(problem), 9, runs=own.name))
+    timed.append(Measurement(OWN_PATH, own.time_ms(problem), 9, runs=own.name))
     timed.sort(key=lambda entry: entry.time_ms or 0.0)
     selection = Selection(tuple(timed), 9 * len(timed))
     choice_log.record(Choice(Decision(problem, Policy("auto"), selection, 1e-4), 0, "tuned"))

@@ -25,7 +25,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.engines import devices
-from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store import kept_plans
@@ -77,7 +77,7 @@ def of_size(number: int) -> ca.ConvProblem:
 def decision(
     problem: ca.ConvProblem, candidate: ca.expert.Candidate, mode: str = "race"
 ) -> Decision:
-    selection = Selection((Measurement(candidate, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
+    selection = Selection((Measurement(candidate, 1.0, 9), Measurement(OWN_PATH, 2.0, 9)), 18)
     return Decision(problem, Policy(mode), selection, 1e-4)
 
 
@@ -245,7 +245,7 @@ def test_only_what_the_call_could_be_followed_by_is_read(folder: Path) -> None:
             decision(of_size(2), compiled, "sustained"),
             decision(of_size(3), random),
             decision(of_size(4), compiled),
-            decision(of_size(5), ATEN),
+            decision(of_size(5), OWN_PATH),
         ]
     )
 

@@ -19,7 +19,7 @@ from support.tuning.made_up_plans import plan_of
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.distributed import agreement
-from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
@@ -45,7 +45,7 @@ PROBLEM = ca.ConvProblem(
     "fprop", (2, 16, 6, 5), (8, 16, 1, 1), dtype=torch.float16, memory_format=torch.channels_last
 )
 SHORT = Lacking(memory_bytes=1 << 30, left_out=12)
-MINE = replace(ATEN, text="mine@1")
+MINE = replace(OWN_PATH, text="mine@1")
 LEFT_OUT = "12 candidates were left out for want of memory"
 
 
@@ -160,7 +160,7 @@ def test_it_serves_and_says_so_and_is_not_kept(
     data: Operands, store: ca.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        plan, is_provisional = ask(data, SHORT, ranking(MATMUL, ATEN))
+        plan, is_provisional = ask(data, SHORT, ranking(MATMUL, OWN_PATH))
     assert (plan.text, is_provisional) == ("matmul", True)
     choice = made()
     assert choice.provisional == LEFT_OUT
@@ -172,19 +172,19 @@ def test_it_serves_and_says_so_and_is_not_kept(
 
 
 def test_another_thread_is_served_by_it_without_a_search(data: Operands, room: list[int]) -> None:
-    ask(data, SHORT, ranking(MATMUL, ATEN))
-    plan, is_provisional = ask(data, NOTHING, ranking(ATEN, MATMUL), serving=None)
+    ask(data, SHORT, ranking(MATMUL, OWN_PATH))
+    plan, is_provisional = ask(data, NOTHING, ranking(OWN_PATH, MATMUL), serving=None)
     assert (plan.text, is_provisional) == ("matmul", True)
 
 
 def test_with_room_it_is_tuned_again_and_kept(
     data: Operands, room: list[int], store: ca.Store
 ) -> None:
-    first, _ = ask(data, SHORT, ranking(ATEN, MATMUL))
+    first, _ = ask(data, SHORT, ranking(OWN_PATH, MATMUL))
     room.append(SHORT.memory_bytes)
     heard: list[Choice] = []
     with ca.on_decision(heard.append):
-        plan, is_provisional = ask(data, NOTHING, ranking(MATMUL, ATEN), first)
+        plan, is_provisional = ask(data, NOTHING, ranking(MATMUL, OWN_PATH), first)
     assert (plan.text, is_provisional) == ("matmul", False)
     assert heard == [made()]
     assert made().provisional == ""
@@ -204,14 +204,14 @@ def test_a_search_that_ran_out_of_memory_again_leaves_what_serves(
         again, is_provisional = ask(data, Lacking(memory_bytes=5), None, first)
     assert (again.text, is_provisional) == ("aten", True)
     assert heard == []
-    plan, is_provisional = ask(data, NOTHING, ranking(MATMUL, ATEN), again)
+    plan, is_provisional = ask(data, NOTHING, ranking(MATMUL, OWN_PATH), again)
     assert (plan.text, is_provisional) == ("matmul", False)
 
 
 def test_a_build_that_failed_is_tried_again(data: Operands, store: ca.Store) -> None:
-    first, is_provisional = ask(data, Lacking(not_built=1), ranking(ATEN))
+    first, is_provisional = ask(data, Lacking(not_built=1), ranking(OWN_PATH))
     assert is_provisional
-    plan, is_provisional = ask(data, NOTHING, ranking(MATMUL, ATEN), first)
+    plan, is_provisional = ask(data, NOTHING, ranking(MATMUL, OWN_PATH), first)
     assert (plan.text, is_provisional) == ("matmul", False)
     assert len(list(store)) == 1
 
@@ -228,15 +228,15 @@ def test_what_could_not_be_compared_is_compared_in_a_later_call(
     unfit = (torch.full_like(x, torch.inf), w, y)
     with monkeypatch.context() as context:
         context.setattr(checking, "telling_operands", no_memory)
-        first, is_provisional = ask(unfit, NOTHING, ranking(MATMUL, ATEN))
+        first, is_provisional = ask(unfit, NOTHING, ranking(MATMUL, OWN_PATH))
         assert is_provisional
         assert made().relative_error is None
         assert "could not be compared" in made().provisional
         assert list(store) == []
-        again, is_provisional = ask(unfit, NOTHING, ranking(ATEN), first)
+        again, is_provisional = ask(unfit, NOTHING, ranking(OWN_PATH), first)
         assert again is first
         assert is_provisional
-    plan, is_provisional = ask(data, NOTHING, ranking(ATEN), first)
+    plan, is_provisional = ask(data, NOTHING, ranking(OWN_PATH), first)
     assert plan is first
     assert not is_provisional
     (kept,) = store
@@ -247,10 +247,10 @@ def test_what_could_not_be_compared_is_compared_in_a_later_call(
 
 def test_what_turns_out_wrong_is_tuned_again(data: Operands, store: ca.Store) -> None:
     x, w, y = data
-    first, _ = ask((torch.full_like(x, torch.inf), w, y), NOTHING, ranking(MATMUL, ATEN))
+    first, _ = ask((torch.full_like(x, torch.inf), w, y), NOTHING, ranking(MATMUL, OWN_PATH))
     # In another layout than the problem says, the product's rows lie elsewhere: a wrong output.
     elsewhere = torch.empty(y.shape, dtype=y.dtype)
-    plan, is_provisional = ask((x, w, elsewhere), NOTHING, ranking(MATMUL, ATEN), first)
+    plan, is_provisional = ask((x, w, elsewhere), NOTHING, ranking(MATMUL, OWN_PATH), first)
     assert (plan.text, is_provisional) == ("aten", False)
     assert dict(made().rejected).keys() == {"matmul"}
 
@@ -258,16 +258,16 @@ def test_what_turns_out_wrong_is_tuned_again(data: Operands, store: ca.Store) ->
 def test_a_final_decision_of_another_process_takes_its_place(
     data: Operands, room: list[int], store: ca.Store
 ) -> None:
-    first, _ = ask(data, SHORT, ranking(ATEN, MATMUL))
-    store.add([Decision(PROBLEM, Policy("race"), ranking(MATMUL, ATEN), 1e-4)])
-    plan, is_provisional = ask(data, SHORT, ranking(ATEN), first)
+    first, _ = ask(data, SHORT, ranking(OWN_PATH, MATMUL))
+    store.add([Decision(PROBLEM, Policy("race"), ranking(MATMUL, OWN_PATH), 1e-4)])
+    plan, is_provisional = ask(data, SHORT, ranking(OWN_PATH), first)
     assert (plan.text, is_provisional) == ("matmul", False)
     assert made().origin == "store"
 
 
 @pytest.mark.parametrize("lacks", [NOTHING, SHORT])
 def test_ranks_that_agree_leave_it_out(lacks: Lacking, data: Operands) -> None:
-    ask(data, lacks, ranking(MATMUL, ATEN))
+    ask(data, lacks, ranking(MATMUL, OWN_PATH))
     _, own = agreement._tuned_here()
     assert list(own.values()) == ([] if lacks else [made().decision])
 
@@ -275,7 +275,7 @@ def test_ranks_that_agree_leave_it_out(lacks: Lacking, data: Operands) -> None:
 def test_ranks_that_tune_a_model_share_it_and_do_not_keep_it(
     data: Operands, store: ca.Store
 ) -> None:
-    ask(data, SHORT, ranking(MATMUL, ATEN))
+    ask(data, SHORT, ranking(MATMUL, OWN_PATH))
     decision = made().decision
     remembering.install([decision], 0)
     assert list(store) == []
@@ -283,12 +283,12 @@ def test_ranks_that_tune_a_model_share_it_and_do_not_keep_it(
     assert known.origin == "agreed"
     assert known.provisional == LEFT_OUT
     # Ranks that looked again would choose differently.
-    plan, is_provisional = ask(data, NOTHING, ranking(ATEN))
+    plan, is_provisional = ask(data, NOTHING, ranking(OWN_PATH))
     assert (plan.text, is_provisional) == ("matmul", False)
 
 
 def test_what_another_program_has_stored_all_the_same_is_no_decision(store: ca.Store) -> None:
-    selection = ranking(MATMUL, ATEN)
+    selection = ranking(MATMUL, OWN_PATH)
     selection = replace(selection, evidence=replace(selection.evidence, provisional=LEFT_OUT))
     store.add([Decision(PROBLEM, Policy("race"), selection, 1e-4)])
     assert remembering.find(PROBLEM, Policy("race"), 0) is None
@@ -298,7 +298,7 @@ def test_what_another_program_has_stored_all_the_same_is_no_decision(store: ca.S
 def test_what_a_models_race_decided_provisionally_is_raced_again(
     lacks: Lacking, data: Operands
 ) -> None:
-    selection = ranking(MATMUL, ATEN)
+    selection = ranking(MATMUL, OWN_PATH)
     remarks = (model_race._TOGETHER,)
     ask(data, lacks, replace(selection, evidence=replace(selection.evidence, remarks=remarks)))
     searches = GpuSearches(0, "race", retune=False)
@@ -307,11 +307,11 @@ def test_what_a_models_race_decided_provisionally_is_raced_again(
 
 @pytest.mark.parametrize("lacks", [NOTHING, SHORT, Lacking(not_built=2)])
 def test_a_trial_is_provisional_for_what_its_calls_lacked(lacks: Lacking, store: ca.Store) -> None:
-    decision = Decision(PROBLEM, Policy("online"), Selection((Measurement(ATEN, None, 0),), 0))
+    decision = Decision(PROBLEM, Policy("online"), Selection((Measurement(OWN_PATH, None, 0),), 0))
     prepared = Prepared(lacking=lacks)
     prepared.checks.errors["matmul"] = 1e-4
     committer = OnlineCommitter(Choice(decision, 0), prepared, choice_log.generation(PROBLEM))
-    assert committer.commit(ranking(MATMUL, ATEN)) is bool(lacks)
+    assert committer.commit(ranking(MATMUL, OWN_PATH)) is bool(lacks)
     assert made().provisional == str(lacks)
     assert len(list(store)) == (0 if lacks else 1)
     # Another thread's trial of the problem decides itself.
@@ -330,7 +330,7 @@ def raising(error: BaseException) -> _C.Plan:
 
 def test_one_that_fails_when_it_is_checked_is_not_wrong(data: Operands, store: ca.Store) -> None:
     plans = (raising(ValueError("not today")),)
-    found, is_provisional = ask(data, NOTHING, ranking(MINE, MATMUL, ATEN), more=plans)
+    found, is_provisional = ask(data, NOTHING, ranking(MINE, MATMUL, OWN_PATH), more=plans)
     assert (found.text, is_provisional) == ("matmul", False)
     assert made().rejected == ()
     failed = made().selection.ranking[0]
@@ -347,7 +347,7 @@ def test_one_that_fails_for_a_reason_that_may_pass_makes_the_choice_provisional(
     error: Exception, data: Operands, store: ca.Store
 ) -> None:
     plans = (raising(error),)
-    found, is_provisional = ask(data, NOTHING, ranking(MINE, MATMUL, ATEN), more=plans)
+    found, is_provisional = ask(data, NOTHING, ranking(MINE, MATMUL, OWN_PATH), more=plans)
     assert (found.text, is_provisional) == ("matmul", True)
     assert made().rejected == ()
     assert list(store) == []
@@ -355,7 +355,7 @@ def test_one_that_fails_for_a_reason_that_may_pass_makes_the_choice_provisional(
 
 def test_an_interrupt_ends_a_search(data: Operands) -> None:
     with pytest.raises(KeyboardInterrupt):
-        ask(data, NOTHING, ranking(MINE, ATEN), more=(raising(KeyboardInterrupt()),))
+        ask(data, NOTHING, ranking(MINE, OWN_PATH), more=(raising(KeyboardInterrupt()),))
 
 
 def refusals(error: BaseException) -> tuple[str, Lacking]:
@@ -425,18 +425,18 @@ def test_what_a_full_disk_keeps_from_being_built_is_built_alone_before_a_search(
     timer._keep(["mine@1"], [(None, str(failure.value))])
     lacks = timer.lacking()
     assert lacks == NOTHING.and_build("mine@1")
-    plan, is_provisional = ask(data, lacks, ranking(ATEN))
+    plan, is_provisional = ask(data, lacks, ranking(OWN_PATH))
     searches: list[object] = []
     builds.clear()
     with monkeypatch.context() as patch:
         patch.setattr(miss, "_search", lambda *args, **_: searches.append(args))
         for _ in range(5):
-            plan, is_provisional = ask(data, lacks, ranking(ATEN), plan)
+            plan, is_provisional = ask(data, lacks, ranking(OWN_PATH), plan)
             assert (plan.text, is_provisional) == ("aten", True)
     assert (searches, builds) == ([], [Path("/dev/full")] * 5)
     compiles.append(tmp_path / "kernel")
     mine = _C.build_plan(PROBLEM.native(), "mine@1", 0)
-    found, is_provisional = ask(data, NOTHING, ranking(MINE, ATEN), plan, more=(mine,))
+    found, is_provisional = ask(data, NOTHING, ranking(MINE, OWN_PATH), plan, more=(mine,))
     assert (found.text, is_provisional) == ("mine@1", False)
     assert len(list(store)) == 1
 
@@ -447,7 +447,7 @@ def test_one_that_still_fails_when_it_runs_is_not_searched_for(
     """What it compiles at its first run finds no room either."""
     one, real = raising(OSError(28, "No space left on device")), _C.build_plan
     monkeypatch.setattr(_C, "build_plan", lambda n, t, d: one if t == MINE.text else real(n, t, d))
-    first, is_provisional = ask(data, NOTHING, ranking(MINE, ATEN), more=(one,))
+    first, is_provisional = ask(data, NOTHING, ranking(MINE, OWN_PATH), more=(one,))
     assert (first.text, is_provisional) == ("aten", True)
     assert made().lacking == NOTHING.and_build("mine@1")
     monkeypatch.setattr(miss, "_search", None)
@@ -459,7 +459,7 @@ def test_one_that_still_fails_when_it_runs_is_not_searched_for(
 
 
 def cut_short(budget_ms: float | None) -> Decision:
-    selection = ranking(MATMUL, ATEN)
+    selection = ranking(MATMUL, OWN_PATH)
     selection = replace(selection, evidence=replace(selection.evidence, budget_ms=budget_ms))
     return Decision(PROBLEM, Policy("race"), selection, 1e-4)
 
@@ -497,7 +497,7 @@ def test_a_larger_budget_replaces_what_a_smaller_one_cut_short(
     data: Operands, store: ca.Store
 ) -> None:
     store.add([cut_short(5.0)])
-    ask(data, NOTHING, ranking(ATEN, MATMUL))
+    ask(data, NOTHING, ranking(OWN_PATH, MATMUL))
     (kept,) = store
-    assert kept.selection.winner.candidate == ATEN
+    assert kept.selection.winner.candidate == OWN_PATH
     assert kept.selection.evidence.budget_ms is None

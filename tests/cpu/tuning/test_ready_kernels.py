@@ -14,7 +14,7 @@ from cudnn_autotune import _C
 from cudnn_autotune.core import nvrtc
 from cudnn_autotune.engines import compiled_kernels
 from cudnn_autotune.engines.compiled_kernels import cubin, is_found
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.offers import alike, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 from cudnn_autotune.tuning import new_sizes
@@ -72,7 +72,7 @@ def texts(*serving: Candidate, problem: ca.ConvProblem = HERE, **others: bool) -
 
 def test_what_needs_no_compiling_is_ready() -> None:
     compiled = Candidate(78, {}, 0, (), ("RUNTIME_COMPILATION",), "eng78", "A", 0)
-    assert texts(candidate("first"), compiled, ATEN) == ["first", "aten"]
+    assert texts(candidate("first"), compiled, OWN_PATH) == ["first", "aten"]
     assert not new_sizes._waiting
 
 
@@ -82,7 +82,7 @@ def test_a_kernel_that_is_compiled_serves_with_the_settings_of_the_size() -> Non
     assert winner.text not in [c.text for c in kernels(HERE)], "its settings are of another size"
     compile_for(HERE, second.text)
     # The best guess is not compiled, and another setting is.
-    assert texts(candidate("other"), winner, ATEN) == ["other", second.text, "aten"]
+    assert texts(candidate("other"), winner, OWN_PATH) == ["other", second.text, "aten"]
     finish()
     assert texts(winner) == [best.text]
 
@@ -91,7 +91,7 @@ def test_the_best_setting_is_compiled_even_if_another_one_is_taken() -> None:
     winner, *_ = kernels(NEARBY)
     best, second, *_ = kernels(HERE)
     compile_for(HERE, second.text)
-    assert next(ready(nearby(winner, ATEN), HERE, H100)).text == second.text
+    assert next(ready(nearby(winner, OWN_PATH), HERE, H100)).text == second.text
     finish()
     assert texts(winner) == [best.text]
 

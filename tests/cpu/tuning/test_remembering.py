@@ -17,7 +17,7 @@ from support.store.decisions import under
 from support.store.stored import layer, simulation
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.store import settings as store_settings
@@ -34,7 +34,7 @@ FAST = dataclasses.replace(
 )
 SLOW = candidate("eng2", 2)
 SELECTION = Selection(
-    (Measurement(FAST, 1.0, 9), Measurement(SLOW, 1.2, 9), Measurement(ATEN, 1.5, 9)),
+    (Measurement(FAST, 1.0, 9), Measurement(SLOW, 1.2, 9), Measurement(OWN_PATH, 1.5, 9)),
     27,
     Evidence("fastest"),
 )
@@ -129,7 +129,7 @@ def test_tighter_constraints_are_answered_without_timing() -> None:
 def test_what_nobody_timed_is_not_kept() -> None:
     untimed = Selection((Measurement(SLOW, None, 0),), 0)
     remembering.commit(choice(selection=untimed))
-    remembering.commit(choice(selection=Selection((Measurement(ATEN, None, 0),), 0)))
+    remembering.commit(choice(selection=Selection((Measurement(OWN_PATH, None, 0),), 0)))
     for origin in ("store", "agreed", "pinned"):
         remembering.commit(choice(origin=origin))
     assert find() is None

@@ -16,7 +16,7 @@ from support.conv.references import random_operands
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.candidates import QueriedCandidates
-from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.policy import Policy
@@ -41,7 +41,7 @@ def remembered(
     problem: ca.ConvProblem, candidate: ca.expert.Candidate, *, error: float | None = 1e-4
 ) -> Decision:
     """As a store has it, whoever wrote it there."""
-    selection = Selection((Measurement(candidate, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
+    selection = Selection((Measurement(candidate, 1.0, 9), Measurement(OWN_PATH, 2.0, 9)), 18)
     return Decision(problem, Policy("race"), selection, error)
 
 
@@ -86,7 +86,7 @@ def test_what_is_true_is_built() -> None:
     for limit in (None, one.workspace_bytes):
         plan = built(known(problem, one), problem, limit)
         assert (plan.text, plan.workspace_bytes) == (one.text, one.workspace_bytes)
-    for one, of in ((ATEN, problem), (MATMUL, POINTWISE)):
+    for one, of in ((OWN_PATH, problem), (MATMUL, POINTWISE)):
         plan = built(known(of, one), of)
         assert (plan.text, plan.workspace_bytes) == (one.text, 0)
 
@@ -172,7 +172,7 @@ def served(what: Choice, problem: ca.ConvProblem, tensors: Any = None) -> Choice
     return None if found is None else found.choice
 
 
-@pytest.mark.parametrize("candidate", [ATEN, MATMUL], ids=lambda c: c.text)
+@pytest.mark.parametrize("candidate", [OWN_PATH, MATMUL], ids=lambda c: c.text)
 def test_what_is_right_serves_with_the_error_that_was_found_here(
     candidate: ca.expert.Candidate,
 ) -> None:

@@ -17,7 +17,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.candidates import named
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.implementing import isolated_run
@@ -66,7 +66,7 @@ def remember(
     settings: str, problem: ca.ConvProblem = PROBLEM, workspace_limit: int | None = None
 ) -> None:
     ours = Measurement(named(f"mine@1:{settings}"), 1.0, 9)
-    selection = Selection((ours, Measurement(ATEN, 2.0, 9)), 18)
+    selection = Selection((ours, Measurement(OWN_PATH, 2.0, 9)), 18)
     decision = Decision(problem, Policy("race", workspace_limit), selection, 1e-7)
     ca.get_store().add([decision])
 
@@ -240,7 +240,7 @@ def test_a_capture_runs_spectra_only_if_they_are_pinned(
     problem = ca.ConvProblem(
         "fprop", (1, 64, 2048), (64, 1, 1024), padding=(1023, 0), groups=64, dtype=torch.float16
     )
-    selection = Selection((Measurement(named(text), 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
+    selection = Selection((Measurement(named(text), 1.0, 9), Measurement(OWN_PATH, 2.0, 9)), 18)
     ca.get_store().add([Decision(problem, Policy("race", None), selection, 1e-4)])
     with registered(one):
         found = serving.during_capture(problem.native(), "race", -1, 0, 0)
@@ -306,6 +306,6 @@ def test_cudnns_first_engine_is_checked_where_determinism_is_asked_for(
 
 def test_a_winner_that_was_not_timed_is_checked() -> None:
     """PyTorch's own path is not."""
-    for candidate, is_checked in ((named("mine@1:right"), True), (ATEN, False)):
+    for candidate, is_checked in ((named("mine@1:right"), True), (OWN_PATH, False)):
         selection = Selection((Measurement(candidate, None, 0),), 0)
         assert miss._needs_check(PROBLEM, selection) is is_checked

@@ -14,7 +14,7 @@ import torch
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.configs import OWN_PATH, open_search
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.online.tuner import OnlineCommitter, Prepared
@@ -48,8 +48,8 @@ def problem(batch: int) -> ca.ConvProblem:
 
 def decision(batch: int, text: str) -> Decision:
     """As a store may have it."""
-    odd = replace(ATEN, text=text, behavior_notes=("RUNTIME_COMPILATION",))
-    selection = Selection((Measurement(odd, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
+    odd = replace(OWN_PATH, text=text, behavior_notes=("RUNTIME_COMPILATION",))
+    selection = Selection((Measurement(odd, 1.0, 9), Measurement(OWN_PATH, 2.0, 9)), 18)
     return Decision(problem(batch), Policy("race"), selection, 1e-4)
 
 
@@ -62,7 +62,7 @@ def texts(count: int) -> list[str]:
 def serve(batch: int) -> str:
     """The text of what serves a call, whose search finds PyTorch's own path."""
     one = problem(batch)
-    selection = Selection((Measurement(ATEN, 1.0, 3),), 3)
+    selection = Selection((Measurement(OWN_PATH, 1.0, 3),), 3)
     plans = {"aten": _C.build_plan(one.native(), "aten", 0)}
     timer: Any = SimpleNamespace(plans=plans, lacking=lambda: NOTHING)
     with miss.searched(one, selection, timer):
@@ -167,7 +167,7 @@ def test_a_change_that_fails_does_not_keep_the_next_one_from_being_made(
 def test_a_trial_begins_anew_whatever_was_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = Choice(untimed(problem(1), Policy("online"), Measurement(ATEN, None, 0)), 0)
+    first = Choice(untimed(problem(1), Policy("online"), Measurement(OWN_PATH, None, 0)), 0)
     committer = OnlineCommitter(first, Prepared(), 0)
     for kept in (3, [], {"rounds": []}, {"\ud800": 1}, {"candidates": {"a": None}}, "\0"):
         monkeypatch.setattr(kept_plans, "find_trial", lambda *_, kept=kept: kept)

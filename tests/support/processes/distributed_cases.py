@@ -33,7 +33,7 @@ from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.group import group_of
 from cudnn_autotune.distributed.model import share_in
 from cudnn_autotune.distributed.rendezvous import exchange_with
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.models import memory_format
 from cudnn_autotune.sampling.policy import Policy
@@ -266,7 +266,7 @@ class Asking(nn.Module):
         limit = _C.benchmark_limit_of_call()
         workspace = ca.get_workspace_limit()
         policy = Policy.of_call(ca.get_sampling(), -1 if workspace is None else workspace, limit)
-        decision = untimed(problem, policy, Measurement(ATEN, None, 0))
+        decision = untimed(problem, policy, Measurement(OWN_PATH, None, 0))
         choice = Choice(decision, device, "pinned" if problem in ca.pins() else "tuned")
         if policy.probe is not None:
             probing.record(policy.probe, choice)

@@ -20,7 +20,7 @@ from cudnn_autotune.audit.model import (
 from cudnn_autotune.audit.offline_cases import pick, seed_of
 from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
 from cudnn_autotune.core.json_dataclass import decode
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.sampling.strategy import Limits
 from support.simulation.timer import SimulatedTimer, preset
 
@@ -80,7 +80,7 @@ class SimulationBackend:
         if task == "oracle":
             return measure(timer, known, request["picked"], self._settings)
         reference = candidate_of(request["reference"], known)
-        if len(timer.runnable([ATEN, reference])) < 2:
+        if len(timer.runnable([OWN_PATH, reference])) < 2:
             return PytorchRow(error=f"{simulated.id} has no path of PyTorch's own")
         begin = timer.elapsed_ms()
         ratios = against_pytorch(timer, reference, self._settings)

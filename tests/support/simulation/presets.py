@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from support.simulation.gpu import Noise, SimulatedEngine, SimulatedGpu
 
 _REALISTIC = Noise(
@@ -114,7 +114,7 @@ def _uncapped(
 
 
 def _aten(time_ms: float, dynamic_w: float) -> SimulatedEngine:
-    return SimulatedEngine(ATEN, time_ms, dynamic_w, clock_sensitivity=0.5, build_ms=0.0)
+    return SimulatedEngine(OWN_PATH, time_ms, dynamic_w, clock_sensitivity=0.5, build_ms=0.0)
 
 
 def _a_a() -> Scene:

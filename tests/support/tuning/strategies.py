@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 
@@ -69,6 +69,6 @@ class Without:
 
 
 HUNGRIEST, COUNTING, NOTHING = Hungriest(), Counting(), Nothing()
-ONLY_MATMUL, ONLY_ATEN = Without(MATMUL), Without(ATEN)
+ONLY_MATMUL, ONLY_ATEN = Without(MATMUL), Without(OWN_PATH)
 for _strategy in (HUNGRIEST, COUNTING, NOTHING, ONLY_MATMUL, ONLY_ATEN):
     ca.sampling.register(_strategy)

@@ -36,7 +36,7 @@ from cudnn_autotune.audit.model import BURST, SUSTAINED
 from cudnn_autotune.audit.offline.recording import ENVIRONMENT, Recording
 from cudnn_autotune.audit.offline.replay import ReplayTimer
 from cudnn_autotune.audit.summary import measured_regret, truth_of
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Batch
 
@@ -119,13 +119,13 @@ def test_unlisted_candidates_and_pytorchs_own_path(tmp_path: Path) -> None:
     unlisted = replace(candidate("eng78:KERNEL_CFG=9", 1009), heuristic_mode="")
     timer = timer_of(
         engine("a", 1.0),
-        SimulatedEngine(ATEN, 2.0, 10.0),
+        SimulatedEngine(OWN_PATH, 2.0, 10.0),
         SimulatedEngine(unlisted, 0.9, 10.0),
         built=False,
     )
     save(recorded(timer, rounds=2, solo=0), tmp_path / "r.json")
     again = ReplayTimer(Recording.load(tmp_path / "r.json")).candidates
-    assert list(again.beyond()) == [ATEN, unlisted]
+    assert list(again.beyond()) == [OWN_PATH, unlisted]
 
 
 # Large files

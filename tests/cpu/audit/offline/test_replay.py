@@ -27,7 +27,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit.offline.recorded_times import smoothed
 from cudnn_autotune.audit.offline.recording import Recording, SoloTrace
 from cudnn_autotune.audit.offline.replay import ReplayTimer
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Batch, Cache
@@ -266,17 +266,17 @@ def test_what_no_heuristic_lists_is_recorded_and_replayed(tmp_path: Path) -> Non
         engine("a", 1.0),
         SimulatedEngine(kernel, 0.9, 100.0, build_ms=300.0),
         SimulatedEngine(MATMUL, 0.95, 100.0),
-        SimulatedEngine(ATEN, 1.05, 100.0),
+        SimulatedEngine(OWN_PATH, 1.05, 100.0),
         built=False,
     )
     timer = ReplayTimer(recorded(live, tmp_path, rounds=8, solo=4, solo_ms=300.0))
-    assert list(timer.candidates.beyond()) == [ATEN, kernel, MATMUL]
+    assert list(timer.candidates.beyond()) == [OWN_PATH, kernel, MATMUL]
     assert [c.text for c in timer.candidates.all()] == ["a"]
     assert timer.truth("burst") == pytest.approx(live.truth("burst"), rel=1e-3)
     assert timer.truth("sustained") == pytest.approx(live.truth("sustained"), rel=1e-3)
     selection = sampling.get("race").select(timer.candidates, timer, Limits())
     assert selection.winner.candidate == kernel
-    assert {MATMUL, ATEN} <= {timed.candidate for timed in selection.ranking}
+    assert {MATMUL, OWN_PATH} <= {timed.candidate for timed in selection.ranking}
     assert timer.elapsed_ms() > 300, "it was compiled"
     assert timer.missing == ()
 

@@ -14,14 +14,14 @@ from support.simulation import engine, timer_of
 from support.store.decisions import EVIDENCE, decision, problem, selection, timed
 
 from cudnn_autotune.engines.candidates import named
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.model_race import Entrant, rules, steps_in_model
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Budget, Limits
-from cudnn_autotune.tuning import aten_floor, choice_log
+from cudnn_autotune.tuning import choice_log, own_path_floor
 from cudnn_autotune.tuning.choice import Choice
 
 FUSED = problem(activation="relu")
@@ -31,7 +31,7 @@ ADDED_MS = 1e-3 + 2 * PASS_MS
 ENGINE = timed("fastest", 1.0, low_ms=0.99, high_ms=1.01)
 OTHERS = [timed(f"eng{i}", 1.2, rank=i, low_ms=1.1, high_ms=1.3) for i in range(1, 10)]
 KERNEL = Measurement(named("implicit_gemm_1d@1:N_TILE=64"), 0.25, 9, low_ms=0.24, high_ms=0.26)
-RUNS_IT = Measurement(ATEN, 1.0, 9, low_ms=0.99, high_ms=1.01, runs="fastest")
+RUNS_IT = Measurement(OWN_PATH, 1.0, 9, low_ms=0.99, high_ms=1.01, runs="fastest")
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def floor_ms(
     found = selection(ranking, replace(EVIDENCE, **evidence))
     found_alone = decision(problem=alone, policy=policy, selection=found)
     choice_log.record(Choice(found_alone, 0, searched=found))
-    return aten_floor.floor_ms(fused, policy, 0)
+    return own_path_floor.floor_ms(fused, policy, 0)
 
 
 def test_it_begins_at_the_interval_of_the_convolution() -> None:
@@ -70,7 +70,7 @@ def test_each_step_behind_the_convolution_is_a_kernel() -> None:
 def test_a_bias_is_one_more_kernel_only_behind_an_engine_of_cudnn() -> None:
     biased = replace(FUSED, bias=True)
     assert floor_ms(biased) == pytest.approx(0.99 + 2 * ADDED_MS)
-    own = Measurement(ATEN, 0.5, 9, low_ms=0.48, high_ms=0.52)
+    own = Measurement(OWN_PATH, 0.5, 9, low_ms=0.48, high_ms=0.52)
     assert floor_ms(biased, ranking=[own, ENGINE]) == pytest.approx(0.48 + ADDED_MS)
 
 
@@ -95,7 +95,7 @@ def test_one_launch_may_have_been_disturbed() -> None:
 
 def test_there_is_none_where_not_all_that_pytorch_may_run_was_timed() -> None:
     assert floor_ms(ranking=[ENGINE]) is None
-    assert floor_ms(ranking=[ENGINE, Measurement(ATEN, None, 0, eliminated="failed")]) is None
+    assert floor_ms(ranking=[ENGINE, Measurement(OWN_PATH, None, 0, eliminated="failed")]) is None
     untimed = timed("untimed", None, rank=2, eliminated="eng2 is more than 5 times slower")
     assert floor_ms(ranking=[ENGINE, RUNS_IT, untimed]) is None
     of_b = replace(untimed, candidate=replace(untimed.candidate, heuristic_mode="B"))
@@ -106,7 +106,7 @@ def test_there_is_none_where_another_process_searched() -> None:
     alone = replace(FUSED, activation="")
     found = decision(problem=alone, policy=POLICY, selection=selection([ENGINE, RUNS_IT]))
     choice_log.record(Choice(found, 0, "store"))
-    assert aten_floor.floor_ms(FUSED, POLICY, 0) is None
+    assert own_path_floor.floor_ms(FUSED, POLICY, 0) is None
 
 
 def test_a_clock_that_was_low_may_have_risen() -> None:

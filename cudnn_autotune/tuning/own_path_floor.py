@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MOST_BY_PYTORCH, timed_by_pytorch
@@ -68,9 +68,9 @@ def _of_pytorch(alone: ConvProblem, selection: Selection) -> list[Measurement] |
     measured = {one.candidate: one for one in selection.ranking}
     engines = sorted((c for c in measured if c.engine is not None), key=lambda c: c.place)
     timed = timed_by_pytorch(alone, engines)
-    if any(c not in measured or measured[c].time_ms is None for c in [*timed, ATEN]):
+    if any(c not in measured or measured[c].time_ms is None for c in [*timed, OWN_PATH]):
         return None
     # No engine was left out if all places are there, from the first of mode A on.
     if [c.place for c in timed] != [(0, rank) for rank in range(MOST_BY_PYTORCH)]:
         return list(selection.ranking)
-    return [measured[c] for c in (*engines, ATEN)]
+    return [measured[c] for c in (*engines, OWN_PATH)]
