@@ -163,18 +163,17 @@ if _elsewhere is not None:
 else:
     from cudnn_autotune.compile import fake as fake
     from cudnn_autotune.compile import inductor as inductor
+    from cudnn_autotune.compile import naming as naming
     from cudnn_autotune.core.after_import import after_import
     from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
     from cudnn_autotune.core.extension import extension_available
     from cudnn_autotune.core.late import imported, late
     from cudnn_autotune.core.versions import version
-    from cudnn_autotune.sampling import register_place
     from cudnn_autotune.store import settings as store_settings
     from cudnn_autotune.tuning import settings
     from cudnn_autotune_autoload import is_asked_for
 
-    for _mode, _place in _MODES.items():
-        register_place(_mode, _place)
+    after_import("cudnn_autotune.sampling", lambda module: module.register_places(_MODES))
     if extension_available():
         PlanError: type[RuntimeError] = _C.PlanError
         CudnnError: type[RuntimeError] = _C.CudnnError
@@ -203,10 +202,6 @@ else:
     after_import(
         "cudnn_autotune.tuning.source",
         lambda module: module.begin_trials_by(late("cudnn_autotune.online.trials:begin")),
-    )
-    after_import(
-        "torch._dynamo.backends.registry",
-        late("cudnn_autotune.compile.entry:register"),
     )
     __version__ = version()
     settings.read_environment()

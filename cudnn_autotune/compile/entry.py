@@ -22,8 +22,6 @@ from cudnn_autotune.compile.training_graph import TrainingGraph
 from cudnn_autotune.nn.counterparts import COUNTERPARTS
 from cudnn_autotune.timers.programs import Run
 
-NAME = "cudnn_autotune"
-
 _log = logging.getLogger(__name__)
 
 _MOST_RECORDS = 256
@@ -94,11 +92,3 @@ def _why_plain(
     if not needs_gradient and is_capturing():
         return "it was compiled while a CUDA graph was captured"
     return None
-
-
-def register(registry: Any) -> None:
-    """Makes the name known where no entry point of an installed package does."""
-    from importlib.metadata import entry_points
-
-    if NAME not in entry_points(group="torch_dynamo_backends").names:
-        registry.register_backend(backend, name=NAME)

@@ -1,4 +1,4 @@
-"""Runs a function once another module has been imported, without importing it first.
+"""Runs a function whenever another module has been imported, without importing it first.
 
 Some parts of torch (Inductor, the FLOP counter) take registrations but are slow to import, and most
 programs never use them.
@@ -12,17 +12,20 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-_pending: dict[str, Callable[[ModuleType], None]] = {}
+_registrations: dict[str, Callable[[ModuleType], None]] = {}
 
 
 def after_import(name: str, register: Callable[[ModuleType], None]) -> None:
-    """Calls ``register(module)`` once: now if the module is loaded, else when it is imported."""
-    if name in sys.modules:
-        register(sys.modules[name])
-        return
-    _pending[name] = register
+    """Calls ``register(module)`` now if the module is loaded, and after each import of it.
+
+    A module is imported again if its import has failed, and if it is reloaded. ``register`` runs
+    while the importing thread holds the module's lock, so it imports nothing within ``IMPORTING``.
+    """
+    _registrations[name] = register
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
+    if name in sys.modules:
+        register(sys.modules[name])
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -31,7 +34,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        register = _pending.pop(fullname, None)
+        register = _registrations.get(fullname)
         if register is None:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)

@@ -25,4 +25,6 @@ def late(place: str) -> Callable[..., Any]:
     def call(*args: Any, **keywords: Any) -> Any:
         return imported(place)(*args, **keywords)
 
+    call.__module__, _, call.__name__ = place.partition(":")
+    call.__qualname__ = call.__name__
     return call

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cudnn_autotune import functional
+import cudnn_autotune.functional as functional  # without __getattr__, which enters IMPORTING
 
 # `torch.conv2d` is the same object as `torch.nn.functional.conv2d`.
 COUNTERPARTS: dict[Any, Callable[..., Any]] = {

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from cudnn_autotune import functional
+import cudnn_autotune.functional as functional  # without __getattr__, which enters IMPORTING
 from cudnn_autotune.functional import fast_functions, general
 from cudnn_autotune.tuning.settings import check_policy
 

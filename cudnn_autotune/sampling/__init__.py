@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import shown
@@ -37,8 +38,11 @@ __all__ = [
 ]
 
 VARIABLE = "CUDNN_AUTOTUNE_SAMPLING"
-_strategies: dict[str, Strategy | str] = {}
-"""The modes, or the places of those that nothing has asked for yet, as ``module:name``."""
+_places: dict[str, str | None] = {}
+"""The names of all modes, and where the package's lie, as ``module:name``. Compiled graphs are
+guarded by it, so it changes only when a mode is registered."""
+_strategies: dict[str, Strategy] = {}
+"""The modes that were asked for."""
 
 
 def register(strategy: Strategy) -> None:
@@ -56,22 +60,24 @@ def register(strategy: Strategy) -> None:
     if isinstance(strategy, type):
         raise TypeError(f"strategy must be an instance, got the class {strategy.__name__}")
     name = check_mode_name(given, "strategy.name")
-    if name in _strategies and get(name) is not strategy:
+    if name in _places and get(name) is not strategy:
         raise ValueError(f"strategy.name: {name!r} is registered already")
     traits_of(strategy)
     _C.register_sampling(name)
     _strategies[name] = strategy
+    _places.setdefault(name, None)
 
 
-def register_place(name: str, place: str) -> None:
-    """Makes a mode available that is imported when it is first asked for.
+def register_places(places: Mapping[str, str]) -> None:
+    """Makes modes available that are imported when they are first asked for.
 
     Args:
-        name: the mode's name.
-        place: its module, and the name of the mode or its class there, as ``module:name``.
+        places: the module of each mode, and the name of the mode or its class there, as
+            ``module:name``, by the mode's name.
     """
-    _C.register_sampling(name)
-    _strategies.setdefault(name, place)
+    for name, place in places.items():
+        _C.register_sampling(name)
+        _places.setdefault(name, place)
 
 
 def check(name: object, argument: str | None = None) -> str:
@@ -84,22 +90,24 @@ def check(name: object, argument: str | None = None) -> str:
     Raises:
         ValueError: no mode of that name is registered; the text lists those that are.
     """
-    if isinstance(name, str) and name in _strategies:
+    if isinstance(name, str) and name in _places:
         return name
     if argument is None:
         argument = VARIABLE if os.environ.get(VARIABLE, "").strip() == name else "sampling"
-    allowed = ", ".join(map(repr, _strategies))
+    allowed = ", ".join(map(repr, _places))
     raise ValueError(f"{argument} must be one of {allowed}, got {shown(name)}")
 
 
 def get(name: object) -> Strategy:
     """Returns the mode of that name; raises as :func:`check`."""
     name = check(name)
-    found = _strategies[name]
-    if isinstance(found, str):
-        mode = imported(found)
-        found = _strategies[name] = mode() if isinstance(mode, type) else mode
-    return found
+    if name not in _strategies:
+        place = _places[name]
+        assert place is not None  # a user's mode is in _strategies
+        mode = imported(place)
+        # Another thread may have been faster.
+        _strategies.setdefault(name, mode() if isinstance(mode, type) else mode)
+    return _strategies[name]
 
 
 def traits(name: object) -> Traits:
@@ -109,7 +117,7 @@ def traits(name: object) -> Traits:
 
 def names() -> tuple[str, ...]:
     """Returns the names of all modes in the order of registration."""
-    return tuple(_strategies)
+    return tuple(_places)
 
 
 def __dir__() -> list[str]:
