@@ -89,7 +89,7 @@ def modes() -> Iterator[tuple[str, str]]:
     yield Failing.name, Nothing.name
     # There is no way to take a mode back, and other tests compare the list of modes.
     for strategy in (Failing.name, Nothing.name):
-        del sampling._strategies[strategy]
+        del sampling._strategies[strategy], sampling._places[strategy]
 
 
 def test_a_mode_that_fails_is_told_and_the_others_go_on(modes: tuple[str, str]) -> None:

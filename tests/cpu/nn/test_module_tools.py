@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.processes.subprocesses import evaluate
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
@@ -187,3 +188,18 @@ def test_settings_are_checked_at_construction(name: str) -> None:
         getattr(ca, name)(*arguments, sampling="fastest")
     with pytest.raises(ValueError, match="workspace_limit"):
         getattr(ca, name)(*arguments, workspace_limit=-1)
+
+
+def test_a_mode_that_is_first_asked_for_compiles_nothing_again() -> None:
+    """A graph is guarded by the names of modes, not by which of them were imported."""
+    code = (
+        "import torch, cudnn_autotune as ca\n"
+        "torch._dynamo.config.error_on_recompile = True\n"
+        "layer = ca.Conv2d(3, 4, 3, sampling='till_stable')\n"
+        "compiled = torch.compile(layer, fullgraph=True, backend='eager')\n"
+        "x = torch.randn(1, 3, 8, 8)\n"
+        "compiled(x)\n"
+        "[ca.sampling.get(name) for name in ca.sampling.names()]\n"
+        "print(torch.equal(compiled(x), layer(x)))"
+    )
+    assert evaluate(code).strip() == "True"
