@@ -8,7 +8,7 @@ from support.processes.subprocesses import evaluate
 AWAITED = {
     "cudnn_autotune.engines.compiled_kernels": "module._kept is not None",
     "cudnn_autotune.engines.registry": "len(module.registered()) > 0",
-    "cudnn_autotune.tuning.miss": "len(module._begins_trials) == 1",
+    "cudnn_autotune.tuning.source": "len(module._begins_trials) == 1",
     "torch._dynamo.backends.registry": "'cudnn_autotune' in module.list_backends()",
 }
 """Modules that a registration waits for, and an expression that tells that it was made."""
