@@ -40,7 +40,7 @@ _HOST_MAY_DECIDE_MS = 0.4
 _CALL_BATCH_MS = 1.0
 STEPS = 4
 _SAMPLED = 8  # channels or groups that are computed in float64
-# Errors may be this many times PyTorch's own, or TOLERANCES if that is more.
+# Errors may be this many times PyTorch's own, or the table's tolerance if that is more.
 _ERROR_FACTOR = 3.0
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class _Judge:
         self._allowed = {}
         for name, result in self._expected.items():  # others follow rounded numbers
             dtype = result.dtype if name == STATISTICS else step.input.dtype
-            self._allowed[name] = max(TOLERANCES[dtype].kernel, _ERROR_FACTOR * own[name])
+            self._allowed[name] = max(TOLERANCES[dtype].norm, _ERROR_FACTOR * own[name])
 
     def fault(self, form: Form) -> str:
         """Says why a form cannot compute a call; nothing if it can."""

@@ -50,9 +50,10 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
     return Choice(found, device, "store") if found else None
 
 
-def _store() -> Any:
-    """Returns the module ``stored``, which is imported once a store is used; None without one."""
-    if store_settings.get_store_settings().mode == "off":
+def _store(*, if_off: bool = False) -> Any:
+    """Returns the module ``stored``, which is imported once a store is used; None where the store's
+    mode is ``off``, unless ``if_off``."""
+    if store_settings.get_store_settings().mode == "off" and not if_off:
         return None
     with IMPORTING:
         from cudnn_autotune.tuning import stored
@@ -117,7 +118,8 @@ def commit(choice: Choice, since: int | None = None) -> None:
         return
     # It is announced before what may wait for the lock of a file.
     deferred.change(partial(events.announce, choice))
-    if store := _store():
+    # A wrong output withdraws what this process knows of it in any mode.
+    if store := _store(if_off=bool(choice.rejected)):
         store.add_checks(choice)
         if choice.origin == "tuned":
             deferred.change(partial(store.add, [choice.decision], choice.device))
