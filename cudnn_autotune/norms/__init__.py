@@ -1,1 +1,1 @@
-"""Batch norms by statistics of the batch, with what follows them: operators and their kernels."""
+"""Batch, instance and group norms: what computes each, its operators and kernels."""

@@ -3,7 +3,7 @@
 ``convert(model)`` gives them to a model. A norm alone is PyTorch's function, whose operators ask
 what is the fastest for this module (csrc/norm/aten_norms.h). With the activation that its class, or
 a ``torch.nn.Sequential``, calls next it is one operator in training on a GPU, where that is the
-fastest (``norm_choices``), or else PyTorch's functions. All that is one call of C++, without the
+fastest (``choices``), or else PyTorch's functions. All that is one call of C++, without the
 Python of PyTorch's modules (csrc/bind/bindings.h). What Python has to see is left to the class that
 the module had: ``momentum=None``, transforms, modes, tensor subclasses, tracing. A compiler traces
 PyTorch's functions.

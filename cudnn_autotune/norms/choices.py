@@ -1,10 +1,10 @@
 """The choice between PyTorch's functions and this package's kernels for norms in eager mode.
 
 At the first call of a signature (shape, layout, dtypes, activation, and what needs gradients) both
-are measured (``norm_measuring``), and the fastest computes all later calls. Those of the process
+are measured (``measuring``), and the fastest computes all later calls. Those of the process
 find it in C++ (csrc/norm/norm_choices.h), and the next process on disk (``store/verdicts``), where
 it is checked again and not timed. Sizes that keep changing are measured later, or never
-(``norm_memory``). Nothing is measured while a stream is captured, or in a mode that times nothing.
+(``memory``). Nothing is measured while a stream is captured, or in a mode that times nothing.
 
 What asks is an operator of PyTorch's norms (csrc/norm/aten_norms.h), for a converted module or by a
 policy: that of the process, or for instance and group norms that of a converted model's forward.

@@ -4,7 +4,7 @@
 policy is in force for: that of a converted model's forward, or the process's. PyTorch's kernels and
 each form of this package's kernels compute the call's input. Forms whose results differ from
 PyTorch's by more than rounding explains are left out; the others and PyTorch take turns, and the
-fastest computes all later calls (``norm_memory``). The next process finds the choice on disk
+fastest computes all later calls (``memory``). The next process finds the choice on disk
 (``store/verdicts``), where it is checked again and not timed. The backward is PyTorch's.
 """
 

@@ -1,6 +1,6 @@
 """The steady-state final: sustained runs after a race, and which candidate wins in the long run.
 
-More runs reduce the noise better than longer ones (see ``sustained_run``): times are averaged, and
+More runs reduce the noise better than longer ones (see ``run``): times are averaged, and
 candidates near the best are measured again, in mirrored order. Differences below a percent remain
 uncertain even so; there the race, which is more precise, decides. The score of a candidate is
 ``log(steady time) + burst_weight * log(time in the race)``, and the race's leader has a small

@@ -2,8 +2,8 @@
 
 After the race its leader runs alone for 0.16 s. If the clock holds, or if no candidate could beat
 the leader at any clock, the race has decided. Else the contenders get sustained runs too, and their
-times in the race are weighed against their steady times (``steady_final``). ``sustained_run`` says
-why a race cannot show steady times.
+times in the race are weighed against their steady times (``final``). ``run`` says why a race cannot
+show steady times.
 """
 
 from __future__ import annotations
