@@ -173,7 +173,7 @@ def is_known_wrong(
 ) -> bool: ...
 
 class Plan:
-    """What computes a problem (csrc/plan/plan.h). Two threads may not use one at once."""
+    """A candidate that is built (csrc/plan/plan.h). Two threads may not use one at once."""
 
     @property
     def text(self) -> str: ...

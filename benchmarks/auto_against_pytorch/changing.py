@@ -99,7 +99,7 @@ def new_sizes(layer: _Any, count: int, source: random.Random) -> Iterator[_Any]:
 
 
 def _served_by(known: int) -> str:
-    """What computes the last new size of a convolution.
+    """Returns what computes the last new size of a convolution: a key of ``kinds`` of :func:`row`.
 
     Args:
         known: how many choices were known before it came.

@@ -126,7 +126,7 @@ def measure(norm: Norm, device: str, worse_than: float) -> dict[str, Any]:
 
 
 def served_by(known: int) -> str:
-    """What computes the last new size.
+    """Returns what computes the last new size: a key of ``kinds`` of ``changing.row``.
 
     Args:
         known: how many choices were known before it came.

@@ -19,7 +19,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
     header = columns("kind|operation|layers|geometric mean|least|most|below 0.99")
     note = "PyTorch's time over that of auto." + dry_run_note(data)
     if results.get("not measured"):
-        note += f" {results['not measured']} layers were not measured for want of time."
+        note += f" {results['not measured']} layers were not measured, because time was short."
     note += "".join(f" {failure}." for failure in results.get("failures", []))
     summary = Table("auto against PyTorch's benchmark mode with limit 10", header, note=note)
     rows = results.get("rows", [])

@@ -1,1 +1,1 @@
-"""What call_overhead measures, and its tables."""
+"""The calls that call_overhead times, and its tables."""

@@ -1,4 +1,4 @@
-"""What a record of models says: the tables and the plot."""
+"""The tables and the plot of a record of models."""
 
 from __future__ import annotations
 

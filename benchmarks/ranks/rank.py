@@ -1,4 +1,4 @@
-"""What one rank of ranks does: it tunes with the others, and tells of it."""
+"""One rank of ranks: it tunes with the others, and reports its times and choices."""
 
 from __future__ import annotations
 

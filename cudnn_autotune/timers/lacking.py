@@ -62,7 +62,7 @@ class Lacking:
         return "; ".join(reasons)
 
     def and_memory(self, memory_bytes: int) -> Lacking:
-        """Returns this with one more candidate, left out for want of ``memory_bytes``."""
+        """Returns this with one more candidate, which needs ``memory_bytes`` and was left out."""
         least = min(self.memory_bytes or memory_bytes, memory_bytes)
         return replace(self, memory_bytes=least, left_out=self.left_out + 1)
 

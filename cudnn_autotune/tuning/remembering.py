@@ -6,7 +6,6 @@ only writer of new choices: it records them in the log, stores them and announce
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +23,6 @@ from cudnn_autotune.tuning import choice_log, deferred, events, made_ahead
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
 
-_log = logging.getLogger(__name__)
 _lock = ForkSafeLock()
 _agreed: dict[tuple[int, str], Decision] = {}
 _retuned: set[ConvProblem] = set()

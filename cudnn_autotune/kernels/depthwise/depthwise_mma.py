@@ -152,7 +152,7 @@ class _Tiling:
             stage, out = self.channels * tiles * (s.pitch + 1) * _VECTOR_BYTES, 0
         partial = (s.chained - 1) * self.channels * 32 * 16
         half = self.channels * plane * _VECTOR_BYTES + out + partial
-        # What a block needs when it is done and has found NaN: see depthwise_mma_not_finite.cuh.
+        # Shared memory of a block that has found NaN (depthwise_mma_not_finite.cuh).
         height, width = s.kernel
         again = height * octets * tiles * (s.column_blocks + s.steps - 1) * _VECTOR_BYTES
         again += _ceil_div(octets * height * width, 2) * 16 + _LIST_BYTES

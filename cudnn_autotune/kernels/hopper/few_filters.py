@@ -287,7 +287,7 @@ class FewFilters(KernelFamily[_Tiling]):
     It computes 2-d and 3-d layers of float16 and bfloat16 in channels_last, of stride 1 and without
     groups, whose filters have 2 to 9 columns and more than one row, with a multiple of 16 channels
     in and 64 out at most: fprop with every epilogue, but without a residual if the output's
-    channels are no multiple of 8, and dgrad of a multiple of 8, where x has so few channels. Input
+    channels are no multiple of 8, and dgrad of a multiple of 8, where x has as many at most. Input
     and output of fprop may be slices of the channels of larger tensors. A NaN or an infinity in an
     input reaches the outputs that depend on it, and no others.
     """
