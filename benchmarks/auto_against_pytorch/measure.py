@@ -16,8 +16,8 @@ from common.modes import synchronize
 from .layers import Layer
 
 WAYS = ("pytorch", "auto")
-# The device sleeps for so many microseconds a call while the host launches a block.
-_HOST_US = 60
+# Microseconds a call for which the device sleeps while the host launches a block.
+_HOST_US = 200
 _BLOCK_MS, _MOST_CALLS = 1.0, 40
 _ROUNDS, _LEAST_ROUNDS = 12, 4
 _MOST_MS = 400.0  # of all blocks of a case, unless the least rounds take longer
