@@ -1,5 +1,4 @@
-"""A kernel family: one implementation's tilings, the GPUs that have its instructions, and how many
-of its blocks a multiprocessor holds."""
+"""A kernel family: one implementation's tilings, and the GPUs that have its instructions."""
 
 from __future__ import annotations
 
@@ -87,22 +86,6 @@ def _tilings(family: KernelFamily[Any], problem: ConvProblem, gpu: Gpu) -> tuple
     milliseconds, and a search asks several times."""
     is_older = gpu.compute_capability < family.min_capability
     return () if is_older else tuple(family.tilings(problem, gpu))
-
-
-def occupancy(gpu: Gpu, threads: int, registers: int, shared_bytes: int) -> int:
-    """Returns the blocks that a multiprocessor holds at a time.
-
-    Args:
-        threads: threads of a block.
-        registers: registers of a thread, which are allotted in eights.
-        shared_bytes: dynamic shared memory of a block.
-    """
-    whole_warps = -(-threads // 32) * 32
-    return min(
-        gpu.sm_registers // (whole_warps * -(-registers // 8) * 8),
-        gpu.sm_threads // whole_warps,
-        gpu.sm_shared_bytes // max(1, shared_bytes + gpu.reserved_shared_bytes),
-    )
 
 
 def operands(problem: ConvProblem) -> tuple[Address, Address, Address]:

@@ -12,8 +12,9 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 from cudnn_autotune.kernels import sources
+from cudnn_autotune.kernels.cost_model import busiest_clocks, ceil_div, occupancy
 from cudnn_autotune.kernels.depthwise.depthwise_sizes import PlanarLayer
-from cudnn_autotune.kernels.family import KernelFamily, addends, occupancy, operands
+from cudnn_autotune.kernels.family import KernelFamily, addends, operands
 
 _SOURCES = (
     "depthwise_mma_tile.cuh",
@@ -38,29 +39,25 @@ _STEP_INSTRUCTIONS, _CHANNEL_INSTRUCTIONS = 40, 25
 _STEP_LATENCY = 400  # clocks, a guess
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 class _Layer(PlanarLayer):
     """The sizes that a layer determines for every tiling."""
 
     @property
     def steps(self) -> int:
         """Vectors of eight columns that eight outputs depend on."""
-        return _ceil_div(self.kernel[1] + 7, 8)
+        return ceil_div(self.kernel[1] + 7, 8)
 
     @functools.cached_property
     def column_blocks(self) -> int:
         """Blocks of eight columns in a tile: as few idle ones as possible, and little overlap."""
         if self.is_signal:
             return _POSITIONS
-        blocks = _ceil_div(self.out_size[1], 8)
+        blocks = ceil_div(self.out_size[1], 8)
 
         def cost(width: int) -> float:
-            tiles = self.images * _ceil_div(blocks, width)
+            tiles = self.images * ceil_div(blocks, width)
             overlap = (width + self.steps - 1) / width
-            return _ceil_div(tiles, _POSITIONS // width) * (1 + 0.5 * overlap)
+            return ceil_div(tiles, _POSITIONS // width) * (1 + 0.5 * overlap)
 
         return min((16, 8, 4, 2, 1), key=cost)
 
@@ -84,7 +81,7 @@ class _Layer(PlanarLayer):
     def chained(self) -> int:
         """Among how many warps the rows of a filter are divided."""
         for chained in range(1, self.kernel[0] + 1):
-            rows = _ceil_div(self.kernel[0], chained)
+            rows = ceil_div(self.kernel[0], chained)
             if rows * self.steps + 4 * (rows - 1) <= _STATE_REGISTERS:
                 return chained
         return 0
@@ -92,7 +89,7 @@ class _Layer(PlanarLayer):
     @property
     def filter_rows(self) -> int:
         """Rows of a filter in a warp."""
-        return _ceil_div(self.kernel[0], self.chained)
+        return ceil_div(self.kernel[0], self.chained)
 
     @property
     def state_registers(self) -> int:
@@ -116,12 +113,12 @@ class _Tiling:
     def tiles_across(self) -> int:
         if self.layer.is_signal:
             return 1
-        return _ceil_div(self.layer.out_size[1], 8 * self.layer.column_blocks)
+        return ceil_div(self.layer.out_size[1], 8 * self.layer.column_blocks)
 
     @property
     def segments(self) -> int:
         columns = 8 * self.layer.column_blocks
-        return _ceil_div(self.layer.out_size[1], columns) if self.layer.is_signal else 0
+        return ceil_div(self.layer.out_size[1], columns) if self.layer.is_signal else 0
 
     @property
     def out_rows(self) -> int:
@@ -135,16 +132,16 @@ class _Tiling:
     def blocks(self) -> int:
         tiles = self.layer.images * self.tiles_across * self.layer.column_blocks
         return (
-            _ceil_div(self.layer.channels, self.channels)
-            * _ceil_div(tiles, _POSITIONS)
-            * _ceil_div(self.out_rows, self.rows)
+            ceil_div(self.layer.channels, self.channels)
+            * ceil_div(tiles, _POSITIONS)
+            * ceil_div(self.out_rows, self.rows)
         )
 
     @functools.cached_property
     def layout(self) -> dict[str, int]:
         """The division of shared memory, by the names that depthwise_mma_tile.cuh uses."""
         s, tiles = self.layer, _POSITIONS // self.layer.column_blocks
-        groups, octets = _ceil_div(tiles * s.pitch, 4), _ceil_div(self.channels, 8)
+        groups, octets = ceil_div(tiles * s.pitch, 4), ceil_div(self.channels, 8)
         plane = 4 * groups + (0 if groups % 2 else 4)
         if s.is_channels_last:
             stage, out = groups * 32 * octets * _VECTOR_BYTES, octets * _OUT_OCTET * _VECTOR_BYTES
@@ -155,7 +152,7 @@ class _Tiling:
         # Shared memory of a block that has found NaN (depthwise_mma_not_finite.cuh).
         height, width = s.kernel
         again = height * octets * tiles * (s.column_blocks + s.steps - 1) * _VECTOR_BYTES
-        again += _ceil_div(octets * height * width, 2) * 16 + _LIST_BYTES
+        again += ceil_div(octets * height * width, 2) * 16 + _LIST_BYTES
         return {
             "PITCH": s.pitch,
             "PLANE": plane,
@@ -184,18 +181,19 @@ class _Tiling:
     def cost(self, gpu: Gpu) -> float:
         """Estimates the clocks of the busiest multiprocessor."""
         layer = self.layer
-        blocks = _ceil_div(self.blocks, gpu.multiprocessors)
+        blocks = ceil_div(self.blocks, gpu.multiprocessors)
         # A chained warp does not multiply rows that its part of the filter does not meet.
         rows = self.rows + layer.filter_rows - 1
         if self.rows == self.out_rows and layer.chained == 1:
             rows -= min(max(layer.padding[0], 0), rows - self.rows)
-        products = layer.filter_rows * _ceil_div(layer.steps, 2)
+        products = layer.filter_rows * ceil_div(layer.steps, 2)
         issue = (_STEP_INSTRUCTIONS / self.warp_channels + _CHANNEL_INSTRUCTIONS + products) / 0.8
         clocks = max(issue, 4 * layer.filter_rows * layer.steps)
         # Copies of 16 bytes are half of what the L2 cache delivers.
         waste = 1.2 if layer.is_channels_last and self.channels <= 8 else 1.0
-        work = blocks * self.warps / 4 * self.warp_channels * clocks * waste
-        return (rows + 4) * max(work, _ceil_div(blocks, self.resident(gpu)) * _STEP_LATENCY)
+        busy = self.warps / 4 * self.warp_channels * clocks * waste
+        rounds = ceil_div(blocks, self.resident(gpu))
+        return (rows + 4) * busiest_clocks(blocks, busy, rounds, _STEP_LATENCY)
 
 
 def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
@@ -205,11 +203,11 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
         for warp_channels in (1, 2):
             whole = _Tiling(layer, channels, warp_channels, 1)
             fits = 4 <= whole.warps <= 32 and whole.shared_bytes <= gpu.shared_bytes
-            if not fits or not whole.resident(gpu) or whole.warps % _ceil_div(channels, 8):
+            if not fits or not whole.resident(gpu) or whole.warps % ceil_div(channels, 8):
                 continue
             if whole.layout["STAGE_BYTES"] // layer.copy_bytes > _MOST_COPIES * 32 * whole.warps:
                 continue
-            rows = {min(_ceil_div(whole.out_rows, bands), _MOST_ROWS) for bands in (1, 2, 4, 8)}
+            rows = {min(ceil_div(whole.out_rows, bands), _MOST_ROWS) for bands in (1, 2, 4, 8)}
             choices = [_Tiling(layer, channels, warp_channels, r) for r in rows]
             yield from sorted(choices, key=lambda tiling: tiling.cost(gpu))[:2]
 

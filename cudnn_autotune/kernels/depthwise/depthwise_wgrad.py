@@ -11,6 +11,7 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.kernels.cost_model import occupancy
 from cudnn_autotune.kernels.depthwise.depthwise_sizes import (
     Layer,
     is_depthwise_wgrad,
@@ -131,12 +132,8 @@ class _Tile:
 
     def blocks_at_once(self, gpu: Gpu) -> int:
         """Returns the blocks that share the tiles."""
-        warps = -(-self.lanes * self.tiles_at_a_time // 32)
-        resident = min(
-            max(1, gpu.sm_registers // (32 * warps * self.registers)),
-            gpu.sm_threads // (32 * warps),
-            gpu.sm_shared_bytes // (self.shared_bytes + gpu.reserved_shared_bytes),
-        )
+        threads = self.lanes * self.tiles_at_a_time
+        resident = max(1, occupancy(gpu, threads, self.registers, self.shared_bytes))
         return max(1, gpu.multiprocessors * resident // (self.channel_chunks * self.depth_groups))
 
     @property

@@ -12,8 +12,9 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+from cudnn_autotune.kernels.cost_model import busiest_clocks, ceil_div, occupancy
 from cudnn_autotune.kernels.depthwise.depthwise_sizes import PlanarLayer, is_depthwise_wgrad
-from cudnn_autotune.kernels.family import KernelFamily, occupancy
+from cudnn_autotune.kernels.family import KernelFamily
 from cudnn_autotune.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.kernels.sum_parts import sum_launch, sums_bytes
 
@@ -29,10 +30,6 @@ _BYTES_A_CLOCK = 24  # from the L2 cache
 _SECTOR = 32
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 class _Layer(PlanarLayer):
     """The sizes that a layer determines for every tiling. A signal is cut into rows of eight
     columns."""
@@ -40,19 +37,19 @@ class _Layer(PlanarLayer):
     @property
     def blocks(self) -> int:
         """Column blocks of dy that a column block of x meets."""
-        return _ceil_div(self.kernel[1] + 7, 8)
+        return ceil_div(self.kernel[1] + 7, 8)
 
     @property
     def products(self) -> int:
         """Matrix products per pair of filter rows; in a signal each has two column blocks of x."""
-        return _ceil_div(self.blocks, 2) if self.is_signal else self.blocks
+        return ceil_div(self.blocks, 2) if self.is_signal else self.blocks
 
     @property
     def tile_size(self) -> tuple[int, int]:
         """The rows of 8 columns, or blocks of 8 rows, and the column blocks that there are."""
         if self.is_signal:
-            return _ceil_div(self.out_size[1], 64), 1
-        return _ceil_div(self.out_size[0], 8), _ceil_div(self.out_size[1], 8)
+            return ceil_div(self.out_size[1], 64), 1
+        return ceil_div(self.out_size[0], 8), ceil_div(self.out_size[1], 8)
 
 
 @dataclass(frozen=True)
@@ -76,21 +73,21 @@ class _Tiling:
     @property
     def column_blocks(self) -> int:
         blocks = self.layer.tile_size[1]
-        return _ceil_div(blocks, _ceil_div(blocks, _MOST_COLUMN_BLOCKS))
+        return ceil_div(blocks, ceil_div(blocks, _MOST_COLUMN_BLOCKS))
 
     @property
     def tiles_down(self) -> int:
-        return 1 if self.layer.is_signal else _ceil_div(self.layer.tile_size[0], self.row_blocks)
+        return 1 if self.layer.is_signal else ceil_div(self.layer.tile_size[0], self.row_blocks)
 
     @property
     def tiles_across(self) -> int:
         if self.layer.is_signal:
-            return _ceil_div(self.layer.tile_size[0], self.row_blocks)
-        return _ceil_div(self.layer.tile_size[1], self.column_blocks)
+            return ceil_div(self.layer.tile_size[0], self.row_blocks)
+        return ceil_div(self.layer.tile_size[1], self.column_blocks)
 
     @property
     def items(self) -> int:
-        return _ceil_div(self.layer.images * self.tiles_down * self.tiles_across, self.tiles)
+        return ceil_div(self.layer.images * self.tiles_down * self.tiles_across, self.tiles)
 
     @property
     def load_channels(self) -> int:
@@ -102,7 +99,7 @@ class _Tiling:
 
     @property
     def warp_groups(self) -> int:
-        return _ceil_div(_ceil_div(self.layer.kernel[0], 2), self.warp_pairs)
+        return ceil_div(ceil_div(self.layer.kernel[0], 2), self.warp_pairs)
 
     @property
     def warps(self) -> int:
@@ -112,7 +109,7 @@ class _Tiling:
     def registers(self) -> int:
         """Registers per thread, estimated."""
         sums = self.warp_channels * self.warp_pairs * self.layer.products * 4
-        return _ceil_div(sums + 2 * self.layer.blocks + _OTHER_REGISTERS, 8) * 8
+        return ceil_div(sums + 2 * self.layer.blocks + _OTHER_REGISTERS, 8) * 8
 
     @functools.cached_property
     def layout(self) -> dict[str, int]:
@@ -147,15 +144,15 @@ class _Tiling:
 
     def items_a_split(self, gpu: Gpu) -> int:
         """Returns the items of a block if all blocks are to be on the GPU at once."""
-        groups = _ceil_div(self.layer.channels, self.channels)
+        groups = ceil_div(self.layer.channels, self.channels)
         blocks = gpu.multiprocessors * self.resident(gpu)
-        return _ceil_div(self.items, max(1, blocks // groups))
+        return ceil_div(self.items, max(1, blocks // groups))
 
     def splits(self, gpu: Gpu) -> int:
-        return _ceil_div(self.items, self.items_a_split(gpu))
+        return ceil_div(self.items, self.items_a_split(gpu))
 
     def cost(self, gpu: Gpu) -> float:
-        """Clocks of the busiest multiprocessor, roughly."""
+        """Estimates the clocks of the busiest multiprocessor."""
         s, rows = self.layer, 8 * self.row_blocks
         row_pairs = self.tiles * self.row_blocks / 2
         pairs = self.warp_groups * self.warp_pairs
@@ -176,21 +173,23 @@ class _Tiling:
         sector = max(self.channels * 2, _SECTOR) if s.is_channels_last else self.channels * 2
         memory = vectors * 8 * sector / _BYTES_A_CLOCK
         resident = self.resident(gpu)
-        groups = _ceil_div(s.channels, self.channels)
-        together = _ceil_div(groups * self.splits(gpu), gpu.multiprocessors)
-        waves = _ceil_div(together, resident)
-        together = min(together, resident)
-        item = max(together * max(mma, accesses, memory), mma + accesses + memory + _ITEM_CLOCKS)
-        return waves * self.items_a_split(gpu) * item
+        groups = ceil_div(s.channels, self.channels)
+        blocks = ceil_div(groups * self.splits(gpu), gpu.multiprocessors)
+        rounds = ceil_div(blocks, resident)
+        latency = mma + accesses + memory + _ITEM_CLOCKS
+        # Blocks of the last round are as many as those of the others, if there are others.
+        blocks = rounds * min(blocks, resident)
+        item = busiest_clocks(blocks, max(mma, accesses, memory), rounds, latency)
+        return self.items_a_split(gpu) * item
 
 
 def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
-    pairs, down = _ceil_div(layer.kernel[0], 2), layer.tile_size[0]
+    pairs, down = ceil_div(layer.kernel[0], 2), layer.tile_size[0]
     even = down + down % 2
     for channels, warp_channels, warp_pairs, row_blocks, tiles in itertools.product(
         (2, 4, 8, 16, 32),
         (1, 2),
-        sorted({_ceil_div(pairs, groups) for groups in (1, 2, 4, 8)}),
+        sorted({ceil_div(pairs, groups) for groups in (1, 2, 4, 8)}),
         sorted({1, 2, 4, 8, min(down, 8), min(even, 8)}),
         (1, 2, 4, 8),
     ):
@@ -283,7 +282,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
     )
     return KernelLaunch(
         kernel,
-        grid=(_ceil_div(layer.channels, tiling.channels) * tiling.splits(gpu), 1, 1),
+        grid=(ceil_div(layer.channels, tiling.channels) * tiling.splits(gpu), 1, 1),
         block=(32 * tiling.warps, 1, 1),
         arguments=(
             Address("x"),

@@ -12,7 +12,8 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem, as_images
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
-from cudnn_autotune.kernels.family import KernelFamily, epilogue_macros, occupancy, operands
+from cudnn_autotune.kernels.cost_model import busiest_clocks, occupancy
+from cudnn_autotune.kernels.family import KernelFamily, epilogue_macros, operands
 from cudnn_autotune.kernels.few_channels.few_channels_rows import Rows, is_computed
 from cudnn_autotune.kernels.sources import source, version_of
 
@@ -213,7 +214,7 @@ def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[_Tiling]:
 
 
 def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
-    """Estimates the clocks for which a multiprocessor is busy."""
+    """Estimates the clocks of the busiest multiprocessor."""
     _, _, tiles, blocks_y = _grid(geometry, tiling)
     pixels, q = tiling.rows * tiling.columns, geometry.problem.output_shape[3]
     # For eight pixels, a warp issues products and what they read, stages sums, and more.
@@ -233,4 +234,4 @@ def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
     # More blocks compute while others store.
     busy = max(times) + min(times) / (1 + tiling.blocks)
     turns = -(-tiles // max(1, gpu.multiprocessors * tiling.blocks // blocks_y))
-    return turns * max(tiling.blocks * busy, busy + _CLOCKS_OF_A_TILE)
+    return busiest_clocks(turns * tiling.blocks, busy, turns, busy + _CLOCKS_OF_A_TILE)

@@ -12,7 +12,7 @@ import torch
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.kernels.family import occupancy
+from cudnn_autotune.kernels.cost_model import busiest_clocks, occupancy
 
 _MOST_OFFERS = 4
 _MOST_BLOCK_CHANNELS = 128
@@ -344,7 +344,7 @@ def tiling_of(
     # Only other blocks fill the pauses of one that waits for its tile.
     pause = (1.0 if stages == 1 else 0.4) / resident
     once = resident * work.once_bytes / _L2_BYTES_A_CLOCK
-    score = rounds * max(resident * clocks * (1 + pause), alone) + once
+    score = busiest_clocks(rounds * resident, clocks * (1 + pause), rounds, alone) + once
     return Tiling(
         *(tile, block_groups, tuple(warp.items()), stages, warps, shared_bytes),
         *(runs, blocks, resident, score),

@@ -13,11 +13,11 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
 from cudnn_autotune.engines.recipe import Kernel, KernelLaunch, Recipe
 from cudnn_autotune.kernels import sources
+from cudnn_autotune.kernels.cost_model import busiest_clocks, occupancy
 from cudnn_autotune.kernels.family import (
     INT32_MAX,
     KernelFamily,
     addends,
-    occupancy,
     operands,
     slope,
 )
@@ -226,10 +226,10 @@ class _Tiling:
         resident = self.resident(gpu)
         of_one = -(-self.tiles // (resident * gpu.multiprocessors))
         held = min(resident, -(-self.tiles // gpu.multiprocessors))
-        bound = max(multiplying, copying, moved / _BYTES_A_CLOCK)
-        busy = max(held * bound, copying + multiplying + storing)
+        busy = max(multiplying, copying, moved / _BYTES_A_CLOCK)
+        tiles = busiest_clocks(of_one * held, busy, of_one, copying + multiplying + storing)
         filters = self.filter_bytes // _ROW_BYTES * _FILTER_ROW_CLOCKS
-        return _LATENCY + filters + of_one * busy
+        return _LATENCY + filters + tiles
 
 
 def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:

@@ -11,11 +11,11 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
 from cudnn_autotune.kernels import sources
+from cudnn_autotune.kernels.cost_model import busiest_clocks, ceil_div, occupancy
 from cudnn_autotune.kernels.family import (
     INT32_MAX,
     KernelFamily,
     addends,
-    occupancy,
     operands,
     slope,
 )
@@ -26,7 +26,6 @@ from cudnn_autotune.kernels.hopper.implicit_gemm_1d_layer import (
     ROW_BYTES,
     BlockTile,
     Layer,
-    ceil_div,
     layer_of,
     n_tiles_of,
 )
@@ -147,14 +146,14 @@ class _Tiling(BlockTile):
         if self.keeps_filters:
             of_one = ceil_div(tiles, self.grid(gpu)[0])
             held = min(resident, ceil_div(self.grid(gpu)[0] * self.abreast, gpu.multiprocessors))
-            busy = max(multiplying, copying, (multiplying + copying + _LATENCY / 2) / held)
-            return _LATENCY + filters * _ROW_CLOCKS + of_one * held * busy
+            busy, latency = max(multiplying, copying), multiplying + copying + _LATENCY / 2
+            clocks = busiest_clocks(of_one * held, busy, of_one, latency)
+            return _LATENCY + filters * _ROW_CLOCKS + clocks
         of_one = ceil_div(tiles * self.abreast, gpu.multiprocessors)
         held = min(resident, of_one)
         loading = copying + filters * _ROW_CLOCKS
         busy = max(multiplying, loading) + min(multiplying, loading) / 4
-        alone = _LATENCY + copying + multiplying
-        return of_one * max(busy, alone / held)
+        return busiest_clocks(of_one, busy, of_one / held, _LATENCY + copying + multiplying)
 
 
 def _tilings(layer: Layer, gpu: Gpu) -> Iterator[_Tiling]:

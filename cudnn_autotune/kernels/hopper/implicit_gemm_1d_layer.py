@@ -10,6 +10,7 @@ import torch
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel
 from cudnn_autotune.kernels import sources
+from cudnn_autotune.kernels.cost_model import ceil_div
 from cudnn_autotune.kernels.family import INT32_MAX
 from cudnn_autotune.kernels.hopper import wgmma
 
@@ -27,10 +28,6 @@ _WIDEST = 128
 """Channels above which cuDNN's engines do well if there are no groups and no stride."""
 _PRODUCT_FACTOR = 1.3
 """Clocks of a product by those that its bound allows, as measured on an H200 of fprop."""
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 @dataclass(frozen=True)

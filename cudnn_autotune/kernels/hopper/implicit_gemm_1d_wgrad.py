@@ -11,7 +11,8 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, KernelLaunch, Recipe
 from cudnn_autotune.kernels import sources
-from cudnn_autotune.kernels.family import KernelFamily, occupancy
+from cudnn_autotune.kernels.cost_model import ceil_div, occupancy
+from cudnn_autotune.kernels.family import KernelFamily
 from cudnn_autotune.kernels.hopper import wgmma
 from cudnn_autotune.kernels.hopper.implicit_gemm_1d_layer import (
     BYTES_A_CLOCK,
@@ -19,7 +20,6 @@ from cudnn_autotune.kernels.hopper.implicit_gemm_1d_layer import (
     ROW_BYTES,
     BlockTile,
     Layer,
-    ceil_div,
     layer_of,
     n_tiles_of,
 )

@@ -19,7 +19,8 @@ from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 from cudnn_autotune.kernels.built_in import BUILT_IN
-from cudnn_autotune.kernels.family import KernelFamily, occupancy
+from cudnn_autotune.kernels.cost_model import occupancy
+from cudnn_autotune.kernels.family import KernelFamily
 from cudnn_autotune.kernels.sum_parts import sum_launch
 
 KERNELS = [one for one in BUILT_IN if isinstance(one, KernelFamily)]
