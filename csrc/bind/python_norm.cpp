@@ -224,12 +224,11 @@ bool compute(const ModuleCall& call, PyObject* module, int64_t serial, size_t ac
   const NormCall norm{call.input,       call.weight,   call.bias, call.running_mean,
                       call.running_var, call.momentum, call.eps};
   if (is_given(call.steps)) call.steps->add_(1);
-  const NormModuleScope scope(module, serial);
-  if (activation != 0) {
-    const auto asker = asker_of_norm(call.input);
-    const auto suits = [&] { return is_suitable; };
-    if (asker && is_suitable && is_served(norm, {activation}, *asker, suits)) {
-      output = norm_act_by_kernels(norm, kNormActivations[activation]);
+  const NormModuleScope scope({module, serial});
+  if (activation != 0 && is_suitable) {
+    const auto compute_both = [&] { return norm_act(norm, kNormActivations[activation]); };
+    if (auto found = if_served(norm, {activation}, [] { return true; }, compute_both)) {
+      output = *std::move(found);
       return true;
     }
   }

@@ -10,6 +10,7 @@
 #include <ATen/ops/native_batch_norm_cuda_dispatch.h>
 #include <ATen/ops/native_group_norm_cpu_dispatch.h>
 #include <ATen/ops/native_group_norm_cuda_dispatch.h>
+#include <ATen/record_function.h>
 #include <c10/core/MemoryFormat.h>
 #include <torch/library.h>
 
@@ -48,17 +49,13 @@ bool suits_group_norm(const at::Tensor& input, const OptionalTensor& weight,
 // The output, the mean and the inverse standard deviation by the kernels, if they were chosen for
 // calls like this one.
 std::optional<NormOutputs> batch_norm_by_kernels(const NormCall& call, bool by_cudnn) {
-  const auto asker = asker_of_norm(call.input);
-  if (!asker || !(asker->takes_batches || call.input.size(0) == 1)) return std::nullopt;
   const auto suits = [&] {
     return is_given(call.weight) == is_given(call.bias) && suits_operator(call);
   };
-  try {
-    if (!is_served(call, {0, 0, by_cudnn}, *asker, suits)) return std::nullopt;
+  return if_served(call, {0, 0, by_cudnn}, suits, [&] {
+    RECORD_FUNCTION("cudnn_autotune::batch_norm_act", c10::ArrayRef<const c10::IValue>{});
     return compute_norm(call, "identity");
-  } catch (const PlanError&) {  // PyTorch's kernel is always there
-    return std::nullopt;
-  }
+  });
 }
 
 // The gradients by the kernels, of a norm that they computed, if they can.
@@ -110,26 +107,18 @@ ThreeTensors native_group_norm(c10::DispatchKeySet keys, const at::Tensor& input
                                const OptionalTensor& weight, const OptionalTensor& bias,
                                int64_t images, int64_t channels, int64_t spatial, int64_t groups,
                                double eps) {
-  const auto pytorchs = [&] {
-    const auto kernel = input.is_cuda() ? at::cuda::native_group_norm : at::cpu::native_group_norm;
-    return kernel(input, weight, bias, images, channels, spatial, groups, eps);
-  };
-  const auto asker = asker_of_norm(input);
-  if (!asker) return pytorchs();
   const NormCall call{input, weight, bias, no_tensor(), no_tensor(), /*momentum=*/0, eps};
   const auto suits = [&] {
     return suits_group_norm(input, weight, bias, images, channels, spatial, groups);
   };
-  try {
-    if (is_served(call, {0, groups}, *asker, suits)) {
-      auto [output, statistics] =
-          group_norm_op().redispatch(keys, input, weight, bias, groups, eps);
-      statistics = statistics.to(input.scalar_type());
-      return {output, statistics.select(0, 0), statistics.select(0, 1)};
-    }
-  } catch (const PlanError&) {  // PyTorch's kernel is always there
-  }
-  return pytorchs();
+  auto found = if_served(call, {0, groups}, suits, [&] {
+    auto [output, statistics] = group_norm_op().redispatch(keys, input, weight, bias, groups, eps);
+    statistics = statistics.to(input.scalar_type());
+    return ThreeTensors{output, statistics.select(0, 0), statistics.select(0, 1)};
+  });
+  if (found) return *std::move(found);
+  const auto kernel = input.is_cuda() ? at::cuda::native_group_norm : at::cpu::native_group_norm;
+  return kernel(input, weight, bias, images, channels, spatial, groups, eps);
 }
 
 ThreeTensors native_batch_norm(c10::DispatchKeySet, const at::Tensor& input,

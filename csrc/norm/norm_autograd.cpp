@@ -56,67 +56,58 @@ at::Tensor grad_argument(const at::Tensor& grad, const at::Tensor& argument,
   return grad;
 }
 
-// That of a call, which updates running statistics, has a single output.
+// Records a norm that has been computed: its running statistics are updated before anything is
+// saved for the backward, as PyTorch's are, because a hook on saved tensors may throw.
 struct NormNode : torch::autograd::Function<NormNode> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& input,
-                               const OptionalTensor& weight, const OptionalTensor& bias,
-                               const OptionalTensor& residual, std::string_view activation,
-                               double eps, const NormCall* call) {
-    variable_list results;
-    if (call != nullptr) {
-      auto found = compute_norm(*call, activation);
-      results = {found.output, found.mean, found.inv_std, at::Tensor(), found.mask};
-    } else {
-      const at::AutoDispatchBelowADInplaceOrView guard;
-      auto found = norm_op().call(input, weight, bias, residual, activation, eps);
-      std::apply([&](const auto&... each) { results = {each...}; }, found);
-    }
-    const auto &output = results[0], &mask = results[4];
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const OptionalTensor& weight, const OptionalTensor& bias,
+                            const OptionalTensor& residual, std::string_view activation, double eps,
+                            const NormOutputs& found) {
     // The least is saved: the mask, or else the output, which lives on as the next layer's input,
     // while a residual may not.
     const bool has_activation = activation != "identity";
     const bool by_output = is_given(residual) && has_activation && is_derived_by_output(activation);
-    const bool by_mask = by_output && mask.sym_numel().sym_gt(0).guard_bool(__FILE__, __LINE__);
+    const bool by_mask =
+        by_output && found.mask.sym_numel().sym_gt(0).guard_bool(__FILE__, __LINE__);
     const auto if_needed = [](const OptionalTensor& tensor, bool is_needed) {
       return is_needed && tensor ? *tensor : at::Tensor();
     };
     context->save_for_backward(
         {input,
-         by_mask     ? mask
-         : by_output ? output
+         by_mask     ? found.mask
+         : by_output ? found.output
                      : at::Tensor(),
          if_needed(weight, true), if_needed(bias, has_activation && !by_output),
-         if_needed(residual, has_activation && !by_output), results[1], results[2]});
-    context->saved_data["activation"] = std::string(activation);
+         if_needed(residual, has_activation && !by_output), found.mean, found.inv_std});
+    const std::array<bool, 4> given{true, is_given(weight), is_given(bias), is_given(residual)};
+    int64_t bits = 0;
+    for (size_t i = 0; i < given.size(); ++i) bits |= static_cast<int64_t>(given[i]) << i;
+    context->saved_data["activation"] =
+        static_cast<int64_t>(place_of_activation(activation).value());
     context->saved_data["eps"] = eps;
-    context->saved_data["given"] =
-        c10::List<bool>({true, is_given(weight), is_given(bias), is_given(residual)});
+    context->saved_data["given"] = bits;
     context->set_materialize_grads(false);
-    if (call != nullptr) {
-      results.resize(1);
-    } else {
-      context->mark_non_differentiable({results.begin() + 1, results.end()});
-    }
-    return results;
+    return found.output;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const at::Tensor& grad_output = gradients[0];
     if (!grad_output.defined()) return variable_list(kArguments);
     const auto saved = context->get_saved_variables();
-    const auto activation = context->saved_data["activation"].toStringRef();
-    const auto given = context->saved_data["given"].toBoolList();
+    const auto activation = kNormActivations.at(context->saved_data["activation"].toInt());
+    const int64_t bits = context->saved_data["given"].toInt();
+    const auto is_given = [bits](size_t place) { return ((bits >> place) & 1) != 0; };
     std::array<bool, 4> mask{};
     size_t edge = 0;  // only tensors that are given have one
     for (size_t i = 0; i < mask.size(); ++i) {
-      if (given.get(i)) mask[i] = context->needs_input_grad(edge++);
+      if (is_given(i)) mask[i] = context->needs_input_grad(edge++);
     }
     // Without an activation the residual's gradient is that of the output.
     const bool passes_on = mask[3] && activation == "identity";
     if (passes_on) mask[3] = false;
     // Gradients that are to be differentiated are PyTorch's. What is saved with a residual does not
     // give the activation's argument.
-    if (at::GradMode::is_enabled() && !given.get(3)) {
+    if (at::GradMode::is_enabled() && !is_given(3)) {
       const auto eps = context->saved_data["eps"].toDouble();
       at::Tensor grad = grad_output;
       if (activation != "identity") {
@@ -154,13 +145,56 @@ struct NormNode : torch::autograd::Function<NormNode> {
 NormResults norm_autograd(const at::Tensor& input, const OptionalTensor& weight,
                           const OptionalTensor& bias, const OptionalTensor& residual,
                           std::string_view activation, double eps) {
-  if (!is_recorded(input, weight, bias, residual)) {
+  auto results = [&] {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return norm_op().call(input, weight, bias, residual, activation, eps);
+  }();
+  if (is_recorded(input, weight, bias, residual)) {
+    auto& [output, mean, inv_std, unbiased_var, mask] = results;
+    output = NormNode::apply(input, weight, bias, residual, activation, eps,
+                             NormOutputs{output, mean, inv_std, mask});
   }
-  const auto found =
-      NormNode::apply(input, weight, bias, residual, activation, eps, /*call=*/nullptr);
-  return {found[0], found[1], found[2], found[3], found[4]};
+  return results;
+}
+
+// The output, the mean and the inverse standard deviation.
+using TrackingResults = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using TrackingSignature = TrackingResults(const at::Tensor& input, const OptionalTensor& weight,
+                                          const OptionalTensor& bias,
+                                          const OptionalTensor& running_mean,
+                                          const OptionalTensor& running_var,
+                                          std::string_view activation, double momentum, double eps);
+
+const c10::TypedOperatorHandle<TrackingSignature>& tracking_op() {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("cudnn_autotune::batch_norm_act_tracking", "")
+                             .typed<TrackingSignature>();
+  return op;
+}
+
+TrackingResults tracking_norm(const at::Tensor& input, const OptionalTensor& weight,
+                              const OptionalTensor& bias, const OptionalTensor& running_mean,
+                              const OptionalTensor& running_var, std::string_view activation,
+                              double momentum, double eps) {
+  auto found =
+      compute_norm({input, weight, bias, running_mean, running_var, momentum, eps}, activation);
+  return {std::move(found.output), std::move(found.mean), std::move(found.inv_std)};
+}
+
+TrackingResults tracking_norm_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
+                                       const OptionalTensor& weight, const OptionalTensor& bias,
+                                       const OptionalTensor& running_mean,
+                                       const OptionalTensor& running_var,
+                                       std::string_view activation, double momentum, double eps) {
+  auto results =
+      tracking_op().redispatch(keys & c10::after_ADInplaceOrView_keyset, input, weight, bias,
+                               running_mean, running_var, activation, momentum, eps);
+  if (is_recorded(input, weight, bias)) {
+    auto& [output, mean, inv_std] = results;
+    output = NormNode::apply(input, weight, bias, no_tensor(), activation, eps,
+                             NormOutputs{output, mean, inv_std, {}});
+  }
+  return results;
 }
 
 }  // namespace
@@ -179,11 +213,9 @@ const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op() {
   return op;
 }
 
-at::Tensor norm_act_by_kernels(const NormCall& call, std::string_view activation) {
-  if (!is_recorded(call.input, call.weight, call.bias))
-    return compute_norm(call, activation).output;
-  return NormNode::apply(call.input, call.weight, call.bias, no_tensor(), activation, call.eps,
-                         &call)[0];
+at::Tensor norm_act(const NormCall& call, std::string_view activation) {
+  return std::get<0>(tracking_op().call(call.input, call.weight, call.bias, call.running_mean,
+                                        call.running_var, activation, call.momentum, call.eps));
 }
 
 // It is below autograd, as PyTorch's kernels are: a call that saved the statistics before does not
@@ -214,8 +246,20 @@ bool is_derived_by_mask(std::string_view activation) {
 
 }  // namespace cudnn_autotune
 
+TORCH_LIBRARY_FRAGMENT(cudnn_autotune, m) {
+  m.def(
+      "batch_norm_act_tracking(Tensor input, Tensor? weight, Tensor? bias, "
+      "Tensor(a!)? running_mean, Tensor(b!)? running_var, str activation, float momentum, "
+      "float eps) -> (Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, CompositeExplicitAutograd, m) {
+  m.impl("batch_norm_act_tracking", cudnn_autotune::tracking_norm);
+}
+
 TORCH_LIBRARY_IMPL(cudnn_autotune, Autograd, m) {
   m.impl("batch_norm_act", cudnn_autotune::norm_autograd);
+  m.impl("batch_norm_act_tracking", TORCH_FN(cudnn_autotune::tracking_norm_autograd));
   // With a residual the gradients have no derivatives of their own.
   m.impl("batch_norm_act_backward", torch::autograd::autogradNotImplementedFallback());
 }

@@ -16,8 +16,8 @@
 namespace cudnn_autotune {
 namespace {
 
-thread_local int guards_of_thread = 0;    // of NormsByKernelsGuard
-thread_local NormAsker module_of_thread;  // of NormModuleScope
+thread_local int guards_of_thread = 0;     // of NormsByKernelsGuard
+thread_local NormModule module_of_thread;  // of NormModuleScope
 
 // Never destroyed, because calls may come while the process exits.
 class NormChoices {
@@ -57,31 +57,35 @@ class NormChoices {
   std::unordered_map<NormCallSignature, NormVerdict, NormCallSignature::Hash> known_;
 };
 
-}  // namespace
-
-std::optional<NormAsker> asker_of_norm(const at::Tensor& input) {
-  if (guards_of_thread > 0) return NormAsker{};
+// The sampling mode that a policy asks for a call; -1 for that of a module. Nothing where PyTorch
+// computes the call without being asked.
+std::optional<int16_t> sampling_of_norm(const NormCall& call, const NormKind& kind) {
   if (module_of_thread.serial != 0) {
     const bool is_left = OwnPathGuard::is_active() || torch::jit::tracer::isTracing();
-    return is_left ? std::nullopt : std::optional(module_of_thread);
+    return is_left ? std::nullopt : std::optional<int16_t>(-1);
   }
-  const auto policy = policy_of_call(input);
-  if (!policy) return std::nullopt;
-  // The batch norms of a converted model's forward ask by themselves.
-  return NormAsker{nullptr, 0, policy->sampling, policy->is_process_wide};
+  const auto policy = policy_of_call(call.input);
+  // The batch norms of a converted model's forward ask by themselves, but for instance norms, which
+  // are calls of one image.
+  if (!policy || !(policy->is_process_wide || kind.groups > 0 || call.input.size(0) == 1)) {
+    return std::nullopt;
+  }
+  return resolve(policy->sampling, -1).sampling;
 }
 
-NormModuleScope::NormModuleScope(void* module, int64_t serial) noexcept
-    : former_(std::exchange(module_of_thread, NormAsker{module, serial})) {}
+}  // namespace
+
+NormModuleScope::NormModuleScope(const NormModule& module) noexcept
+    : former_(std::exchange(module_of_thread, module)) {}
 NormModuleScope::~NormModuleScope() { module_of_thread = former_; }
 
-bool is_served(const NormCall& call, const NormKind& kind, const NormAsker& asker,
-               c10::function_ref<bool()> suits) {
+bool is_served(const NormCall& call, const NormKind& kind, c10::function_ref<bool()> suits) {
   if (guards_of_thread > 0) return suits();
-  if (call.input.dim() > kMostNormDims) return false;
+  const auto sampling = sampling_of_norm(call, kind);
+  if (!sampling || call.input.dim() > kMostNormDims) return false;
   NormChoices& choices = NormChoices::instance();
-  const int16_t sampling = asker.module != nullptr ? -1 : resolve(asker.sampling, -1).sampling;
-  const NormCallSignature signature(call, kind, asker.serial, sampling);
+  const NormModule module = module_of_thread;
+  const NormCallSignature signature(call, kind, module.serial, *sampling);
   if (const auto known = choices.find(signature)) return *known && suits();
   if (!suits() || !choices.chooser) return false;
   const OwnPathGuard own_path;
@@ -92,8 +96,8 @@ bool is_served(const NormCall& call, const NormKind& kind, const NormAsker& aske
                        : local.excluded_;
   const c10::impl::ForceDispatchKeyGuard with_autograd(local.included_, off);
   // Without the lock: Python takes the GIL, which another thread may hold that waits for the lock.
-  const auto chosen = choices.chooser(call, kind, asker.module,
-                                      sampling < 0 ? std::string_view() : sampling_name(sampling));
+  const auto chosen = choices.chooser(
+      call, kind, module.object, *sampling < 0 ? std::string_view() : sampling_name(*sampling));
   if (!chosen) return false;
   choices.set(signature, *chosen);
   return chosen->is_served;

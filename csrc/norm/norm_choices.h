@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/problem/check.h"
 #include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
@@ -16,28 +17,22 @@ namespace cudnn_autotune {
 // ATen's operators (aten_norms.h), and those with an activation of converted modules
 // (bindings.h).
 
-// What asks for a norm, and by which policy.
-struct NormAsker {
-  void* module = nullptr;     // a converted norm, as a PyObject; null for functions and others
-  int64_t serial = 0;         // the module's number; 0 for none
-  std::string_view sampling;  // of others than modules; "" takes the setting
-  bool takes_batches = true;  // else only calls of one image, as those of instance norms
+// A converted norm, which asks for the calls of its forward.
+struct NormModule {
+  void* object = nullptr;  // a PyObject; null for functions and others
+  int64_t serial = 0;      // the module's number; 0 for none
 };
-
-// The asker of this thread's call; nothing where PyTorch computes it without being asked.
-std::optional<NormAsker> asker_of_norm(const at::Tensor& input);
-
-// While one lives, a converted norm asks for the calls of its thread. Those of one thread end in
-// the reverse order of their beginnings.
+// While one lives, a module asks for the calls of its thread. Those of one thread end in the
+// reverse order of their beginnings.
 class NormModuleScope {
  public:
-  NormModuleScope(void* module, int64_t serial) noexcept;
+  explicit NormModuleScope(const NormModule& module) noexcept;
   ~NormModuleScope();
   NormModuleScope(const NormModuleScope&) = delete;
   NormModuleScope& operator=(const NormModuleScope&) = delete;
 
  private:
-  NormAsker former_;
+  NormModule former_;
 };
 
 // What was chosen for calls of a norm.
@@ -46,12 +41,23 @@ struct NormVerdict {
   int64_t most_calls = 0;  // the number of calls that it holds for; 0 for all
 };
 
-// Whether the kernels compute a call, as far as that is known or can be chosen now.
+// Whether the kernels compute a call, as far as that is known or can be chosen now. Calls for which
+// nothing asks, neither a module nor a policy, are PyTorch's.
 //
 // Args:
 //   suits: whether they can. It is not called where PyTorch's kernels are known to be faster.
-bool is_served(const NormCall& call, const NormKind& kind, const NormAsker& asker,
-               c10::function_ref<bool()> suits);
+bool is_served(const NormCall& call, const NormKind& kind, c10::function_ref<bool()> suits);
+
+// What `compute` makes of a call that the kernels compute; nothing where PyTorch computes it.
+template <typename Suits, typename Compute>
+auto if_served(const NormCall& call, const NormKind& kind, const Suits& suits,
+               const Compute& compute) -> std::optional<decltype(compute())> {
+  try {
+    if (is_served(call, kind, suits)) return compute();
+  } catch (const PlanError&) {  // PyTorch's kernel is always there
+  }
+  return std::nullopt;
+}
 
 // Chooses what computes calls like one that was not asked about; nothing if that cannot be said
 // now. It may call ATen's norms, which are PyTorch's then.

@@ -1,5 +1,4 @@
 #include <ATen/cuda/EmptyTensor.h>
-#include <ATen/record_function.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
 
@@ -349,7 +348,6 @@ std::optional<NormOutputs> norm_by_kernels(const NormCall& call, std::string_vie
       !suits_as_statistic(call.running_var, call.input)) {
     return std::nullopt;
   }
-  RECORD_FUNCTION("cudnn_autotune::batch_norm_act", c10::ArrayRef<const c10::IValue>{});
   return computed(call, /*residual=*/no_tensor(), activation, /*unbiased_var=*/nullptr);
 }
 

@@ -62,10 +62,9 @@ inline constexpr std::array<std::string_view, 8> kNormActivations{
 // The place of an activation; nothing for one that the kernels do not have.
 std::optional<size_t> place_of_activation(std::string_view activation);
 
-// The output of a call with an activation by the operator, with a derivative. It updates running
-// statistics before anything is saved for the backward, as PyTorch does: a hook on saved tensors
-// may throw.
-at::Tensor norm_act_by_kernels(const NormCall& call, std::string_view activation);
+// The output of a call with an activation, by the operator batch_norm_act_tracking, which updates
+// running statistics and has a derivative. Throws PlanError.
+at::Tensor norm_act(const NormCall& call, std::string_view activation);
 
 // The results of a call; the mask is undefined if there is none.
 struct NormOutputs {

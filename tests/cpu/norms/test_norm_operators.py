@@ -89,6 +89,41 @@ def test_autograd_gives_the_gradients(activation: str, residual: bool) -> None:
             assert_close(leaf.grad, getattr(expected, name), 1e-12, name)
 
 
+@pytest.mark.parametrize("activation", list(NORM_ACTIVATIONS))
+def test_the_operator_of_a_converted_pair(activation: str) -> None:
+    """It updates running statistics, and its gradients have derivatives."""
+    given = norm((3, 4, 2, 3), torch.float64, activation=activation)
+    running = [torch.rand(4, dtype=torch.float64) for _ in range(2)]
+    mean_of_all, var_of_all = (one.clone() for one in running)
+    leaves = [given.input.requires_grad_()]
+    for values in (given.weight, given.bias):
+        assert values is not None
+        leaves.append(values.requires_grad_())
+
+    def call(*leaves: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = ops.batch_norm_act_tracking(
+            *leaves, *running, activation, 0.25, EPS
+        )
+        return found
+
+    output, mean, inv_std = call(*leaves)
+    x, weight, bias = leaves
+    wanted = F.batch_norm(x, mean_of_all, var_of_all, weight, bias, True, 0.25, EPS)
+    assert_close(output, NORM_ACTIVATIONS[activation].forward(wanted), 1e-12)
+    for one, other in zip(running, (mean_of_all, var_of_all), strict=True):
+        assert_close(one, other, 1e-12)
+    assert output.requires_grad
+    assert not mean.requires_grad
+    assert not inv_std.requires_grad
+    with torch.inference_mode():
+        assert torch.equal(call(*leaves)[0], output)
+    assert torch.autograd.gradcheck(lambda *given: call(*given)[0], leaves)
+    assert torch.autograd.gradgradcheck(lambda *given: call(*given)[0], leaves)
+    utilities = ("test_schema", "test_autograd_registration")
+    operands = (*leaves, *running, activation, 0.25, EPS)
+    torch.library.opcheck(ops.batch_norm_act_tracking.default, operands, test_utils=utilities)
+
+
 def saved_bytes(given: Norm) -> int:
     """Bytes that grow with the batch and that a forward keeps for its backward, each counted
     once."""
