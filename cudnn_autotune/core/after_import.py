@@ -1,4 +1,4 @@
-"""Runs a function whenever another module has been imported, without importing it first.
+"""Functions that run after the import of another module, without importing it.
 
 Some parts of torch (Inductor, the FLOP counter) take registrations but are slow to import, and most
 programs never use them.

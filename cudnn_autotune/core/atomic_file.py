@@ -22,7 +22,7 @@ def followed(path: Path) -> Path:
 
     Raises:
         PermissionError: it is a link of another user.
-        OSError: it cannot be known where it leads.
+        OSError: its target cannot be found out.
     """
     place = Path(os.path.realpath(path.parent), path.name)
     for _ in range(_MOST_LINKS):
@@ -49,8 +49,8 @@ def write(path: Path, data: bytes) -> None:
     failure may bring the old content back.
 
     Raises:
-        OSError: the file cannot be written, and is as it was. Among others, there is something else
-            than a regular file, as a pipe or a device.
+        OSError: the file cannot be written, and is as it was. One reason is that it is no regular
+            file but a pipe or a device.
         PermissionError: among others, the file is read-only, or a link of another user.
     """
     path = replaceable(path)
@@ -80,7 +80,7 @@ def write(path: Path, data: bytes) -> None:
 
 def replaceable(path: Path) -> Path:
     """Returns the path of the file that :func:`write` replaces, which need not exist. Raises
-    OSError where that may not be replaced."""
+    OSError if that file may not be replaced."""
     place = followed(path)
     check_regular(place)
     if is_read_only(place):
@@ -89,7 +89,7 @@ def replaceable(path: Path) -> Path:
 
 
 def check_regular(path: Path) -> None:
-    """Raises OSError if there is something else than a regular file."""
+    """Raises OSError if the path is there and is no regular file."""
     with suppress(FileNotFoundError, NotADirectoryError):
         mode = os.lstat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -99,7 +99,7 @@ def check_regular(path: Path) -> None:
 
 
 def is_read_only(path: Path) -> bool:
-    """Whether a file's mode lets nobody write to it (0444).
+    """Returns whether a file's mode lets nobody write to it (0444).
 
     It counts as read-only even if its folder allows replacing it, and for root.
     """

@@ -29,16 +29,17 @@ _MOST_COMPILING = 12
 
 
 def spare_threads(most: int) -> int:
-    """Returns how many threads to use, at most, so that a core is left for the caller."""
+    """Returns the number of threads to use, ``most`` at most, which leaves one core to the
+    caller."""
     return max(1, min(CORES - 1, most))
 
 
 class BackgroundThreads:
-    """Threads that run work in the order in which it was given, or in another one
-    (:meth:`submit_at`), and end when there is none.
+    """Threads that run work in the order of submission, or in a given order (:meth:`submit_at`).
+    They end when there is no work.
 
-    When the process exits, work that has begun is finished and the rest is cancelled. A forked
-    process has none of it.
+    When the process exits, running work is finished and the rest is cancelled. A forked process has
+    no threads and no work.
 
     Args:
         most: the most threads at once.
@@ -59,15 +60,15 @@ class BackgroundThreads:
 
     @staticmethod
     def first_place() -> Place:
-        """Returns a place before all that these or other threads were asked for. ``(*place, 0)``,
+        """Returns a place before all earlier work, of these threads and of others. ``(*place, 0)``,
         ``(*place, 1)``, ... follow each other in it."""
         return (-next(_numbers),)
 
     def submit_at(
         self, place: Place, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> Future[_T]:
-        """Begins work as :meth:`submit` does, after what has a smaller place and before what has a
-        larger one or none."""
+        """Begins work as :meth:`submit` does: after work with a smaller place, and before work with
+        a larger place or none."""
         future: Future[_T] = Future()
         with self._lock:
             if self._running < self._most:
@@ -91,7 +92,7 @@ class BackgroundThreads:
             pass
 
     def _run_next(self) -> bool:
-        """Runs what comes next; returns False if the thread is to end."""
+        """Runs the next work; returns False if the thread is to end."""
         with self._lock:
             if not threading.main_thread().is_alive():
                 for *_, future, _ in self._waiting:
@@ -117,5 +118,5 @@ class BackgroundThreads:
 COMPILING = BackgroundThreads(spare_threads(_MOST_COMPILING))
 """The threads on which engines are compiled before a call or a search asks for them."""
 COMPILING_CUDNN = BackgroundThreads(spare_threads(_MOST_COMPILING))
-"""Such threads for engines of cuDNN where many are compiled at once: cuDNN compiles but one at a
-time for a part of each, and kernels of the package would stand behind them."""
+"""Threads for engines of cuDNN where many are compiled at once. cuDNN serialises a part of each
+compilation; on shared threads, kernels of the package would wait for it."""

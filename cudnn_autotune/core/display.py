@@ -20,7 +20,7 @@ _DIGITS = 4
 
 
 def milliseconds(ms: float | None) -> str:
-    """A time in four digits without its unit, or a dash for None."""
+    """Writes a time in four digits without its unit, or a dash for None."""
     if ms is None:
         return NONE
     if ms <= 0:
@@ -30,12 +30,12 @@ def milliseconds(ms: float | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number and a noun, as ``1 problem`` or ``1,234 problems``."""
+    """Writes a number and a noun, as ``1 problem`` or ``1,234 problems``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:
-    """Returns the text with a sign in the place of each character that does not print.
+    """Replaces each character of a text that does not print by a sign.
 
     Names in a file and messages of a user's model are not trusted: such characters could control a
     terminal.
@@ -44,8 +44,8 @@ def printable(text: str) -> str:
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
-    """Returns a title and rows of cells as HTML. Texts are escaped, and have a
-    sign in the place of characters that do not print; None is an empty cell."""
+    """Returns a title and rows of cells as HTML. Texts are escaped, and their unprintable
+    characters replaced by a sign. None is an empty cell."""
 
     def text(cell: object) -> str:
         return "" if cell is None else escape(printable(str(cell)))
@@ -60,7 +60,7 @@ def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
 def bar_console() -> Console | None:
     """Returns standard error if it is a terminal, or the cell of a notebook; None elsewhere.
 
-    In a notebook rich draws by ipywidgets, and would warn where there is none.
+    In a notebook rich draws with ipywidgets, and would warn if that is not installed.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     can_be_notebook = "IPython" in sys.modules and find_spec("ipywidgets") is not None
@@ -73,7 +73,7 @@ def bar_console() -> Console | None:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Returns a context manager for a bar that counts what is done, and goes when all is."""
+    """Returns a context manager for a bar that counts finished steps and disappears at the end."""
     from rich import progress
 
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn())

@@ -2,8 +2,7 @@
 
 A C++ extension of torch fits only the torch minor release and the CUDA version that it was built
 with. Loaded into another, it fails with an undefined symbol at best and corrupts memory at worst.
-So the build records both in `_build_info`, and they are compared before the library is
-loaded.
+So the build records both in `_build_info`, which is compared before the library is loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _HOW_TO_REBUILD = (
 
 
 def _release(version: str) -> str:
-    """The minor release, as `2.11` of `2.11.0+cu130`; torch keeps its C++ ABI within it."""
+    """Returns the minor release, as `2.11` of `2.11.0+cu130`. torch keeps its C++ ABI within it."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
@@ -86,7 +85,7 @@ except ImportError as error:
 
 
 def extension_available() -> bool:
-    """Whether `_C` holds the search, which a build with a CPU-only torch lacks.
+    """Returns whether `_C` has the search, which a build with a CPU-only torch lacks.
 
     The answer does not depend on a GPU: candidates for an absent GPU can be listed without one.
     """
@@ -94,11 +93,11 @@ def extension_available() -> bool:
 
 
 class CpuOnlyBuild(RuntimeError):
-    """The extension was built with a CPU-only torch, and what was asked for needs cuDNN."""
+    """The error of a function that needs cuDNN, in an extension built with a CPU-only torch."""
 
 
 def require_cuda_build() -> Any:
-    """Returns `_C` if it holds the search.
+    """Returns `_C` if it has the search.
 
     Raises:
         CpuOnlyBuild: the extension was built with a CPU-only torch.

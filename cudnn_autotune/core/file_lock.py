@@ -17,8 +17,8 @@ _descriptors: set[int] = set()
 def locked(descriptor: int, timeout_s: float) -> Iterator[None]:
     """Holds the lock of an open file, and closes the file at the end.
 
-    What is protected has been done when the lock is released, so an error of that, which network
-    file systems report, is not raised. Closing the file releases the lock in any case.
+    An error of the release, as network file systems report it, is not raised: the protected work is
+    done by then. Closing the file releases the lock in any case.
 
     Args:
         descriptor: The file, opened for writing, which some network file systems ask for.
@@ -52,8 +52,8 @@ def _lock(descriptor: int, deadline: float) -> None:
 
 
 def _after_fork() -> None:
-    """A descriptor that a child process inherits would keep a lock that the parent holds, if the
-    parent is killed."""
+    """Closes a child's inherited descriptors: they would keep the parent's locks if it is
+    killed."""
     for descriptor in _descriptors:
         with suppress(OSError):
             os.close(descriptor)

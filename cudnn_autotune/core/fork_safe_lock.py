@@ -1,4 +1,4 @@
-"""Locks that a forked process finds free: of modules, of stores, and of late imports."""
+"""Locks that are free in a forked process: of modules, of stores, and of late imports."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _locks: list[ForkSafeLock] = []
 
 
 class ForkSafeLock:
-    """A lock for a ``with`` statement, which a child process finds free.
+    """A lock for a ``with`` statement, which is free in a child process.
 
-    A child process has none of the other threads of its parent, so a lock that one of them holds
-    during the fork would never be released there. What such a lock guards must be usable after each
-    single step of a change. The locks are not freed, so each belongs to a module.
+    A child process has none of its parent's other threads. It would wait for ever for a lock that
+    one of them holds during the fork. The guarded data must be usable after each step of a change.
+    The locks are not freed, so each belongs to a module.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 LOCK = threading.RLock()
-"""Guards what threads of this process share of stores, and of plans that are made ahead.
+"""Guards the stores, and the plans made ahead, that threads of this process share.
 
-``os.fork`` acquires it first, and so waits until no other thread holds it: what such a thread does
-to a file would never be completed in the child.
+``os.fork`` acquires it first, and so waits until no other thread holds it: that thread's change of
+a file would never be completed in the child.
 """
 
 os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
@@ -96,6 +96,6 @@ IMPORTING = _Importing()
 
 Python frees no module's lock in a child process. A child that is forked while another thread
 imports a module would wait for it for ever. So ``os.fork`` waits until no thread is in such a
-context. It is entered before ``LOCK`` by whoever needs both. Functions that run during another
-module's import (:func:`~cudnn_autotune.core.after_import.after_import`) do not enter it.
+context. Code that needs both enters it before ``LOCK``. Functions that run during another module's
+import (:func:`~cudnn_autotune.core.after_import.after_import`) do not enter it.
 """

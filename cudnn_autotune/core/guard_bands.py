@@ -1,5 +1,5 @@
-"""Memory between guard bands, which show whether a kernel writes where it must not, or between
-unused memory, where it does no harm."""
+"""Memory between guard bands, which show whether a kernel writes out of its bounds, or between
+unused memory, where such a write does no harm."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 # More than a tile of a kernel, or a row of an image.
 _BAND_BYTES = 1 << 20
 _PATTERN = 0xA5
-# So much of an address is kept, because kernels may depend on it.
+# An address modulo this number is kept, because kernels may depend on it.
 _ALIGNMENT = 256
 
 
 class GuardedMemory:
-    """Memory of ``size`` bytes at an address that is ``ahead`` bytes behind a multiple of 256,
-    between bands that nothing may write to. Raises OutOfMemoryError."""
+    """Memory of ``size`` bytes between bands that nothing may write to. Its address is ``ahead``
+    bytes behind a multiple of 256. Raises OutOfMemoryError."""
 
     def __init__(self, size: int, device: torch.device, ahead: int = 0) -> None:
         room = _ALIGNMENT + _BAND_BYTES + size + _BAND_BYTES
@@ -26,8 +26,9 @@ class GuardedMemory:
 
     @classmethod
     def like(cls, tensor: Tensor) -> GuardedMemory:
-        """Memory for a tensor that is dense in some order, or a slice of the channels of one that
-        is in channels_last, as well aligned as this one is. The other channels are guard bands."""
+        """Returns memory for a copy of a tensor, with the same alignment. The tensor is dense in
+        some order, or a slice of channels in channels_last, whose other channels are guard
+        bands."""
         size, item = reach_of(tensor), tensor.element_size()
         memory = cls(size * item, tensor.device, tensor.data_ptr() % _ALIGNMENT)
         if size > tensor.numel():
@@ -41,7 +42,8 @@ class GuardedMemory:
         return memory
 
     def as_tensor(self, like: Tensor) -> Tensor:
-        """The memory as a tensor with the shape, the strides and the dtype of another one."""
+        """Returns the memory as a tensor with the shape, the strides and the dtype of another
+        one."""
         return self.memory.view(like.dtype).as_strided(like.shape, like.stride())
 
     def is_touched(self) -> Tensor:
@@ -50,19 +52,19 @@ class GuardedMemory:
 
 
 def reach_of(tensor: Tensor) -> int:
-    """Returns how many elements of memory there are from a tensor's first to its last one."""
+    """Returns the number of elements of memory from a tensor's first to its last one."""
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def with_room(size: int, device: torch.device) -> Tensor:
-    """``size`` bytes, with as much unused memory on both sides as a guard band has, unless there
-    are none. Raises OutOfMemoryError."""
+    """Returns ``size`` bytes between two unused bands of a guard band's size, unless ``size`` is 0.
+    Raises OutOfMemoryError."""
     room = _BAND_BYTES if size > 0 else 0
     return torch.empty(room + size + room, dtype=torch.uint8, device=device)[room : room + size]
 
 
 def are_touched(*memories: GuardedMemory) -> Tensor:
-    """Whether a band of one of them was written to: a tensor of one bool, on the device, for which
-    the host does not wait."""
+    """Returns whether a band of one of them was written to, as a tensor of one bool on the device.
+    The host does not wait for it."""
     bands = [band.flatten() for memory in memories for band in memory._bands]
     return (torch.cat(bands) != _PATTERN).any()

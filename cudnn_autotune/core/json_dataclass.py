@@ -18,7 +18,7 @@ _DIGITS = 6
 
 
 def encode(value: Any, digits: int = _DIGITS) -> Any:
-    """The value as dicts, lists, texts, bools, None and numbers of ``digits`` significant digits.
+    """Returns the value as dicts, lists, texts, bools, None and numbers of ``digits`` digits.
 
     Infinity and NaN become None. A number of 17 digits is exact.
     """
@@ -38,10 +38,10 @@ def encode(value: Any, digits: int = _DIGITS) -> Any:
 
 
 def decode(kind: type[T], tree: Any, where: str = "") -> T:
-    """The inverse of :func:`encode` for a dataclass ``kind``, whose floats are 0 or more.
+    """Inverts :func:`encode` for a dataclass ``kind``, whose floats are 0 or more.
 
-    A field whose value is already an instance of its dataclass is taken as it is. What a class
-    lists as ``FORMER_FIELDS`` is ignored.
+    A field whose value is already an instance of its dataclass is taken as it is. A class's
+    ``FORMER_FIELDS`` are ignored.
 
     Raises:
         ValueError: a field is wrong; the message names it (after ``where``), what it must be and
@@ -66,7 +66,7 @@ _LEAVES: dict[Any, Callable[[Node], Any]] = {
 }
 
 
-# Tells a value that needs neither a conversion nor a closer look, as most do: it saves the node.
+# The test for a value that needs no conversion and no check, as most: it saves the node.
 _PLAIN: dict[Any, Callable[[Any], bool]] = {
     str: lambda value: type(value) is str and value.isascii(),
     bool: lambda value: type(value) is bool,
@@ -122,8 +122,8 @@ _Fields = tuple[dict[str, tuple[Any, Callable[[Any], bool]]], tuple[str, ...], t
 
 @functools.cache
 def _fields_of(kind: Any) -> _Fields:
-    """Returns the type of each field with the test for its plain values, the names of fields
-    without a default, and the names of former fields."""
+    """Returns each field's type with the test for its plain values, the names of fields without a
+    default, and the names of former fields."""
     hints = typing.get_type_hints(kind)
     fields = dataclasses.fields(kind)
     types_of = {field.name: (hints[field.name], _plain(hints[field.name])) for field in fields}

@@ -24,7 +24,7 @@ _short.maxstring = _short.maxother = _short.maxlong = _MOST_SHOWN
 
 
 def shown(value: object) -> str:
-    """A value's ``repr`` for an error message, cut short.
+    """Returns a value's ``repr`` for an error message, cut short.
 
     It takes no longer for a long or deeply nested value.
     """
@@ -36,13 +36,13 @@ def shown(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """The first characters of a text of unknown origin, for an error message."""
+    """Returns the first characters of a text of unknown origin, for an error message."""
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written in UTF-8. One with half of a surrogate pair, as JSON may hold
-    by an escape, cannot, and raises an error wherever it is encoded."""
+    """Returns whether a text can be written in UTF-8. Half of a surrogate pair cannot: JSON may
+    have one by an escape, and to encode it raises an error."""
     if text.isascii():
         return True
     try:
@@ -53,7 +53,7 @@ def is_unicode(text: str) -> bool:
 
 
 def read_json(path: Path | Traversable, most_bytes: int) -> Any:
-    """The tree in a JSON file, which is compressed if its name ends in ``.gz``.
+    """Returns the tree in a JSON file, which is compressed if its name ends in ``.gz``.
 
     Raises:
         ValueError: the file or its uncompressed content has more than ``most_bytes``, or is not
@@ -104,7 +104,7 @@ class Node:
         return ValueError(f"{self.place}: must be {allowed}, got {shown(self.value)}")
 
     def fields(self, *names: str) -> dict[str, Node]:
-        """The values of an object that has exactly these names."""
+        """Returns the values of an object that has exactly these names."""
         given = self.object()
         for name in names:
             if name not in given:
@@ -122,11 +122,11 @@ class Node:
         return {name: Node(value, self._under(name)) for name, value in self.value.items()}
 
     def under(self, name: str, value: Any) -> Node:
-        """The value that an object has under a name."""
+        """Returns the node of an object's value under a name."""
         return Node(value, self._under(name))
 
     def items(self) -> Iterator[Node]:
-        """The values of a list, which may be long, one after another."""
+        """Yields the values of a list, which may be long."""
         if not isinstance(self.value, list):
             raise self.error("a list")
         return (Node(value, f"{self.place}[{i}]") for i, value in enumerate(self.value))
@@ -156,7 +156,7 @@ class Node:
         return int(value)
 
     def number(self) -> float:
-        """A number from 0 to 1e15."""
+        """Returns a number from 0 to 1e15."""
         value = self.value
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 0 <= value <= MOST:  # NaN fails every comparison
@@ -171,7 +171,7 @@ class Node:
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Returns the end of an error's text that names the nearest of what is allowed; empty if none
-    is near."""
+    """Returns the end of an error's text, which names the nearest allowed name; empty if none is
+    near."""
     near = difflib.get_close_matches(name, list(allowed), 1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -12,7 +12,7 @@ from cudnn_autotune.core.fork_safe_lock import IMPORTING
 
 @functools.cache
 def imported(place: str) -> Any:
-    """Returns what ``place`` names, as ``module:name``, or the module without a name."""
+    """Returns the object that ``place`` names as ``module:name``, or the module ``module``."""
     module, _, name = place.partition(":")
     with IMPORTING:
         found = importlib.import_module(module)

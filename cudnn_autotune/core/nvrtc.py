@@ -1,5 +1,5 @@
-"""NVRTC, CUDA's compiler at run time. It is looked up when it is first needed: as torch has loaded
-it, else beside torch, else where the system has it."""
+"""NVRTC, CUDA's compiler at run time. Its first use looks for it: loaded by torch, else beside
+torch, else in the system."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FUNCTIONS = (
 
 @cache
 def version() -> tuple[int, int]:
-    """Returns such as (13, 0).
+    """Returns NVRTC's version, such as (13, 0).
 
     Raises:
         PlanError: NVRTC is not found.

@@ -1,4 +1,5 @@
-"""Signals that end a process, as interrupts, so that what it has started and written goes first."""
+"""Signals that end a process, raised as interrupts, so that its children and files are cleared
+first."""
 
 from __future__ import annotations
 

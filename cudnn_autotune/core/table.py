@@ -44,7 +44,8 @@ class Table:
         return "\n".join(parts)
 
     def show(self, console: Console) -> None:
-        """Prints the table in a terminal; elsewhere a line a row, whose cells are apart by tabs."""
+        """Prints the table in a terminal. Elsewhere each row is a line, with tabs between its
+        cells."""
         if console.is_terminal:
             console.print(*self.rich(console.width), sep="\n")
             return

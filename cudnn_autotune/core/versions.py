@@ -12,22 +12,22 @@ import torch
 from cudnn_autotune.core.extension import _C, extension_available
 
 
-@cache  # to read it takes a millisecond, and every decision has it
+@cache  # reading it takes a millisecond, and every decision has it
 def version() -> str:
     return metadata.version("cudnn_autotune")
 
 
 def environment(device: int | None = None) -> dict[str, Any]:
-    """Versions and GPU, as plain JSON values.
+    """Returns versions and GPU as plain JSON values.
 
     Args:
         device: index of a CUDA device; None stands for the current one.
 
     Returns:
-        The versions ``cudnn_autotune``, ``python``, ``torch``, ``cuda``, ``cudnn`` and
-        ``cudnn_frontend``, of which the last three are None with a CPU-only torch; ``gpu``,
-        ``compute_capability``, ``multiprocessors`` and ``memory_bytes``, which are None without a
-        GPU; and ``driver``, which is None if it cannot be read.
+        The versions ``cudnn_autotune``, ``python``, ``torch``.
+        The versions ``cuda``, ``cudnn`` and ``cudnn_frontend``: None with a CPU-only torch.
+        ``gpu``, ``compute_capability``, ``multiprocessors``, ``memory_bytes``: None without a GPU.
+        ``driver``: None if it cannot be read.
     """
     has_cudnn, has_gpu = extension_available(), torch.cuda.is_available()
     number = _C.cudnn_runtime_version() if has_cudnn else 0

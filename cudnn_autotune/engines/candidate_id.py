@@ -1,7 +1,7 @@
-"""The identity of a candidate: its text, taken apart.
+"""The identity of a candidate: the parts of its text.
 
-Nothing else looks into the text of a candidate. A store may hold any text, so
-:func:`identify` takes any; :func:`parse` refuses what cannot name an implementation.
+No other module looks into the text of a candidate. :func:`identify` takes any text, because a store
+may have any. :func:`parse` refuses texts that cannot name an implementation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cudnn_autotune.core.json_node import shown
 Kind = Literal["aten", "matmul", "engine", "unfused", "implementation"]
 
 UNFUSED = "unfused:"
-"""The beginning of the text of an engine config of the convolution alone, for a problem with a bias
-(csrc/core/cudnn/engine_config.h)."""
+"""The beginning of an engine config's text if a problem has a bias and the engine computes the
+convolution alone (csrc/core/cudnn/engine_config.h)."""
 _NUMBERED = "KNOB_"
 """The beginning of a knob that had no name when its text was written
 (csrc/core/cudnn/detail/knob_names.h)."""
@@ -36,8 +36,8 @@ class CandidateId(NamedTuple):
     """The parts of the text of a candidate."""
 
     kind: Kind
-    """``engine`` is a config of cuDNN's, and any text that is none of the others; ``unfused`` is
-    one of the convolution alone."""
+    """``engine`` is a config of cuDNN's, and any text of no other kind. ``unfused`` is a config of
+    the convolution alone."""
     name: str
     """``eng67``, ``aten``, ``matmul``, or the name of an implementation."""
     version: str = ""
@@ -64,7 +64,7 @@ class CandidateId(NamedTuple):
 
     @property
     def is_own_path(self) -> bool:
-        """Whether a function of PyTorch's computes it: its convolution, or its matrix product."""
+        """Whether a function of PyTorch's computes it: convolution, or matrix product."""
         return self.kind in ("aten", "matmul")
 
     @property
@@ -113,8 +113,8 @@ def of_implementation(name: str, version: str, settings: str = "") -> CandidateI
 
 @lru_cache(maxsize=4096)
 def config_of(text: str) -> tuple[int | None, Mapping[str, int]]:
-    """Returns the number and the knobs of the engine that a text names; None and no knobs where it
-    names none."""
+    """Returns the number and the knobs of the engine that a text names; None and no knobs if
+    none."""
     match = _CONFIG.fullmatch(text.removeprefix(UNFUSED))
     if match is None:
         return None, {}
@@ -126,8 +126,8 @@ def config_of(text: str) -> tuple[int | None, Mapping[str, int]]:
 def canonical(text: str) -> str:
     """Returns the text that this version writes for the candidate that a text names.
 
-    An earlier version has written a knob's number, ``KNOB_44``, if it had no name for it then. A
-    text that no engine of cuDNN has stays as it is.
+    Earlier versions wrote a knob without a name by its number, ``KNOB_44``. The text of another
+    kind of candidate stays as it is.
     """
     if _NUMBERED not in text or not extension_available():
         return text

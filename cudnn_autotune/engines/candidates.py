@@ -1,4 +1,4 @@
-"""The candidates of a problem: listed at once, and as sampling modes ask for them."""
+"""The candidates of a problem, as one list and as sampling modes query them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
 
 _UNLISTED_RANK = 10_000
 
-# cuDNN takes 3 to 5 ms to answer, and a problem is asked about several times: to serve a first call
-# at once, to compile ahead, to search. So the last answers are kept.
+# cuDNN takes 3 to 5 ms to answer. A problem has several queries: to serve a first call at once, to
+# compile ahead, to search. So the last answers are kept.
 _MOST_ANSWERS = 512
 _answers: OrderedDict[Hashable, Sequence[Candidate]] = OrderedDict()
 _lock = ForkSafeLock()
@@ -45,27 +45,27 @@ def candidates(
     filtered: bool = True,
 ) -> list[Candidate]:
     """Returns the engine configs that cuDNN's heuristics list for ``problem``, best guess first,
-    and behind them what the registered implementations offer for it.
+    and behind them the offers of the registered implementations.
 
     Modes A, B and FALLBACK follow in this order, with each config once. Nothing is built or run, so
-    that a candidate may still turn out not to build. For a problem with a bias and nothing else
-    behind the convolution, the configs that add the bias themselves alternate with those of the
-    convolution alone (``Candidate.is_unfused``). The candidates of implementations have no
-    ``engine``. PyTorch's own path, ``"aten"``, competes too, and is not listed here.
+    a candidate may fail to build later. If only a bias follows the convolution, configs that add it
+    alternate with configs of the convolution alone (``Candidate.is_unfused``). The candidates of
+    implementations have no ``engine``. PyTorch's own path, ``"aten"``, competes too, and is not
+    listed here.
 
     Without the CUDA driver's library, ``libcuda.so.1``, cuDNN does not list the engines that it
-    compiles at run time, which the log says once; from 9.28 on it takes no property file then. A
-    library of that name that has the driver's functions is enough, they need not do anything.
+    compiles at run time. The log says so once. From 9.28 on it then takes no property file. A
+    library of this name with empty functions of the driver's names is enough.
 
     Args:
         problem: the convolution.
-        device: a CUDA device, or a GPU that need not be here: the name of a property file that
-            the package ships (``"h200"``, ``"h100"``, ``"a100"``, ``"l4"``, ``"t4"``) or a path
-            to one (cuDNN 9.8 and later).
+        device: a CUDA device, or the property file of a GPU that need not be here (cuDNN 9.8 and
+            later). A file is a shipped one's name (``"h200"``, ``"h100"``, ``"a100"``, ``"l4"``,
+            ``"t4"``) or a path.
         workspace_limit: the most bytes of workspace that a candidate may need; None: no limit.
-        filtered: whether to leave out what PyTorch would: candidates that are not deterministic
-            where ``problem`` asks for it, that convert inputs to a narrower type, or that use
-            tensor cores for float32 without TF32.
+        filtered: whether to leave out candidates that PyTorch would leave out. These convert inputs
+            to a narrower type, use tensor cores for float32 without TF32, or are not deterministic
+            where ``problem`` asks for it.
 
     Raises:
         TypeError: ``problem`` is not a ConvProblem.
@@ -81,8 +81,8 @@ def candidates(
 
 
 def named(text: str, rank: int = 0) -> Candidate:
-    """Returns the candidate that a text names, of any kind, without workspace and notes; it need
-    not exist for any problem.
+    """Returns the candidate of any kind that a text names, without workspace and notes. It need not
+    exist for any problem.
 
     Raises:
         TypeError: ``text`` is not a str.
@@ -106,7 +106,7 @@ class QueriedCandidates:
         operands: on the search's device.
         workspace_limit: the most bytes of workspace; None: no limit.
         chosen_nearby: the choices for similar problems, the nearest first.
-        gpu: what implementations are asked about; None: the operands' GPU, if they are on one.
+        gpu: the GPU for the implementations' offers; None: the operands' GPU, if they are on one.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class QueriedCandidates:
     def _answer(self, mode: str) -> Sequence[Candidate]:
         if self._key is None:
             return self._ask(mode)
-        # The answer leaves out what was listed for other modes before.
+        # The answer leaves out candidates that were listed for other modes before.
         key = (*self._key, *self._by_mode, mode)
         with _lock:
             if key in _answers:
@@ -164,19 +164,18 @@ class QueriedCandidates:
         return [c for mode in HEURISTIC_MODES for c in self.of_mode(mode)]
 
     def beyond(self) -> Sequence[Candidate]:
-        """Returns PyTorch's own path and other ways without an engine, and the other kernels of the
-        engines that modes A and FALLBACK list, and mode B if it was asked before: a query of it
-        takes long."""
+        """Returns the candidates without an engine (PyTorch's own path and others), and other
+        kernels of the engines of modes A and FALLBACK. Mode B counts if it was asked before: its
+        query takes long."""
         self.of_mode("A")
         self.of_mode("FALLBACK")
         return [*self._without_cudnn(), *other_kernels(self._listed().values())]
 
     def similar(self) -> Sequence[Candidate]:
-        """Returns candidates as listed by a query or offered, if one was made that lists them; else
-        as cuDNN describes their text, ranked behind all that are listed. An implementation has
-        other settings for other sizes: where it does not offer those of the text, its best guess
-        takes their place. Those that are not there, or that this problem does not allow, are left
-        out."""
+        """Returns candidates as listed by an earlier query or offered; else as cuDNN describes
+        their text, ranked behind all listed ones. An implementation has other settings for other
+        sizes: its best guess replaces settings that it does not offer. Absent and forbidden
+        candidates are left out."""
         listed = self._listed()
         found = (listed.get(text) or self._unlisted(text) for text in self._nearby)
         return list({c.text: c for c in found if c is not None}.values())

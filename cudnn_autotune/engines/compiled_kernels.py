@@ -1,5 +1,5 @@
-"""CUDA kernels as machine code: NVRTC compiles each once in a process, unless an earlier process
-has kept it, as long as the process does not ask for many others."""
+"""CUDA kernels as machine code. NVRTC compiles each once in a process, unless an earlier process
+has kept it. A process that asks for many kernels forgets the oldest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Find = Callable[[str, str], bytes | None]
 Keep = Callable[[str, str, bytes], None]
 """Keeps a cubin under its function and digest. It must not raise."""
 
-# The kernels that this process remembers, some 50 KB each: those that were asked for last. Others
-# are read back or compiled again, should a plan that was dropped be asked for again.
+# The number of kernels, some 50 KB each, that this process remembers: the last ones used. Others
+# are read back or compiled again if a dropped plan is needed again.
 _MOST = 512
 
 _lock = ForkSafeLock()
@@ -29,7 +29,7 @@ _kept: tuple[Find, Keep] | None = None
 
 
 def keep_kernels(find: Find, keep: Keep) -> None:
-    """Sets what keeps kernels for later processes. Both functions are called on any thread."""
+    """Sets the functions that keep kernels for later processes. Both are called on any thread."""
     global _kept
     _kept = (find, keep)
 
@@ -54,7 +54,7 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
         code = _found_or_compiled(kernel, _options(kernel, compute_capability), key)
     except BaseException as error:
         with _lock:
-            _compiled.pop(key, None)  # whoever asks next tries again
+            _compiled.pop(key, None)  # the next caller tries again
         mine.set_exception(error)
         raise
     mine.set_result(code)
@@ -62,8 +62,8 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
 
 
 def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
-    """Returns whether :func:`cubin` returns without compiling, because this process or an earlier
-    one has compiled the kernel."""
+    """Returns whether this process or an earlier one has compiled the kernel, so that :func:`cubin`
+    does not compile."""
     key = digest(kernel, compute_capability)
     with _lock:
         found = _asked_for(key)
@@ -81,15 +81,16 @@ def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
 
 
 def digest(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
-    """Returns a text that two kernels share only if :func:`cubin` returns the same for both."""
+    """Returns a text that is equal for two kernels only if :func:`cubin` returns the same for
+    both."""
     options = _options(kernel, compute_capability)
     depends_on = [kernel.source, kernel.function, options, nvrtc.version()]
     return hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
 
 
 def _asked_for(key: str) -> Future[bytes] | None:
-    """Returns what has or will have the kernel's code, if it is remembered, and makes it the last
-    to be dropped. The caller holds the lock, here and in :func:`_remember`."""
+    """Returns the future of the kernel's code, if it is remembered, and makes it the last to be
+    dropped. The caller holds the lock, here and in :func:`_remember`."""
     if key in _compiled:
         _compiled.move_to_end(key)
     return _compiled.get(key)

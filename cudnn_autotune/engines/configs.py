@@ -29,8 +29,8 @@ Device = str | int | torch.device | PathLike[str]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of computing a problem: an engine config of cuDNN, PyTorch's own path, or what an
-    implementation offers."""
+    """A way to compute a problem: an engine config of cuDNN, PyTorch's own path, or an offer of an
+    implementation."""
 
     engine: int | None
     """cuDNN's engine number; None if the candidate is no engine of cuDNN."""
@@ -39,17 +39,16 @@ class Candidate:
     numerical_notes: tuple[str, ...]
     behavior_notes: tuple[str, ...]
     text: str
-    """The config as a text, such as ``eng67:KERNEL_CFG=3,WORKSPACE=0``, from which
-    :func:`build_plan` builds the same plan. It begins with ``unfused:`` where the engine computes
-    the convolution of a problem with a bias, and a kernel of PyTorch's adds the bias. It is
-    ``aten``, ``matmul``, or the ``name@version:settings`` of an implementation, if the candidate is
-    no engine of cuDNN."""
+    """The candidate as a text, from which :func:`build_plan` builds the same plan:
+    ``eng67:KERNEL_CFG=3,WORKSPACE=0``, ``aten``, ``matmul``, or the ``name@version:settings`` of an
+    implementation. It begins with ``unfused:`` if a kernel of PyTorch's adds the bias behind an
+    engine."""
     heuristic_mode: str
-    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``. It is empty
-    where none does."""
+    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``; else
+    empty."""
     rank: int
-    """Its place, from 0, in the result of the query that it comes from. :attr:`place` compares
-    candidates of different queries, too."""
+    """Its place, from 0, in its query's result. :attr:`place` also compares candidates of different
+    queries."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -131,7 +130,7 @@ def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineList:
 
 @cache
 def _driver_is_found() -> bool:
-    """Returns whether cuDNN can load the CUDA driver's library; says it once if not."""
+    """Returns whether cuDNN can load the CUDA driver's library; logs it once if not."""
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:
@@ -171,7 +170,7 @@ def cuda_index(device: Device) -> int | None:
 
 
 def _refusal(device: Device) -> ValueError:
-    # Reads a folder for the names, which each search that asks for an index would wait for.
+    # This reads a folder for the names; each search that asks for an index would wait for it.
     return ValueError(
         f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
         f"file, got {device!r}"
@@ -192,7 +191,7 @@ def query(
     Args:
         problem, workspace_limit, filtered: as of
             :func:`~cudnn_autotune.engines.candidates.candidates`.
-        known: the texts of those that are left out.
+        known: the texts of the candidates to leave out.
     """
     extension = require_cuda_build()
     native = problem.native()
@@ -219,7 +218,7 @@ def described(
     *,
     workspace_limit: int | None = None,
 ) -> Candidate | None:
-    """Returns the candidate for a config's text, as cuDNN describes it on this device; None if it
+    """Returns the candidate of a config's text as cuDNN describes it on this device. None if it
     does not exist, or if :func:`query` would leave it out."""
     extension = require_cuda_build()
     limit = -1 if workspace_limit is None else workspace_limit
@@ -247,8 +246,8 @@ def _candidate(found: _C.Candidate, rank: int) -> Candidate:
 def check_workspace_limit(
     workspace_limit: int | None, argument: str = "workspace_limit"
 ) -> int | None:
-    """Returns the limit; raises ValueError naming ``argument`` where it is neither None nor a
-    number of bytes."""
+    """Returns the limit; raises ValueError naming ``argument`` if it is no number of bytes and not
+    None."""
     if workspace_limit is None:
         return None
     is_int = isinstance(workspace_limit, int) and not isinstance(workspace_limit, bool)
@@ -266,8 +265,8 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
     Args:
         problem: the convolution.
         engine_text: as :attr:`Candidate.text`.
-        device: any that :func:`~cudnn_autotune.engines.candidates.candidates` takes; for what an
-            implementation offers, a CUDA device.
+        device: as of :func:`~cudnn_autotune.engines.candidates.candidates`; for an implementation's
+            offer, a CUDA device.
 
     Returns:
         A plan with ``.text`` and ``.workspace_bytes``.
@@ -295,8 +294,8 @@ def check_engine_text(text: object, argument: str = "engine_text") -> None:
 
 
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]:
-    """Parses ``"eng67:KERNEL_CFG=3"`` to ``(67, {"KERNEL_CFG": 3})``, and so it does
-    ``"unfused:eng67:KERNEL_CFG=3"``.
+    """Parses ``"eng67:KERNEL_CFG=3"`` and ``"unfused:eng67:KERNEL_CFG=3"`` to ``(67, {"KERNEL_CFG":
+    3})``.
 
     Raises:
         TypeError: ``text`` is not a str.

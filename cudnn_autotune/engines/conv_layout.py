@@ -1,6 +1,5 @@
-"""The layouts in which the operators compute, as csrc/call/conv_layout.h has them: channels_last if
-either operand is, and never in float64. Tensors of 1-d convolutions are channels_last as images of
-height 1."""
+"""The operators' layouts, as in csrc/call/conv_layout.h: channels_last if either operand is, and
+never in float64. Tensors of 1-d convolutions are channels_last as images of height 1."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from cudnn_autotune.engines.problem import CHANNELS_LAST
 
 
 def conv_memory_format(a: Tensor, b: Tensor) -> torch.memory_format:
-    """The memory format that the CUDA kernels compute in for these operands."""
+    """Returns the memory format in which the CUDA kernels compute with these operands."""
     wanted = CHANNELS_LAST.get(a.dim() - 2)
     if a.dtype == torch.float64 or wanted is None:
         return torch.contiguous_format
@@ -20,11 +19,11 @@ def conv_memory_format(a: Tensor, b: Tensor) -> torch.memory_format:
 
 
 def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """Returns a tensor contiguous or in channels_last, which is no copy if it has that layout
-    already. One of 3 dimensions is laid out as images of height 1.
+    """Returns a tensor contiguous or in channels_last; it is no copy if the layout is that already.
+    A tensor of 3 dimensions is laid out as images of height 1.
 
-    ``contiguous()`` would keep the strides of a kernel of size 1, which fit both layouts, and by
-    which an operator would take the weight as contiguous.
+    ``contiguous()`` would keep the strides of a kernel of size 1, which fit both layouts: an
+    operator would take that weight as contiguous.
     """
     if tensor.dim() == 3:
         return laid_out(tensor.unsqueeze(2), memory_format).squeeze(2)
@@ -34,16 +33,16 @@ def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 def is_channels_last_image(tensor: Tensor) -> bool:
-    """Whether a tensor of a 1-d convolution is channels_last as images of height 1."""
+    """Returns whether a tensor of a 1-d convolution is channels_last as images of height 1."""
     suggest = torch._prims_common.suggest_memory_format
     return suggest(tensor.unsqueeze(2)) == torch.channels_last
 
 
-# These three are as those of csrc/call/conv_layout.h.
+# The next three functions are as in csrc/call/conv_layout.h.
 
 
 def is_image_of_height_1(input: Tensor, weight: Tensor, pads: bool) -> bool:
-    """Whether a 1-d convolution runs as one of images of height 1 in channels_last.
+    """Returns whether a 1-d convolution runs as one of images of height 1 in channels_last.
 
     Args:
         pads: whether its padding differs before and after.
@@ -56,14 +55,14 @@ def is_image_of_height_1(input: Tensor, weight: Tensor, pads: bool) -> bool:
 
 
 def is_dgrad_of_height_1(grad_output: Tensor, weight: Tensor) -> bool:
-    """Whether a gradient of the input of a 1-d convolution runs so."""
+    """Returns whether the gradient of a 1-d convolution's input runs so."""
     if grad_output.dim() != 3 or weight.dim() != 3 or grad_output.dtype == torch.float64:
         return False
     return is_channels_last_image(weight)
 
 
 def is_wgrad_of_height_1(grad_output: Tensor, input: Tensor) -> bool:
-    """Whether a gradient of the weight of a 1-d convolution runs so."""
+    """Returns whether the gradient of a 1-d convolution's weight runs so."""
     if grad_output.dim() != 3 or input.dim() != 3 or grad_output.dtype == torch.float64:
         return False
     operands = (grad_output, input)

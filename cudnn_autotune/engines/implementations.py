@@ -11,14 +11,14 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Recipe
 
 ISOLATED = "CUDNN_AUTOTUNE_ISOLATED"
-"""Environment variable of a process that tries an implementation before another one runs it
-(``implementing.isolated_run``), and of all processes that it starts. In them no user's
-implementation is offered: to try it there would start the next process, and so on."""
+"""Environment variable of a process that tries an implementation first
+(``implementing.isolated_run``), and of its children. They offer no user's implementation: each try
+would start the next process."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that implementations ask for. The GPU need not be here."""
+    """The properties of a GPU that implementations need. The GPU need not be here."""
 
     compute_capability: tuple[int, int]
     multiprocessors: int
@@ -32,13 +32,12 @@ class Gpu:
     reserved_shared_bytes: int
     """Bytes of shared memory that CUDA keeps for itself in each block."""
     device: int | str | PathLike[str] | None = None
-    """The name of this GPU for :func:`~cudnn_autotune.engines.configs.open_search`: the index of a
-    CUDA device, or a property file. If it is None, nothing that runs engines of cuDNN is
-    offered."""
+    """This GPU for :func:`~cudnn_autotune.engines.configs.open_search`: the index of a CUDA device,
+    or a property file. If it is None, rewrites to engines of cuDNN are not offered."""
 
     @property
     def sm_shared_bytes(self) -> int:
-        """Bytes of shared memory of a multiprocessor, which one block may have all of."""
+        """Bytes of shared memory of a multiprocessor; one block may have them all."""
         return self.shared_bytes + self.reserved_shared_bytes
 
 
@@ -47,8 +46,8 @@ class Offer:
     """One way in which an implementation computes a problem."""
 
     settings: str
-    """The text that tells it from the implementation's others, such as ``ROWS=4,WARPS=8``; may be
-    empty. It has no blanks."""
+    """A text without blanks that is unique among the implementation's offers, such as
+    ``ROWS=4,WARPS=8``. It may be empty."""
     workspace_bytes: int = 0
     numerical_notes: tuple[str, ...] = ()
     """Notes in cuDNN's words: ``NONDETERMINISTIC``, ``TENSOR_CORE``,
@@ -57,30 +56,32 @@ class Offer:
 
 
 class Implementation(Protocol):
-    """Computes some convolutions. Its candidates compete with cuDNN's engines.
+    """A program for some convolutions. Its candidates compete with cuDNN's engines.
 
-    One that has a true attribute ``takes_slices`` is also asked for problems whose input or output
-    is a slice of the channels of a larger tensor (``ConvProblem.pixel_strides``), and one that has
-    a true attribute ``takes_slope`` for those whose activation is ``prelu``.
+    Two attributes, if true, let it compute more problems:
+
+    - ``takes_slices``: the input or output is a slice of the channels of a larger tensor
+      (``ConvProblem.pixel_strides``);
+    - ``takes_slope``: the activation is ``prelu``.
     """
 
     @property
     def name(self) -> str:
-        """An identifier in lower case, which no other implementation has."""
+        """A unique identifier in lower case."""
 
     @property
     def version(self) -> str:
-        """Changes whenever the implementation does. Choices are remembered under both."""
+        """A text that changes with the implementation. Choices are kept under name and version."""
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        """Returns the ways in which it computes the problem, the best guess first; none if it does
-        not compute it. Called often, so it must be quick."""
+        """Returns the offers for a problem, the best guess first; none if it does not compute it.
+        It is called often and must be quick."""
         ...
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        """Returns what computes the problem with the settings of one of its offers.
+        """Returns the recipe of the offer with these settings.
 
         Raises:
-            ValueError: it offers no such settings.
+            ValueError: there is no such offer.
         """
         ...

@@ -1,5 +1,4 @@
-"""Asks the registered implementations what they offer for a problem, on a GPU that need not be
-here."""
+"""The registered implementations' offers for a problem, on a GPU that need not be here."""
 
 from __future__ import annotations
 
@@ -94,8 +93,8 @@ def offers_of(
 
 
 def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
-    """Returns the candidates of the implementation that a text names, those with other settings
-    behind the one with the same; none if it is not registered in this version.
+    """Returns the candidates of the implementation that a text names, the same settings first. The
+    list is empty if it is not registered in this version.
 
     Raises:
         ValueError: ``text`` does not parse.
@@ -109,7 +108,7 @@ def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
 
 
 def _offered(implementation: Implementation, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-    """Asks an implementation, whose code may be a user's, and know of neither slices nor slopes."""
+    """Asks an implementation. A user's code may know neither slices nor slopes."""
     if problem.pixel_strides is not None and not getattr(implementation, "takes_slices", False):
         return ()
     if problem.has_slope and not getattr(implementation, "takes_slope", False):
@@ -131,8 +130,8 @@ def _offered(implementation: Implementation, problem: ConvProblem, gpu: Gpu) -> 
 
 
 def is_allowed(offer: Offer, problem: ConvProblem | None, workspace_limit: int | None) -> bool:
-    """Returns whether an offer may be used, by the rules that engine configs are filtered by
-    (csrc/core/cudnn/candidate.h); of these only the workspace limit if ``problem`` is None."""
+    """Returns whether an offer may be used, by the filter of engine configs
+    (csrc/core/cudnn/candidate.h). Without a problem only the workspace limit counts."""
     if workspace_limit is not None and offer.workspace_bytes > workspace_limit:
         return False
     if problem is None:
@@ -154,7 +153,7 @@ def _candidates(
     asked: ConvProblem | None,
     workspace_limit: int | None,
 ) -> Iterator[Candidate]:
-    """Yields what an implementation offers and :func:`is_allowed` allows for ``asked``."""
+    """Yields an implementation's offers that :func:`is_allowed` allows for ``asked``."""
     named = of_implementation(implementation.name, implementation.version)
     for rank, offer in enumerate(_offered(implementation, problem, gpu), _FIRST_RANK):
         if is_allowed(offer, asked, workspace_limit):
@@ -186,8 +185,7 @@ def described(text: str, problem: ConvProblem, gpu: Gpu) -> Offer:
 
 
 def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
-    """Returns what computes the problem by the candidate that ``text`` names, which is offered
-    (:func:`described`).
+    """Returns the recipe of the offered candidate that ``text`` names (:func:`described`).
 
     Raises:
         ValueError: ``text`` does not parse.
@@ -203,8 +201,8 @@ def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
 
 
 def kernels_are_kept(text: str, problem: ConvProblem, gpu: Gpu) -> bool:
-    """Returns whether a candidate consists of kernels of this package, and each was compiled by
-    this process or an earlier one."""
+    """Returns whether a candidate has only kernels of this package, all compiled by this process or
+    an earlier one."""
     if not identify(text).is_implementation:
         return False
     try:

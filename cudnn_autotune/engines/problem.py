@@ -27,24 +27,24 @@ DTYPES = {
 }
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
-"""The memory format by the number of spatial dimensions."""
+"""The channels-last memory format by the number of spatial dimensions."""
 _INT32_MAX = 2**31 - 1
 MOST_ALIGNED = 32
-"""Bytes; a larger alignment counts as this one."""
+"""The largest alignment in bytes: a larger one counts as this one."""
 
 Ints = int | Iterable[int]
 Operands = tuple[Tensor, ...]
-"""The forward's input, weight and output, and then the bias, the residual and the slopes of a fused
-problem that has them."""
+"""The forward's input, weight and output; then bias, residual and slopes, if a fused problem has
+them."""
 
 
 @dataclass(frozen=True, init=False)
 class ConvProblem:
     """A convolution in one direction, with everything that decides which engine is fastest.
 
-    Shapes are those of the forward convolution, also for ``dgrad`` (the gradient of the input)
-    and ``wgrad`` (the gradient of the weight). Tensors are dense in ``memory_format``, but for
-    slices (``pixel_strides``).
+    Shapes are those of the forward convolution, also for ``dgrad`` (the gradient of the input) and
+    ``wgrad`` (the gradient of the weight). Tensors are dense in ``memory_format``, except slices
+    (``pixel_strides``).
 
     Args:
         op: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``.
@@ -61,22 +61,22 @@ class ConvProblem:
         deterministic: whether to leave out engines that may give other bits from run to run.
         allow_tf32: for float32, whether tensor cores may round the inputs to TF32.
         allow_reduced_precision: for the half types, whether partial sums may be kept in them.
-        alignment: bytes (a power of two up to 32) that the addresses of input, weight and output
-            are multiples of. Memory that torch allocates is aligned to 32 and more.
-        bias, residual, activation: what a forward convolution is fused with. It computes
+        alignment: alignment in bytes of input, weight and output, a power of two up to 32. Memory
+            that torch allocates has 32 and more.
+        bias, residual, activation: operations behind a forward convolution. It computes
             ``activation(conv(input, weight) + bias + residual)``, with a bias of shape ``(K,)`` and
             a residual of the output's shape, layout and dtype. ``activation`` is ``""`` or a kind
             of ``ACTIVATIONS``; leaky ReLU has its slope in the name, as in ``"leaky_relu(0.1)"``,
             and ELU its alpha, from 0.0001 to 1000. ``"prelu"`` has slopes in a tensor of shape
             ``(K,)``. All tensors are aligned to 32 bytes.
         depthwise_kernel: ``"auto"``, ``"cudnn"`` or ``"native"``: the kernel of PyTorch's own path,
-            as ``torch.backends.cudnn.depthwise_kernel`` of torch 2.14 and later names it. Where
-            that setting changes nothing it is ``"auto"``: in a convolution that is not depthwise,
-            and in channels_last.
-        pixel_strides: elements from a pixel of the input to its next one, and the same of the
-            output, where one of them or both are slices of the channels of larger tensors: of a
-            slice a multiple of 32 bytes. It is for a forward convolution in channels_last, with all
-            tensors aligned to 32 bytes. None where both are dense.
+            as ``torch.backends.cudnn.depthwise_kernel`` of torch 2.14 and later names it. It is
+            ``"auto"`` where the setting changes nothing: without depthwise filters, and in
+            channels_last.
+        pixel_strides: elements from one pixel to the next, of the input and of the output, if one
+            of them is a slice of channels; None if both are dense. A slice's stride is a multiple
+            of 32 bytes. Slices need a forward convolution in channels_last, with all tensors
+            aligned to 32 bytes.
 
     Raises:
         ValueError, TypeError: an argument is not allowed; the text names it, what is allowed and
@@ -134,7 +134,7 @@ class ConvProblem:
             )
         strides = _ints("stride", stride, n, least=1)
         dilations = _ints("dilation", dilation, n, least=1)
-        # A dilation of one element says nothing, and must not make two keys of one problem.
+        # The dilation of one element has no effect, and must not make two keys of one problem.
         dilations = tuple(1 if k == 1 else d for d, k in zip(dilations, w[2:], strict=True))
         if not _is_int(groups) or not 1 <= groups <= _INT32_MAX:
             raise ValueError(f"groups must be an int of 1 or more, got {shown(groups)}")
@@ -178,8 +178,8 @@ class ConvProblem:
             )
         paddings = _padding(padding, n, strides, dilations, w[2:])
         # TF32 and reduced-precision sums exist for some dtypes only, and PyTorch has kernels for
-        # some convolutions only. Elsewhere the flag says nothing, and must not make two keys of one
-        # problem.
+        # some convolutions only. Elsewhere the flag has no effect, and must not make two keys of
+        # one problem.
         is_half = dtype in (torch.float16, torch.bfloat16)
         is_depthwise = 1 < groups == x[1]
         follows_setting = is_depthwise and memory_format == torch.contiguous_format
@@ -335,8 +335,8 @@ def _native_of(problem: ConvProblem) -> _C.ConvProblem:
 
 
 def as_images(problem: ConvProblem) -> ConvProblem:
-    """Returns a contiguous 1-d problem as the contiguous 2-d one of images of height 1, whose
-    tensors have the same elements at the same places."""
+    """Returns a contiguous 1-d problem as a 2-d one of images of height 1, with the same elements
+    at the same addresses."""
     before, after = problem.padding
     return replace(
         problem,
@@ -361,8 +361,8 @@ def check_problem(problem: object) -> None:
 def strides_of(
     shape: Sequence[int], channels_last: bool, pixel_stride: int | None = None
 ) -> tuple[int, ...]:
-    """Returns the strides of a dense tensor (N, C, *spatial) or weight (K, C, *kernel), contiguous,
-    or with the channels fastest, as a 1-d one lies as an image of height 1.
+    """Returns the strides of a dense tensor (N, C, *spatial) or weight (K, C, *kernel), contiguous
+    or with the channels fastest. A 1-d tensor is an image of height 1.
 
     Args:
         pixel_stride: elements from a pixel to the next one of a slice of channels in channels_last;

@@ -47,8 +47,7 @@ def problem_to_json(problem: ConvProblem) -> dict[str, Any]:
 
 
 def _rare_to_json(problem: ConvProblem) -> dict[str, Any]:
-    """Returns the fields that few problems have; others are written as they were before there were
-    any."""
+    """Returns the fields that few problems have. Other problems' JSON is as it was before them."""
     names = _EPILOGUE if problem.is_fused else ()
     if problem.depthwise_kernel != "auto":
         names = (_DEPTHWISE, *names)
@@ -93,10 +92,10 @@ def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
 
 
 def problem_text(problem: ConvProblem) -> str:
-    """Returns the problem in one line. Problems that differ have different texts, except by
-    ``deterministic``, which is not in it.
+    """Returns the problem in one line. Different problems have different texts; ``deterministic``
+    is not in the text.
 
-    Where the problem is not ``deterministic``, it is ``problem.text``, which the extension writes.
+    If the problem is not ``deterministic``, it is ``problem.text``, which the extension writes.
     """
     n = problem.spatial_dims
     before, after = problem.padding[:n], problem.padding[n:]
@@ -143,7 +142,7 @@ _TEXT = re.compile(
 
 
 def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
-    """Reads what :func:`problem_text` writes; raises ValueError where the text is no problem's."""
+    """Reads a text of :func:`problem_text`; raises ValueError if it is none."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ValueError(f"{shown(text)} is no problem's text")

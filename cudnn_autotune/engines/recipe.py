@@ -1,4 +1,4 @@
-"""Recipes: what an implementation that is no engine of cuDNN does to compute a problem.
+"""Recipes: the launches of an implementation that is no engine of cuDNN.
 
 A recipe is a sequence of launches into the tensors of the problem and a workspace. It is data, so
 C++ runs it without Python (csrc/plan/recipe_plan.h), a CUDA graph can capture it, and tests run it
@@ -14,7 +14,7 @@ from typing import Literal
 from cudnn_autotune.engines.problem import ConvProblem
 
 Buffer = Literal["x", "w", "y", "bias", "residual", "slope", "workspace"]
-"""The forward convolution's input, weight and output, what its epilogue adds, and the workspace.
+"""The forward convolution's input, weight and output, its epilogue's operands, and the workspace.
 fprop writes y, dgrad writes x and wgrad writes w."""
 RESULTS: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 WORKSPACE_ALIGNMENT = 256
@@ -41,10 +41,10 @@ class Int64:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A descriptor by which TMA copies boxes of a tensor, on GPUs of compute capability 9.0 and
-    later; in the kernel ``const __grid_constant__ CUtensorMap``.
+    """A descriptor for TMA's copies of boxes of a tensor, from compute capability 9.0 on. In the
+    kernel it is a ``const __grid_constant__ CUtensorMap``.
 
-    Dimensions, 1 to 5, come innermost first. What a box has outside of the tensor is zero.
+    Dimensions, 1 to 5, come innermost first. A box's elements outside of the tensor are zero.
     """
 
     address: Address
@@ -73,10 +73,10 @@ class Kernel:
     """CUDA C++. It includes nothing, and declares the function ``extern "C" __global__``."""
     function: str
     defines: tuple[tuple[str, str | int], ...] = ()
-    """Macros and their values, which are part of what is compiled."""
+    """Macros and their values for the compiler."""
     arch_suffix: Literal["", "a", "f"] = ""
-    """Suffix of the architecture, such as ``a`` of ``sm_90a``, whose instructions (wgmma) only GPUs
-    of this architecture have; ``f`` for its family."""
+    """Suffix of the architecture: ``a`` (``sm_90a``) for instructions of this architecture alone,
+    as wgmma; ``f`` for its family."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class KernelLaunch:
     shared_bytes: int = 0
     """Bytes of dynamic shared memory of a block."""
     cluster: Dim3 = (1, 1, 1)
-    """Blocks of a cluster, 8 at most, which divides the grid; more than one needs a GPU of compute
+    """Blocks of a cluster, 8 at most, which divides the grid. More than one needs compute
     capability 9.0 or later."""
 
 
@@ -121,7 +121,7 @@ class PythonLaunch:
     """A call of a Python function that launches kernels on the current stream.
 
     It is called with tensors: x, w, y, then the bias, the residual and the slopes of a problem that
-    has them, then the workspace (uint8). It needs the GIL and some 10 us a call more than the other
+    has them, then the workspace (uint8). It needs the GIL, and about 10 us more a call than other
     launches.
     """
 
@@ -138,7 +138,7 @@ class Recipe:
 
     @property
     def kernels(self) -> list[Kernel] | None:
-        """The kernels that NVRTC compiles for it; None if it launches anything but kernels."""
+        """Returns the kernels that NVRTC compiles for it; None if it has other launches."""
         launched = [one.kernel for one in self.launches if isinstance(one, KernelLaunch)]
         if len(launched) < len(self.launches):
             return None
@@ -146,6 +146,6 @@ class Recipe:
 
 
 def workspace_room(size: int) -> int:
-    """Returns the bytes that a tensor of ``size`` bytes takes in the workspace, where another one
-    may begin behind it."""
+    """Returns the bytes of a tensor of ``size`` bytes in the workspace, up to the next tensor's
+    begin."""
     return -(-size // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT

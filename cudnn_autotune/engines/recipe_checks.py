@@ -20,7 +20,7 @@ _MOST_CLUSTER_BLOCKS = 8
 
 
 def check_recipe(recipe: Recipe, problem: ConvProblem, text: str) -> None:
-    """Refuses addresses outside of their buffers or less aligned than an engine asks for, and
+    """Refuses addresses outside of their buffers or with too little alignment for an engine, and
     clusters and tensor maps that no GPU takes.
 
     Raises:
@@ -96,7 +96,7 @@ class _Check:
             )
 
     def _tensor_map(self, described: TensorMap, kernel: str) -> None:
-        """The limits of cuTensorMapEncodeTiled, and that the tensor lies in its buffer."""
+        """Checks the limits of cuTensorMapEncodeTiled, and that the tensor lies in its buffer."""
 
         def require(is_met: bool, what: str) -> None:
             if not is_met:

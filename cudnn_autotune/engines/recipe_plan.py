@@ -1,4 +1,4 @@
-"""Recipes become plans, which C++ runs."""
+"""Plans of recipes, which C++ runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cudnn_autotune.engines.recipe_checks import check_recipe
 
 
 def recipe_plan(problem: ConvProblem, text: str, recipe: Recipe, device: int) -> _C.Plan:
-    """Compiles and loads what a recipe launches.
+    """Compiles and loads a recipe's kernels and engines.
 
     Args:
         text: of the candidate.

@@ -15,12 +15,13 @@ _built_in: list[Callable[[], Sequence[Implementation]]] = []
 
 
 class ImplementationError(RuntimeError):
-    """An implementation is not here, in this version or with these settings, or does not build."""
+    """The error of an implementation that is not here in this version and with these settings, or
+    does not build."""
 
 
 def provide_built_in(find: Callable[[], Sequence[Implementation]]) -> None:
-    """Sets the function that returns the package's implementations, in the order in which they are
-    asked. It is called once, when somebody first asks for an implementation."""
+    """Sets the function that returns the package's implementations, in the order of their offers.
+    It is called once, when an implementation is first needed."""
     _built_in[:] = [find]
 
 
@@ -88,18 +89,18 @@ def get(named: CandidateId) -> Implementation:
 
 
 def calls_python(text: str) -> bool:
-    """Returns whether a candidate is of an implementation that may call functions of Python's in
-    each launch. What these prepare when they first run may break the capture of a CUDA graph."""
+    """Returns whether a candidate's implementation may call Python functions in each launch. The
+    first run of such a function may break the capture of a CUDA graph."""
     return getattr(find(identify(text).name), "calls_python", False)
 
 
 def is_users(text: str) -> bool:
-    """Returns whether a candidate is of a registered implementation of a user's."""
+    """Returns whether a candidate's implementation is registered by a user."""
     return getattr(find(identify(text).name), "is_users", False)
 
 
 def is_absent(text: str) -> bool:
-    """Returns whether a candidate is of an implementation that this process does not have in any
-    version, such as one of another application."""
+    """Returns whether this process has no version of the candidate's implementation, which another
+    application may have."""
     named = identify(text)
     return named.is_implementation and find(named.name) is None

@@ -1,19 +1,17 @@
 """The roofline: the least time that a convolution can take on a GPU, and what binds it.
 
-Williams, Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009. The limit is
-that of a direct convolution: of ``touched(problem)`` every element is read from DRAM or written
-there once, and every product of two elements that are there is computed once. Two kinds of calls
-can be faster. Winograd's and Fourier's algorithms multiply less often, and tensors that fit into
-the L2 cache need not travel.
+Williams, Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009. The limit holds
+for a direct convolution. Every element of ``touched(problem)`` is read from DRAM or written to it
+once, and every product is computed once. Two kinds of calls can be faster: Winograd's and Fourier's
+algorithms multiply less often, and tensors in the L2 cache need no DRAM.
 
-Elements are counted, not the 32-byte sectors in which DRAM transfers them, and what an activation
-computes is not counted. So a strided problem may be further from what is possible than its limit
-says.
+Elements are counted, not the 32-byte sectors of DRAM's transfers, and activations' operations are
+not counted. So a strided problem's true limit may be higher.
 
-A type's rate is that of the fastest unit that computes it without rounding the operands further.
-Tensor cores count for depthwise convolutions and narrow groups too, at their full rate: they can
-compute these as products with banded matrices (Chen et al., *ConvStencil*, PPoPP 2024), so the rate
-of the other units is no bound. Emulation of a type by sums of narrower ones is left out.
+A type's rate is the rate of the fastest unit that computes it without rounding the operands
+further. Tensor cores count at their full rate for depthwise convolutions and narrow groups too.
+They can compute these as products with banded matrices (Chen et al., *ConvStencil*, PPoPP 2024).
+Emulation of a type by sums of narrower ones is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from cudnn_autotune.engines.problem import DTYPES, ConvProblem
 
 Bound = Literal["memory", "compute", "launch"]
 TF32 = "tf32"
-# The arithmetics that represent the operands of each exactly.
+# For each type, the arithmetics that represent its operands exactly.
 _EXACT_IN: Mapping[str, tuple[str, ...]] = {
     "float16": ("float16", TF32, "float32", "float64"),
     "bfloat16": ("bfloat16", TF32, "float32", "float64"),
@@ -44,17 +42,17 @@ class Peaks:
     """The highest rates that were measured on a GPU.
 
     Raises:
-        ValueError: a rate or time is not above 0, an arithmetic is unknown, or float64, whose units
-            can compute every type, is missing.
+        ValueError: a rate or time is not above 0, an arithmetic is unknown, or float64 is missing,
+            whose units can compute every type.
     """
 
     bytes_per_ms: float
     """Bytes of DRAM traffic in a millisecond, reading and writing together."""
     flops_per_ms: Mapping[str, float]
-    """Floating-point operations in a millisecond, by arithmetic (``ARITHMETICS``), without those
-    that the GPU lacks. A multiplication and an addition are two."""
+    """Floating-point operations in a millisecond, by each arithmetic of ``ARITHMETICS`` that the
+    GPU has. A multiplication and an addition are two."""
     launch_ms: float
-    """Milliseconds from one kernel's start to the next one's, if they do nothing."""
+    """Milliseconds from the start of an empty kernel to the next one's."""
 
     def __post_init__(self) -> None:
         if unknown := self.flops_per_ms.keys() - _EXACT_IN.keys():
@@ -103,17 +101,17 @@ class Limit:
         return time_ms / self.limit_ms
 
     def gain_ms(self, time_ms: float) -> float:
-        """Returns the milliseconds that a call of ``time_ms`` could become faster, 0 or more."""
+        """Returns the milliseconds, 0 or more, between a call's ``time_ms`` and the limit."""
         return max(0.0, time_ms - self.limit_ms)
 
 
 class Touched(NamedTuple):
-    """The parts of its tensors that a convolution needs: elements of each, and products of two."""
+    """Counts of a convolution's needed elements and products."""
 
     inputs: int
     """Elements of the input that some output depends on."""
     weights: int
-    """Elements of the weight that ever meet the input, and not its padding only."""
+    """Elements of the weight that meet the input, not only its padding."""
     outputs: int
     """Elements of the output that depend on some input."""
     products: int
@@ -138,8 +136,8 @@ def operations(problem: ConvProblem) -> int:
 
 
 def bytes_moved(problem: ConvProblem) -> int:
-    """Returns the bytes that ``problem`` must read or write: of each operand the elements that are
-    touched, the whole result, and bias, residual and slopes."""
+    """Returns the bytes that ``problem`` must read or write: each operand's touched elements, the
+    whole result, and bias, residual and slopes."""
     found = touched(problem)
     elements = {
         "fprop": found.inputs + found.weights + math.prod(problem.output_shape),
@@ -153,7 +151,7 @@ def bytes_moved(problem: ConvProblem) -> int:
 
 
 def touched(problem: ConvProblem) -> Touched:
-    """Counts the parts that are needed, in time proportional to the sum of the kernel's sizes."""
+    """Counts the needed parts, in time proportional to the sum of the kernel's sizes."""
     batch, channels = problem.input_shape[:2]
     filters, depth = problem.weight_shape[:2]
     inputs, outputs = batch * channels, batch * filters
@@ -193,7 +191,7 @@ def _along(problem: ConvProblem, d: int) -> Touched:
 
 
 def _covered(ranges: Iterable[tuple[int, int]]) -> int:
-    """Counts the whole numbers that lie in some of the ranges, whose ends belong to them."""
+    """Counts the whole numbers in the union of closed ranges."""
     count, end = 0, -1
     for first, last in sorted(ranges):
         count += max(0, last - max(first, end + 1) + 1)

@@ -1,4 +1,4 @@
-"""The result of a sampling mode and its evidence, all of which can be written as plain JSON."""
+"""The result of a sampling mode and its evidence, which plain JSON can represent."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Measurement:
 
     candidate: Candidate
     time_ms: float | None
-    """Milliseconds of a call in short batches, with all candidates under the same clock; None where
-    the mode does not time."""
+    """Milliseconds of a call in short batches, all candidates under one clock; None if the mode
+    does not time."""
     samples: int
     """Timed launches behind ``time_ms``."""
     low_ms: float | None = None
     high_ms: float | None = None
-    """The confidence interval of ``time_ms`` in milliseconds; None where the mode gives none."""
+    """The confidence interval of ``time_ms`` in milliseconds; None if the mode gives none."""
     sustained_ms: float | None = None
-    """Milliseconds of a call when it runs alone until the clock is steady, with a hot cache; None
-    if it was not measured."""
+    """Milliseconds of a call that runs alone until the clock is steady, with a hot cache; None if
+    not measured."""
     eliminated: str = ""
-    """The reason for which it was eliminated; empty for a candidate that stayed to the end."""
+    """The reason for its elimination; empty for a candidate that stayed to the end."""
     runs: str = ""
-    """The text of the candidate that this one runs and whose times it has, where PyTorch's own path
-    is one of cuDNN's plans; else empty."""
+    """If PyTorch's own path runs a plan of cuDNN's, the text of that candidate, whose times it has;
+    else empty."""
 
     @property
     def reported_ms(self) -> float | None:
@@ -40,8 +40,8 @@ class Measurement:
         return self.sustained_ms or self.time_ms
 
     def score(self, burst_weight: float) -> float:
-        """Returns ``sustained_ms * time_ms ** burst_weight``, of which the least wins; infinity if
-        the candidate had no sustained run."""
+        """Returns ``sustained_ms * time_ms ** burst_weight``; the least score wins. It is infinity
+        without a sustained run."""
         if self.sustained_ms is None:
             return math.inf
         return self.sustained_ms * (self.time_ms or 1.0) ** burst_weight
@@ -58,14 +58,14 @@ class Evidence:
     rule: str = ""
     """The rule that decided: ``fastest``, ``tie: less workspace``, ..."""
     tied: tuple[str, ...] = ()
-    """Texts of the chosen candidate, of those whose times do not differ significantly from its own,
-    and of those within the tie width of the fastest."""
+    """Texts of the chosen candidate, of candidates without a significant difference to it, and of
+    candidates within the tie width of the fastest."""
     burst_weight: float = 0.0
-    """Weight, 0 to 1, of the time in short batches: the candidate with the least
-    ``log(sustained_ms) + burst_weight * log(time_ms)`` wins among those with sustained runs."""
+    """Weight, 0 to 1, of the time in short batches. Of the candidates with sustained runs, the
+    least ``log(sustained_ms) + burst_weight * log(time_ms)`` wins."""
     sustained_reach: float = 1.1
-    """Factor, 1 or more, to the leader's time in the race below which candidates had sustained
-    runs."""
+    """Factor, 1 or more. Candidates within this factor of the leader's time in the race had
+    sustained runs."""
     regret_bound: float | None = None
     """Largest relative loss of the chosen candidate to the fastest (0.01: 1 %), at
     ``confidence``; None if no bound is claimed."""
@@ -83,15 +83,14 @@ class Evidence:
     throttle_reasons: tuple[str, ...] = ()
     """NVML's names of the reasons seen for a clock below the highest."""
     disturbed: int = 0
-    """Number of samples in races that are more than six standard deviations off."""
+    """Number of samples in races with more than six standard deviations of error."""
     budget_ms: float | None = None
-    """The budget of wall time in milliseconds if it left something out; else None."""
+    """The budget of wall time in milliseconds if it cut the search short; else None."""
     remarks: tuple[str, ...] = ()
     """Further remarks, such as that the budget ran out."""
     provisional: str = ""
-    """Why the choice is not final, such as that candidates were left out for want of memory. It
-    serves until another search may find a better one, and no store keeps it. Empty if it is
-    final."""
+    """The reason why the choice is not final, such as candidates left out for lack of memory; empty
+    if it is final. A provisional choice serves until the next search, and no store keeps it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.burst_weight <= 1:
@@ -101,14 +100,15 @@ class Evidence:
 
     @property
     def rule_in_words(self) -> str:
-        """The rule; where others could not be told from the fastest, it is the fastest so far."""
+        """The rule; "fastest so far, undecided" if others could not be distinguished from the
+        fastest."""
         is_open = len(self.tied) > 1 or any("undecided" in remark for remark in self.remarks)
         return "fastest so far, undecided" if self.rule == "fastest" and is_open else self.rule
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The result of a search: every candidate that it timed or rejected, the chosen one first."""
+    """The result of a search: every timed or rejected candidate, the chosen one first."""
 
     ranking: tuple[Measurement, ...]
     total_samples: int

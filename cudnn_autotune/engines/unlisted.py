@@ -22,23 +22,23 @@ MATMUL = replace(OWN_PATH, text="matmul", rank=OWN_PATH.rank - 1)
 """A convolution as one matrix product, by cuBLAS: a 1x1 one over all pixels, or one whose kernel is
 as large as the input."""
 
-# cuDNN compiles these engines at run time and lists only one of their kernels, where another is
-# often faster. Each engine has a portfolio of KERNEL_CFG values that comes near the best of all of
-# them (dgrad with 78, wgrad with 70; docs/findings/kernel-portfolio.md). The first one is the only
-# one that ``auto`` compiles. The numbers belong to the version of cuDNN that is the outer key.
+# cuDNN compiles these engines at run time and lists one kernel of each, but another is often
+# faster. Each engine has a portfolio of KERNEL_CFG values that comes near the best of all of them
+# (dgrad with 78, wgrad with 70; docs/findings/kernel-portfolio.md). ``auto`` compiles the first one
+# only. The numbers belong to the version of cuDNN that is the outer key.
 KERNEL_CFGS = {(9, 19): {78: (1, 0, 4, 8, 9, 20, 30, 40), 70: (0, 9)}}
 _KNOB = "KERNEL_CFG"
-# Engines that cuDNN compiles at run time, and that are hardly ever the fastest where the filters
-# have fewer elements for each pixel of the output than this number. Engine 71 (fprop) was on one of
-# 92 layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took
-# at least 1.46 times the best (docs/findings/fallback-mode.md). Engine 52 (fprop with a bias,
-# residual or ReLU) was never the fastest in MobileNetV3 and HiFi-GAN, where the precompiled engines
-# 39 and 41 do the same.
+# Engines that cuDNN compiles at run time, each with a number. With fewer filter elements for each
+# pixel of the output than this number, the engine is hardly ever the fastest. Engine 71 (fprop) was
+# on one of 92 layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this
+# number it took at least 1.46 times the best (docs/findings/fallback-mode.md). Engine 52 (fprop
+# with a bias, residual or ReLU) was never the fastest in MobileNetV3 and HiFi-GAN, where the
+# precompiled engines 39 and 41 do the same.
 SELDOM_FASTEST = {(9, 19): {71: math.inf, 70: 100.0, 52: math.inf}}
-# Engines that cuDNN compiles at run time, and that hardly ever gain anything where filters have one
-# tap. The listed kernel of engine 78 (dgrad) gained 2 % on one of 15 such layers, and took at least
-# 1.04 times the best on the others (docs/findings/fallback-mode.md). The kernel that ``auto``
-# compiles took 1.67 times the best on the one of them on which it was measured.
+# Engines that cuDNN compiles at run time and that hardly ever win with filters of one tap. The
+# listed kernel of engine 78 (dgrad) gained 2 % on one of 15 such layers, and took at least 1.04
+# times the best on the others (docs/findings/fallback-mode.md). The kernel that ``auto`` compiles
+# was measured on one of them, and took 1.67 times the best.
 NOT_FOR_ONE_TAP = {(9, 19): (78,)}
 # Beyond this number of output channels of a group, and below this number of elements of a filter,
 # cuDNN's engines for an activation are faster than ``implicit_gemm_1d`` on some layers of HiFi-GAN.
@@ -65,8 +65,8 @@ def kernel_cfgs(cudnn_version: int) -> Mapping[int, tuple[int, ...]]:
 
 
 def is_seldom_fastest(candidate: Candidate, problem: ConvProblem | None) -> bool:
-    """Returns whether to compile a candidate mostly costs more than it gains, by what is known of
-    the version of cuDNN as in :func:`kernel_cfgs`. Those of mode A, which PyTorch compiles, do not
+    """Returns whether compiling a candidate mostly costs more than it gains, as known for the
+    version of cuDNN (:func:`kernel_cfgs`). Candidates of mode A, which PyTorch compiles, do not
     count."""
     if not candidate.is_compiled or candidate.heuristic_mode == "A":
         return False
@@ -84,12 +84,12 @@ def is_seldom_fastest(candidate: Candidate, problem: ConvProblem | None) -> bool
 
 
 def timed_by_pytorch(problem: ConvProblem | None, listed: Iterable[Candidate]) -> list[Candidate]:
-    """Returns what PyTorch's benchmark mode times by default, but for what is known to be slow.
+    """Returns the candidates that PyTorch's benchmark mode times by default, without slow ones.
 
-    That is the first ten of mode A and of what mode FALLBACK lists after them; PyTorch has no plan
-    that adds a bias. Of two-dimensional layers in ``channels_last`` without groups, what mode
-    FALLBACK lists was measured (docs/findings/fallback-mode.md): of these, and of unknown problems,
-    the first ten of mode A are returned.
+    PyTorch times the first ten of modes A and FALLBACK, in this order, and has no plan that adds a
+    bias. For two-dimensional layers in ``channels_last`` without groups, mode FALLBACK was measured
+    to be slow (docs/findings/fallback-mode.md). For these, and for unknown problems, the first ten
+    of mode A are returned.
 
     Args:
         listed: candidates in the order of :meth:`Candidate.place`.
@@ -108,22 +108,22 @@ def timed_by_pytorch(problem: ConvProblem | None, listed: Iterable[Candidate]) -
 
 
 def _is_small_product(problem: ConvProblem) -> bool:
-    """Returns whether images of one pixel are multiplied with a small matrix, as in squeeze and
-    excitation."""
+    """Returns whether the problem is a small matrix product with images of one pixel, as in squeeze
+    and excitation."""
     is_product = problem.groups == 1 and math.prod(problem.input_shape[2:]) == 1
     return is_product and bytes_moved(problem) < _SMALL_BYTES
 
 
 def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candidate]) -> bool:
-    """Returns whether the package has a kernel among the candidates that is faster than every
-    engine that cuDNN compiles at run time.
+    """Returns whether a kernel of the package among the candidates is faster than every engine that
+    cuDNN compiles at run time.
 
-    Such are those of groups in ``channels_last``, for layers without dilation that have as many
-    channels out as in. On an H200 they took at most 0.87 of the time of these engines, on the 45
-    layers and directions on which one of these was the fastest of cuDNN's
-    (docs/results/h200.md#kernels). So is ``implicit_gemm_1d`` in fprop where filters are narrow and
-    not short: it took at most 0.93 of the best of all engines on such layers
-    (docs/results/h200.md#kernels_1d).
+    Two kinds of kernels are, measured on an H200:
+
+    - Kernels of groups in ``channels_last``, without dilation and with equal numbers of channels:
+      at most 0.87 of the best of these engines, on 45 layers (docs/results/h200.md#kernels).
+    - ``implicit_gemm_1d`` in fprop with narrow filters that are not short: at most 0.93 of the best
+      of all engines (docs/results/h200.md#kernels_1d).
     """
     own = {c.id.name for c in candidates if c.id.is_implementation and not is_users(c.text)}
     if problem is None or problem.memory_format == torch.contiguous_format:
@@ -144,7 +144,7 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
 
 def _cudnn_version() -> int:
     """Returns the version of the process's cuDNN. With a CPU-only torch, which can replay
-    recordings, it is the latest of which something is known."""
+    recordings, it is the latest known one."""
     if extension_available():
         return _C.cudnn_runtime_version()
     major, minor = max(KERNEL_CFGS)
@@ -158,9 +158,9 @@ def _known(found: Mapping[tuple[int, int], _KnownT], cudnn_version: int) -> _Kno
 
 
 def other_kernels(listed: Iterable[Candidate]) -> list[Candidate]:
-    """Returns the portfolio of each engine in ``listed`` that has one, without what is listed.
+    """Returns the portfolios of the engines in ``listed``, without the listed candidates.
 
-    ``workspace_bytes`` is that of the listed config: the plan's own is not known until it is built.
+    ``workspace_bytes`` is the listed config's: a plan's own is not known before it is built.
     """
     listed = list(listed)
     portfolios = kernel_cfgs(_cudnn_version())
@@ -191,8 +191,8 @@ def other_kernels(listed: Iterable[Candidate]) -> list[Candidate]:
 def without_cudnn(
     problem: ConvProblem, gpu: Gpu | None, workspace_limit: int | None = None
 ) -> list[Candidate]:
-    """Returns PyTorch's own path, a matrix product where the problem is one, and what the
-    registered implementations offer on ``gpu`` (None: not known, so nothing)."""
+    """Returns PyTorch's own path, a matrix product if the problem is one, and the registered
+    implementations' offers on ``gpu`` (None: unknown, so no offers)."""
     own = [OWN_PATH, MATMUL] if _C.is_matmul(problem.native()) else [OWN_PATH]
     if gpu is None:
         return own

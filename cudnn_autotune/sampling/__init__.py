@@ -1,4 +1,4 @@
-"""Keeps the sampling modes by name; :func:`register` adds one."""
+"""The sampling modes by name; :func:`register` adds one."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ __all__ = [
 
 VARIABLE = "CUDNN_AUTOTUNE_SAMPLING"
 _places: dict[str, str | None] = {}
-"""The names of all modes, and where the package's lie, as ``module:name``. Compiled graphs are
-guarded by it, so it changes only when a mode is registered."""
+"""The names of all modes; for the package's, their places as ``module:name``. Compiled graphs have
+a guard on it, so it changes only when a mode is registered."""
 _strategies: dict[str, Strategy] = {}
-"""The modes that were asked for."""
+"""The modes in use so far, and users' modes."""
 
 
 def register(strategy: Strategy) -> None:
@@ -69,11 +69,11 @@ def register(strategy: Strategy) -> None:
 
 
 def register_places(places: Mapping[str, str]) -> None:
-    """Makes modes available that are imported when they are first asked for.
+    """Makes modes available that are imported at their first use.
 
     Args:
-        places: the module of each mode, and the name of the mode or its class there, as
-            ``module:name``, by the mode's name.
+        places: by a mode's name, its module and its name or its class's name there, as
+            ``module:name``.
     """
     for name, place in places.items():
         _C.register_sampling(name)
@@ -84,11 +84,11 @@ def check(name: object, argument: str | None = None) -> str:
     """Returns ``name`` if a mode of that name is registered. Compilers trace it.
 
     Args:
-        argument: what the error text calls the name; None stands for the environment variable if
-            the name comes from it, else for ``sampling``.
+        argument: the name's noun in the error text; None stands for the environment variable if the
+            name comes from it, else for ``sampling``.
 
     Raises:
-        ValueError: no mode of that name is registered; the text lists those that are.
+        ValueError: no mode of that name is registered; the text lists the registered ones.
     """
     if isinstance(name, str) and name in _places:
         return name
@@ -111,7 +111,7 @@ def get(name: object) -> Strategy:
 
 
 def traits(name: object) -> Traits:
-    """Returns what the mode of that name declares; raises as :func:`get`."""
+    """Returns the traits of the mode of that name; raises as :func:`get`."""
     return traits_of(get(name))
 
 

@@ -1,10 +1,8 @@
 """``auto``, the default: a short race of the few candidates that usually win.
 
-A first call waits for it, so it costs about what PyTorch's benchmark mode costs. It looks at what
-PyTorch times by default (``timed_by_pytorch``), at the first ten of mode A (with a bias: of each
-kind, see ``Candidate.is_unfused``), and compiles one kernel of each engine that is compiled at run
-time. What seldom changes the choice is left to ``race`` and ``sustained``: the rest of the list,
-further kernels, engines that are seldom the fastest, and how the board throttles.
+A first call waits for it, so its cost is about that of PyTorch's benchmark mode. :class:`Shortlist`
+has its candidates. The modes ``race`` and ``sustained`` look at what seldom changes the choice: the
+rest of the list, further kernels, engines that are seldom the fastest, and the board's throttling.
 """
 
 from __future__ import annotations
@@ -25,28 +23,35 @@ from cudnn_autotune.sampling.strategy import Candidates
 # The most precompiled candidates of mode A that are timed, of each kind (fused, unfused). It is
 # PyTorch's default for torch.backends.cudnn.benchmark_limit.
 _MOST_LISTED = 10
-# The order of an implementation's offers says little about which is the fastest: of 144 recorded
-# layers and directions on which a kernel of the package won, the first offer did on 45, and one of
-# the first four on 142 (docs/results/h200.md#kernels).
+# The first offer of an implementation is often not the fastest. A kernel of the package won on 144
+# recorded layers and directions: the first offer on 45, one of the first four on 142
+# (docs/results/h200.md#kernels).
 _MOST_OFFERS = 4
 # Engines for most activations are all compiled at run time, and PyTorch has no plan with one. The
 # fastest is nearly always among the first of mode A.
 _MOST_COMPILED = 4
-# Mode B hardly ever lists a faster one than these two, and a query of it takes twice as long.
+# Mode B hardly ever lists a faster one than these two modes, and its query takes twice as long.
 _MODES = ("A", "FALLBACK")
 
 
 class Shortlist:
     """The candidates of a problem that usually win (a ``sampling.strategy.Candidates``).
 
-    They are what PyTorch's benchmark mode times (with an activation: the first of mode A that are
-    compiled at run time, and no others that are), the first precompiled ones of mode A, what won on
-    similar problems, PyTorch's own path, the first offers of each implementation, and one kernel of
-    each engine that is compiled at run time: what won on a similar problem, or else the one of its
-    portfolio that is the best most often, or else the first that is listed. Engines that are seldom
-    the fastest are left out, unless PyTorch would time them or they won on a similar problem. So
-    are all engines that are compiled at run time where the package has a faster kernel, unless
-    PyTorch would run them by default or they won on a similar problem.
+    Source: how many; unless:
+
+    - winners on similar problems: all, with one compiled kernel of each engine;
+    - what PyTorch's benchmark mode times: up to 10; unless there is an activation;
+    - mode A, compiled at run time: 4; only with an activation, unless a kernel of ours is faster;
+    - mode A, precompiled: 10 of each kind (``Candidate.is_unfused``);
+    - mode FALLBACK, precompiled: all, for a problem that nothing else computes;
+    - PyTorch's own path: always;
+    - implementations: 4 offers of each;
+    - engines compiled at run time: 1 kernel of each, the winner on a similar problem, else the
+      first of its portfolio, else the listed one; unless there is an activation, the engine is
+      seldom the fastest, or a kernel of ours is faster.
+
+    An engine that is seldom the fastest, or slower than ours, stays if it won on a similar problem.
+    A seldom fastest one also stays if PyTorch would time it.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -109,14 +114,14 @@ class Shortlist:
         return self._similar
 
     def other_kernels(self, engines: Collection[str]) -> list[Candidate]:
-        """Returns the kernels of some engines (``Candidate.engine_name``), compiled at run time,
-        that are not in the list."""
+        """Returns the kernels, not in the list, of some engines (``Candidate.engine_name``) that
+        are compiled at run time."""
         return [c for c in self._other_kernels if c.engine_name in engines]
 
 
 def few(candidates: Candidates, limit: int = 0) -> list[Candidate]:
-    """Returns the candidates of the trial of a new size: what won on similar problems, the first of
-    mode A that is not compiled at run time, and the first of each other way that is not."""
+    """Returns the candidates of a new size's trial: winners on similar problems, the first
+    precompiled one of mode A, and the first precompiled one of each other kind."""
     first = [c for c in candidates.of_mode("A") if not c.is_compiled][:1]
     beyond = [c for c in candidates.beyond() if c != OWN_PATH or not candidates.aten_uses_cudnn]
     others = first_of_each(c for c in beyond if c.engine is None and not c.is_compiled)

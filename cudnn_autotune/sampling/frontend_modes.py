@@ -1,11 +1,11 @@
 """``sample_once``, ``median_of_three``, ``till_stable``: cuDNN's own sampling techniques.
 
 They call ``cudnn_frontend::time_sorted_plan`` itself: one warm-up, then single launches between
-events, each of which is waited for. ``till_stable`` takes samples until one is not at least 5 %
-faster than the best before it (100 at most), and reports the best: with 1 to 2 % of jitter that is
-the best of two. These stopping rules are cuDNN's.
+events, with a wait after each. ``till_stable`` takes samples (100 at most) until one is not at
+least 5 % faster than the best before it, and reports the best. With 1 to 2 % of jitter that is the
+best of two. These stopping rules are cuDNN's.
 
-Where PyTorch would not use cuDNN, its own kernels then take turns with the winner for a few rounds.
+If PyTorch would not use cuDNN, its own kernels then take turns with the winner for a few rounds.
 With a budget, candidates are sampled in the list's order until the time is over.
 """
 
@@ -62,12 +62,12 @@ class FrontendMode:
 def _within(
     budget: Budget, technique: str, listed: Sequence[Candidate], timer: Timer, limit: int
 ) -> tuple[Selection, int]:
-    """Runs cuDNN's search over as much of the list as the budget allows.
+    """Runs cuDNN's search over the part of the list that the budget allows.
 
     The first candidate, which PyTorch would run, is built and sampled in any case.
 
     Returns:
-        The selection, and how many candidates were left out.
+        The selection, and the number of candidates left out.
     """
     compiled = [c for c in listed[1:] if c.is_compiled]
     too_many = set(compiled[budget.compilable(len(compiled), _COMPILING_SHARE) :])
@@ -87,7 +87,7 @@ def _within(
 
 
 def _time_ms(entry: Measurement) -> float:
-    assert entry.time_ms is not None  # cuDNN's search ranks only what it has timed
+    assert entry.time_ms is not None  # cuDNN's search ranks only the plans that it has timed
     return entry.time_ms
 
 

@@ -1,4 +1,4 @@
-"""``heuristic``: the first plan of cuDNN's heuristics; nothing is timed."""
+"""``heuristic``: the first plan of cuDNN's heuristics, without timing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Heuristic:
             return Selection(
                 (Measurement(OWN_PATH, None, 0),), 0, Evidence(rule=rule, tied=(OWN_PATH.text,))
             )
-        # Modes B and FALLBACK are queried only if the modes before have no candidate that runs.
+        # Modes B and FALLBACK are queried only if no candidate of earlier modes runs.
         for mode in ("A", "B", "FALLBACK"):
             first = timer.runnable(candidates.of_mode(mode), limit=1)
             if first:

@@ -1,8 +1,9 @@
-"""One race over all problems of a model: the next round goes where the step can still gain most.
+"""One race over all problems of a model: the problem with the largest possible gain has the next
+round.
 
 A problem's search is a sequence of steps (``search.steps``): its screening, then rounds of a race.
-The races of all problems take turns. What a step of the model is expected to lose is the sum, over
-its calls, of the time of a call and the expected loss of its leader. While plans of one problem are
+The races of all problems take turns. The expected loss of a model's step is a sum over its calls:
+the time of a call, times the expected relative loss of its leader. While plans of one problem are
 compiled, the GPU measures others.
 """
 
@@ -20,12 +21,12 @@ from cudnn_autotune.sampling.search import race_late, steps
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 
-# The race ends once the step is expected to lose no more than this, relative.
+# The race ends once the step's expected relative loss is no more than this.
 STEP_LOSS = 0.002
 _TOGETHER = "raced together with the model's other problems"
 _CUT_SHORT = "the race of the model was cut short"
-# Further kernels of an engine are compiled if the first one comes this near to the best: kernels of
-# one engine differ by less wherever one of them wins (docs/findings/kernel-portfolio.md).
+# Further kernels of an engine are compiled if the first one comes this near to the best: if one
+# kernel of an engine wins, its others differ by less (docs/findings/kernel-portfolio.md).
 _NEAR = 1.15
 
 ProblemT = TypeVar("ProblemT")
@@ -40,8 +41,8 @@ def rules() -> RaceRules:
 def steps_in_model(
     found: SearchState, candidates: Candidates, limits: Limits
 ) -> Generator[None, None, None]:
-    """Takes the steps of ``search.steps`` over the short list of ``auto``, and then over the other
-    kernels of the engines compiled at run time whose first kernel was near the best."""
+    """Takes the steps of ``search.steps`` over the short list of ``auto``, then over further
+    kernels. These are of engines compiled at run time whose first kernel was near the best."""
     shortlist = Shortlist(candidates)
     yield from steps(found, shortlist, limits)
     if not found.is_raced or limits.benchmark_limit:
@@ -68,9 +69,9 @@ class Entrant(Generic[ProblemT]):
     is_cut: bool = False
     """Whether the budget or an interruption ended its search."""
     step_ms: float = 0.0
-    """The time of its calls in a step, in milliseconds; 0 as long as nothing was timed."""
+    """The time of its calls in a step, in milliseconds; 0 before a candidate is timed."""
     loss_ms: float = 0.0
-    """Milliseconds of a step that its leader is expected to cost beyond the fastest candidate."""
+    """Expected milliseconds of a step by which its leader is slower than the fastest candidate."""
     urgency: float = 0.0
     """The expected loss over the GPU time of the next round."""
 
@@ -121,8 +122,8 @@ class Entrant(Generic[ProblemT]):
 
 
 def is_final(selection: Selection) -> bool:
-    """Returns whether a selection is one of a model's race that was not cut short. A first call in
-    mode ``auto`` looks at less."""
+    """Returns whether a selection is of a model's race that was not cut short. A first call in mode
+    ``auto`` looks at fewer candidates."""
     return _TOGETHER in selection.evidence.remarks
 
 
@@ -130,7 +131,7 @@ class ModelRace(Generic[ProblemT]):
     """The race of all problems of a model.
 
     Args:
-        entrants: the problems; those that are likely to matter most first.
+        entrants: the problems, those with probably the largest effect first.
         decided: called with each problem as soon as its search is over.
         is_out_of_time: returns whether the budget is spent.
         report: called before each step of a search.
@@ -153,8 +154,8 @@ class ModelRace(Generic[ProblemT]):
         self._target = target
 
     def expected_loss(self) -> float:
-        """Returns by how much, relative, the step's convolutions are expected to be slower than
-        with the fastest candidates; infinity as long as some problem was not timed."""
+        """Returns the relative time that the step's convolutions are expected to lose to the
+        fastest candidates; infinity as long as some problem was not timed."""
         if any(not e.step_ms and not e.is_over for e in self.entrants):
             return float("inf")
         step_ms = sum(e.step_ms for e in self.entrants)
@@ -163,7 +164,7 @@ class ModelRace(Generic[ProblemT]):
     def run(self) -> None:
         """Races until the step's expected loss is small enough, or the time is over.
 
-        On KeyboardInterrupt the searches end as they are, and what was raced is decided.
+        On KeyboardInterrupt the searches end as they are, and raced problems are decided.
         """
         try:
             while (entrant := self._next()) is not None:

@@ -24,7 +24,7 @@ class Policy:
     benchmark: int = 0
     """The most candidates that the mode may time; 0 stands for all."""
     probe: int | None = None
-    """The number of the probe that the call belongs to (``tuning.probing``); None for any other."""
+    """The number of the call's probe (``tuning.probing``); None outside of a probe."""
 
     def __post_init__(self) -> None:
         check_mode_name(self.mode, "sampling")
@@ -33,7 +33,7 @@ class Policy:
 
     @classmethod
     def of_call(cls, mode: str, workspace_limit: int, benchmark_limit: int) -> Policy:
-        """Returns the policy of a call, in C++'s numbers: a workspace limit of -1 is none, and a
+        """Returns the policy of a call from C++'s numbers: a workspace limit of -1 is None, and a
         benchmark limit below 0 is the number of a probe."""
         workspace = None if workspace_limit < 0 else workspace_limit
         if benchmark_limit < 0:

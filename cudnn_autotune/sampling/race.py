@@ -1,4 +1,4 @@
-"""``race``: candidates take turns until one is the fastest, or until it no longer matters.
+"""``race``: turns of all candidates until one is the fastest, or the difference no longer matters.
 
 It measures the time of short batches under a clock that all candidates share. On a board that
 reaches its power limit the order may be another one under sustained load: see ``sustained``.
@@ -23,35 +23,35 @@ from cudnn_autotune.timers.timer import Timer
 
 @dataclass(frozen=True)
 class FinalRules:
-    """The rules of the steady-state final (``sustained.mode``): which candidates run alone, how
-    long, and how their times are weighed."""
+    """The rules of the steady-state final (``sustained.mode``): the candidates that run alone,
+    their durations, and the weights of their times."""
 
     reach: float = 1.1
     """Largest time in the race of a contender, relative to the leader's."""
     most: int = 3
     """Most candidates in the first pass, the leader included. One more runs if one of them beats
-    the leader, and one more if PyTorch's candidate is among them, so that nothing is chosen over it
-    that has a longer steady time."""
+    the leader. One more runs if PyTorch's candidate is among them: no choice over it may have a
+    longer steady time."""
     again_chunks: int = 4
     """Chunks of 40 ms of each run in a further pass."""
     rerun_margin: float = 0.02
-    """Largest difference (log) to the best contender with which a candidate runs again."""
+    """Largest difference (log) to the best contender at which a candidate runs again."""
     most_again: int = 2
     """Most contenders that run again, beside the race's leader."""
     passes: int = 4
     """Most further passes, each in the reverse order of the one before."""
     confident: float = 1.0
-    """Standard deviations of the noise by which the best leads when the final ends."""
+    """The best's lead, in standard deviations of the noise, at which the final ends."""
     precise: float = 0.006
     """Relative noise at which the final ends as well, because a smaller gap does not matter."""
     equal: float = 0.005
-    """Relative gap by which a candidate must beat the race's leader to take its place. Among
-    other candidates within this of each other the time in the race decides, and in a tie there
-    the rules for ties."""
+    """Relative gap by which a candidate must beat the race's leader to take its place. Between
+    other candidates with a smaller gap the time in the race decides, and then the rules for
+    ties."""
     burst_weight: float = 0.1
     """The weight of log(time in the race) beside log(steady time). Both count, because in a model a
-    layer shares the clock with others. With this weight a candidate that is 5 % slower in the race
-    but 2 % faster in sustained runs wins."""
+    layer shares the clock with others. With this weight a candidate wins that is 5 % slower in the
+    race and 2 % faster in sustained runs."""
 
 
 def race_selection(found: SearchState) -> Selection | None:
@@ -79,9 +79,9 @@ def build_selection(
 
     Args:
         tied: candidates within the tie width of the fastest, the chosen one first.
-        rule: what decided.
+        rule: the rule that decided.
         unsure: candidates whose times do not differ significantly from the chosen one's.
-        final_rules: the rules of the final that decided; None where the race did.
+        final_rules: the rules of the final that decided; None if the race did.
     """
     burst_weight = 0.0 if final_rules is None else final_rules.burst_weight
     screening = found.screening
@@ -128,7 +128,7 @@ def build_selection(
 
 
 def _remarks(found: SearchState) -> tuple[str, ...]:
-    """Collects the remarks, without those of an earlier race that the next one has settled."""
+    """Collects the remarks, without those that a later race has settled."""
     remarks = list(found.remarks)
     screening = found.screening
     if screening.out_of_budget:
@@ -157,7 +157,7 @@ def _measurement(candidate: Candidate, found: SearchState) -> Measurement:
 
 
 class Final(Protocol):
-    """Decides after a race, where the race alone does not."""
+    """The decision after a race, for modes in which the race alone does not decide."""
 
     def select(self, found: SearchState) -> Selection | None:
         """Returns the selection; None if nothing runs any more."""
@@ -170,7 +170,7 @@ class Race:
     Args:
         name: what users pass as ``sampling=``.
         rules: the rules of the race.
-        narrowed: picks the candidates that it looks at; None: all of them.
+        narrowed: picks the candidates of the race; None: all of them.
         final: decides after the race; None: the race does.
         races_models, seconds: as of ``strategy.Traits``.
         seed: fixes the order of turns; None: random.
@@ -189,7 +189,7 @@ class Race:
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         if self.final is not None:
-            # The floor bounds no steady time, and what is faster may fail when it runs alone.
+            # The floor bounds no steady time, and a faster candidate may fail when it runs alone.
             limits = replace(limits, own_path_floor_ms=None)
         found = search(self._looked_at(candidates), timer, limits, self.rules, self.seed)
         if self.final is None or not found.is_raced:

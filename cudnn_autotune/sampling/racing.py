@@ -1,4 +1,4 @@
-"""Rounds in which candidates take turns and are eliminated one after the other.
+"""Rounds in which candidates take turns and are eliminated one by one.
 
 Each round runs one batch of every candidate that is still in the race, in mirrored random orders
 (``timers.turns``). Rounds find the cache cold and hot by turns: in a model an operand is partly in
@@ -54,8 +54,8 @@ class Standings(Generic[K]):
         return math.exp(self.log_time[candidate])
 
     def leads(self, but: K, among: Collection[K] | None = None) -> list[float]:
-        """Returns the upper bound of how much faster (log) each survivor (of those in ``among``)
-        but ``but`` may be than the best."""
+        """Returns an upper bound (log) of each other survivor's lead over the best. ``but`` is left
+        out; ``among`` restricts the survivors."""
         best = self.log_time[self.best]
         others = (c for c in (self.survivors if among is None else among) if c != but)
         return [best - self.log_time[c] + self.half_width[c] for c in others]
@@ -63,10 +63,10 @@ class Standings(Generic[K]):
     def judge(
         self, compared: Comparison, among: Sequence[K] | None = None
     ) -> list[tuple[K, K, float]]:
-        """Eliminates those that cannot be the fastest by a new comparison of the survivors.
+        """Eliminates candidates that cannot be the fastest, by a new comparison of the survivors.
 
         Args:
-            among: which of the survivors were compared; None: all.
+            among: the compared survivors; None: all.
 
         Returns:
             Each candidate that was eliminated, the best at this time, and the difference of their
@@ -92,12 +92,12 @@ class Standings(Generic[K]):
         return [c for c in self.survivors if self.log_time[c] - best <= tie_width]
 
     def indistinguishable(self) -> list[K]:
-        """Returns the survivors whose times do not differ significantly from the best one's."""
+        """Returns the survivors without a significant difference to the best one."""
         best = self.log_time[self.best]
         return [c for c in self.survivors if self.log_time[c] - best <= self.half_width[c]]
 
     def regret_bound(self, chosen: K, among: Collection[K] | None = None) -> float:
-        """Returns how much slower than the fastest ``chosen`` is at most, relative.
+        """Returns an upper bound of the relative loss of ``chosen`` to the fastest.
 
         Args:
             among: the survivors of which the fastest may be one; None: all.
@@ -106,8 +106,8 @@ class Standings(Generic[K]):
         return max(0.0, math.expm1(behind + max([0.0, *self.leads(chosen, among)])))
 
     def expected_loss(self) -> float:
-        """Returns by how much (log) the best is expected to be slower than the fastest: the sum of
-        what each other survivor may gain, which is an upper bound."""
+        """Returns an upper bound of the best's expected loss (log) to the fastest: the sum of each
+        other survivor's expected gain."""
         best = self.log_time[self.best]
         behind = (self.log_time[c] - best for c in self.survivors if c != self.best)
         return sum(expected_gain(log, self.error) for log in behind)
@@ -119,12 +119,12 @@ class Standings(Generic[K]):
         return time_ms / spread, time_ms * spread
 
 
-# A race that another one follows may stop once nobody can beat its best by more than this: nearer
-# candidates run in the next race, which tells them apart.
+# A race with a successor may stop once no candidate can beat its best by more than this. Nearer
+# candidates run in the next race, which distinguishes them.
 _FINALISTS_WITHIN = 0.03
 # Two rounds in each cache state are the least that has residuals.
 _FINALISTS_ROUNDS = 4
-# Such a race gets this share of a race's GPU time, so that both take little more time than one.
+# The share of a race's GPU time for such a race, so that both take little more time than one.
 _FINALISTS_SHARE = 0.4
 # If more than this share of the samples was disturbed, a few rounds may all have been hit: the
 # race takes three times as many rounds at least.
@@ -138,8 +138,7 @@ class RaceRules:
 
     confidence: float = 0.95
     tie_width: float = TIE_WIDTH
-    """Relative lead over the best at which a survivor keeps the race going: the race stops once
-    none can have it."""
+    """Relative lead over the best. The race stops once no survivor can have this lead."""
     least_rounds: int = 6
     most_rounds: int = 40
     batch_ms: float = 0.7
@@ -152,20 +151,20 @@ class RaceRules:
     most_gpu_ms: float = 400.0
     """GPU milliseconds after which any race stops."""
     warm_ms: float = 10.0
-    """Milliseconds for which the leader runs before the first round, so that the clock leaves
-    its idle state."""
+    """Milliseconds of the leader's runs before the first round, so that the clock leaves its idle
+    state."""
     caches: tuple[Cache, ...] = ("cold", "hot")
     """The cache states that rounds go through by turns (docs/findings/cold-and-hot.md)."""
     least_sigma: float = 0.0015
-    """Lower bound of the standard deviation of a sample's log time; it is that of batches on a
-    board without other load."""
+    """Lower bound of the standard deviation of a sample's log time, as on a board without other
+    load."""
     prior_sigma: float = 0.01
-    """Lower bound of the standard deviation while residuals have fewer than ``prior_freedom``
-    degrees of freedom; it is that of a usual board."""
+    """Lower bound of the standard deviation, as on a usual board, while residuals have fewer than
+    ``prior_freedom`` degrees of freedom."""
     prior_freedom: int = 12
 
     def for_finalists(self) -> RaceRules:
-        """Returns the rules of a race that only has to find the candidates for the next race."""
+        """Returns the rules of a race that only finds the candidates of the next race."""
         return replace(
             self,
             tie_width=_FINALISTS_WITHIN,
@@ -191,7 +190,8 @@ class RaceRules:
 
 
 class LeadCriterion(StoppingCriterion[Standings[Any]]):
-    """Stops once no survivor can beat the best by a tie width, or after ``rules.most_rounds``."""
+    """The criterion that no survivor can beat the best by a tie width, or ``rules.most_rounds`` is
+    reached."""
 
     def __init__(self, rules: RaceRules) -> None:
         self.rules = rules
@@ -210,8 +210,8 @@ class LeadCriterion(StoppingCriterion[Standings[Any]]):
 
 
 class RaceCriterion(LeadCriterion):
-    """Stops a race that has the GPU to itself: as ``LeadCriterion``, and when one candidate is
-    left, or the rules' GPU time or the budget is used up."""
+    """The criterion of a race without other load: ``LeadCriterion``, or one candidate is left, or
+    the rules' GPU time or the budget is used up."""
 
     def __init__(self, rules: RaceRules, budget: Budget) -> None:
         super().__init__(rules)
@@ -238,7 +238,7 @@ class RaceCriterion(LeadCriterion):
 UNDECIDED = "the race ended undecided"
 """The remark of a race that ran out of rounds or GPU time."""
 _REMARKS = {Reason.LIMIT: UNDECIDED, Reason.BUDGET: "the budget ended the race"}
-# Half width (log) of the confidence interval of a time that comes from one launch.
+# Half width (log) of the confidence interval of one launch's time.
 _ROUGH_HALF_WIDTH = 0.1
 _MOST_WARM_UP_CALLS = 200
 
@@ -257,7 +257,7 @@ class RaceOutcome(Standings[Candidate]):
     remarks: list[str] = field(default_factory=list)
 
     def add_round(self, samples: Mapping[str, Sample], calls: Mapping[Candidate, int]) -> None:
-        """Counts a round in which each candidate that did not fail has a sample, by its text."""
+        """Counts a round's samples, by candidate's text; failed candidates have none."""
         clocks = [s.clock_mhz for s in samples.values() if s.clock_mhz is not None]
         if clocks:
             self.clocks_mhz.append(float(np.mean(clocks)))
@@ -269,7 +269,7 @@ class RaceOutcome(Standings[Candidate]):
 
     @property
     def clock_mhz(self) -> float | None:
-        """The median over the rounds of the SM clock, to which ``log_time`` belongs."""
+        """The median SM clock over the rounds, to which ``log_time`` belongs."""
         return float(np.median(self.clocks_mhz)) if self.clocks_mhz else None
 
 
@@ -285,8 +285,7 @@ def race(
 
     Args:
         outcome: the result, which is complete once the iterator has ended or is closed.
-        rough_ms: the candidates, all of which have run before, and the rough time of a call of each
-            in milliseconds.
+        rough_ms: the candidates, which have all run before, with rough milliseconds of a call.
     """
     rules = _affordable(rules, rough_ms, budget)
     if not budget.affords(len(rules.caches) * sum(rough_ms.values())):
@@ -326,8 +325,8 @@ def race(
             rank_by_rough_times({c: rough_ms[c] for c in unjudged}, outcome)
         if criterion.reason in _REMARKS:
             outcome.remarks.append(_REMARKS[criterion.reason])
-        # The clock may have fallen since a candidate was eliminated, so that only its distance from
-        # the leader of that time is known.
+        # The clock may have fallen since an elimination: only the candidate's distance from its
+        # leader is known.
         for candidate, leader, behind in reversed(outcome.dropped):
             outcome.log_time[candidate] = outcome.log_time[leader] + behind
 
@@ -346,7 +345,7 @@ def _affordable(rules: RaceRules, rough_ms: dict[Candidate, float], budget: Budg
 
 
 def rank_by_rough_times(rough_ms: dict[Candidate, float], outcome: RaceOutcome) -> None:
-    """Ranks candidates by their rough times where there is no time for a round."""
+    """Ranks candidates by their rough times if there is no time for a round."""
     for candidate, ms in rough_ms.items():
         outcome.log_time[candidate] = math.log(ms)
         outcome.half_width[candidate] = _ROUGH_HALF_WIDTH

@@ -1,4 +1,4 @@
-"""Screening: one untimed and one timed launch of every candidate, to find those worth a race.
+"""Screening: one untimed and one timed launch of each candidate, which find those worth a race.
 
 The constants are from docs/findings/loading-kernels.md.
 """
@@ -13,20 +13,19 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.strategy import Budget
 from cudnn_autotune.timers.timer import Batch, Timer
 
-# A candidate that takes this many times as long as the best is eliminated. Under a power cap the
-# fastest loses at most a third of its clock, so that a slower candidate cannot catch up.
+# A candidate with this ratio to the best time is eliminated. Under a power cap the fastest loses at
+# most a third of its clock, so a slower candidate cannot catch up.
 SLOW = 1.5
 # No disturbance explains this ratio, so such a candidate is not timed a second time.
 _HOPELESS = 3.0
-# A candidate that takes this many times as long at its first, untimed run is not run again. A
-# launch may also take some milliseconds longer than it should (_DISTURBED_MS). The operating system
-# may delay the host for longer; so an engine's first config, on which the others depend, gets a
-# second run even then.
+# A candidate with this ratio in its first, untimed run is not run again. A disturbed launch may
+# also take some milliseconds more (_DISTURBED_MS). The operating system may delay the host for
+# longer: an engine's first config, on which the others depend, gets a second run even then.
 _ABSURD = 5.0
 _DISTURBED_MS = 10.0
 _HELD_UP_MS = 50.0
-# If all configs of an engine so far, or two in a row, are this many times slower than the best,
-# its other configs are left out.
+# If all configs of an engine so far, or two in a row, have this ratio to the best, its others are
+# left out.
 _ENGINE_SLOW = 5.0
 
 
@@ -37,8 +36,7 @@ class Screening:
     rough_ms: dict[Candidate, float] = field(default_factory=dict)
     """Milliseconds of one launch of each candidate that passed, in the order of screening."""
     eliminated: dict[Candidate, tuple[str, float | None]] = field(default_factory=dict)
-    """The reason for which each other candidate was eliminated, and its rough time if it has
-    one."""
+    """Each other candidate's reason for elimination, and its rough time if it has one."""
     out_of_budget: dict[Candidate, None] = field(default_factory=dict)
     """The eliminated candidates that might have passed with more time."""
     gpu_ms: float = 0.0

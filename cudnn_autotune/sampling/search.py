@@ -1,4 +1,4 @@
-"""Screens and races every candidate of a problem, as race, sustained and auto all begin."""
+"""The search that ``race``, ``sustained`` and ``auto`` share: screening, then races."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def at_once(steps: Iterator[None]) -> None:
 
 
 # The rest of heuristic mode B is screened only if one of its first candidates comes this near to
-# the best of mode A: further down it lists engines that take hundreds of times as long. Configs of
-# the families that lead in mode A are screened in any case: they are few, and one was 5 % faster
-# than all of mode A (a downsampling layer of ConvNeXt-B at batch size 8, on an H200).
+# the best of mode A: later ones take hundreds of times as long. Configs of mode A's leading
+# families are always screened. They are few, and one was 5 % faster than all of mode A (a
+# downsampling layer of ConvNeXt-B at batch size 8, on an H200).
 _FIRST_OF_B = 4
 _NEAR = 1.05
 _LEADING = 1.1
-# This many of the first race run in the second, with those that were still being compiled.
+# The number of candidates of the first race in the second, beside those that were being compiled.
 _FINALISTS = 6
-# Compiling may take all that is left of a limited budget where it often pays, and this share of it
-# where it seldom does (docs/findings/fallback-mode.md).
+# The share of a limited budget's rest for compiling candidates that are seldom the fastest. Others
+# may take it all (docs/findings/fallback-mode.md).
 _SELDOM_SHARE = 0.5
 
 
@@ -59,7 +59,7 @@ class _Groups:
     seldom: list[Candidate]
     """Candidates compiled at run time and seldom the fastest."""
     has_unfused: bool
-    """Whether cuDNN lists plans that leave a bias to PyTorch, and others that do not."""
+    """Whether cuDNN lists both plans that leave a bias to PyTorch and plans that add it."""
     compiled_first: Candidate | None
     """The candidate that PyTorch would run, if it is cuDNN's first plan and in ``often`` or
     ``seldom``."""
@@ -85,8 +85,8 @@ def search(
 def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterator[None]:
     """Screens and races every candidate; each step is the screening, or a round.
 
-    Those that are compiled at run time are built in the background, and a second race
-    compares them with the best of the others. A step ends before they are waited for.
+    Candidates compiled at run time are built in the background; a second race compares them with
+    the best of the others. A step ends before the wait for them.
     """
     rules, timer = found.rules, found.timer
     found.aten_is_cudnn = candidates.aten_uses_cudnn
@@ -100,8 +100,8 @@ def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterato
     _screen_precompiled(groups, found)
     found.unseen = [*groups.often, *groups.seldom]
     yield
-    # Few of those that seldom win pass the screening. So if only they are still to come, the first
-    # race goes on as long as a last one; else it is over when they are built.
+    # Few candidates that seldom win pass the screening. So if only these are still to come, the
+    # first race lasts as long as a last one; else it ends when the others are built.
     rough_ms = found.screening.rough_ms
     if rough_ms and not groups.often:
         yield from found.race(rough_ms, rules)
@@ -132,13 +132,13 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     listed, beyond = list(candidates.all()), list(candidates.beyond())
     # Winners on similar problems go first: a tight budget may not allow more.
     similar = [] if limits.benchmark_limit else list(candidates.similar())
-    # Mode FALLBACK lists what works rather than what is fast: on an H200 what is precompiled takes
-    # 1.2 to 900 times as long as the best of the others, and one launch up to a second. Only those
-    # compiled at run time are worth their time: engines with kernels beyond the listed one often
-    # win, and another engine won by 21 % on a layer of 230 channels, where the others have to copy
-    # the input first (docs/findings/fallback-mode.md).
+    # Mode FALLBACK lists plans that work rather than fast ones. On an H200 its precompiled plans
+    # take 1.2 to 900 times as long as the best of other modes, and one launch up to a second. Only
+    # plans compiled at run time are worth their time. Engines with kernels beyond the listed one
+    # often win, and another engine won by 21 % on a layer of 230 channels, where others copy the
+    # input first (docs/findings/fallback-mode.md).
     swept = {c.engine_name for c in beyond if c.is_compiled}
-    # The part of it that PyTorch times is raced all the same for problems that were not measured.
+    # The part that PyTorch times is raced all the same for problems that were not measured.
     timed = {c.text for c in timed_by_pytorch(candidates.problem, listed)}
     last = [
         c
@@ -185,8 +185,8 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
 def _not_compilable(
     candidates: Sequence[Candidate], seldom: Sequence[Candidate], first: set[str], budget: Budget
 ) -> dict[str, Candidate]:
-    """Returns the candidates, by their texts, that the budget does not allow to compile: those of
-    ``seldom`` come last, and get a share of it only. One stays if there is no other candidate."""
+    """Returns the candidates, by text, that the budget does not allow to compile. ``seldom`` comes
+    last and gets a share of it only. One stays if there is no other candidate."""
     waiting = [c for c in seldom if c.text not in first]
     others = [c for c in _without_doubles(candidates) if c not in seldom]
     often = [c for c in others if c.is_compiled and c.text not in first]
@@ -210,8 +210,7 @@ def _screen_precompiled(groups: _Groups, found: SearchState) -> None:
     similar = timer.runnable(groups.similar)
     ready = _without_doubles([*similar, *ready, *timer.runnable(without_engine)])
     if budget.is_limited:
-        # Nothing is chosen over PyTorch's own path unless that was timed, so it is screened in any
-        # case.
+        # PyTorch's own path is always screened: no candidate is chosen over it unless it was timed.
         ready.sort(key=lambda c: c.text != found.pytorchs)
     of_b = [c for c in timer.runnable(groups.of_b) if c.text not in {r.text for r in ready}]
     timer.prepare([*groups.often, *groups.seldom])
@@ -227,8 +226,8 @@ def _screen_precompiled(groups: _Groups, found: SearchState) -> None:
 
 
 def _screen_b(of_b: Sequence[Candidate], found: SearchState) -> None:
-    """Screens the first of mode B and those of a family that leads in mode A, and the rest of mode
-    B if the first are near to the best of mode A."""
+    """Screens the first of mode B and configs of mode A's leading families. The rest of mode B
+    follows if the first are near to the best of mode A."""
     timer, budget, screening = found.timer, found.budget, found.screening
     rough, best_of_a = screening.rough_ms, screening.best_ms
     leading = {c.config_family for c, ms in rough.items() if ms <= _LEADING * best_of_a}
@@ -245,7 +244,7 @@ def _screen_b(of_b: Sequence[Candidate], found: SearchState) -> None:
 
 
 def race_late(found: SearchState, *, is_unfinished: bool = False) -> Iterator[None]:
-    """Screens those that have been compiled and races them with the best of the others.
+    """Screens the candidates that have been compiled and races them with the best of the others.
 
     Args:
         is_unfinished: whether the others race once more in any case.

@@ -1,4 +1,4 @@
-"""The state of one search: what was screened, raced and run alone so far, and what it says."""
+"""The state of one search: the results of screening, races and sustained runs so far."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SearchState:
     sustained_clock_mhz: dict[Candidate, float] = field(default_factory=dict)
     """SM clock at the end of each candidate's last sustained run."""
     failed_sustained: dict[Candidate, str] = field(default_factory=dict)
-    """Candidates that failed in a sustained run, and the error."""
+    """Candidates that failed in a sustained run, with the error."""
     extra_gpu_ms: float = 0.0
     extra_samples: int = 0
     """GPU time and calls of the sustained runs."""
@@ -55,7 +55,7 @@ class SearchState:
         return bool(self.races and self.races[-1].survivors)
 
     def expected_loss(self) -> float:
-        """Returns by how much (log) the leader is expected to be slower than the fastest."""
+        """Returns the leader's expected loss (log) to the fastest."""
         unseen = _UNSEEN_LOSS if self.unseen else 0.0
         if not self.is_raced or not self.last.log_time:
             return _UNTIMED_LOSS + unseen
@@ -67,7 +67,7 @@ class SearchState:
 
     @property
     def pytorchs(self) -> str:
-        """The text of what PyTorch would run."""
+        """The text of the candidate that PyTorch would run."""
         return OWN_PATH.text if self.own_path_plan is None else self.own_path_plan.text
 
     @property
@@ -76,14 +76,14 @@ class SearchState:
 
     @property
     def failed(self) -> dict[Candidate, str]:
-        """Candidates that failed after screening, and the error."""
+        """Candidates that failed after screening, with the error."""
         of_races = {c: why for outcome in self.races for c, why in outcome.failed.items()}
         return of_races | self.failed_sustained
 
     @property
     def is_judged(self) -> bool:
-        """Whether every candidate was looked at, and raced against one that still runs or was far
-        slower in the screening. Otherwise no regret bound holds."""
+        """Whether each candidate was screened, and was far slower there or was raced against a
+        candidate that still runs. Otherwise no regret bound holds."""
         failed = self.failed
         led = {leader for outcome in self.races for _, leader, _ in outcome.dropped}
         was_held_again = any(not outcome.survivors for outcome in self.races)
@@ -92,21 +92,20 @@ class SearchState:
         return is_raced and is_seen and not any(c in failed for c in led)
 
     def ms(self, candidate: Candidate) -> float | None:
-        """Returns the time of a call by the latest race that the candidate ran in, at the clock of
-        the last race, or else its rough time; None if it has neither."""
+        """Returns a call's time in the candidate's latest race, at the clock of the last race, or
+        else its rough time; None if it has neither."""
         for outcome in reversed(self.races):
             if candidate in outcome.log_time:
                 return outcome.ms(candidate) * self._slowed_since(outcome)
         return self.screening.known_ms(candidate)
 
     def half_width(self, candidate: Candidate) -> float:
-        """Returns the half width (log) of its differences in the latest race that it ran in."""
+        """Returns the half width (log) of the differences in its latest race."""
         known = [o.half_width[candidate] for o in self.races if candidate in o.half_width]
         return known[-1] if known else math.inf
 
     def _slowed_since(self, outcome: RaceOutcome) -> float:
-        """Returns the factor by which candidates that ran in both races were slower in the last
-        one."""
+        """Returns the factor by which the candidates of both races were slower in the last one."""
         is_last = outcome is self.last
         return 1.0 if is_last else math.exp(_shift(outcome.log_time, self.last.log_time))
 
@@ -127,8 +126,8 @@ class SearchState:
     def race(
         self, rough_ms: dict[Candidate, float], rules: RaceRules
     ) -> Generator[None, None, None]:
-        """Races candidates, given with their rough times, and races again as long as no survivor is
-        left. Each step is a round."""
+        """Races candidates, given with their rough times, and races again as long as no survivor
+        runs. Each step is a round."""
         yield from self._race(rough_ms, rules)
         yield from self.race_again(rules)
 
@@ -137,7 +136,7 @@ class SearchState:
         yield from race(self.last, rough_ms, self.timer, self.budget, rules, self.rng)
 
     def rank_as_screened(self) -> None:
-        """Ranks the candidates by their screening, where a search ends before it has raced any."""
+        """Ranks the candidates by their screening, for a search that ends before a race."""
         rough_ms = self.screening.rough_ms
         if rough_ms and not self.races:
             self.races.append(RaceOutcome(survivors=list(rough_ms)))
@@ -145,9 +144,8 @@ class SearchState:
             self.remarks.append("the time allowed one launch of each candidate only")
 
     def race_again(self, rules: RaceRules) -> Iterator[None]:
-        """Races the candidates that were eliminated in comparison with survivors of the last race
-        if all of these have failed since, as far as they are near enough to their own best to pass
-        screening."""
+        """Races again if all survivors of the last race have failed since. It races the candidates
+        that these eliminated and that are near enough to their own best to pass screening."""
         while not self.last.survivors:
             times = self.timed()
             near = {c: ms for c, ms in times.items() if ms <= SLOW * min(times.values())}

@@ -1,4 +1,4 @@
-"""The statistics of a race: how interleaved rounds compare candidates, and how surely.
+"""The statistics of a race: differences between candidates in interleaved rounds, and their errors.
 
 The model of a sample is ``log(time of candidate i in round r) = mu_i + rho_r + noise``. Candidates
 that take turns share a round's disturbance ``rho_r`` (clock, temperature, another tenant), which
@@ -30,8 +30,9 @@ _DISTURBED = 6.0
 
 
 def medians(rows: Floats) -> Floats:
-    """Returns ``np.median`` of finite numbers along the last axis, without its checks, which take
-    most of the time on small tables: while ``online`` judges, callers wait for Python's lock."""
+    """Returns ``np.median`` of finite numbers along the last axis, without its checks. These take
+    most of the time on small tables, and while ``online`` judges, callers wait for Python's
+    lock."""
     half, is_odd = divmod(rows.shape[-1], 2)
     parted = np.partition(rows, half if is_odd else (half - 1, half))
     middle = parted[..., half]
@@ -47,8 +48,8 @@ def quantile(ordered: Floats, share: float) -> float:
 
 
 def expected_gain(behind: float, error: float) -> float:
-    """Returns the expectation of ``max(0, -x)`` for a normal ``x`` of mean ``behind``, which is
-    what one more look gains if a candidate seems to be slower by ``behind``.
+    """Returns the expectation of ``max(0, -x)`` for a normal ``x`` of mean ``behind``: the gain of
+    one more look at a candidate that seems to be slower by ``behind``.
 
     It is the expected improvement of Jones, Schonlau & Welch (J. Global Optimization 13, 1998).
 
@@ -109,8 +110,8 @@ class Comparison:
 
     @property
     def is_out(self) -> NDArray[np.bool_]:
-        """For each candidate, whether it cannot be the fastest, even by its best round. So one that
-        was only disturbed now and then stays."""
+        """For each candidate, whether it cannot be the fastest, even by its best round. So a
+        candidate with occasional disturbances stays."""
         lowest = np.minimum(self.log_time, self.at_best)
         return np.asarray(lowest - self.log_time[self.best] > self.half_width)
 
@@ -125,12 +126,11 @@ def compare(
 ) -> Comparison:
     """Compares candidates by rounds. The rounds of each cache state are fitted on their own.
 
-    Where a cache state has only one round all are fitted together, since one round by itself has no
-    residuals.
+    If a cache state has only one round, all are fitted together: one round alone has no residuals.
 
     The half width is ``1.25 s sqrt(2 / R) sqrt(2 ln(2 N log2(R + 1) / delta))``: a normal tail for
-    the difference of two medians, with a union bound over the N candidates and over the looks that
-    a race takes (Maron & Moore, Hoeffding Races, NIPS 1993, have the scheme).
+    the difference of two medians. A union bound covers the N candidates and a race's looks (the
+    scheme of Maron & Moore, Hoeffding Races, NIPS 1993).
 
     Args:
         groups: log times, rounds by candidates, one array for each cache state.

@@ -1,5 +1,5 @@
-"""The interface of a sampling mode: it is given candidates, a timer measures them, and the mode
-decides within a budget."""
+"""The interface of a sampling mode: a mode gets candidates, a timer that measures them, and a
+budget."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cudnn_autotune.timers.timer import Timer
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of what a sampling mode may spend."""
+    """The bounds of a sampling mode's effort."""
 
     benchmark_limit: int = 0
     """Most candidates of cuDNN that may be timed, in their order; 0: all."""
     budget_ms: float | None = None
-    """Wall time in milliseconds that the choice may take, plan building included; None: no limit.
+    """Most wall time of the choice in milliseconds, plan building included; None: no limit.
     Candidates beyond the budget are left out, and the evidence says so. PyTorch's own path (the
-    heuristics' first plan where that is cuDNN) is timed at any cost. For ``online`` the
-    budget bounds how long the caller's calls wait for building and checking, but not the turns."""
+    heuristics' first plan, if it uses cuDNN) is timed at any cost. For ``online`` the budget bounds
+    the calls' waits for building and checking, but not the turns."""
     own_path_floor_ms: float | None = None
-    """Time in milliseconds that PyTorch's own path takes at least; None: not known. A search
-    without a budget times it last, and only if nothing else is as fast as that: its first call may
-    be one of PyTorch's benchmark mode, which takes as long as a search."""
+    """Least time in milliseconds of PyTorch's own path; None: unknown. A search without a budget
+    times that path last, and only if no candidate is faster than this: its first call may run
+    PyTorch's benchmark mode, which takes as long as a search."""
 
 
 def check_mode_name(name: object, argument: str) -> str:
@@ -47,11 +47,11 @@ def check_mode_name(name: object, argument: str) -> str:
 
 
 class Candidates(Protocol):
-    """The candidates of one problem. cuDNN is asked for them when they are first needed."""
+    """The candidates of one problem, queried from cuDNN when they are first needed."""
 
     @property
     def problem(self) -> ConvProblem | None:
-        """The problem, where it is known."""
+        """The problem, if it is known."""
 
     def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
         """Returns the candidates of heuristic mode ``A``, ``B`` or ``FALLBACK`` that no mode before
@@ -62,7 +62,7 @@ class Candidates(Protocol):
 
     def beyond(self) -> Sequence[Candidate]:
         """Returns the candidates that no heuristic lists: PyTorch's own path (``OWN_PATH``), then
-        others, such as what implementations offer."""
+        others, such as implementations' offers."""
 
     def similar(self) -> Sequence[Candidate]:
         """Returns the candidates that were chosen for similar problems, the nearest problem's
@@ -76,7 +76,7 @@ class Candidates(Protocol):
 class Strategy(Protocol):
     """A sampling mode. ``name`` is what users pass as ``sampling=``.
 
-    It may declare more about itself by attributes, which are those of :class:`Traits`.
+    It may declare the attributes of :class:`Traits`.
     """
 
     @property
@@ -86,42 +86,41 @@ class Strategy(Protocol):
         """Chooses a candidate.
 
         Returns:
-            The selection; None if no candidate runs, in which case ATen's convolution serves the
-            problem.
+            The selection; None if no candidate runs, and ATen's convolution serves the problem.
         """
 
 
 Shortlister = Callable[[Candidates, int], Sequence[Candidate]]
-"""(candidates, ``Limits.benchmark_limit``) -> those that a mode looks at."""
+"""(candidates, ``Limits.benchmark_limit``) -> the candidates that a mode looks at."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """The attributes by which a mode declares what it is; one that it lacks has the value here."""
+    """The optional attributes of a mode, with their defaults."""
 
     times: bool = True
-    """Whether it times candidates. One that does not chooses on the caller's own tensors, and saves
-    nothing if a new size is served by what won nearby."""
+    """Whether it times candidates. A mode that does not chooses on the caller's own tensors, and
+    gains nothing if a new size is served by a neighbour's choice."""
     decides_later: bool = False
-    """Whether a trial decides by the caller's later calls, as in ``online``, among the candidates
+    """Whether a trial in the caller's later calls decides, as in ``online``, among the candidates
     of ``shortlist``. ``select`` is then for audits, and models cannot be tuned beforehand."""
     races_models: bool = False
-    """Whether a model's problems are tuned in one race of all of them, within ``budget_s``, instead
-    of by ``select``, one after the other."""
+    """Whether a model's problems are tuned in one common race within ``budget_s``, instead of one
+    by one by ``select``."""
     shortlist: Shortlister | None = None
-    """The candidates that it looks at. Where they are known, they are compiled ahead; None: the
-    mode takes what is compiled, or compiles itself."""
+    """The candidates that it looks at, which are compiled ahead; None: the mode takes compiled
+    ones, or compiles itself."""
     seconds: float = 0.6
-    """Approximate duration of a choice on an H200, by which an audit divides its time."""
+    """Approximate seconds of a choice on an H200, by which an audit divides its time."""
 
 
 def everything(candidates: Candidates) -> list[Candidate]:
-    """Returns all candidates, those that were chosen for similar problems first."""
+    """Returns all candidates, the choices for similar problems first."""
     return [*candidates.similar(), *candidates.all(), *candidates.beyond()]
 
 
 def traits_of(strategy: Strategy) -> Traits:
-    """Returns what a mode declares.
+    """Returns a mode's traits.
 
     Raises:
         TypeError: an attribute has another type than in :class:`Traits`, or a mode that decides
@@ -147,7 +146,7 @@ _COMPILING_MS = 450.0
 
 
 class Budget:
-    """Compares ``limits.budget_ms`` with the timer's wall clock; None is no limit."""
+    """The rest of ``limits.budget_ms`` by the timer's wall clock; None is no limit."""
 
     def __init__(self, timer: Timer, limits: Limits) -> None:
         self._timer = timer
@@ -160,7 +159,7 @@ class Budget:
 
     @property
     def cut_short_ms(self) -> float | None:
-        """The budget in milliseconds if it has left something out so far; else None."""
+        """The budget in milliseconds if candidates were left out so far; else None."""
         return self._budget_ms if self._has_refused else None
 
     def left_ms(self) -> float:
@@ -173,7 +172,8 @@ class Budget:
         return self._allows(self.left_ms() >= wall_ms)
 
     def compilable(self, count: int, share: float = 1.0) -> int:
-        """Returns how many of ``count`` configs can be compiled in a share of the time left."""
+        """Returns the number, of ``count`` configs, that can be compiled in a share of the time
+        left."""
         if not self.is_limited:
             return count
         side_by_side = self._timer.build_threads
@@ -187,5 +187,5 @@ class Budget:
 
 
 def left_unseen(count: int, of: int) -> str:
-    """Returns the remark on candidates that were not timed because of the budget."""
+    """Returns the remark on candidates that the budget left out."""
     return f"the budget left {count} of {of} candidates unseen"

@@ -1,4 +1,4 @@
-"""Rules that choose among candidates which are about equally fast."""
+"""Rules that choose between about equally fast candidates."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cudnn_autotune.engines.configs import Candidate
 
-# Candidates within this of the fastest (relative) are equally fast: processes differ by more.
+# Candidates within this relative distance of the fastest are equally fast: processes differ by
+# more.
 TIE_WIDTH = 0.005
-# No measurement resolves smaller differences (relative) than this: then cuDNN's order decides, so
-# that runs agree. Otherwise time decides: in 3 of 24 ties that cuDNN's order had decided on H200s
+# No measurement resolves smaller relative differences than this: then cuDNN's order decides, so
+# that runs agree. Otherwise time decides. On H200s cuDNN's order had decided 24 ties: in 3 of them
 # the other one, measured as 0.3 to 0.5 % faster, was faster by 1.4 to 2.3 %.
 _INDISTINGUISHABLE = 0.002
 
@@ -50,7 +51,7 @@ def break_ties(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
     ordered = sorted(times, key=keys)
     if len(ordered) < 2:
         return ordered, "fastest"
-    # The decisive rule is the last one that was needed to separate the first from all others.
+    # The decisive rule is the last one needed to separate the first from all others.
     first, *others = map(keys, ordered)
     decisive = max(_first_difference(first, other) for other in others)
     return ordered, f"tie: {_RULES[decisive]}"

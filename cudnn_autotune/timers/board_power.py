@@ -1,17 +1,17 @@
-"""Corrects the time of a call to the board's power limit, by readings of the power.
+"""Correction of a call's time to the board's power limit, by readings of the power.
 
-A board that is held at its limit mostly draws a little more or less. An H200's controller changes
-the clock every tenth of a second or more, so that sustained runs of 0.16 s of one engine differ by
-some 2 % in their clocks and times. The power gives the error of such a run. With ``P ~ f **
-EXPONENT`` and ``t ~ f ** -s``, a call that took ``t`` at ``P`` takes ``t * (P / P_limit) ** (s /
-EXPONENT)`` in the long run, when ``P`` is the limit. ``s`` is 1 for an engine that is bound by
-computing and 0 for one that is bound by memory. It is estimated from how the times of a run's
-batches change with their clocks. Corrected in this way, runs of one engine differ by half a
-percent. The constants are from docs/findings/power-limit.md.
+A board at its power limit mostly draws a little more or less. An H200's controller changes the
+clock every tenth of a second or more. So sustained runs of 0.16 s of one engine differ by some 2 %
+in their clocks and times. The power gives the error of such a run. Assume ``P ~ f ** EXPONENT`` and
+``t ~ f ** -s``. A call that took ``t`` at ``P`` takes ``t * (P / P_limit) ** (s / EXPONENT)`` in
+the long run, when ``P`` is the limit. ``s`` is 1 for an engine bound by computing and 0 for one
+bound by memory. It is estimated from the times and clocks of a run's batches. Corrected in this
+way, runs of one engine differ by half a percent. The constants are from
+docs/findings/power-limit.md.
 
 One run in twelve is nowhere near the limit: after too much power the controller takes the clock
 down by up to a fifth, and slowly back. Such a run takes up to a fifth more time than in the long
-run; by its power that is known to 1 or 2 %.
+run. Its power gives this excess to 1 or 2 %.
 
 Readings are of instant power (NVML_FI_DEV_POWER_INSTANT). On an H200 each is a mean over some 25 ms
 that ended some 10 ms before the reading appears. A new one comes every 100 ms (see Yang et al.,
@@ -33,17 +33,17 @@ EXPONENT = 1.85
 WINDOW_S = 0.025
 LATE_S = 0.010
 ARRIVAL_MS = 30.0
-"""Milliseconds from the start of a run in which the clock, and maybe a reading, still belong to
-the work before it."""
+"""Milliseconds from a run's start in which the clock, and maybe a reading, still belong to earlier
+work."""
 NEAR = 0.1
-"""Relative distance of a reading from the limit beyond which it is less accurate: the controller
-is still adjusting."""
+"""Relative distance from the limit beyond which a reading is less accurate: the controller
+adjusts."""
 FAR = 0.25
-"""Relative distance of a reading from the limit beyond which it is not used."""
+"""Relative distance from the limit beyond which a reading is not used."""
 # Boards hold their power a percent below the limit.
 _HELD = 0.99
 _LONGEST_S = 2 * WINDOW_S
-# The prior that a candidate is bound by the clock counts as four batches whose clocks differ by a
+# The prior, a candidate bound by the clock, counts as four batches whose clocks differ by a
 # percent.
 _PRIOR_SQUARES = 4 * 0.01**2
 
@@ -51,14 +51,14 @@ _PRIOR_SQUARES = 4 * 0.01**2
 def of_batches(
     durations_s: Sequence[float], end_s: float, readings: Iterable[PowerReading]
 ) -> list[float | None]:
-    """Returns for each batch the reading whose window has the batch's middle in it, or None.
+    """Returns for each batch the reading whose window contains the batch's middle, or None.
 
     Readings count only while the power limit held the clock, and where batches fill the whole
     window. A reading is a poor estimate for a batch that is much longer than its window.
 
     Args:
         durations_s: durations of batches that ran one after another.
-        end_s: when the last one was over, by the clock of the readings.
+        end_s: the end of the last one, by the clock of the readings.
     """
     ends = end_s - sum(durations_s) + np.cumsum(durations_s)
     starts = ends - np.asarray(durations_s, dtype=float)
@@ -83,7 +83,7 @@ def arrived(durations_ms: Sequence[float]) -> int:
 def clock_sensitivity(times_ms: Sequence[float], clocks_mhz: Sequence[float | None]) -> float:
     """Returns ``s`` of ``t ~ f ** -s``, from 0 to 1, for batches of one candidate.
 
-    It is about 1 where the clock hardly moved or is not known: most convolutions are bound by it.
+    It is about 1 if the clock hardly moved or is unknown: most convolutions are bound by it.
     """
     known = [(t, f) for t, f in zip(times_ms, clocks_mhz, strict=True) if f is not None]
     if not known:
@@ -103,7 +103,7 @@ def at_limit_ms(
     exponent: float = EXPONENT,
     within: float = NEAR,
 ) -> list[float]:
-    """Returns, for each reading, what a call takes at the power limit.
+    """Returns, for each reading, the time of a call at the power limit.
 
     Args:
         times_ms, clocks_mhz, powers_w: samples of batches of one candidate, in their order.
@@ -111,7 +111,7 @@ def at_limit_ms(
         since: number of the first batch that counts; readings of an earlier one do not.
         exponent: exponent of the power as a function of the clock.
         within: readings further from the limit (relative) do not count. If the clock is unknown,
-            none beyond ``NEAR`` does, because the clock might be the highest already.
+            the bound is ``NEAR``, because the clock might be the highest already.
     """
     if board.power_limit_w is None:
         return []

@@ -28,13 +28,13 @@ from cudnn_autotune.timers.timer import Batch, GpuState, Sample, in_portions
 _MOST_THREADS = 12
 # Calls shorter than this are replayed from a CUDA graph: the host could not enqueue them in time.
 _GRAPH_BELOW_MS = 0.05
-# The host enqueues this many batches before the GPU starts, and stays ahead. Of calls that are
-# shorter than enqueuing one, or a graph's node, it enqueues all before
+# The host enqueues this many batches before the GPU starts, and stays ahead. It enqueues all
+# batches before if a call, or a graph's node, is shorter than its launch
 # (docs/findings/layer-in-its-model.md).
 _LEAD = 3
 _OUTRUN_MS = 0.015
-# A cold batch rotates over this many sets of operands at most. If these do not fill the cache, it
-# is flushed (docs/findings/cold-and-hot.md).
+# The most sets of operands over which a cold batch rotates. If these do not fill the cache, it is
+# flushed (docs/findings/cold-and-hot.md).
 _MOST_SETS = 64
 _FLUSH_L2_MULTIPLE = 2
 
@@ -44,8 +44,8 @@ Built = list[tuple["_C.Plan | None", str]]
 """Pairs of a plan and an empty text, or of None and the reason why there is no plan; one for each
 text."""
 Refusal = Callable[[str, "_C.Plan"], str]
-"""(text, plan) -> why the candidate must not run, or an empty text. Raises OutOfMemoryError where
-there is no memory to find out."""
+"""(text, plan) -> the reason why the candidate must not run, or an empty text. Raises
+OutOfMemoryError if memory is short."""
 _NO_MEMORY = "out of memory: it could not be checked"
 
 
@@ -55,12 +55,10 @@ class GpuTimer:
     Args:
         problem: the convolution.
         search: cuDNN's engines for it, on the tensors' device.
-        operands: as ``engines.problem.Operands``, of which the one that the operation writes is
-            overwritten.
-        builders: threads that build what timers prepare; None: the timer starts its own.
-        begun: the plans of single candidates, by their texts, whose building has begun elsewhere.
-        refusal: asked once of each candidate before it runs; says why it must not run on
-            ``operands``, or nothing.
+        operands: as ``engines.problem.Operands``; the result is overwritten.
+        builders: threads for :meth:`prepare`; None: the timer starts its own.
+        begun: plans by candidates' texts, whose building has begun elsewhere.
+        refusal: called once for each candidate before it runs on ``operands``.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class GpuTimer:
         self._last_ms: dict[str, float] = {}
         self._seen: dict[str, Candidate] = {}
         self._errors: dict[str, str] = {}
-        # The memory that candidates need which were left out for want of it; None: it is not known.
+        # The memory that the candidates left out for lack of it need; None: unknown.
         self._wanted: dict[str, int | None] = {}
         self._not_built: set[str] = set()
 
@@ -191,7 +189,8 @@ class GpuTimer:
         return sum(b.calls * self._last_ms.get(b.candidate.text, 0.0) for b in batches)
 
     def _lead(self, batches: Sequence[Batch]) -> int:
-        """Returns how many batches the host must be ahead so that the GPU never waits for it."""
+        """Returns the number of batches by which the host must be ahead so that the GPU never waits
+        for it."""
         times = [self._last_ms.get(batch.candidate.text) for batch in batches]
         if any(time_ms is None for time_ms in times):
             return 0  # a batch's candidate has never run
@@ -234,7 +233,7 @@ class GpuTimer:
         return Selection(ranking, len(timed), Evidence(remarks=(why,))) if ranking else None
 
     def progress_report(self, problem_text: str) -> str:
-        """Returns what was measured so far as a sentence, for the note of an error."""
+        """Returns the measurements so far as a sentence, for the note of an error."""
         known = sorted(self._last_ms.items(), key=lambda item: item[1])
         times = ", ".join(f"{text} {ms:.4g} ms" for text, ms in known) or "nothing yet"
         return f"While a convolution was tuned ({problem_text}); measured until then: {times}."
@@ -244,19 +243,20 @@ class GpuTimer:
         self._wanted[""] = None
 
     def lacking(self) -> Lacking:
-        """Returns what the search did without, and another one may have; called once it is over,
-        and the timer closed."""
+        """Returns the resources that this search lacked and another may have. It is called after
+        the search, with the timer closed."""
         not_built = self._not_built - self.plans.keys()
         wanted = self._wanted.values()
         least = min((size for size in wanted if size is not None), default=0)
         if not least and wanted:
-            # More than there is: as much again as the operands take.
+            # More than the operands' bytes once more.
             least = available_bytes(self._device) + bytes_of(self._operands)
         to_build = min(not_built, default="")
         return Lacking(least, sum(map(bool, self._wanted)), len(not_built), to_build=to_build)
 
     def close(self) -> None:
-        """Frees the timer's GPU memory. The plans stay; what no thread has begun is not built."""
+        """Frees the timer's GPU memory. The plans stay; builds that have not begun are
+        cancelled."""
         for _, future in self._building:
             future.cancel()
         self._collect()
@@ -288,7 +288,7 @@ class GpuTimer:
             self._collect()
         missing = self._missing(candidates)
         compiled = [c for c in missing if c.is_compiled]
-        # Plans that are not compiled build in microseconds, and need no threads.
+        # Precompiled plans build in microseconds, and need no threads.
         for some, threads in (
             ([c for c in missing if not c.is_compiled], 1),
             (compiled, min(len(compiled), CORES, _MOST_THREADS)),
@@ -299,10 +299,10 @@ class GpuTimer:
         return [c for c in candidates if c.text in self.plans]
 
     def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Allocates one workspace for all and returns the candidates that it is large enough for.
+        """Allocates one workspace for all and returns the candidates for which it is large enough.
 
-        It is as large as the largest that can be had, and has room for the timer to place a
-        candidate's workspace on several pages.
+        It is the largest needed one for which there is memory, with room to place a candidate's
+        workspace on several pages.
         """
         had = self._workspace_bytes()
         room = (_C.PlanTimer.PLACES - 1) * _C.PlanTimer.PLACE_BYTES
@@ -331,8 +331,8 @@ class GpuTimer:
         return size + bytes_of(self._operands) <= total
 
     def _use_workspace(self, size: int) -> None:
-        """Allocates ``size`` bytes, or raises OutOfMemoryError and keeps the old workspace. What a
-        candidate writes beside its workspace hits no tensor of the caller's."""
+        """Allocates ``size`` bytes, or raises OutOfMemoryError and keeps the old workspace. A
+        candidate's write beside its workspace hits no tensor of the caller's."""
         workspace = with_room(size, self._device)
         if self._native is not None:
             self._native.set_workspace(workspace)
@@ -351,7 +351,8 @@ class GpuTimer:
         return self._native
 
     def _cold_operands(self) -> tuple[list[Operands], int]:
-        """Returns the sets of operands of cold batches, and how many bytes to write before one."""
+        """Returns the sets of operands of cold batches, and the number of bytes to write before
+        one."""
         sets = cold_sets(self._problem, self._operands, _MOST_SETS)
         if fills_cache(self._problem, self._operands):
             return sets, 0

@@ -1,4 +1,5 @@
-"""Records what a search lacked and a later one may have: memory, and plans that failed to build."""
+"""The resources that a search lacked and a later one may have: memory, and plans that did not
+build."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# Names of errors of cuDNN, CUDA, NVRTC, C++, Python and the system for what is short now and need
-# not be later. A kernel that a GPU or a version does not support fails by other names.
+# Names of errors of cuDNN, CUDA, NVRTC, C++, Python and the system for resources that are short now
+# and may not be later. A kernel that a GPU or a version does not support fails by other names.
 _PASSING = re.compile(
     r"out.?of.?memory"  # torch, CUDA_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_OUT_OF_MEMORY
     r"|ALLOC(ATION)?_FAILED"  # CUDNN_STATUS_ALLOC_FAILED, ..._HOST_ALLOCATION_FAILED
@@ -31,13 +32,13 @@ def is_passing(error: str) -> bool:
 
 @dataclass(frozen=True)
 class Lacking:
-    """The resources that a choice was made without. It is true if there are any."""
+    """The resources that were short when a choice was made. It is true if there are any."""
 
     memory_bytes: int = 0
-    """The least GPU memory, in bytes, with which the search could have done more; 0 if it was not
-    short."""
+    """The least GPU memory, in bytes, with which the search could have done more; 0 if memory
+    sufficed."""
     left_out: int = 0
-    """Number of candidates left out for want of memory."""
+    """Number of candidates left out for lack of memory."""
     not_built: int = 0
     """Number of candidates that failed to build for a reason that may pass."""
     check: bool = False
@@ -49,7 +50,7 @@ class Lacking:
         return self.memory_bytes > 0 or self.not_built > 0 or self.check
 
     def __str__(self) -> str:
-        """Says why the choice is not final; empty if it is."""
+        """Returns the reason why the choice is not final; empty if it is final."""
         reasons = []
         if self.left_out:
             reasons.append(f"{_candidates(self.left_out)} left out for want of memory")
@@ -62,7 +63,7 @@ class Lacking:
         return "; ".join(reasons)
 
     def and_memory(self, memory_bytes: int) -> Lacking:
-        """Returns this with one more candidate, which needs ``memory_bytes`` and was left out."""
+        """Returns this with one more left-out candidate, which needs ``memory_bytes``."""
         least = min(self.memory_bytes or memory_bytes, memory_bytes)
         return replace(self, memory_bytes=least, left_out=self.left_out + 1)
 
@@ -71,8 +72,8 @@ class Lacking:
         return replace(self, not_built=self.not_built + 1, to_build=self.to_build or text)
 
     def may_be_had(self, device: int, builds: Callable[[str], bool]) -> bool:
-        """Returns whether another search could do more now: memory is looked for, and allocated
-        once if it seems to be there; one of the candidates that failed to build is built.
+        """Returns whether another search could do more now. It allocates the memory once, if that
+        seems to be there, and builds one of the candidates that failed to build.
 
         Args:
             builds: builds a candidate, and returns False if it fails for a reason that may pass.
@@ -90,8 +91,8 @@ def _candidates(count: int) -> str:
 
 
 def available_bytes(device: torch.device | int) -> int:
-    """Returns the bytes that PyTorch's allocator can give on a CUDA device: those that are free and
-    those that it keeps unused, up to the process's share of the memory. They may be in pieces."""
+    """Returns the bytes, maybe in pieces, that PyTorch's allocator can give on a CUDA device: free
+    ones and cached unused ones, up to the process's share of the memory."""
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     unused = torch.cuda.memory_reserved(device) - allocated
@@ -104,7 +105,7 @@ def _has_room(size: int, device: int) -> bool:
         return False
     try:
         torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
-    except torch.OutOfMemoryError:  # it is in pieces
+    except torch.OutOfMemoryError:  # the memory is in pieces
         return False
     return True
 

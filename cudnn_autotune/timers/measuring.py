@@ -20,17 +20,16 @@ _L2_MULTIPLE = 5
 WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
 """The index of the operand (0: input, 1: weight, 2: output) that an operation writes."""
 ADDED = ("bias", "residual", "slope")
-"""Names of what a fused problem's operands may be from the fourth on, in their order."""
+"""Names of a fused problem's possible operands from the fourth on, in their order."""
 
 
 def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
     """Returns the operands of ``problem`` with normal random data, in its layout and dtype: input,
-    weight, output, and what a fused problem has of bias, residual and slopes. Each lies at an
-    address that has the problem's alignment for it, and no larger one; the one that the operation
-    writes is :func:`surrounded`.
+    weight, output, and a fused problem's bias, residual and slopes. Each has exactly the problem's
+    alignment. The result is :func:`surrounded`.
 
-    The data are not zeros, because zeros draw less power, so that engines run faster on them. They
-    are the same at each call, and no random numbers of the caller's are drawn.
+    The data are not zeros: zeros draw less power, so engines run faster on them. They are the same
+    at each call, and the caller's random generator is not used.
 
     Raises:
         ValueError: an alignment is less than one element.
@@ -63,8 +62,8 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
 
 
 def telling_operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
-    """Returns the same :func:`operands` each time, scaled so that results are about as large as
-    one: they tell a right output from a wrong one, and none overflows.
+    """Returns the same :func:`operands` each time, scaled to results of about one. They show
+    whether an output is right, and none overflows.
 
     Raises:
         OutOfMemoryError: there is no memory for them.
@@ -78,7 +77,7 @@ def telling_operands(problem: ConvProblem, device: torch.device | int | str = "c
 
 
 def terms(problem: ConvProblem) -> int:
-    """Returns how many products are summed to a number of the result, at most."""
+    """Returns the largest number of products that are summed to one element of the result."""
     kernels, channels, *taps = problem.weight_shape
     if problem.op == "wgrad":
         return problem.output_shape[0] * math.prod(problem.output_shape[2:])
@@ -86,9 +85,9 @@ def terms(problem: ConvProblem) -> int:
 
 
 def surrounded(problem: ConvProblem, data: Sequence[Tensor]) -> Operands:
-    """Returns ``data`` with another tensor for the result, which has a MiB of unused memory on both
-    sides. Some engines of cuDNN write behind their result (csrc/core/cudnn/errata.cpp), and what is
-    measured is checked only later: until then it must not spoil other tensors.
+    """Returns ``data`` with another tensor for the result, with a MiB of unused memory on both
+    sides. Some engines of cuDNN write behind their result (csrc/core/cudnn/errata.cpp). Candidates
+    are measured before they are checked, and must not spoil other tensors.
 
     Raises:
         OutOfMemoryError: there is no memory for another result.
@@ -111,8 +110,8 @@ def added_names(problem: ConvProblem) -> list[str]:
 
 
 def _aligned(like: Tensor, device: torch.device | int | str, alignment: int) -> Tensor:
-    """Returns new memory for a tensor of another one's form, which is aligned to ``alignment``
-    bytes, or to 32 or more if that is ``MOST_ALIGNED``."""
+    """Returns new memory for a tensor like another one, aligned to ``alignment`` bytes, or to 32 or
+    more if that is ``MOST_ALIGNED``."""
     ahead = alignment % MOST_ALIGNED // like.element_size()
     room = torch.empty(ahead + reach_of(like), dtype=like.dtype, device=device)
     return room.as_strided(like.shape, like.stride(), ahead)
@@ -126,8 +125,8 @@ def _surrounded(like: Tensor, device: torch.device | int | str, alignment: int) 
 
 
 def added_operands(problem: ConvProblem, added: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns the bias, the residual and the slopes, which are the operands of a problem from the
-    fourth on; None for what it does not have."""
+    """Returns the bias, the residual and the slopes from a problem's operands from the fourth on;
+    None for each that it does not have."""
     given = dict(zip(added_names(problem), added, strict=True))
     return [given.get(name) for name in ADDED]
 
@@ -156,7 +155,7 @@ def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
 
 
 def fills_cache(problem: ConvProblem, data: Operands) -> bool:
-    """Returns whether one call reads so much that it replaces all earlier data in the L2 cache."""
+    """Returns whether one call's reads replace all earlier data in the L2 cache."""
     return _read_bytes(problem, data) >= _wanted_bytes(data[0].device)
 
 
@@ -169,9 +168,9 @@ def _wanted_bytes(device: torch.device) -> int:
 
 
 def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) -> list[Operands]:
-    """Returns ``first`` and sets with copies of the operands that are read. Calls which rotate over
-    them do not find their operands in the L2 cache. There is one set where one call
-    :func:`fills_cache` by itself, at most ``most`` sets, and at most a quarter of free memory.
+    """Returns ``first`` and sets with copies of the operands that are read. Calls that rotate over
+    them do not find their operands in the L2 cache. One set suffices if one call
+    :func:`fills_cache`. There are at most ``most`` sets, in a quarter of the free memory.
 
     All sets write to the result of ``first``, as PyTorch's own path does, whose result the
     allocator puts at the same address each time. With a result of its own in each set an engine

@@ -1,7 +1,7 @@
-"""Measures the peaks of a GPU: the bandwidth of its DRAM, its arithmetic, and its launches.
+"""Measured peaks of a GPU: the bandwidth of its DRAM, its arithmetic, and its launches.
 
-Each is the least time of some batches of launches, because a GPU that is disturbed, or whose clock
-still rises, is only ever slower. All batches together take some 0.3 s.
+Each is the least time of some batches of launches: disturbances and a rising clock only make a GPU
+slower. All batches together take some 0.3 s.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def measure(device: torch.device | int | str = "cuda") -> Peaks:
 
 
 def _bandwidth() -> float:
-    """Bytes that DRAM moves in a millisecond: the best of reading, of copying, and of adding, which
-    reads twice what it writes. Which is the fastest depends on the memory."""
+    """Returns DRAM's bytes in a millisecond, in the fastest of reading, copying and adding (two
+    reads, one write). The memory decides which is the fastest."""
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     enough = _L2_MULTIPLE * gpu.L2_cache_size
     free = _MEMORY_SHARE * torch.cuda.mem_get_info()[0]
@@ -77,7 +77,7 @@ def _bandwidth() -> float:
 
 
 def _random(*shape: int) -> list[Tensor]:
-    """Returns two tensors of random numbers, none of which is drawn from the caller's generator."""
+    """Returns two tensors of random numbers, without the caller's generator."""
     generator = torch.Generator("cuda").manual_seed(0)
     return [torch.randn(shape, generator=generator, device="cuda") for _ in range(2)]
 
@@ -89,7 +89,7 @@ def _arithmetics() -> list[str]:
 
 
 def _arithmetic(name: str) -> float:
-    """Operations of a large matrix product in a millisecond."""
+    """Returns the operations of a large matrix product in a millisecond."""
     dtype = DTYPES_BY_NAME.get(name, torch.float32)
     free = _MEMORY_SHARE * torch.cuda.mem_get_info()[0]
     sides = [side for side in _SIDES if 3 * side**2 * dtype.itemsize <= free]
@@ -116,8 +116,8 @@ def _precision(wanted: str) -> Iterator[None]:
 
 
 def _launch_ms() -> float:
-    """Milliseconds from a kernel to the next, of tiny ones in a CUDA graph: from there the host
-    cannot be what they wait for."""
+    """Returns the milliseconds from one tiny kernel's start to the next one's, in a CUDA graph,
+    where no kernel waits for the host."""
     one = torch.zeros(1, device="cuda")
     one.add_(1)  # loads the kernel
     graph = torch.cuda.CUDAGraph()
@@ -129,14 +129,14 @@ def _launch_ms() -> float:
 
 
 def _least_ms(call: Call) -> float:
-    """Milliseconds of a call in the fastest batch."""
+    """Returns the milliseconds of a call in the fastest batch."""
     call()
     calls = max(1, round(_BATCH_MS / max(_batch_ms(call, 1), 1e-3)))
     return min(_batch_ms(call, calls) for _ in range(_BATCHES))
 
 
 def _batch_ms(call: Call, calls: int) -> float:
-    """Milliseconds of a call in a batch."""
+    """Returns the milliseconds of a call in a batch."""
     with Stopwatch() as watch:
         for _ in range(calls):
             call()

@@ -46,17 +46,17 @@ def time_in_turns(
     rounds: int = _ROUNDS,
     warmup_calls: int = _WARMUP_CALLS,
 ) -> dict[str, float]:
-    """Returns the time of a call of each program, in milliseconds, after some calls of each.
+    """Returns the milliseconds of a call of each program, after some untimed calls of each.
 
-    It is the median of the first program, and of another one that times the median of their ratios
-    in one round: the clock may drift from round to round by more than the programs differ.
+    The first program's time is its median. Another one's is that median times the median of their
+    ratios within a round: between rounds the clock may drift by more than the programs differ.
 
     Args:
-        with_host: whether what the host takes counts where the GPU waits for it. Else the GPU gets
-            most of a call's work before it begins with it.
+        with_host: whether the GPU's waits for the host count. Else the GPU gets most of a call's
+            work before it begins.
         batch_ms: milliseconds that a program runs in its turn, in one call at least.
-        rounds: how many turns each program has.
-        warmup_calls: how many calls of each come before; none where all of them have just run.
+        rounds: number of turns of each program.
+        warmup_calls: number of untimed calls of each; 0 if all have just run.
     """
     calls, ahead_s = {}, dict.fromkeys(programs, 0.0)
     samples: dict[str, list[float]] = {name: [] for name in programs}
@@ -77,7 +77,7 @@ def time_in_turns(
 
 
 def paired(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Returns the times of :func:`time_in_turns`, of samples by round."""
+    """Returns the times as :func:`time_in_turns`, from samples by round."""
     first = next(iter(samples.values()), ())
     return {
         name: statistics.median(first) * statistics.median(map(operator.truediv, values, first))
@@ -88,7 +88,7 @@ def paired(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def _batch_ms(
     program: Run, inputs: Sequence[Any], calls: int, on_gpu: bool, ahead_s: float = 0.0
 ) -> float:
-    """Returns the time of some calls one after another, with what the host adds to it.
+    """Returns the time of some calls one after another, with the GPU's waits for the host.
 
     Args:
         ahead_s: seconds for which the GPU is kept busy first, and the host gets ahead; they do not
@@ -138,15 +138,15 @@ def captured_in_turns(
 
 
 def begin_step() -> None:
-    """Lets Inductor's CUDA graphs, if there are any, overwrite the outputs of the last call."""
+    """Lets Inductor's CUDA graphs, if any, overwrite the outputs of the last call."""
     if CUDA_GRAPH_TREES in sys.modules:
         torch.compiler.cudagraph_mark_step_begin()
 
 
 @contextmanager
 def own_steps() -> Iterator[None]:
-    """Takes back that steps were marked as begun. After the first mark Inductor's CUDA graphs begin
-    no step of their own accord any more: a program without marks would be recorded at each call."""
+    """Takes back the marks of begun steps. After a first mark Inductor's CUDA graphs no longer
+    begin steps themselves: a program without marks would be recorded at each call."""
     trees = sys.modules.get(CUDA_GRAPH_TREES)
     before = trees.MarkStepBox.mark_step_counter if trees is not None else 0
     try:

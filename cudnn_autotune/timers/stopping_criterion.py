@@ -10,7 +10,7 @@ _MeasurementT = TypeVar("_MeasurementT", contravariant=True)
 
 
 class Reason(Enum):
-    """Why sampling ended."""
+    """The reason why sampling ended."""
 
     DECIDED = "decided"
     """More samples would hardly change the decision."""
@@ -21,18 +21,18 @@ class Reason(Enum):
 
 
 class StoppingCriterion(ABC, Generic[_MeasurementT]):
-    """Decides when enough samples were taken.
+    """The rule that decides when enough samples were taken.
 
     The caller adds each portion of samples by :meth:`add_measurement`, and goes on sampling until
     :meth:`is_finished` returns True. The interface is that of nvbench's stopping criteria.
     """
 
     reason: Reason | None = None
-    """Why sampling may end by the measurements so far; None while it must go on."""
+    """The reason why sampling may end; None while it must go on."""
 
     @abstractmethod
     def add_measurement(self, measurement: _MeasurementT) -> None:
-        """Takes the newest portion of samples into account and updates :attr:`reason`."""
+        """Adds the newest portion of samples and updates :attr:`reason`."""
 
     def is_finished(self) -> bool:
         """Returns whether the measurements so far are enough."""

@@ -1,4 +1,4 @@
-"""The stopwatch of the GPU: events before and after what it runs."""
+"""The stopwatch of the GPU: events before and after its work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from types import TracebackType
 import torch
 
 CYCLES_PER_S = 2e9
-"""The clock, in Hz, at which GPUs spin in about the time that is asked for."""
+"""The assumed clock in Hz of a GPU that spins."""
 
 
 class Stopwatch:
-    """Measures the GPU's time in a ``with`` block, on the current stream of the current device."""
+    """A stopwatch for the GPU's time in a ``with`` block, on the current stream of the current
+    device."""
 
     def __init__(self) -> None:
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -35,5 +36,5 @@ class Stopwatch:
 
 
 def occupy(seconds: float) -> None:
-    """Lets the current stream spin for about this time, in which the host gets ahead of it."""
+    """Lets the current stream spin for about this time, so that the host gets ahead of it."""
     torch.cuda._sleep(int(CYCLES_PER_S * seconds))

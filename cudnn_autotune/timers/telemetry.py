@@ -1,6 +1,6 @@
-"""Reads a GPU's state through NVML (the package nvidia-ml-py); it changes no setting.
+"""A GPU's state, read through NVML (the package nvidia-ml-py). No setting is changed.
 
-A reading is None without NVML, and where the GPU or the driver does not offer the quantity.
+A reading is None without NVML, and if the GPU or the driver does not offer the quantity.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def nvml_device(cuda_index: int, visible: str | None) -> int | str:
 
 @dataclass(frozen=True)
 class GpuState:
-    """A reading of the board. A quantity that is not known is None, or empty."""
+    """A reading of the board. An unknown quantity is None, or empty."""
 
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -63,13 +63,13 @@ class Board:
     """The board of a GPU as NVML knows it. No method raises an error.
 
     Args:
-        cuda_index: index of the CUDA device. NVML numbers GPUs by their PCI bus, so that among
-            unlike GPUs it is right only under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+        cuda_index: index of the CUDA device. NVML numbers GPUs by their PCI bus. Among unlike GPUs
+            the index is right only under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
     """
 
     def __init__(self, cuda_index: int = 0) -> None:
         self.unavailable: str | None = None
-        """Why there are no readings; None where there are."""
+        """The reason why there are no readings; None if there are."""
         self._nvml: Any = None
         self._handle: Any = None
         try:
@@ -175,9 +175,9 @@ class _Background:
 
 
 class Telemetry(_Background):
-    """Reads a GPU every ``period_s`` seconds on a background thread.
+    """A background thread that reads a GPU every ``period_s`` seconds.
 
-    It is meant for a process that only waits, so that it does not disturb what is measured.
+    It is for a process that only waits, so that it does not disturb the measured work.
     """
 
     def __init__(self, gpu: Board, period_s: float = 0.1) -> None:
@@ -228,8 +228,8 @@ class PowerReading:
 
 
 class PowerWatch(_Background):
-    """Collects each new reading of a GPU's instant power on a background thread, which asks every
-    ``period_s`` seconds. If the GPU has no such readings there is no thread.
+    """A background thread that collects each new reading of a GPU's instant power, with a query
+    every ``period_s`` seconds. There is no thread if the GPU has no such readings.
 
     A query takes some ten microseconds; an H200 has a new reading every 100 ms.
     """

@@ -20,13 +20,13 @@ Cache = Literal["cold", "hot"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Some calls of one candidate, one after another."""
+    """A number of calls of one candidate, one after another."""
 
     candidate: Candidate
     calls: int = 1
     cache: Cache = "cold"
-    """In a ``cold`` batch each call reads operands that have left the L2 cache (rotating buffers)
-    and writes where the last one did. In a ``hot`` one all calls use the caller's own tensors."""
+    """In a ``cold`` batch each call reads operands that have left the L2 cache (rotating buffers),
+    and all write to one result. In a ``hot`` batch all calls use the caller's own tensors."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class Sample:
     """The measurement of one batch."""
 
     time_ms: float
-    """Milliseconds of a call; infinity where the candidate failed to run."""
+    """Milliseconds of a call; infinity if the candidate failed to run."""
     clock_mhz: float | None = None
-    """Mean SM clock during the batch; None: not known."""
+    """Mean SM clock during the batch; None: unknown."""
     error: str = ""
-    """Why the candidate failed to run."""
+    """The reason why the candidate failed to run; empty if it ran."""
     loading_ms: float = 0.0
-    """Milliseconds, sometimes tens, that loading the kernel took before a candidate's first run in
-    a process, if that is a batch of one call. ``time_ms`` does not include it."""
+    """Milliseconds, sometimes tens, of loading the kernel before a candidate's first run in a
+    process, if that is a batch of one call. ``time_ms`` does not include it."""
     power_w: float | None = None
-    """The board's power during the batch, where a reading of it falls into the batch and its power
-    limit held the clock. A reading covers some 25 ms, and a board takes one every 100 ms or so."""
+    """The board's power during the batch, if a reading falls into it and the power limit held the
+    clock. A reading covers some 25 ms, and there is one every 100 ms or so."""
 
 
 class Timer(Protocol):
-    """Builds, runs and times the candidates of one problem."""
+    """The protocol that builds, runs and times the candidates of one problem."""
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
-        """Builds candidates and returns those that build and whose workspace can be had.
+        """Builds candidates and returns those that build and for whose workspace there is memory.
 
         Args:
             limit: the most candidates to return, without building the rest; 0: all.
@@ -59,7 +59,7 @@ class Timer(Protocol):
 
     @property
     def build_threads(self) -> int:
-        """Number of plans compiled at run time that are built side by side."""
+        """The number of threads that compile plans at run time."""
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Starts building candidates in the background; :meth:`runnable` waits for them."""
@@ -68,10 +68,10 @@ class Timer(Protocol):
         """Returns whether :meth:`runnable` would have to wait for candidates of :meth:`prepare`."""
 
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
-        """Runs batches in their order, without the GPU waiting for the host in between, and returns
-        when the last one is over.
+        """Runs batches in their order and returns when the last one is over. The GPU does not wait
+        for the host in between.
 
-        Candidates must be runnable. A candidate's first run, which loads its kernel, should be one
+        Candidates must be runnable. A candidate's first run, which loads its kernel, should be a
         batch of one call.
         """
 
@@ -100,7 +100,7 @@ def in_portions(
     built: Callable[[Sequence[Candidate]], list[Candidate]],
 ) -> list[Candidate]:
     """Returns the candidates that ``built`` builds: all at once without a limit (0), else in
-    portions that are no larger than the number still missing."""
+    portions of at most the number still missing."""
     found: list[Candidate] = []
     rest = list(candidates)
     while rest and (not limit or len(found) < limit):

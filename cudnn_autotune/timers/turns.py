@@ -1,7 +1,7 @@
 """The loop of turns: candidates run in rounds of short batches, for races, recordings and audits.
 
-It eliminates nobody but candidates that fail. Who takes turns, and what their times say, is decided
-by the caller: an audit's oracle must not inherit the eliminations of the modes that it judges.
+It eliminates only candidates that fail. The caller decides who takes turns, and judges the times:
+an audit's oracle must not inherit the eliminations of the modes that it judges.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ Draw = Callable[[list[Candidate]], list[Candidate]]
 
 
 class Mirrored:
-    """A schedule: a random order for some rounds, and then its mirror image for as many, so that a
-    linear drift cancels (randomised multiple interleaved trials: Abedi & Brecht, ICPE 2017).
+    """A schedule: a random order for some rounds, then its mirror image for the same number of
+    rounds, so that a linear drift cancels (randomised multiple interleaved trials: Abedi & Brecht,
+    ICPE 2017).
 
     Args:
         draw: draws an order.
-        repeats: number of rounds in the same order, such as one for each cache state.
+        repeats: number of rounds in one order, such as one for each cache state.
     """
 
     def __init__(self, draw: Draw, repeats: int = 1) -> None:
@@ -59,11 +60,11 @@ class Mirrored:
 
 
 class Turns:
-    """Runs candidates that the timer has built in turns, and keeps their rough times and failures.
+    """Turns of candidates that the timer has built, with their rough times and failures.
 
     Args:
         schedule: orders the rounds; a number is the seed of :meth:`Mirrored.seeded`.
-        rough_ms: milliseconds of a call, by the candidate's text, of those that have run before.
+        rough_ms: milliseconds of a call by candidate's text, if it has run before.
         most_calls: most calls in a batch.
     """
 

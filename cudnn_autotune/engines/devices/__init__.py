@@ -21,8 +21,8 @@ __all__ = ["load", "names", "newer_fields_missing"]
 
 _FILES = resources.files(__name__)
 _SUFFIX = ".json"
-# The fields that cuDNN asks for, with a generous range of what GPUs have: cuDNN does not check what
-# it reads. 9.19 writes past its 256 bytes for a name, and divides by zero where a number is far too
+# The fields that cuDNN asks for, each with a generous range of real GPUs' values: cuDNN does not
+# check them. 9.19 writes past its 256 bytes for a name, and divides by zero if a number is far too
 # small.
 _MOST = 2**31 - 1
 _RANGES = {
@@ -71,9 +71,9 @@ def load(device: str | os.PathLike[str]) -> str:
             `PathLike`, or a string that ends in `.json` or holds a path separator).
 
     Returns:
-        The JSON text of an object with every field that cuDNN asks for, each in the range of what
-        GPUs have. cuDNN itself says only `CUDNN_STATUS_BAD_PARAM` where a field is missing, and may
-        end the process where one is out of range.
+        The JSON text of an object with every field that cuDNN asks for, in the ranges of real GPUs.
+        cuDNN itself says only `CUDNN_STATUS_BAD_PARAM` for a missing field, and may end the process
+        for one out of range.
 
     Raises:
         ValueError: the name is unknown, or the file is missing, unreadable or not such an object.
