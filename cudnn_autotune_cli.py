@@ -25,49 +25,52 @@ import click
 
 from cudnn_autotune_autoload import ENTRY_POINT, ENTRY_POINT_GROUP, run_environment
 
-# Each command's place under cli/commands/, or here, and the first sentence of its help.
+# Each command's place in the package, or none if it is here, and the first sentence of its help.
 COMMANDS = {
     "audit": (
-        "audit:audit",
+        "audit.command:audit",
         "Measure how far each mode's picks are from the fastest, and what picking costs.",
     ),
     "check": (
-        "check:check",
+        "cli.commands.check:check",
         "Build candidates for one layer, run them, and compare them with a reference.",
     ),
     "compare": (
-        "compare:compare",
+        "cli.commands.compare:compare",
         "Run a model by PyTorch and by this package in several ways, and tell the fastest.",
     ),
     "demo": (
-        "demo:demo",
+        "cli.commands.demo:demo",
         "Show what this GPU gains on two well-known layers, by every sampling mode.",
     ),
     "diff": (
-        "diff:diff",
+        "cli.commands.diff:diff",
         "Tell how two stores (folders or files) differ; exit status 1 where they do, 2 where one "
         "of them cannot be read, or not all of it.",
     ),
     "env": (
-        "env:env",
+        "cli.commands.env:env",
         "Show what identifies this machine's decisions, where they are kept, and what is in force.",
     ),
     "export": (
-        "exchange:export",
+        "cli.commands.exchange:export",
         "Write decisions into FILE (.json), to ship them with an application.",
     ),
-    "import": ("exchange:import_", "Take over the decisions of FILEs into the store."),
+    "import": ("cli.commands.exchange:import_", "Take over the decisions of FILEs into the store."),
     "prune": (
-        "prune:prune",
+        "cli.commands.prune:prune",
         "Remove decisions from a store: those that all of the given options are about.",
     ),
     "report": (
-        "report:report",
+        "cli.commands.report:report",
         "Write one HTML page: what was chosen and why, with every interval, and what it gains.",
     ),
     "run": (":run", "Run a Python script, unchanged, with tuned convolutions."),
-    "show": ("show:show", "Show what was chosen, and why: the decisions of a store."),
-    "tune": ("tune:tune", "Tune a layer, or every convolution of a model, into the store."),
+    "show": ("cli.commands.show:show", "Show what was chosen, and why: the decisions of a store."),
+    "tune": (
+        "cli.commands.tune:tune",
+        "Tune a layer, or every convolution of a model, into the store.",
+    ),
 }
 _ASCII = str.maketrans("×–≈µ…", "x-~u.")
 _STRICT = ("strict", "surrogateescape")
@@ -119,7 +122,7 @@ class Commands(click.Group):
         if not module:
             return run
         with _ending_quietly():
-            imported = importlib.import_module(f"cudnn_autotune.cli.commands.{module}")
+            imported = importlib.import_module(f"cudnn_autotune.{module}")
             command = getattr(imported, name)
         assert isinstance(command, click.Command)
         return command
@@ -235,7 +238,7 @@ def _check_mode(mode: str) -> None:
     with _ending_quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the script's process gives them
         from cudnn_autotune import sampling
-        from cudnn_autotune.cli.options import check_modes
+        from cudnn_autotune.tools.options import check_modes
     check_modes("--sampling", [mode], sampling.names())
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import click
 from common.environment import environment
+from cudnn_autotune.cli.commands.audit import audit
 
 from cudnn_autotune.audit.model import PYTORCH_MODES
-from cudnn_autotune.cli.commands.audit import audit
 
 LAYERS = Path(__file__).with_name("layers.json")
 MODES = ("auto", "race", "sample_once", "till_stable", "heuristic")

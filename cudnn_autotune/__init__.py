@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from cudnn_autotune import distributed as distributed
     from cudnn_autotune import expert as expert
     from cudnn_autotune import functional as functional
+    from cudnn_autotune import online as online
     from cudnn_autotune import sampling as sampling
+    from cudnn_autotune import tools as tools
     from cudnn_autotune.comparing.compare import ModelComparison as ModelComparison
     from cudnn_autotune.comparing.compare import compare as compare
     from cudnn_autotune.compile.compiled_graph import Compilation as Compilation
@@ -142,7 +144,7 @@ _PUBLIC = {
 }
 """The public names by their modules, which are imported when a name is first used."""
 _PLACES = {name: module for module, names in _PUBLIC.items() for name in names}
-_MODULES = ("distributed", "expert", "functional", "sampling")
+_MODULES = ("distributed", "expert", "functional", "online", "sampling", "tools")
 _MODES = {
     "heuristic": "cudnn_autotune.sampling.heuristic:Heuristic",
     "sample_once": "cudnn_autotune.sampling.frontend_modes:SAMPLE_ONCE",
@@ -273,6 +275,7 @@ __all__ = [
     "get_workspace_limit",
     "norm_choices",
     "on_decision",
+    "online",
     "pin",
     "pins",
     "prefetch",
@@ -286,6 +289,7 @@ __all__ = [
     "set_sampling",
     "set_store",
     "set_workspace_limit",
+    "tools",
     "tune",
     "unpin",
     "unregister_implementation",

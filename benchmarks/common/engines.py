@@ -13,7 +13,7 @@ def opened(problem: Any) -> Iterator[tuple[Any, Any]]:
     """``(timer, candidates)`` of a ``ConvProblem``, on normal random operands."""
     import torch
 
-    from cudnn_autotune.audit.gpu import open_timer
+    from cudnn_autotune.expert import open_timer
 
     timer, candidates = open_timer(problem)
     try:

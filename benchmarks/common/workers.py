@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cudnn_autotune.comparing import processes
+from cudnn_autotune.tools import processes
 
 
 def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> int:

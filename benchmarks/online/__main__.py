@@ -71,7 +71,7 @@ def main() -> int:
 
     from common.workers import records_of, start
 
-    from cudnn_autotune.comparing.processes import started_ahead
+    from cudnn_autotune.tools.processes import started_ahead
     from online import overhead
     from online.report import tables
 

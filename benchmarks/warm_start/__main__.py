@@ -67,7 +67,7 @@ def main() -> int:
 
     from common.workers import records_of, start
 
-    from cudnn_autotune.comparing.processes import started_ahead
+    from cudnn_autotune.tools.processes import started_ahead
     from warm_start.report import tables
 
     begin = time.monotonic()

@@ -12,23 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudnn_autotune import sampling
+import cudnn_autotune
+from cudnn_autotune import expert, online, sampling
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
 from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
-from cudnn_autotune.comparing.processes import Poisoned
-from cudnn_autotune.core.extension import require_cuda_build
-from cudnn_autotune.core.json_dataclass import decode
-from cudnn_autotune.core.json_node import MOST
-from cudnn_autotune.engines.candidates import QueriedCandidates
-from cudnn_autotune.engines.configs import OWN_PATH, Candidate, open_search
-from cudnn_autotune.engines.problem import ConvProblem, Operands
-from cudnn_autotune.online.tuner import TUNER
-from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.timers.gpu_timer import GpuTimer
-from cudnn_autotune.timers.measuring import operands, run_operator
-from cudnn_autotune.tuning import choice_log, settings
-from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.expert import OWN_PATH, Candidate, ConvProblem, GpuTimer
+from cudnn_autotune.tools import Poisoned, decode
 
 _STEADY_CALLS = 3
 # Limits for a mode that decides in later calls; most layers take some hundred calls.
@@ -38,6 +28,8 @@ _MOST_S = 30.0
 _CALLS_AT_ONCE = 16
 # Meanwhile a model would compute other layers, while engines of this one are compiled.
 _OTHER_LAYERS_S = 0.02
+# The largest number that a file of JSON may hold.
+_MOST = 1e15
 
 Call = Callable[[], Tensor]
 
@@ -55,7 +47,7 @@ class GpuBackend:
         self._settings = decode(OracleSettings, request["oracle"], "oracle")
         self._mode = request["mode"]
         self._budget_ms = request["budget_ms"]
-        store_settings.set_store(mode="off")  # choices of earlier processes must not be served
+        cudnn_autotune.set_store(mode="off")  # choices of earlier processes must not be served
         torch.backends.cudnn.allow_tf32 = True
         if self._mode in PYTORCH_MODES:
             benchmark, limit = PYTORCH_MODES[self._mode]
@@ -82,7 +74,7 @@ class GpuBackend:
             self._tidy()
 
     def _tidy(self) -> None:
-        choice_log.forget()
+        cudnn_autotune.forget()
         gc.collect()
         with contextlib.suppress(RuntimeError):  # the device may be lost
             torch.cuda.empty_cache()
@@ -106,30 +98,30 @@ class GpuBackend:
                 dtype=torch.float16,
                 memory_format=torch.channels_last,
             )
-            data = operands(tiny)
+            data = expert.operands(tiny)
             _pytorch_call(tiny, data)()
             _our_call(tiny, data, "heuristic")()
         torch.cuda.synchronize()
-        choice_log.forget()
+        cudnn_autotune.forget()
 
     def _pick(self, problem: ConvProblem) -> Pick:
-        choice_log.forget()
-        data = operands(problem)
+        cudnn_autotune.forget()
+        data = expert.operands(problem)
         call = _our_call(problem, data, self._mode)
-        with settings.flags(budget_ms=self._budget_ms):
+        with cudnn_autotune.flags(budget_ms=self._budget_ms):
             first_ms = _wall_ms(call)
             steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
             if sampling.traits(self._mode).decides_later and not _decide(call):
                 return Pick(error=f"not decided after {_MOST_CALLS} calls or {_MOST_S:g} s")
-        made = [c for c in choice_log.choices() if c.problem == problem]
+        made = [c for c in cudnn_autotune.choices() if c.problem == problem]
         if not made:
-            others = [c.problem.text for c in choice_log.choices()]
-            reasons = [*choice_log.fallbacks(), *(f"tuned as {text}" for text in others)]
+            others = [c.problem.text for c in cudnn_autotune.choices()]
+            reasons = [*cudnn_autotune.fallbacks(), *(f"tuned as {text}" for text in others)]
             return Pick(error="no choice was made: " + ", ".join(reasons))
         return _pick_of(made[-1], max(0.0, first_ms - steady_ms))
 
     def _pytorch(self, problem: ConvProblem, reference: str) -> PytorchRow:
-        call = _pytorch_call(problem, operands(problem))
+        call = _pytorch_call(problem, expert.operands(problem))
         first_ms = _wall_ms(call)
         steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
         del call
@@ -155,45 +147,35 @@ class GpuBackend:
             timer.close()
 
 
-def open_timer(problem: ConvProblem) -> tuple[GpuTimer, QueriedCandidates]:
-    """Opens a timer on the first GPU, with normal random operands, and lists all candidates of the
-    problem."""
-    data = operands(problem, torch.device("cuda", 0))
-    search = open_search(problem, 0)
-    return GpuTimer(problem, search, data), QueriedCandidates(search, problem, data)
-
-
 def _opened(problem: ConvProblem) -> tuple[GpuTimer, list[Candidate]]:
-    timer, offered = open_timer(problem)
+    timer, offered = expert.open_timer(problem)
     return timer, [*offered.all(), *offered.beyond()]
 
 
-def _our_call(problem: ConvProblem, data: Operands, mode: str) -> Call:
+def _our_call(problem: ConvProblem, data: tuple[Tensor, ...], mode: str) -> Call:
     """Returns a call of the package's operator, which tunes the problem the first time."""
-    return lambda: run_operator(problem, data, mode)
+    return lambda: expert.run_operator(problem, data, mode)
 
 
-def _pytorch_call(problem: ConvProblem, data: Operands) -> Call:
-    extension = require_cuda_build()
-    index = data[0].device.index or 0
-    own_path = extension.build_plan(problem.native(), OWN_PATH.text, index)
-    return lambda: extension.execute(own_path, *data)
+def _pytorch_call(problem: ConvProblem, data: tuple[Tensor, ...]) -> Call:
+    own_path = expert.build_plan(problem, OWN_PATH.text, data[0].device)
+    return lambda: expert.execute_plan(own_path, *data)
 
 
 def _decide(call: Call) -> bool:
     """Calls until the mode has decided; returns False if that takes too long."""
     deadline = time.monotonic() + _MOST_S
     for calls in range(1, _MOST_CALLS + 1):
-        if not TUNER.undecided:
+        if not online.undecided():
             return True
         call()
         if calls % _CALLS_AT_ONCE == 0:
             torch.cuda.synchronize()
-            if TUNER.preparing:
+            if online.preparing():
                 time.sleep(_OTHER_LAYERS_S)
             if time.monotonic() > deadline:
                 break
-    return not TUNER.undecided
+    return not online.undecided()
 
 
 def _wall_ms(call: Call) -> float:
@@ -205,9 +187,9 @@ def _wall_ms(call: Call) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def _pick_of(choice: Choice, tuning_ms: float) -> Pick:
+def _pick_of(choice: cudnn_autotune.Choice, tuning_ms: float) -> Pick:
     # The error is infinite if the output had a NaN, or if the engine failed.
-    rejected = {text: error if 0 <= error <= MOST else None for text, error in choice.rejected}
+    rejected = {text: error if 0 <= error <= _MOST else None for text, error in choice.rejected}
     pick = dataclasses.replace(Pick.of(choice.selection, tuning_ms), rejected=rejected)
     if pick.text == choice.text:
         return pick

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.sampling import Selection
 
 BURST_COLD = "burst cold"
 """Short batches that take turns; each call reads operands that left the L2 cache long ago."""
@@ -24,7 +24,7 @@ STEADY = "steady"
 TRUTHS = (STEADY, SUSTAINED, BURST, BURST_COLD, BURST_HOT)
 
 PEAKS = "peaks"
-"""The key of the GPU's measured peaks (``engines.roofline.Peaks``) in ``Record.environment``, where
+"""The key of the GPU's measured peaks (``expert.Peaks``) in ``Record.environment``, where
 they are known."""
 
 PYTORCH_MODES = {

@@ -21,8 +21,7 @@ from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Oracle,
 from cudnn_autotune.audit.offline.recording import Recording, Rounds
 from cudnn_autotune.audit.offline.replay import ReplayTimer
 from cudnn_autotune.audit.oracle import relative_error
-from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling import Limits, Selection
 
 
 class RecordedCase:

@@ -30,14 +30,8 @@ import numpy.typing as npt
 
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio, Truth
 from cudnn_autotune.audit.summary import truth_of
-from cudnn_autotune.engines.candidate_id import canonical
-from cudnn_autotune.engines.candidates import named
-from cudnn_autotune.engines.configs import OWN_PATH, Candidate
-from cudnn_autotune.sampling.statistics import median_polish
-from cudnn_autotune.timers.board_power import FAR, at_limit_ms
-from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
-from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, Timer
-from cudnn_autotune.timers.turns import Turns
+from cudnn_autotune.expert import OWN_PATH, Candidate, Turns, at_limit_ms, median_polish, named
+from cudnn_autotune.sampling import Batch, Cache, GpuState, Sample, Timer
 
 Solo = Literal["never", "throttled", "always"]
 SOLO: tuple[Solo, ...] = get_args(Solo)
@@ -196,11 +190,13 @@ class JudgedTurns(Turns):
         }
 
 
+# Relative distance of a power reading from the limit beyond which it is not used.
+_FAR_FROM_LIMIT = 0.25
 STRETCH = 5
 """The number of batches of each cache state between two checks of whether the time is steady."""
 
 
-class RunCriterion(StoppingCriterion[Sequence[tuple[Cache, Sample]]]):
+class RunCriterion:
     """Stops a run of batches of ``calls`` calls once the time is steady in every cache state, after
     ``least_ms`` of GPU time at the least and ``most_ms`` at the most. A time is steady if it
     changes by less than ``tolerance`` (relative)."""
@@ -212,16 +208,16 @@ class RunCriterion(StoppingCriterion[Sequence[tuple[Cache, Sample]]]):
         self._tolerance = tolerance
         self._times: dict[Cache, list[float]] = {}
         self.spent_ms = 0.0
+        self.is_finished = False
 
     def add_measurement(self, measurement: Sequence[tuple[Cache, Sample]]) -> None:
         """Takes further batches into account, each with its cache state."""
         for cache, sample in measurement:
             self._times.setdefault(cache, []).append(sample.time_ms)
             self.spent_ms += sample.time_ms * self._calls
-        if self.spent_ms >= self._least_ms and all(map(self._is_steady, self._times.values())):
-            self.reason = Reason.DECIDED
-        elif self.spent_ms >= self._most_ms:
-            self.reason = Reason.LIMIT
+        is_long = self.spent_ms >= self._least_ms
+        is_steady = is_long and all(map(self._is_steady, self._times.values()))
+        self.is_finished = is_steady or self.spent_ms >= self._most_ms
 
     def _is_steady(self, times: Sequence[float]) -> bool:
         """Returns whether the last third of a run agrees with the third before it."""
@@ -262,7 +258,7 @@ def steady_time(ran: Sequence[tuple[Cache, Sample]], board: GpuState) -> SteadyT
         [s.power_w for _, s in ran],
         board,
         since=len(ran) // 3,
-        within=FAR,
+        within=_FAR_FROM_LIMIT,
     )
     log = float(np.mean(np.log(list(level_ms.values()))))
     if relative:
@@ -359,7 +355,7 @@ class SustainedRuns:
         criterion = RunCriterion(calls, least_ms, most_ms, _STEADY)
         ran: list[tuple[Cache, Sample]] = []
         round_ms = len(CACHES) * calls * self.turns.rough_ms[candidate.text]
-        while not criterion.is_finished():
+        while not criterion.is_finished:
             # One call of the timer runs all batches, because a power reading counts only if it lies
             # within one.
             stretch = max(STRETCH, math.ceil((least_ms - criterion.spent_ms) / round_ms))
@@ -452,6 +448,5 @@ def against_pytorch(
 def candidate_of(text: str, known: list[Candidate]) -> Candidate:
     """Returns the candidate of that text: one of ``known``, or a config that no heuristic lists.
     Raises ValueError if it is neither."""
-    asked = canonical(text)
-    listed = next((candidate for candidate in known if candidate.text == asked), None)
+    listed = next((candidate for candidate in known if candidate.text == text), None)
     return listed or named(text, len(known))

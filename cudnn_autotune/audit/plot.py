@@ -11,7 +11,7 @@ import numpy as np
 from cudnn_autotune.audit.model import PYTORCH_MODES, STEADY, SUSTAINED, Record
 from cudnn_autotune.audit.report import headline
 from cudnn_autotune.audit.summary import regrets_of, shared_cases, summarize, tuning_of
-from cudnn_autotune.core import atomic_file
+from cudnn_autotune.tools import write
 
 # The axis is linear below 1 %, because the oracle does not resolve much smaller regrets.
 _LINEAR_PERCENT = 1.0
@@ -69,7 +69,7 @@ def plot(record: Record, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=110)
     pyplot.close(figure)
-    atomic_file.write(path, drawn.getvalue())
+    write(path, drawn.getvalue())
 
 
 def _at_right_of(axis: Any) -> Any:

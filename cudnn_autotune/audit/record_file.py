@@ -9,9 +9,7 @@ from typing import Any
 
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.summary import left_out, summarize
-from cudnn_autotune.core import atomic_file
-from cudnn_autotune.core.json_dataclass import decode, encode
-from cudnn_autotune.core.json_node import read_json, shown
+from cudnn_autotune.tools import decode, encode, read_json, shown, write
 
 FORMAT = "cudnn-autotune audit"
 VERSION = 1
@@ -56,7 +54,7 @@ def save(record: Record, path: Path) -> None:
     data = (json_lines(to_json(record)) + "\n").encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    atomic_file.write(path, data)
+    write(path, data)
 
 
 def load(path: Path) -> Record:

@@ -29,10 +29,8 @@ from cudnn_autotune.audit.summary import (
     summarize,
     truth_of,
 )
-from cudnn_autotune.core.display import NONE
-from cudnn_autotune.core.json_dataclass import decode
-from cudnn_autotune.core.table import Table
-from cudnn_autotune.engines.roofline import Peaks, limit
+from cudnn_autotune.expert import Peaks, limit
+from cudnn_autotune.tools import NONE, Table, decode
 
 _FEW_CASES = 3
 _MOST_LEFT_OUT = 12

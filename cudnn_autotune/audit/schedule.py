@@ -20,8 +20,14 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
 from cudnn_autotune.audit.oracle import SOLO, OracleSettings, Solo
 from cudnn_autotune.audit.summary import truth_of
-from cudnn_autotune.comparing.processes import CaseFailure, Process, ProcessFailure, started_ahead
-from cudnn_autotune.core.json_dataclass import decode, encode
+from cudnn_autotune.tools import (
+    CaseFailure,
+    Process,
+    ProcessFailure,
+    decode,
+    encode,
+    started_ahead,
+)
 
 ORACLE = "oracle"
 START_S = 6.0

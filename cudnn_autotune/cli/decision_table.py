@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cudnn_autotune.cli import wording
-from cudnn_autotune.cli.gpu_peaks import Far, far
+from cudnn_autotune.cli.far import Far, far
 from cudnn_autotune.cli.report.section import when
 from cudnn_autotune.core.display import NONE, milliseconds, printable
 from cudnn_autotune.engines.configs import OWN_PATH

@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from cudnn_autotune import sampling
-from cudnn_autotune.cli.options import WORD, group, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.core.display import count
 from cudnn_autotune.engines.candidate_id import canonical
 from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
 from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.tools.options import WORD, group, refuse
 
 _PROBLEM = "problem"
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.cli.options import refuse, refusing
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, printable
 from cudnn_autotune.store import codec, disk_file, file_format
@@ -23,6 +22,7 @@ from cudnn_autotune.store.environment import (
     file_in,
     names_file,
 )
+from cudnn_autotune.tools.options import refuse, refusing
 
 _MOST_COMPLAINTS = 3
 

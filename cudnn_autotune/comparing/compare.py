@@ -20,7 +20,6 @@ from torch import nn
 
 from cudnn_autotune.comparing import pytorch_settings
 from cudnn_autotune.comparing import ways as in_worker
-from cudnn_autotune.comparing.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.comparing.ways import MODEL, WAYS, Runner, code_of, held_bytes
 from cudnn_autotune.compile.communication import is_among_ranks
 from cudnn_autotune.core import versions
@@ -32,6 +31,7 @@ from cudnn_autotune.core.signals import ending_as_by_interrupt
 from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import check_initialized, generators_kept, tensors_in
 from cudnn_autotune.timers.programs import own_steps, paired
+from cudnn_autotune.tools.processes import CaseFailure, Process, ProcessFailure
 from cudnn_autotune.tuning.settings import get_sampling
 
 _REFERENCE = "float32"

@@ -1,5 +1,8 @@
 """Functions for those who look at engines themselves: list the candidates of a problem, build, run
-and measure them one by one. ``recipe`` holds what implementations of your own launch."""
+and measure them one by one. ``recipe`` holds the launches of implementations of your own.
+
+Names for programs that judge choices: operands, a timer and its turns, the board, and limits.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from cudnn_autotune.core.extension import require_cuda_build
+from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.candidates import candidates, named
+from cudnn_autotune.engines.candidates import QueriedCandidates, candidates, named
 from cudnn_autotune.engines.configs import (
+    OWN_PATH,
     Candidate,
     Device,
     build_plan,
@@ -22,21 +26,42 @@ from cudnn_autotune.engines.configs import (
     parse_engine_text,
 )
 from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem, check_problem
+from cudnn_autotune.engines.problem_json import problem_from_json
+from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.expert import recipe
+from cudnn_autotune.sampling.statistics import median_polish
+from cudnn_autotune.timers.board_power import at_limit_ms
 from cudnn_autotune.timers.gpu_timer import GpuTimer
-from cudnn_autotune.timers.measuring import added_shapes
+from cudnn_autotune.timers.measuring import added_shapes, operands, run_operator
+from cudnn_autotune.timers.telemetry import Board, Telemetry
 from cudnn_autotune.timers.timer import Cache
 from cudnn_autotune.timers.turns import Turns
 
 __all__ = [
+    "Board",
     "Candidate",
+    "ConvProblem",
+    "GpuTimer",
+    "OWN_PATH",
+    "Peaks",
+    "Telemetry",
+    "Turns",
+    "at_limit_ms",
     "build_plan",
     "candidates",
     "engine_text",
     "execute",
+    "execute_plan",
+    "limit",
     "measure",
+    "median_polish",
+    "named",
+    "open_timer",
+    "operands",
     "parse_engine_text",
+    "problem_from_json",
     "recipe",
+    "run_operator",
 ]
 
 
@@ -98,6 +123,19 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
     if problem.is_fused:  # its engines fail on other addresses than those that they were made for
         tensors = tuple(t if t.data_ptr() % MOST_ALIGNED == 0 else t.clone() for t in tensors)
     return require_cuda_build().execute(plan, *tensors)
+
+
+def execute_plan(plan: _C.Plan, *tensors: Tensor) -> Tensor:
+    """Runs a plan of :func:`build_plan` on tensors such as :func:`operands` makes, and returns the
+    one that it writes."""
+    return require_cuda_build().execute(plan, *tensors)
+
+
+def open_timer(problem: ConvProblem, device: Device = "cuda") -> tuple[GpuTimer, QueriedCandidates]:
+    """Opens a timer with normal random operands, and lists the problem's candidates: the arguments
+    of a mode's ``select``. Raises ValueError for a device that is not here."""
+    timer = GpuTimer.open(problem, device)
+    return timer, QueriedCandidates(timer.search, problem, timer.operands)
 
 
 def _empty(

@@ -17,10 +17,11 @@ from cudnn_autotune.sampling.strategy import (
     check_mode_name,
     traits_of,
 )
-from cudnn_autotune.timers.timer import Batch, GpuState, Sample, Timer
+from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, Timer, in_portions
 
 __all__ = [
     "Batch",
+    "Cache",
     "Candidates",
     "Evidence",
     "GpuState",
@@ -32,6 +33,7 @@ __all__ = [
     "Timer",
     "Traits",
     "get",
+    "in_portions",
     "names",
     "register",
     "traits",

@@ -75,8 +75,8 @@ class GpuTimer:
         self._refusals: dict[str, str] = {}
         self._start = time.perf_counter()
         self._problem = problem
-        self._search = search
-        self._operands = operands
+        self.search = search
+        self.operands = operands
         self._device = operands[0].device
         self._gpu = Board.of(self._device.index or 0)
         self.plans: dict[str, _C.Plan] = {}
@@ -109,7 +109,7 @@ class GpuTimer:
         missing = [c.text for c in self._missing(candidates)]
         if not missing:
             return
-        build = self._search.build_many
+        build = self.search.build_many
         if self._builders is not None:
             self._building += [([t], self._builders.submit(build, [t], 1)) for t in missing]
             return
@@ -208,7 +208,7 @@ class GpuTimer:
         found, samples = _C.frontend_find(
             technique,
             [self.plans[c.text] for c in candidates],
-            self._operands,
+            self.operands,
             self._workspace,
             limit,
         )
@@ -250,7 +250,7 @@ class GpuTimer:
         least = min((size for size in wanted if size is not None), default=0)
         if not least and wanted:
             # More than the operands' bytes once more.
-            least = available_bytes(self._device) + bytes_of(self._operands)
+            least = available_bytes(self._device) + bytes_of(self.operands)
         to_build = min(not_built, default="")
         return Lacking(least, sum(map(bool, self._wanted)), len(not_built), to_build=to_build)
 
@@ -295,7 +295,7 @@ class GpuTimer:
         ):
             if some:
                 texts = [c.text for c in some]
-                self._keep(texts, self._search.build_many(texts, threads))
+                self._keep(texts, self.search.build_many(texts, threads))
         return [c for c in candidates if c.text in self.plans]
 
     def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -328,7 +328,7 @@ class GpuTimer:
     def _could_ever_fit(self, size: int) -> bool:
         """Returns whether an otherwise empty GPU could hold a workspace beside the operands."""
         total = torch.cuda.get_device_properties(self._device).total_memory
-        return size + bytes_of(self._operands) <= total
+        return size + bytes_of(self.operands) <= total
 
     def _use_workspace(self, size: int) -> None:
         """Allocates ``size`` bytes, or raises OutOfMemoryError and keeps the old workspace. A
@@ -353,8 +353,8 @@ class GpuTimer:
     def _cold_operands(self) -> tuple[list[Operands], int]:
         """Returns the sets of operands of cold batches, and the number of bytes to write before
         one."""
-        sets = cold_sets(self._problem, self._operands, _MOST_SETS)
-        if fills_cache(self._problem, self._operands):
+        sets = cold_sets(self._problem, self.operands, _MOST_SETS)
+        if fills_cache(self._problem, self.operands):
             return sets, 0
         l2 = torch.cuda.get_device_properties(self._device).L2_cache_size
         return sets, _FLUSH_L2_MULTIPLE * l2

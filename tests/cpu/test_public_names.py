@@ -40,21 +40,32 @@ OFFERED = {
     "": set(ca.__all__),
     "distributed": {"DistributedTuningError", "agree", "problems_of", "tune"},
     "expert": {
-        "Candidate",
-        "build_plan",
-        "candidates",
-        "engine_text",
-        "execute",
-        "measure",
-        "parse_engine_text",
-        "recipe",
+        *(
+            "Board",
+            "Candidate",
+            "ConvProblem",
+            "GpuTimer",
+            "OWN_PATH",
+            "Peaks",
+            "Telemetry",
+            "Turns",
+        ),
+        *("at_limit_ms", "build_plan", "candidates", "engine_text", "execute", "execute_plan"),
+        *("Turns", "limit", "measure", "median_polish", "named", "open_timer", "operands"),
+        *("parse_engine_text", "problem_from_json", "recipe", "run_operator"),
     },
     "expert.recipe": {
         *("Address", "CompiledKernel", "EngineLaunch", "Int64", "Kernel", "KernelLaunch"),
         *("PythonLaunch", "Recipe", "TensorMap", "workspace_room"),
     },
     "functional": {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)},
+    "online": {"preparing", "undecided"},
     "sampling": set(ca.sampling.__all__),
+    "tools": {
+        *("CaseFailure", "NONE", "Poisoned", "Process", "ProcessFailure", "Table", "decode"),
+        *("encode", "gpu_peaks", "options", "progress_bar", "read_json", "shown"),
+        *("started_ahead", "write"),
+    },
 }
 
 

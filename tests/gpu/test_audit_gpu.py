@@ -13,9 +13,9 @@ from support.tuning.recorder import record, save
 
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.audit import record_file
-from cudnn_autotune.audit.gpu import open_timer
 from cudnn_autotune.audit.offline.recording import Recording
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
+from cudnn_autotune.expert import open_timer
 from cudnn_autotune_cli import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]

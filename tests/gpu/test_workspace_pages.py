@@ -45,7 +45,7 @@ def engine_text(problem: ca.ConvProblem) -> str:
             if not 0 < plan.workspace_bytes <= PAGE:
                 continue
             block = torch.full((PAGE,), 0xA5, dtype=torch.uint8, device="cuda")
-            native = _C.PlanTimer(problem.native(), [timer._operands], 0, False)
+            native = _C.PlanTimer(problem.native(), [timer.operands], 0, False)
             native.set_workspace(block)
             native.run([(native.add(plan), 1, False, False)], 0)
             if bool((block != 0xA5).any()):
@@ -142,7 +142,7 @@ def test_a_timed_workspace_is_on_the_pages(
         assert timer.runnable([candidate])
         block = torch.full((20 * PAGE,), 0xA5, dtype=torch.uint8, device="cuda")
         for uses_pages in (False, True):
-            native = _C.PlanTimer(problem.native(), [timer._operands], 0, uses_pages)
+            native = _C.PlanTimer(problem.native(), [timer.operands], 0, uses_pages)
             native.set_workspace(block)
             number = native.add(timer.plans[engine_text])
             for as_graph in (False, True):

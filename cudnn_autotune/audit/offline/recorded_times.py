@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cudnn_autotune.audit.offline.recording import Recording, Rounds, SoloTrace
-from cudnn_autotune.timers.timer import Cache
+from cudnn_autotune.sampling import Cache
 
 _SMOOTHED = 4
 """Number of batches on either side over which a trace's curve is smoothed."""

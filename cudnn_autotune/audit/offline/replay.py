@@ -13,9 +13,8 @@ from cudnn_autotune.audit.offline import recorded_times
 from cudnn_autotune.audit.offline.recorded_times import MOST_AVERAGED, Played, SoloCurve
 from cudnn_autotune.audit.offline.recording import RecordedCandidate, Recording
 from cudnn_autotune.audit.offline.stand_ins import Build, Builds, StaticCandidates, frontend_find
-from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
+from cudnn_autotune.expert import Candidate
+from cudnn_autotune.sampling import Batch, Cache, GpuState, Sample, Selection, in_portions
 
 _BLOCK_ROUNDS = 8
 """The number of rounds that are played in their order before the replay jumps to another round."""
@@ -34,7 +33,7 @@ _slowdown = operator.attrgetter("slowdown")
 
 
 class ReplayTimer:
-    """Replays recorded samples in a new order (a ``timers.timer.Timer``).
+    """Replays recorded samples in a new order (a ``sampling.Timer``).
 
     Candidates that take turns get times of one recorded round, then of the next, so that the
     disturbance of a round affects all of it. After eight rounds the replay jumps to another one (a

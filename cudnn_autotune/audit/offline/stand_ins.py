@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cudnn_autotune.engines.configs import OWN_PATH, Candidate
-from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.expert import OWN_PATH, Candidate, ConvProblem
+from cudnn_autotune.sampling import Measurement, Selection
 
 
 class StaticCandidates:
-    """A given list of candidates (an ``sampling.strategy.Candidates``). Those that no heuristic
+    """A given list of candidates (a ``sampling.Candidates``). Those that no heuristic
     mode lists are in the order in which :meth:`beyond` returns them, behind PyTorch's own path."""
 
     def __init__(

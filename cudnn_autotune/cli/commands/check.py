@@ -9,9 +9,7 @@ from typing import Any
 import click
 import torch
 
-from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands import tune_problems
-from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.wording import say, size
 from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.core.extension import require_cuda_build
@@ -25,6 +23,8 @@ from cudnn_autotune.engines.recipe import EngineLaunch, Kernel, KernelLaunch, Re
 from cudnn_autotune.expert import measure
 from cudnn_autotune.kernels.sources import files_of
 from cudnn_autotune.timers.measuring import telling_operands
+from cudnn_autotune.tools import options
+from cudnn_autotune.tools.options import refuse
 from cudnn_autotune.tuning.checking import examined, tolerance
 
 _NOT_HERE = "h100"

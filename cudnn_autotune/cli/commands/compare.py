@@ -11,7 +11,7 @@ from typing import Any
 import click
 import torch
 
-from cudnn_autotune.cli import decision_table, options
+from cudnn_autotune.cli import decision_table
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.comparing import compare as comparing
@@ -19,6 +19,7 @@ from cudnn_autotune.comparing.ways import WAYS, calibrate
 from cudnn_autotune.core.display import bar_console
 from cudnn_autotune.engines.problem import DTYPES_BY_NAME
 from cudnn_autotune.models import memory_format
+from cudnn_autotune.tools import options
 
 _INTERRUPTED = 130
 _PAGE = """<!DOCTYPE html>

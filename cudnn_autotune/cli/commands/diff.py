@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import click
 
 from cudnn_autotune.cli.filters import Filter, filter_options
-from cudnn_autotune.cli.options import TOLERANCE, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, milliseconds
@@ -20,6 +19,7 @@ from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.store import codec
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.tools.options import TOLERANCE, refuse
 
 # The meaning of the first character of a difference's line.
 _MARKS = {

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import torch
 
-from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.stores import files_of, nothing, read, store_option
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core import versions
@@ -21,6 +20,7 @@ from cudnn_autotune.store import disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.environment import Environment, default_folder, file_in
 from cudnn_autotune.store.private_folder import folder_beside
+from cudnn_autotune.tools import gpu_peaks
 from cudnn_autotune.tuning import settings
 
 # The versions of README.md's figures and their records, and of the errata.

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from cudnn_autotune.cli.filters import Filter, filter_options, passing
-from cudnn_autotune.cli.options import FILE, check_output, force_option, refuse, refusing, write
 from cudnn_autotune.cli.stores import StoreFile, kind_of, read, read_whole, store_option
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count
 from cudnn_autotune.store import codec, file_format, verdicts
 from cudnn_autotune.store.environment import SUFFIX, Environment, names_file
 from cudnn_autotune.store.file_store import Store
+from cudnn_autotune.tools.options import FILE, check_output, force_option, refuse, refusing, write
 
 
 @click.command()

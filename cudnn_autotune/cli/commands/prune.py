@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from cudnn_autotune.cli.filters import Filter, filter_options
-from cudnn_autotune.cli.options import AGE, refuse
 from cudnn_autotune.cli.stores import (
     StoreFile,
     files_of,
@@ -27,6 +26,7 @@ from cudnn_autotune.store.decision import Decision, utc_text
 from cudnn_autotune.store.environment import Environment, default_folder
 from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.store.private_folder import PrivateFolder, folder_beside
+from cudnn_autotune.tools.options import AGE, refuse
 
 _THIS, _OTHER, _ANY = "this", "other-than-this", "any"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.filters import Filter, filter_options, in_order, passing, sort_option
-from cudnn_autotune.cli.options import FILE, check_output, force_option, refuse, write
 from cudnn_autotune.cli.stores import store_option
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count
+from cudnn_autotune.tools import gpu_peaks
+from cudnn_autotune.tools.options import FILE, check_output, force_option, refuse, write
 from cudnn_autotune.tuning import gain
 
 _SUFFIXES = (".html", ".htm")

@@ -9,14 +9,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from cudnn_autotune.cli import gpu_peaks
+from cudnn_autotune.cli.far import farthest
 from cudnn_autotune.cli.filters import Filter, filter_options, in_order, none_of, sort_option
-from cudnn_autotune.cli.gpu_peaks import farthest
-from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store, store_option
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, printable
 from cudnn_autotune.engines.roofline import Peaks
+from cudnn_autotune.tools import gpu_peaks
+from cudnn_autotune.tools.options import refuse
 from cudnn_autotune.tuning import gain
 
 _MOST_FAR = 20

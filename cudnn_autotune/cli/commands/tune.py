@@ -22,9 +22,8 @@ from rich.progress import (
 )
 
 from cudnn_autotune import sampling
-from cudnn_autotune.cli import decision_table, gpu_peaks, options, wording
+from cudnn_autotune.cli import decision_table, wording
 from cudnn_autotune.cli.commands import tune_problems
-from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import store_option
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, milliseconds, printable
@@ -39,6 +38,8 @@ from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import Decision, was_cut_short
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.file_store import Store
+from cudnn_autotune.tools import gpu_peaks, options
+from cudnn_autotune.tools.options import refuse
 from cudnn_autotune.tuning import events, settings, tune_problem
 
 _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups", "bias")

@@ -14,13 +14,13 @@ import click
 import torch
 from torch import nn
 
-from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count
 from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 from cudnn_autotune.models import memory_format
 from cudnn_autotune.models.convert import conversion, convert
+from cudnn_autotune.tools.options import refuse
 
 _OPTIONS = {
     "input_shape": "--input",

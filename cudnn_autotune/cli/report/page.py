@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from cudnn_autotune.cli import wording
-from cudnn_autotune.cli.gpu_peaks import farthest
+from cudnn_autotune.cli.far import farthest
 from cudnn_autotune.cli.report.section import section, when
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.display import milliseconds, printable

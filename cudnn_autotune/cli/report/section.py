@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cudnn_autotune.cli import wording
-from cudnn_autotune.cli.gpu_peaks import Far, far
+from cudnn_autotune.cli.far import Far, far
 from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.roofline import Peaks

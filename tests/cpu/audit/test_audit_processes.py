@@ -15,7 +15,7 @@ from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.oracle import OracleSettings
 from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
-from cudnn_autotune.comparing.processes import CaseFailure, Process, ProcessFailure
+from cudnn_autotune.tools.processes import CaseFailure, Process, ProcessFailure
 
 SIMULATION = "support.simulation.audit"
 Config = functools.partial(AuditConfig, backend=SIMULATION)

@@ -13,13 +13,13 @@ import torch
 from support.store.stored import H200, decisions, fill, refused, run, simulation, slower, succeeded
 
 import cudnn_autotune as ca
-from cudnn_autotune.cli import gpu_peaks
-from cudnn_autotune.cli.gpu_peaks import far, farthest
+from cudnn_autotune.cli.far import far, farthest
 from cudnn_autotune.core import versions
 from cudnn_autotune.engines import roofline
 from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store import peaks_file
 from cudnn_autotune.timers import peaks as timer
+from cudnn_autotune.tools import gpu_peaks
 
 H200_LIKE = Peaks(
     bytes_per_ms=4.2e9,

@@ -3,7 +3,6 @@ which are tried before anything is measured."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import re
@@ -16,7 +15,6 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.audit.plot import SUFFIXES
 from cudnn_autotune.core import atomic_file
 from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
@@ -43,13 +41,6 @@ class Parsed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
             self.fail(f"must be {self._allowed}, got {value!r}", param, ctx)
 
 
-def _share(text: str) -> tuple[int, int]:
-    part, parts = (int(number) for number in text.split("/"))
-    if not 1 <= part <= parts:
-        raise ValueError
-    return part, parts
-
-
 def _number(least: float) -> Callable[[str], float]:
     """Reads a finite number of ``least`` or more."""
 
@@ -67,17 +58,6 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names) or len(set(names)) < len(names):
         raise ValueError
     return names
-
-
-def _runs(text: str) -> dict[str, int]:
-    """Runs by mode; the number for modes that are not named is under ``""``."""
-    runs: dict[str, int] = {}
-    for part in text.split(","):
-        mode, _, number = part.rpartition("=")
-        if int(number) < 1 or mode.strip() in runs:
-            raise ValueError
-        runs[mode.strip()] = int(number)
-    return {"": 1, **runs}
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -107,11 +87,9 @@ def _word(text: str) -> str:
     return text.strip()
 
 
-SHARE = Parsed(_share, "I/N with 1 <= I <= N, as 1/4")
 POSITIVE = Parsed(_number(math.nextafter(0, 1)), "a finite number above 0")
 TOLERANCE = Parsed(_number(0), "a number of 0 or more, as 0.03")
 NAMES = Parsed(_names, "names with commas between, each once")
-RUNS = Parsed(_runs, "a number of 1 or more, or MODE=NUMBER, with commas between")
 SIZES = Parsed(_sizes, "whole numbers of 1 or more with commas between")
 PADDING = Parsed(_padding, "same, valid, or whole numbers with commas between")
 AGE = Parsed(_age, "up to 99999 hours, days or weeks, as 12h, 30d or 8w")
@@ -182,19 +160,6 @@ shape_options = group(
 
 force_option = click.option("--force", is_flag=True, help="Replace what is there.")
 """``--force``, for :func:`check_output`."""
-
-
-def drawable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """The callback of an option for a file that matplotlib is to draw."""
-    if value is None:
-        return None
-    if value.suffix.lower() not in SUFFIXES:
-        raise click.BadParameter(f"must end in {', '.join(SUFFIXES)}")
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise click.BadParameter(f"needs matplotlib: {error}") from error
-    return value
 
 
 def check_output(option: str, path: Path | None, force: bool = True) -> None:

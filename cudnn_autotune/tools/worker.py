@@ -1,4 +1,4 @@
-"""``python -m cudnn_autotune.comparing.worker`` is one fresh process of an audit.
+"""``python -m cudnn_autotune.tools.worker`` is one fresh process of an audit.
 
 It exchanges JSON, one message a line, with the process that started it (``processes``). It says
 ``{"ready": true}`` once everything is imported. The first message that it gets sets it up and may
@@ -29,8 +29,8 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
     """
     for name in modules:
         importlib.import_module(name)
-    from cudnn_autotune.comparing.processes import Poisoned
     from cudnn_autotune.core.json_dataclass import encode
+    from cudnn_autotune.tools.processes import Poisoned
     from cudnn_autotune.tuning import events
 
     def say(message: dict[str, Any]) -> None:

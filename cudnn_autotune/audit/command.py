@@ -14,22 +14,50 @@ import click
 import torch
 from rich.console import Console
 
+import cudnn_autotune
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import layers, offline_cases, plot, record_file, recordings, report
 from cudnn_autotune.audit.model import PEAKS, PYTORCH_MODES, Record
 from cudnn_autotune.audit.oracle import OracleSettings
 from cudnn_autotune.audit.schedule import AuditConfig, Session
-from cudnn_autotune.cli import gpu_peaks, options
-from cudnn_autotune.cli.options import check_output, drawable, writing
-from cudnn_autotune.comparing.processes import ProcessFailure
-from cudnn_autotune.core.display import progress_bar
-from cudnn_autotune.core.json_dataclass import encode
-from cudnn_autotune.core.versions import environment
-from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.environment import Environment, default_folder
-from cudnn_autotune.timers.telemetry import Board, Telemetry
+from cudnn_autotune.expert import Board, Telemetry
+from cudnn_autotune.sampling import Limits
+from cudnn_autotune.tools import ProcessFailure, encode, gpu_peaks, options, progress_bar
 
+
+def _share(text: str) -> tuple[int, int]:
+    part, parts = (int(number) for number in text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError
+    return part, parts
+
+
+def _counts(text: str) -> dict[str, int]:
+    """Runs by mode; the number for modes that are not named is under ``""``."""
+    runs: dict[str, int] = {}
+    for part in text.split(","):
+        mode, _, number = part.rpartition("=")
+        if int(number) < 1 or mode.strip() in runs:
+            raise ValueError
+        runs[mode.strip()] = int(number)
+    return {"": 1, **runs}
+
+
+def _drawable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """The callback of an option for a file that matplotlib is to draw."""
+    if value is None:
+        return None
+    if value.suffix.lower() not in plot.SUFFIXES:
+        raise click.BadParameter(f"must end in {', '.join(plot.SUFFIXES)}")
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise click.BadParameter(f"needs matplotlib: {error}") from error
+    return value
+
+
+_SHARE = options.Parsed(_share, "I/N with 1 <= I <= N, as 1/4")
+_RUNS = options.Parsed(_counts, "a number of 1 or more, or MODE=NUMBER, with commas between")
 _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
 
 
@@ -45,7 +73,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
 @click.option(
     "--runs",
     default="1",
-    type=options.RUNS,
+    type=_RUNS,
     metavar="N|MODE=N,...",
     help="Fresh processes for each mode, as 3, or 1,auto=5.",
     show_default=True,
@@ -55,7 +83,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
     "--layers", type=options.FILE, metavar="FILE", help="A layer list; else the one that ships."
 )
 @click.option("--cases", metavar="TEXT", help="Only cases whose id has one of TEXT,TEXT,...")
-@click.option("--share", type=options.SHARE, metavar="I/N", help="Every N-th case.")
+@click.option("--share", type=_SHARE, metavar="I/N", help="Every N-th case.")
 @click.option(
     "--time-limit", type=options.POSITIVE, metavar="S", help="Seconds for all of it, about."
 )
@@ -85,7 +113,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
     "--plot",
     "plot_path",
     type=options.FILE,
-    callback=drawable,
+    callback=_drawable,
     metavar="FILE",
     help=f"Draw the record ({', '.join(plot.SUFFIXES)}; needs matplotlib).",
 )
@@ -106,8 +134,8 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
     modes = _modes(kind, given["modes"])
     runs = _runs(modes, given["runs"])
     json_path, plot_path = given["json_path"], given["plot_path"]
-    check_output("--json", json_path)
-    check_output("--plot", plot_path)
+    options.check_output("--json", json_path)
+    options.check_output("--plot", plot_path)
     console = Console()
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     fresh = Record(
@@ -120,7 +148,7 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
         },
         # A program that invokes this command may pass further entries of the record's environment
         # as the context's object.
-        environment={**environment(), "date": now, **(ctx.obj or {})},
+        environment={**cudnn_autotune.environment(), "date": now, **(ctx.obj or {})},
     )
     if kind == "gpu":
         record = audit_gpu(fresh, modes, given)
@@ -129,12 +157,12 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
     # Measurements are not lost if the disk is full, or if the reader of a pipe has exited.
     try:
         if json_path is not None:
-            with writing("--json", json_path):
+            with options.writing("--json", json_path):
                 record_file.save(record, json_path)
     finally:
         report.show(record, console)
     if plot_path is not None:
-        with writing("--plot", plot_path):
+        with options.writing("--plot", plot_path):
             plot.plot(record, plot_path)
 
 
@@ -240,8 +268,7 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
     }
     gpu = Board.of(0)
     fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
-    place = store_settings.get_store_settings().path or default_folder()
-    if (peaks := gpu_peaks.known_or_measured(place, Environment.of(0))) is not None:
+    if (peaks := gpu_peaks.known_or_measured()) is not None:
         fresh.environment[PEAKS] = encode(peaks)
     fresh.cases = {case.id: encode(case) for case in cases}
     path: Path | None = given["json_path"]
