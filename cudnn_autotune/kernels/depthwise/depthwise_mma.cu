@@ -25,30 +25,29 @@
 // - Row i is multiplied. What it completes is transposed back to channels_last in the next step.
 //
 // Zeros of T multiply inputs that an output does not depend on. If one of these is infinite or NaN
-// the sum becomes NaN. So the block looks again at rows with a sum that is NaN when it is done: see
-// depthwise_mma_not_finite.cuh.
+// the sum becomes NaN. So the block looks again at rows with a sum that is NaN when it is done, or
+// after its first row if that is full of NaN: see depthwise_mma_not_finite.cuh.
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
-    depthwise_mma(const ELEMENT* x, const ELEMENT* w, ELEMENT* y, const ELEMENT* bias,
-                  const ELEMENT* residual, int images, int channels, int in_h, int in_w, int out_h,
-                  int out_w, int pad_h, int pad_w, int tiles_across, int rows) {
+// Computes a block. Returns false if it has to be computed again without `may_stop`.
+__device__ __forceinline__ bool compute(const ELEMENT* x, const ELEMENT* w, ELEMENT* y,
+                                        const ELEMENT* bias, const ELEMENT* residual,
+                                        const Shape& s, int rows, bool may_stop) {
   DYNAMIC_SHARED(shared);
-  const Shape s{images, channels, in_h, in_w, out_h, out_w, pad_h, pad_w, tiles_across};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int rank = warp / kChannelGroups;  // in the chain of warps that divide a filter
   const int warp_channel = warp % kChannelGroups * WARP_CHANNELS;
 
-  const int channel_blocks = ceil_div(channels, CHANNELS);
-  const int tile_groups = ceil_div(images * tiles_across, kTiles);
+  const int channel_blocks = ceil_div(s.channels, CHANNELS);
+  const int tile_groups = ceil_div(s.images * s.tiles_across, kTiles);
   const int first_channel = blockIdx.x % channel_blocks * CHANNELS;
   const int first_tile = blockIdx.x / channel_blocks % tile_groups * kTiles;
   const int first_out = blockIdx.x / channel_blocks / tile_groups * rows;
-  const int end_out = min(first_out + rows, SIGNAL ? ceil_div(out_w, kTileColumns) : out_h);
+  const int end_out = min(first_out + rows, SIGNAL ? ceil_div(s.out_w, kTileColumns) : s.out_h);
   // Rows above the image add nothing, but an output is written when its last row has been seen.
-  const int last_of_first = first_out - pad_h + KERNEL_H - 1;
-  const int first_row = min(max(first_out - pad_h, 0), last_of_first);
-  const int steps = end_out - pad_h + KERNEL_H - 1 - first_row;
-  const int end_row = min(first_row + steps, SIGNAL ? 1 << 30 : in_h);
+  const int last_of_first = first_out - s.pad_h + KERNEL_H - 1;
+  const int first_row = min(max(first_out - s.pad_h, 0), last_of_first);
+  const int steps = end_out - s.pad_h + KERNEL_H - 1 - first_row;
+  const int end_row = min(first_row + steps, SIGNAL ? 1 << 30 : s.in_h);
 
   unsigned char* const halves = shared + kHalvesAt;
   Fetcher fetcher(shared, s, first_tile, first_channel, first_row);
@@ -68,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     const ELEMENT* filter = w + static_cast<long long>(channel) * KERNEL_H * KERNEL_W;
 #pragma unroll
     for (int r = 0; r < kFilterRows; ++r) {
-      const int row = channel < channels ? rank * kFilterRows + r - kMissing : -1;
+      const int row = channel < s.channels ? rank * kFilterRows + r - kMissing : -1;
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         const int column = 8 * k + 2 * t - g;
@@ -98,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       kept(halves + kPartialsAt + ((rank * CHANNELS + warp_channel) * 32 + lane) * 16);
   // Input rows that this warp's filter rows multiply for one of the block's outputs.
   const int first_filter_row = rank * kFilterRows - kMissing;
-  const int begin_products = max(first_out - pad_h + first_filter_row, 0);
-  const int end_products = min(end_out - pad_h + first_filter_row + kFilterRows - 1, end_row);
+  const int begin_products = max(first_out - s.pad_h + first_filter_row, 0);
+  const int end_products = min(end_out - s.pad_h + first_filter_row + kFilterRows - 1, end_row);
 
   unsigned nan_rows = 0;  // modulo 32
 
@@ -172,15 +171,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         for (int k = 0; k < 2; ++k) {
           // Columns 2t and 2t + 1 of position g + 8k.
           if (HAS_BIAS || HAS_RESIDUAL || ACTIVATION) {
-            const int tile = first_tile + tile_of(g + 8 * k), image = tile / tiles_across;
+            const int tile = first_tile + tile_of(g + 8 * k), image = tile / s.tiles_across;
             const int out_row = row - last_of_first + first_out;
-            const int column =
-                (tile % tiles_across * COLUMN_BLOCKS + column_block_of(g + 8 * k)) * 8 + 2 * t;
+            const int column = first_column(s, tile, g + 8 * k) + 2 * t;
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-              const long long at = offset(s, image, channel, out_row, column + j, out_h, out_w);
+              const long long at = offset(s, image, channel, out_row, column + j, s.out_h, s.out_w);
               const int in_row = column + j + (SIGNAL ? out_row * kTileColumns : 0);
-              if (image < images && channel < channels && in_row < out_w) {
+              if (image < s.images && channel < s.channels && in_row < s.out_w) {
                 result[2 * k + j] = finish(result[2 * k + j], bias, residual, channel, at);
               }
             }
@@ -189,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
           if (CHANNELS_LAST) {
             *reinterpret_cast<unsigned*>(packed + now + (c * kOutChannel + 8 * k) * kVectorBytes) =
                 two;
-          } else if (channel < channels) {
+          } else if (channel < s.channels) {
             writer.write_two(y, k, c, two, s);
           }
         }
@@ -204,31 +202,75 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     now = other;
   };
   int i = 0;
-  if (CHAINED == 1) {
+  int end = kIsSampled && may_stop ? last_of_first - first_row + 1 : steps + 1;
+  bool is_stopped = false;
 #pragma unroll 1
-    for (; i <= steps; ++i) step(i, true);
-  }
-  // A chained warp's part of a large filter may lie outside of the image for many rows. Other
-  // filters are all multiplied, because a second loop costs registers.
+  while (true) {
+    if (CHAINED == 1) {
 #pragma unroll 1
-  while (CHAINED > 1 && i <= steps) {
-    if (first_row + i >= begin_products && first_row + i < end_products) {
-#pragma unroll 1
-      do {
-        step(i++, true);
-      } while (first_row + i < end_products);
-    } else {
-      step(i++, false);
+      for (; i < end; ++i) step(i, true);
     }
+    // A chained warp's part of a large filter may lie outside of the image for many rows. Other
+    // filters are all multiplied, because a second loop costs registers.
+#pragma unroll 1
+    while (CHAINED > 1 && i < end) {
+      const int end_here = min(end_products - first_row, end);
+      if (first_row + i >= begin_products && i < end_here) {
+#pragma unroll 1
+        do {
+          step(i++, true);
+        } while (i < end_here);
+      } else {
+        step(i++, false);
+      }
+    }
+    if (end > steps) break;
+    end = steps + 1;
+    // The first row is full of NaN if all lanes that have outputs there have found one.
+    bool has_outputs = false;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int tile = first_tile + tile_of(g + 8 * k);
+      has_outputs |=
+          tile / s.tiles_across < s.images && first_column(s, tile, g + 8 * k) + 2 * t < s.out_w;
+    }
+    has_outputs &= rank == CHAINED - 1 && first_channel + warp_channel < s.channels;
+    if (__syncthreads_or(has_outputs && nan_rows == 0)) continue;
+    // If a weight that is not finite is the reason, the input tells little.
+    bool is_finite = true;
+#pragma unroll
+    for (int at = 0; at < WARP_CHANNELS * kFilterRows * kSteps; ++at) {
+      const unsigned band =
+          bands[at / kSteps / kFilterRows][at / kSteps % kFilterRows][at % kSteps];
+      is_finite &= (band & 0x7fffu) < kInfinity && (band >> 16 & 0x7fffu) < kInfinity;
+    }
+    is_stopped = !__syncthreads_or(!is_finite);
+    if (is_stopped) break;
   }
 
   if (nan_rows != 0) atomicOr(reinterpret_cast<int*>(shared + kFlagAt), nan_rows);
   __syncthreads();
-  const unsigned rows_again = *reinterpret_cast<const unsigned*>(shared + kFlagAt);
-  if (rows_again != 0) {
-    copies_arrived<0>();
-    __syncthreads();
-    repair(shared, x, w, y, bias, residual, s, first_tile, first_channel, first_out, end_out,
-           rows_again);
+  const unsigned nan = *reinterpret_cast<const unsigned*>(shared + kFlagAt);
+  if (nan == 0) return true;
+  copies_arrived<0>();
+  __syncthreads();
+  return repair(shared, x, w, y, bias, residual, s, first_tile, first_channel, first_out, end_out,
+                is_stopped ? ~0u : nan, is_stopped);
+}
+
+// A loop around the first time would cost it registers.
+__device__ __noinline__ void compute_again(const ELEMENT* x, const ELEMENT* w, ELEMENT* y,
+                                           const ELEMENT* bias, const ELEMENT* residual, Shape s,
+                                           int rows) {
+  compute(x, w, y, bias, residual, s, rows, false);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    depthwise_mma(const ELEMENT* x, const ELEMENT* w, ELEMENT* y, const ELEMENT* bias,
+                  const ELEMENT* residual, int images, int channels, int in_h, int in_w, int out_h,
+                  int out_w, int pad_h, int pad_w, int tiles_across, int rows) {
+  const Shape s{images, channels, in_h, in_w, out_h, out_w, pad_h, pad_w, tiles_across};
+  if (!compute(x, w, y, bias, residual, s, rows, true)) {
+    compute_again(x, w, y, bias, residual, s, rows);
   }
 }

@@ -9,11 +9,16 @@
 // of NaN or infinities have both bits after one or two rows of the filter.
 //
 // Outputs that are NaN but should not be are listed, and each is written by a thread of its own.
-//
-// Two shorter ways come first. If all rows of the block have a NaN, mostly the whole input is not
-// finite: then the bits of every second row of the input suffice to see that all outputs are NaN.
-// Else pixels with a NaN are listed, and if they are few, each of as many threads computes
+// Before that, pixels with a NaN are listed: if they are few, each of as many threads computes
 // eight channels of one from its definition.
+//
+// If the block's first row is full of NaN, mostly the whole input is not finite, and the block
+// stops after it. Then the bits of every second row of the input suffice to see that most outputs
+// are NaN. The other outputs are listed and computed from their definition. If they are too many,
+// the block is computed again, and does not stop.
+//
+// A block runs this code once, so loading the instructions is a good part of its time. Loops are
+// unrolled only where registers are an array, or loads are to be on their way together.
 
 constexpr int kListed = 1024;  // outputs in the list
 static_assert(kThreads <= kListed, "a pixel of each thread fits");
@@ -26,6 +31,7 @@ constexpr int kTapWords = ceil_div(KERNEL_W, 4);
 constexpr int kBitsBytes = kOctets * kTiles * kRowWords * 8;  // of a row
 constexpr int kTaps = KERNEL_H * KERNEL_W;
 constexpr bool kIsSampled = KERNEL_H >= 4;  // whether every second row of the input may suffice
+constexpr int kOctetChannels = CHANNELS_LAST || CHANNELS > 8 ? 8 : CHANNELS;  // that are read
 constexpr int kWeightBytes = ceil_div(kOctets * KERNEL_H * KERNEL_W, 2) * 16;
 constexpr int kListBytes = 4 * kListed + 16, kClosedBytes = 16;
 constexpr int kBitsRows =
@@ -42,6 +48,7 @@ __device__ constexpr unsigned infinity_of(bfloat16) { return 0x7f80; }
 constexpr unsigned kInfinity = infinity_of(ELEMENT{});
 
 constexpr unsigned kEachByte = 0x01010101u;
+constexpr int kTogether = KERNEL_W < 8 ? KERNEL_W : 8;  // taps whose inputs are loaded together
 
 // The sum of an output without products of zeros.
 __device__ __forceinline__ float exact_sum(const ELEMENT* x, const ELEMENT* filter, const Shape& s,
@@ -51,29 +58,36 @@ __device__ __forceinline__ float exact_sum(const ELEMENT* x, const ELEMENT* filt
   for (int kh = 0; kh < KERNEL_H; ++kh) {
     const int from_row = row - s.pad_h + kh;
     if (from_row < 0 || from_row >= s.in_h) continue;
-#pragma unroll 8
-    for (int kw = 0; kw < KERNEL_W; ++kw) {
-      const int from = column - s.pad_w + kw;
-      if (from < 0 || from >= s.in_w) continue;
-      const ELEMENT tap{static_cast<unsigned short>(weight(filter, kh, kw))};
-      sum += to_float(x[offset(s, image, channel, from_row, from, s.in_h, s.in_w)]) * to_float(tap);
+#pragma unroll 1
+    for (int first = 0; first < KERNEL_W; first += kTogether) {
+      ELEMENT inputs[kTogether] = {}, taps[kTogether] = {};
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int kw = first + i, from = column - s.pad_w + kw;
+        if (kw >= KERNEL_W || from < 0 || from >= s.in_w) continue;
+        inputs[i] = x[offset(s, image, channel, from_row, from, s.in_h, s.in_w)];
+        taps[i].bits = static_cast<unsigned short>(weight(filter, kh, kw));
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) sum += to_float(inputs[i]) * to_float(taps[i]);
     }
   }
   return sum;
 }
 
-// The elements of eight channels; `pixels` are those of a channel.
-__device__ __forceinline__ uint4 eight_channels(const ELEMENT* from, const Shape& s, int channel,
-                                                int pixels) {
-  if (CHANNELS_LAST) return *reinterpret_cast<const uint4*>(from);
+// The elements of eight channels, which are `apart` from each other.
+__device__ __forceinline__ uint4 gathered(const ELEMENT* from, int apart) {
   unsigned two[4] = {};
 #pragma unroll
-  for (int i = 0; i < (CHANNELS < 8 ? CHANNELS : 8); ++i) {
-    if (channel + i >= s.channels) break;
-    two[i / 2] |= static_cast<unsigned>(from[static_cast<long long>(i) * pixels].bits)
-                  << i % 2 * 16;
+  for (int i = 0; i < kOctetChannels; ++i) {
+    two[i / 2] |= static_cast<unsigned>(from[static_cast<long long>(i) * apart].bits) << i % 2 * 16;
   }
   return make_uint4(two[0], two[1], two[2], two[3]);
+}
+// Those of a pixel; `pixels` are those of a channel.
+__device__ __forceinline__ uint4 eight_channels(const ELEMENT* from, int pixels) {
+  if (CHANNELS_LAST) return *reinterpret_cast<const uint4*>(from);
+  return gathered(from, pixels);
 }
 
 // Returns 16 ones for each of two numbers that is `infinity` or NaN. `infinity` has both.
@@ -127,7 +141,7 @@ __device__ __forceinline__ uint2 bits_of_columns(const ELEMENT* tensor, const Sh
   for (int i = 0; i < 4; ++i) {
     eight[i] = make_uint4(0, 0, 0, 0);
     if (static_cast<unsigned>(column + i) < static_cast<unsigned>(width)) {
-      eight[i] = eight_channels(from, s, channel, height * width);
+      eight[i] = eight_channels(from, height * width);
     }
     from += CHANNELS_LAST ? s.channels : 1;
   }
@@ -147,7 +161,7 @@ struct Repair {
   ELEMENT* y;
   const ELEMENT *bias, *residual;
   Shape s;
-  int first_tile, first_channel;
+  int first_tile, first_channel, first_out;
   uint2* bits;
   uint2* weights;  // the positive and the negative ones, the same byte for each of four columns
   int *listed, *list;
@@ -165,10 +179,10 @@ struct Repair {
     return (CHANNELS_LAST ? first_channel / 8 * 8 : first_channel) + octet * 8;
   }
 
-  // Whether bit i of an octet is a channel of the block.
-  __device__ __forceinline__ bool has(int octet, int i) const {
-    const int channel = channel_of(octet) + i;
-    return channel >= first_channel && channel < first_channel + CHANNELS && channel < s.channels;
+  // Bits of an octet's channels that are the block's.
+  __device__ __forceinline__ unsigned own(int octet) const {
+    if (channel_of(octet) >= s.channels) return 0;
+    return CHANNELS == 4 ? 0xfu << first_channel - channel_of(0) : 0xffu;
   }
 
   __device__ __forceinline__ int row_of(int row) const { return SIGNAL ? 0 : row; }
@@ -180,14 +194,9 @@ struct Repair {
 
   // The weights of eight channels.
   __device__ __forceinline__ uint4 weights_of(int octet, int tap) const {
-    unsigned two[4] = {};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (!has(octet, i)) continue;
-      const ELEMENT* const filter = w + static_cast<long long>(channel_of(octet) + i) * kTaps;
-      two[i / 2] |= weight(filter, tap / KERNEL_W, tap % KERNEL_W) << i % 2 * 16;
-    }
-    return make_uint4(two[0], two[1], two[2], two[3]);
+    if (channel_of(octet) >= s.channels) return make_uint4(0, 0, 0, 0);
+    const ELEMENT* const filter = w + static_cast<long long>(channel_of(octet)) * kTaps;
+    return gathered(filter + (TURNED ? kTaps - 1 - tap : tap), kTaps);
   }
 
   static constexpr int kInRow = kOctets * kTileColumns * kTiles;  // pixels of eight channels
@@ -196,57 +205,54 @@ struct Repair {
   struct Place {
     int octet, image, channel, row, column;
   };
-  __device__ __forceinline__ Place place_of(int first, int item) const {
+  __device__ __forceinline__ Place place_of(int item) const {
     const int octet = item % kOctets, in_tile = item / kOctets % kTileColumns;
     const int tile = item / (kOctets * kTileColumns) % kTiles;
-    const int row = first + item / kInRow;
+    const int row = first_out + item / kInRow;
     return {octet, (first_tile + tile) / s.tiles_across, channel_of(octet), row_of(row),
             column_of(tile, row) + in_tile};
   }
 
-  // The outputs of a pixel; zeros if there are none.
-  __device__ __forceinline__ uint4 outputs_of(const Place& place) const {
-    if (place.image >= s.images || place.channel >= s.channels || place.column >= s.out_w) {
-      return make_uint4(0, 0, 0, 0);
-    }
-    const long long at =
-        offset(s, place.image, place.channel, place.row, place.column, s.out_h, s.out_w);
-    return eight_channels(y + at, s, place.channel, s.out_h * s.out_w);
+  __device__ __forceinline__ bool exists(const Place& place) const {
+    return place.image < s.images && place.channel < s.channels && place.column < s.out_w;
   }
 
   // Bits of the channels that are NaN and the block's.
   __device__ __forceinline__ unsigned nan_of(const uint4& outputs, int octet) const {
     const uint2 found = bits_of(outputs);
-    unsigned own = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) own |= static_cast<unsigned>(has(octet, i)) << i;
-    return found.x & found.y & own;
+    return found.x & found.y & own(octet);
   }
 
-  // Computes outputs of a pixel that are NaN from their definition.
-  __device__ __forceinline__ void write_pixel(const Place& place, const uint4* vectors) const {
-    const unsigned found = nan_of(outputs_of(place), place.octet);
+  // Computes outputs of a pixel, which `found` has bits for, from their definition.
+  __device__ __forceinline__ void write_pixel(const Place& place, unsigned found,
+                                              const uint4* vectors) const {
     float sums[8] = {};
 #pragma unroll 1
     for (int kh = 0; kh < KERNEL_H; ++kh) {
       const int row = place.row - s.pad_h + kh;
       if (row < 0 || row >= s.in_h) continue;
-#pragma unroll(KERNEL_W < 8 ? KERNEL_W : 8)
-      for (int kw = 0; kw < KERNEL_W; ++kw) {
-        const int column = place.column - s.pad_w + kw;
-        if (column < 0 || column >= s.in_w) continue;
-        const long long at = offset(s, place.image, place.channel, row, column, s.in_h, s.in_w);
-        const uint4 eight = eight_channels(x + at, s, place.channel, s.in_h * s.in_w);
-        const int tap = kh * KERNEL_W + kw;
-        const uint4 by =
-            kHasVectors ? vectors[place.octet * kTaps + tap] : weights_of(place.octet, tap);
-        const unsigned inputs[4] = {eight.x, eight.y, eight.z, eight.w};
-        const unsigned filters[4] = {by.x, by.y, by.z, by.w};
+#pragma unroll 1
+      for (int first = 0; first < KERNEL_W; first += kTogether) {
+        uint4 inputs[kTogether] = {}, taps[kTogether] = {};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 a = unpack<ELEMENT>(inputs[i]), b = unpack<ELEMENT>(filters[i]);
-          sums[2 * i] += a.x * b.x;
-          sums[2 * i + 1] += a.y * b.y;
+        for (int i = 0; i < kTogether; ++i) {
+          const int kw = first + i, column = place.column - s.pad_w + kw;
+          if (kw >= KERNEL_W || column < 0 || column >= s.in_w) continue;
+          const long long at = offset(s, place.image, place.channel, row, column, s.in_h, s.in_w);
+          inputs[i] = eight_channels(x + at, s.in_h * s.in_w);
+          const int tap = kh * KERNEL_W + kw;
+          taps[i] = kHasVectors ? vectors[place.octet * kTaps + tap] : weights_of(place.octet, tap);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const unsigned two[4] = {inputs[i].x, inputs[i].y, inputs[i].z, inputs[i].w};
+          const unsigned by[4] = {taps[i].x, taps[i].y, taps[i].z, taps[i].w};
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float2 a = unpack<ELEMENT>(two[j]), b = unpack<ELEMENT>(by[j]);
+            sums[2 * j] += a.x * b.x;
+            sums[2 * j + 1] += a.y * b.y;
+          }
         }
       }
     }
@@ -261,106 +267,132 @@ struct Repair {
   }
 
   // Computes pixels with a NaN from their definition, in rows of which `is_wrong`. Returns false,
-  // and does nothing, if there are more than `most`, which is no more than threads.
+  // and does nothing, if there are more than threads, or than a quarter of all.
   template <typename IsWrong>
-  __device__ __forceinline__ bool write_few(int first, int end, int most,
-                                            const IsWrong& is_wrong) const {
-    uint4* const vectors = reinterpret_cast<uint4*>(bits);
+  __device__ __forceinline__ bool write_few(int end, const IsWrong& is_wrong) const {
     if (threadIdx.x == 0) *listed = 0;
-    for (int i = threadIdx.x; kHasVectors && i < kOctets * kTaps; i += kThreads) {
-      vectors[i] = weights_of(i / kTaps, i % kTaps);
-    }
     __syncthreads();
-    constexpr int kTogether = 4;  // loads
-    const int items = (end - first) * kInRow;
+    constexpr int kLoads = 4;  // together
+    const int items = (end - first_out) * kInRow, most = min(kThreads, items / 4);
 #pragma unroll 1
-    for (int begin = threadIdx.x; begin < items; begin += kTogether * kThreads) {
+    for (int begin = threadIdx.x; begin < items; begin += kLoads * kThreads) {
       if (*static_cast<volatile int*>(listed) > most) break;
-      uint4 outputs[kTogether];
+      uint4 outputs[kLoads] = {};
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
+      for (int k = 0; k < kLoads; ++k) {
         const int item = begin + k * kThreads;
-        outputs[k] = make_uint4(0, 0, 0, 0);
-        if (item < items && is_wrong(first + item / kInRow)) {
-          outputs[k] = outputs_of(place_of(first, item));
-        }
+        if (item >= items || !is_wrong(first_out + item / kInRow)) continue;
+        const Place place = place_of(item);
+        if (!exists(place)) continue;
+        outputs[k] = eight_channels(
+            y + offset(s, place.image, place.channel, place.row, place.column, s.out_h, s.out_w),
+            s.out_h * s.out_w);
       }
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
+      for (int k = 0; k < kLoads; ++k) {
         const int item = begin + k * kThreads;
-        if (nan_of(outputs[k], item % kOctets) == 0) continue;
+        const unsigned found = nan_of(outputs[k], item % kOctets);
+        if (found == 0) continue;
         const int place = atomicAdd(listed, 1);
-        if (place < most) list[place] = item;
+        if (place < most) list[place] = item << 8 | static_cast<int>(found);
       }
     }
     __syncthreads();
     const int count = *listed;
-    if (count <= most && threadIdx.x < count) {
-      write_pixel(place_of(first, list[threadIdx.x]), vectors);
+    if (count > most) return false;
+    uint4* const vectors = reinterpret_cast<uint4*>(bits);
+    for (int i = threadIdx.x; kHasVectors && i < kOctets * kTaps; i += kThreads) {
+      vectors[i] = weights_of(i / kTaps, i % kTaps);
     }
     __syncthreads();
-    return count <= most;
+    if (threadIdx.x < count) {
+      const int item = list[threadIdx.x];
+      write_pixel(place_of(item >> 8), item & 0xff, vectors);
+    }
+    return true;
   }
 
-  __device__ __forceinline__ void read_weights() {
-    if (threadIdx.x < kOctets) {
-      unsigned others = 0;
-      for (int i = 0; i < 8; ++i) others |= static_cast<unsigned>(!has(threadIdx.x, i)) << i;
-      closed[threadIdx.x] = others;
+  // Writes NaN to all outputs.
+  __device__ __forceinline__ void fill(int end) const {
+    const float nan = activate<ACTIVATION>(__uint_as_float(0x7fffffffu));
+    const unsigned two = pack<ELEMENT>(nan, nan);
+#pragma unroll 1
+    for (int item = threadIdx.x; item < (end - first_out) * kInRow; item += kThreads) {
+      const Place place = place_of(item);
+      if (!exists(place)) continue;
+      ELEMENT* const to = y + offset(s, place.image, max(place.channel, first_channel), place.row,
+                                     place.column, s.out_h, s.out_w);
+      if (!CHANNELS_LAST) {
+#pragma unroll
+        for (int i = 0; i < kOctetChannels; ++i) {
+          to[static_cast<long long>(i) * s.out_h * s.out_w].bits = static_cast<unsigned short>(two);
+        }
+      } else if (CHANNELS == 4) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(two, two);
+      } else {
+        *reinterpret_cast<uint4*>(to) = make_uint4(two, two, two, two);
+      }
     }
+  }
+
+  // Returns whether outputs are open: those of channels with a weight that is not finite are not.
+  __device__ __forceinline__ bool read_weights() {
+    if (threadIdx.x < kOctets) closed[threadIdx.x] = 0xffu & ~own(threadIdx.x);
     __syncthreads();
-    for (int at = threadIdx.x; at < kOctets * KERNEL_H * KERNEL_W; at += kThreads) {
-      const int octet = at / (KERNEL_H * KERNEL_W), tap = at % (KERNEL_H * KERNEL_W);
+#pragma unroll 1
+    for (int at = threadIdx.x; at < kOctets * kTaps; at += kThreads) {
+      const int octet = at / kTaps;
+      const uint4 eight = weights_of(octet, at % kTaps);
+      const unsigned two[4] = {eight.x, eight.y, eight.z, eight.w};
       unsigned plus = 0, minus = 0, not_finite = 0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (!has(octet, i)) continue;
-        const long long channel = channel_of(octet) + i;
-        const unsigned value =
-            weight(w + channel * KERNEL_H * KERNEL_W, tap / KERNEL_W, tap % KERNEL_W);
-        const bool is_zero = (value & 0x7fffu) == 0;
-        plus |= static_cast<unsigned>(is_zero || value < 0x8000u) << i;
-        minus |= static_cast<unsigned>(is_zero || value >= 0x8000u) << i;
-        not_finite |= static_cast<unsigned>((value & 0x7fffu) >= kInfinity) << i;
+        const unsigned value = two[i / 2] >> i % 2 * 16 & 0xffffu, size = value & 0x7fffu;
+        plus |= static_cast<unsigned>(size == 0 || value < 0x8000u) << i;
+        minus |= static_cast<unsigned>(size == 0 || value >= 0x8000u) << i;
+        not_finite |= static_cast<unsigned>(size >= kInfinity) << i;
       }
       weights[at] = make_uint2(plus * kEachByte, minus * kEachByte);
       if (not_finite) atomicOr(reinterpret_cast<int*>(closed + octet), not_finite);
     }
+    __syncthreads();
+    unsigned all = 0xffu;
+#pragma unroll
+    for (int octet = 0; octet < kOctets; ++octet) all &= closed[octet];
+    return all != 0xffu;
   }
 
-  // Reads the input of `count` rows of outputs from `first` on: every `step`-th row, and zeros in
-  // place of others.
+  // Reads the input of `count` rows of outputs from `first` on: every `step`-th row.
   __device__ __forceinline__ void read_input(int first, int count, int step) {
-    const int items = (count + KERNEL_H - 1) * kTiles * kTileVectors * kOctets;
+    const int items = (count + KERNEL_H - 1 + step - 1) / step * kTiles * kRowWords * kOctets;
 #pragma unroll 1
     for (int item = threadIdx.x; item < items; item += kThreads) {
-      const int octet = item % kOctets, vector = item / kOctets % kTileVectors;
-      const int tile = item / (kOctets * kTileVectors) % kTiles;
-      const int i = item / (kOctets * kTileVectors * kTiles), row = first - s.pad_h + i;
+      const int octet = item % kOctets, word = item / kOctets % kRowWords;
+      const int tile = item / (kOctets * kRowWords) % kTiles;
+      const int i = item / (kOctets * kRowWords * kTiles) * step, row = first - s.pad_h + i;
       const int image = (first_tile + tile) / s.tiles_across, channel = channel_of(octet);
-      const int column = column_of(tile, row) - s.pad_w + vector * 8;
-      uint2 low = make_uint2(0, 0), high = make_uint2(0, 0);
-      if (i % step == 0 && image < s.images && channel < s.channels &&
-          (SIGNAL || (row >= 0 && row < s.in_h))) {
-        low = bits_of_columns(x, s, image, channel, row_of(row), column, s.in_h, s.in_w);
-        high = bits_of_columns(x, s, image, channel, row_of(row), column + 4, s.in_h, s.in_w);
+      const int column = column_of(tile, row) - s.pad_w + word * 4;
+      uint2 found = make_uint2(0, 0);
+      if (image < s.images && channel < s.channels && (SIGNAL || (row >= 0 && row < s.in_h))) {
+        found = bits_of_columns(x, s, image, channel, row_of(row), column, s.in_h, s.in_w);
       }
-      reinterpret_cast<uint4*>(
-          bits)[((i * kOctets + octet) * kTiles + tile) * kTileVectors + vector] =
-          make_uint4(low.x, low.y, high.x, high.y);
+      bits[((i * kOctets + octet) * kTiles + tile) * kRowWords + word] = found;
     }
   }
 
-  // Finds the bits of an item's outputs. Returns whether a matrix that it depends on has an input
-  // that is not finite.
+  // Finds the bits of an item's outputs in every `step`-th row of the filter, from `kh` on. Returns
+  // whether a matrix that it depends on has an input that is not finite.
   __device__ __forceinline__ bool find(unsigned (&plus)[kItemWords], unsigned (&minus)[kItemWords],
-                                       const uint2* from, int octet) const {
+                                       const uint2* from, int octet, int kh, int step) const {
     bool is_met = false;
 #pragma unroll 1
-    for (int kh = 0; kh < KERNEL_H; ++kh, from += kOctets * kTiles * kRowWords) {
+    for (; kh < KERNEL_H; kh += step) {
+      const uint2* const words_of_row = from + kh * (kOctets * kTiles * kRowWords);
       unsigned any = 0;
 #pragma unroll
-      for (int i = 0; i < kItemWords + 2 * (kSteps - 1); ++i) any |= from[i].x | from[i].y;
+      for (int i = 0; i < kItemWords + 2 * (kSteps - 1); ++i) {
+        any |= words_of_row[i].x | words_of_row[i].y;
+      }
       if (any == 0) continue;
       is_met = true;
       const uint2* const row = weights + (octet * KERNEL_H + kh) * KERNEL_W;
@@ -370,7 +402,7 @@ struct Repair {
 #pragma unroll
         for (int j = 0; j <= kItemWords; ++j) {
           words[j] = make_uint2(0, 0);
-          if (j < kItemWords || 4 * first + 1 < KERNEL_W) words[j] = from[first + j];
+          if (j < kItemWords || 4 * first + 1 < KERNEL_W) words[j] = words_of_row[first + j];
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -405,16 +437,16 @@ struct Repair {
     y[at] = from_float<ELEMENT>(finish(sum, bias, residual, channel, at));
   }
 
-  // Lists outputs of an item that are NaN and should not be. If `only_look`, it lists none, and
-  // returns whether some may not be NaN by what has been read.
-  template <bool only_look>
-  __device__ __forceinline__ bool list_item(int first, int item) {
+  // Lists outputs of an item that are not NaN by the bits that have been read. If the block has
+  // stopped, these are all of them, and are listed for their definition. Else those that are NaN
+  // in y are listed.
+  __device__ __forceinline__ void list_item(int first, int item, bool is_stopped) {
     const int octet = item % kOctets, across = item / kOctets % kItemsAcross;
     const int tile = item / (kOctets * kItemsAcross) % kTiles;
     const int i = item / (kOctets * kItemsAcross * kTiles), row = first + i;
     const int image = (first_tile + tile) / s.tiles_across, channel = channel_of(octet);
     const int column = column_of(tile, row) + across * 16;
-    if (image >= s.images || channel >= s.channels || column >= s.out_w) return false;
+    if (image >= s.images || channel >= s.channels || column >= s.out_w) return;
     unsigned plus[kItemWords], minus[kItemWords];
 #pragma unroll
     for (int j = 0; j < kItemWords; ++j) {
@@ -426,102 +458,93 @@ struct Repair {
     }
     const uint2* const from =
         bits + ((i * kOctets + octet) * kTiles + tile) * kRowWords + across * 4;
-    const bool is_met = find(plus, minus, from, octet);
-    if (only_look) {
-      unsigned both = ~0u;
-#pragma unroll
-      for (int j = 0; j < kItemWords; ++j) both &= plus[j] & minus[j];
-      return both != ~0u;
-    }
+    const int step = is_stopped ? 2 : 1;
+    const bool is_met = find(plus, minus, from, octet, i % step, step);
     // The rows of zeros before a filter, in a chain of warps, meet other rows of the input.
-    if (!is_met && kMissing == 0) return false;
-#pragma unroll
+    if (!is_met && kMissing == 0 && !is_stopped) return;
+#pragma unroll 1
     for (int j = 0; j < kItemWords; ++j) {
-      if ((plus[j] & minus[j]) == ~0u) continue;
-      const uint2 now =
-          bits_of_columns(y, s, image, channel, row_of(row), column + 4 * j, s.out_h, s.out_w);
-      const unsigned wrong = now.x & now.y & ~(plus[j] & minus[j]);
-      if (wrong == 0) continue;
+      const unsigned now_plus = plus[0], now_minus = minus[0];
+#pragma unroll
+      for (int k = 1; k < kItemWords; ++k) plus[k - 1] = plus[k], minus[k - 1] = minus[k];
+      unsigned open = ~(now_plus & now_minus);
+      if (open == 0) continue;
+      if (!is_stopped) {
+        const uint2 now =
+            bits_of_columns(y, s, image, channel, row_of(row), column + 4 * j, s.out_h, s.out_w);
+        open &= now.x & now.y;
+      }
+      int place = atomicAdd(listed, __popc(open));
+      if (is_stopped && place >= kListed) return;
 #pragma unroll 1
       for (int k = 0; k < 32; ++k) {
-        if ((wrong >> k & 1) == 0) continue;
-        const int at = column + 4 * j + k / 8, of = channel + k % 8;
-        const int place = atomicAdd(listed, 1);
-        const bool is_plus = plus[j] >> k & 1, is_minus = minus[j] >> k & 1;
+        if ((open >> k & 1) == 0) continue;
+        const int at = 4 * j + k / 8, of = k % 8;
+        const bool is_plus = !is_stopped && (now_plus >> k & 1);
+        const bool is_minus = !is_stopped && (now_minus >> k & 1);
         if (place < kListed) {
-          const int pixel = (i * kTiles + tile) * kTileColumns + across * 16 + 4 * j + k / 8;
-          list[place] = (pixel * (8 * kOctets) + octet * 8 + k % 8) * 4 + 2 * is_plus + is_minus;
-        } else {
-          write(image, of, row_of(row), at, is_plus, is_minus);
+          const int pixel = ((row - first_out) * kTiles + tile) * kTileColumns + across * 16 + at;
+          list[place++] = (pixel * (8 * kOctets) + octet * 8 + of) * 4 + 2 * is_plus + is_minus;
+        } else if (!is_stopped) {
+          write(image, channel + of, row_of(row), column + at, is_plus, is_minus);
         }
       }
     }
-    return false;
   }
 
-  __device__ __forceinline__ void write_listed(int first) const {
+  __device__ __forceinline__ void write_listed() const {
     const int count = min(*listed, kListed);
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += kThreads) {
       const int channel = list[i] / 4 % (8 * kOctets), pixel = list[i] / (4 * 8 * kOctets);
       const int tile = pixel / kTileColumns % kTiles;
-      const int row = first + pixel / (kTileColumns * kTiles);
+      const int row = first_out + pixel / (kTileColumns * kTiles);
       write((first_tile + tile) / s.tiles_across, channel_of(0) + channel, row_of(row),
             column_of(tile, row) + pixel % kTileColumns, list[i] & 2, list[i] & 1);
     }
   }
 };
 
-__device__ __noinline__ void repair(unsigned char* shared, const ELEMENT* x, const ELEMENT* w,
+// Computes outputs of a block again, in rows that `rows` has a bit for. If the block `is_stopped`,
+// these are all its rows. Then this returns false, and the block has to be computed again, if more
+// than a few outputs may not be NaN.
+__device__ __noinline__ bool repair(unsigned char* shared, const ELEMENT* x, const ELEMENT* w,
                                     ELEMENT* y, const ELEMENT* bias, const ELEMENT* residual,
                                     Shape s, int first_tile, int first_channel, int first_out,
-                                    int end_out, unsigned rows) {
-  Repair block{x, w, y, bias, residual, s, first_tile, first_channel};
+                                    int end_out, unsigned rows, bool is_stopped) {
+  Repair block{x, w, y, bias, residual, s, first_tile, first_channel, first_out};
   block.use(shared);
+  is_stopped = kIsSampled && is_stopped;
   const auto is_wrong = [&](int row) { return (rows >> (row - first_out) % 32 & 1) != 0; };
+  if (!is_stopped && block.write_few(end_out, is_wrong)) return true;
+  if (!block.read_weights()) return true;
   const int in_row = kOctets * kItemsAcross * kTiles;
-  // The end of the rows from `first` on that are looked at together.
-  const auto end_of = [&](int first) {
-    int end = min(end_out, first + kBitsRows - KERNEL_H + 1);
-    while (!is_wrong(end - 1)) --end;
-    return end;
-  };
-  const int in_block = min(32, end_out - first_out);
-  const bool is_full = ~rows << (32 - in_block) == 0;
-  bool is_nan = kIsSampled && is_full;  // all of it
-  if (is_nan) block.read_weights();
-#pragma unroll 1
-  for (int first = first_out, end; is_nan && first < end_out; first = end) {
-    end = end_of(first);
-    block.read_input(first, end - first, 2);
-    __syncthreads();
-    bool is_open = false;
-#pragma unroll 1
-    for (int item = threadIdx.x; item < (end - first) * in_row; item += kThreads) {
-      is_open |= block.list_item<true>(first, item);
-    }
-    is_nan = !__syncthreads_or(is_open);
-  }
-  if (is_nan) return;
-  // If all rows have a NaN, the bits are less work than many of the block's pixels.
-  const int pixels = (end_out - first_out) * block.kInRow;
-  const int most = is_full ? min(kThreads, pixels / 4) : kThreads;
-  if (block.write_few(first_out, end_out, most, is_wrong)) return;
-  block.read_weights();
+  const int most = min(kListed, (end_out - first_out) * block.kInRow / 2);
 #pragma unroll 1
   for (int first = first_out, end; first < end_out; first = end) {
     end = first + 1;
     if (!is_wrong(first)) continue;
-    end = end_of(first);
-    block.read_input(first, end - first, 1);
-    if (threadIdx.x == 0) *block.listed = 0;
+    // The rows from `first` on that are looked at together.
+    end = min(end_out, first + kBitsRows - KERNEL_H + 1);
+    while (!is_wrong(end - 1)) --end;
+    block.read_input(first, end - first, is_stopped ? 2 : 1);
+    if (threadIdx.x == 0 && (first == first_out || !is_stopped)) *block.listed = 0;
     __syncthreads();
 #pragma unroll 1
     for (int item = threadIdx.x; item < (end - first) * in_row; item += kThreads) {
-      if (is_wrong(first + item / in_row)) block.list_item<false>(first, item);
+      if (is_stopped && *static_cast<volatile int*>(block.listed) > most) break;
+      if (is_wrong(first + item / in_row)) block.list_item(first, item, is_stopped);
     }
     __syncthreads();
-    block.write_listed(first);
+    const bool is_open = is_stopped && *block.listed > most;
+    if (!is_stopped) block.write_listed();
     __syncthreads();
+    if (is_open) return false;
   }
+  if (is_stopped) {
+    block.fill(end_out);
+    __syncthreads();
+    block.write_listed();
+  }
+  return true;
 }

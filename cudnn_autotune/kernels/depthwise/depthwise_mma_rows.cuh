@@ -179,7 +179,7 @@ struct Writer {
                                     kVectorBytes);
       }
       const int tile = first_tile + tile_of(position), image = tile / s.tiles_across;
-      column += (tile % s.tiles_across * COLUMN_BLOCKS + column_block_of(position)) * 8;
+      column += first_column(s, tile, position);
       const long long at = offset(s, image, channel, first_out, column, s.out_h, s.out_w);
       targets[k] = static_cast<unsigned>(2 * at);
       if (SIGNAL) column += first_out * kTileColumns;

@@ -57,6 +57,10 @@ __device__ __forceinline__ int tile_of(int position) {
   return position % 8 / COLUMN_BLOCKS * 2 + position / 8;
 }
 __device__ __forceinline__ int column_block_of(int position) { return position % COLUMN_BLOCKS; }
+// The first column of a position, in a tile that is counted from the first image's.
+__device__ __forceinline__ int first_column(const Shape& s, int tile, int position) {
+  return (tile % s.tiles_across * COLUMN_BLOCKS + column_block_of(position)) * 8;
+}
 
 // An element's offset. If the tensor is a SIGNAL, of one row, `row` is a segment of kTileColumns.
 __device__ __forceinline__ long long offset(const Shape& s, int image, int channel, int row,

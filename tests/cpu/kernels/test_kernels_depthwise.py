@@ -6,12 +6,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from support import cuda_emulation
 from support.conv.references import expected
-from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors
+from support.covering import covering
+from support.cuda_emulation import WORK
+from support.cuda_emulation.checks import H200, check, check_not_finite, random_tensors, written
 from support.kernels.battery import TINY, Family, offered_settings
 from support.kernels.depthwise import (
     BF16,
@@ -28,6 +31,7 @@ from support.kernels.depthwise import (
     wgrad,
 )
 from support.kernels.not_finite import scatter
+from torch import Tensor
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.kernels.depthwise.depthwise_tile import block_tiles
@@ -149,6 +153,95 @@ def test_infinities_at_the_borders_of_a_tensor() -> None:
         read = tensors["y" if op == "dgrad" else "x"]
         read[0, :, 0, 0] = read[-1, :, -1, -1] = torch.inf
         check_not_finite(MMA.kernel, problem, MMA.settings_of(problem)[0], tensors)
+
+
+def _rows(begin: int, end: int | None, step: int = 1) -> Callable[[Tensor], None]:
+    """NaN in some rows of the input, or columns of a signal."""
+
+    def write(read: Tensor) -> None:
+        read.movedim(2, 0)[begin:end:step] = torch.nan
+
+    return write
+
+
+def _corner(read: Tensor) -> None:
+    """NaN but in two corners: a few outputs of the last one are finite, and the first one has
+    infinities."""
+    wide = [min(size, 5) for size in read.shape[2:]]
+    corner = (..., *(slice(-size, None) for size in wide))
+    kept = read[corner].clone()
+    read.fill_(torch.nan)
+    read[corner] = kept
+    read[(..., *(slice(0, size // 2) for size in wide))] = torch.inf
+
+
+FULL: dict[str, Callable[[Tensor], None]] = {
+    "NaN": lambda read: read.fill_(torch.nan),
+    "infinite": lambda read: read.fill_(torch.inf),
+    "both signs": lambda read: read.copy_(read.sign() * torch.inf),
+    "first row": _rows(0, 1),
+    "first rows": _rows(0, -9),
+    "even rows": _rows(0, None, 2),
+    "odd rows": _rows(1, None, 2),
+    "all but a corner": _corner,
+}
+"""Name -> what fills the first rows of a tensor, or all of it."""
+WEIGHTS: dict[str, Callable[[Tensor], None]] = {
+    "normal": lambda w: None,
+    "positive": lambda w: w.abs_(),
+    "zero": lambda w: w.flatten(1)[:, ::2].zero_(),
+    "infinite": lambda w: w[0].flatten()[3:5].fill_(torch.inf),
+}
+
+
+@pytest.mark.basic(6)
+@covering(
+    problem={
+        problem.text: problem
+        for problem in (
+            same(3, 40, (21, 17), (7, 7)),
+            same(2, 24, (13, 56), (7, 7), dtype=BF16, bias=True, residual=True, activation="relu"),
+            same(9, 16, (14, 14), (7, 7), "dgrad"),
+            depthwise("dgrad", 16, (20, 26), (7, 7), dtype=BF16),
+            same(2, 24, (16, 24), (5, 5), bias=True, residual=True, activation="silu", **PLAIN),
+            same(2, 24, (19, 18), (5, 5), "dgrad", padding=(3, 1), dtype=BF16, **PLAIN),
+            same(1, 8, (18, 18), (31, 31), "dgrad"),
+            same(1, 16, (34, 40), (13, 13), dtype=BF16, **PLAIN),
+            same(2, 24, (300,), (31,), "dgrad", padding=(30, 0), **PLAIN),
+        )
+    },
+    fill=FULL,
+    weights=WEIGHTS,
+)
+def test_a_first_row_full_of_nan(
+    problem: ConvProblem, fill: Callable[[Tensor], None], weights: Callable[[Tensor], None]
+) -> None:
+    """A block stops after it if the rest is NaN too, and else computes all its rows."""
+    tensors = random_tensors(problem)
+    fill(tensors["y" if problem.op == "dgrad" else "x"])
+    weights(tensors["w"])
+    tensors[written(problem)].fill_(1.0)  # NaN there has to be written
+    # Whether padding is multiplied by an infinite weight is not defined.
+    inside = (slice(None), slice(not tensors["w"][0].isfinite().all(), None))
+    for gpu in (H200, TINY):
+        settings = MMA.settings_of(problem, gpu)[0]
+        check_not_finite(
+            MMA.kernel, problem, settings, tensors, gpu=gpu, inside=inside, is_full=True
+        )
+
+
+@pytest.mark.parametrize("fill", ["NaN", "infinite", "both signs", "all but a corner"])
+def test_the_walk_stops_after_a_first_row_full_of_nan(fill: str) -> None:
+    problem = same(3, 16, (40, 24), (7, 7))
+    recipe = MMA.kernel.recipe(problem, MMA.settings_of(problem, TINY)[0], TINY)
+    products = []
+    for change in (lambda read: None, FULL[fill]):
+        tensors = random_tensors(problem)
+        change(tensors["x"])
+        WORK.products = 0
+        cuda_emulation.run_recipe(recipe, tensors)
+        products.append(WORK.products)
+    assert products[1] < products[0] / 3
 
 
 # Gradients of the weight
