@@ -27,7 +27,6 @@ class LeastMemory:
     name = "least_memory"
     # What a mode declares about itself is in sampling.Traits; a mode that declares nothing has the
     # values there. This one takes about a second for a problem, which tells an audit what to plan.
-    seconds = 1.0
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         every = [*candidates.all(), *candidates.beyond()]

@@ -180,7 +180,7 @@ def _check_options_of_replay(given: dict[str, Any]) -> None:
 
 
 def _modes(kind: str, wanted: Sequence[str] | None) -> tuple[str, ...]:
-    ours = sampling.names()
+    ours = sampling.names() if kind == "gpu" else offline_cases.modes()
     allowed = (*ours, *PYTORCH_MODES) if kind == "gpu" else ours
     options.check_modes("--modes", wanted or (), allowed)
     return tuple(wanted or allowed)

@@ -105,6 +105,11 @@ def _completed(alone: Mapping[str, float], burst: Mapping[str, float]) -> dict[s
     }
 
 
+def modes() -> tuple[str, ...]:
+    """Returns the modes that a recording can be played to: those that decide at once."""
+    return tuple(mode for mode in sampling.names() if not sampling.traits(mode).decides_later)
+
+
 def pick(case: RecordedCase, mode: str, seed: int, limits: Limits) -> Pick:
     """Runs a mode once. An exception that it raises becomes the pick's ``error``.
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cudnn_autotune import sampling
 from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
 from cudnn_autotune.audit.oracle import SOLO, OracleSettings, Solo
 from cudnn_autotune.audit.summary import truth_of
@@ -35,8 +34,12 @@ START_S = 6.0
 # Seconds of a case on an H200.
 _SECONDS = {
     ORACLE: 1.0,
+    "auto": 1.0,
+    "heuristic": 0.05,
+    "sustained": 5.0,
     **dict.fromkeys(PYTORCH_MODES, 0.5),
 }
+_OTHER_MODES_S = 0.6
 # Added where steady times are measured and the board throttles.
 _SECONDS_ALONE = {ORACLE: 5.0, **dict.fromkeys(PYTORCH_MODES, 3.5)}
 
@@ -86,10 +89,7 @@ class Step:
 
     def seconds_of_case(self, solo: Solo) -> float:
         """Wall seconds of one case, about."""
-        seconds = _SECONDS.get(self.mode)
-        if seconds is None:  # a module that only the processes import may register the mode
-            is_known = self.mode in sampling.names()
-            seconds = (sampling.traits(self.mode) if is_known else sampling.Traits()).seconds
+        seconds = _SECONDS.get(self.mode, _OTHER_MODES_S)
         return seconds if solo == "never" else seconds + _SECONDS_ALONE.get(self.mode, 0.0)
 
 

@@ -23,22 +23,16 @@ the evidence says so. Turns are calls that the caller makes anyway.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate
-from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.online.race import OnlineRace
 from cudnn_autotune.sampling.auto import Shortlist
-from cudnn_autotune.sampling.heuristic import Heuristic
-from cudnn_autotune.sampling.strategy import Budget, Candidates, Limits, left_unseen
-from cudnn_autotune.timers.timer import Batch, Timer
+from cudnn_autotune.sampling.strategy import Candidates
 
 
 @dataclass(frozen=True)
 class Online:
-    """The mode ``online``. Its :meth:`select` is for audits, where the calls are the timer's."""
+    """The mode ``online``. It has no ``select``: the caller's calls decide."""
 
     name: str = "online"
     decides_later = True
@@ -61,57 +55,3 @@ class Online:
             engines += [c for c in beyond if c.engine is not None]
         others = [c for c in beyond if c.engine is None]
         return [*{c.text: c for c in engines}.values(), *others]
-
-    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        first = Heuristic().select(candidates, timer, Limits())
-        if first is None:
-            return None
-        served = first.winner.candidate
-        some = self.shortlist(candidates, limits.benchmark_limit)
-        wanted = [c for c in some if c.text != served.text]
-        budget, remarks = Budget(timer, limits), []
-        late = [] if budget.is_limited else [c for c in wanted if c.is_compiled]
-        wanted = [c for c in wanted if c not in late]
-        timer.prepare(late)
-        race, rounds = OnlineRace([served]), itertools.count()
-        # Candidates that join together are built side by side.
-        for seen, some in enumerate([[c] for c in wanted] if budget.is_limited else [wanted]):
-            if budget.is_spent():
-                remarks.append(left_unseen(len(wanted) - seen, 1 + len(wanted)))
-                break
-            race.join(timer.runnable(some))
-        chosen = _decide(race, timer, rounds)
-        if late:
-            if chosen is not None:
-                race.settle(chosen)
-            known = len(race.candidates)
-            race.join(timer.runnable(late))
-            chosen = _decide(race, timer, rounds, known)
-        if chosen is None:
-            return None
-        return race.selection(chosen, timer.elapsed_ms(), remarks, budget.cut_short_ms)
-
-
-def _decide(race: OnlineRace, timer: Timer, rounds: Iterator[int], known: int = 0) -> int | None:
-    """Takes turns until the race is decided; returns the choice's number, or None if none runs.
-
-    Args:
-        known: how many candidates have run before.
-    """
-    for i in sorted(race.active):  # the first call loads the kernel and does not count
-        if i >= known and (error := timer.run([Batch(race.candidates[i], 1, "hot")])[0].error):
-            race.fail(i, f"failed: {error}")
-    while race.active:
-        round_, order = next(rounds), sorted(race.active)
-        samples = timer.run([Batch(race.candidates[i], 1, "hot") for i in order])
-        for i, sample in zip(order, samples, strict=True):
-            if sample.error:
-                race.fail(i, f"failed: {sample.error}")
-            else:
-                race.add([(i, round_, sample.time_ms)])
-        chosen = race.judge()
-        if chosen is not None:
-            return chosen
-        if not race.active:
-            race.revive()
-    return None

@@ -51,13 +51,14 @@ def register(strategy: Strategy) -> None:
     """Makes ``strategy`` available as ``sampling=strategy.name``.
 
     Raises:
-        TypeError: ``strategy`` has no ``name`` or no method ``select``, or is a class, or one of
-            its :class:`Traits` has another type.
+        TypeError: ``strategy`` has no ``name``, or no method ``select`` though it decides at once,
+            or is a class, or one of its :class:`Traits` has another type.
         ValueError: the name is empty, is not printable, has quotes or backslashes in it, or belongs
             to another strategy.
     """
     given = getattr(strategy, "name", None)
-    if given is None or not callable(getattr(strategy, "select", None)):
+    selects = callable(getattr(strategy, "select", None))
+    if given is None or not (selects or getattr(strategy, "decides_later", False)):
         raise TypeError(f"strategy must have a name and a method select, got {shown(strategy)}")
     if isinstance(strategy, type):
         raise TypeError(f"strategy must be an instance, got the class {strategy.__name__}")

@@ -133,5 +133,4 @@ AUTO = Race(
     RaceRules(least_rounds=4, most_rounds=10, batch_ms=0.2, gpu_ms=10.0, gpu_calls=25, warm_ms=0.5),
     narrowed=Shortlist,
     races_models=True,
-    seconds=1.0,
 )

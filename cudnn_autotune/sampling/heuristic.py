@@ -13,7 +13,6 @@ class Heuristic:
 
     name = "heuristic"
     times = False
-    seconds = 0.05
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         if not candidates.aten_uses_cudnn:

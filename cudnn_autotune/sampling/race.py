@@ -172,7 +172,7 @@ class Race:
         rules: the rules of the race.
         narrowed: picks the candidates of the race; None: all of them.
         final: decides after the race; None: the race does.
-        races_models, seconds: as of ``strategy.Traits``.
+        races_models: as of ``strategy.Traits``.
         seed: fixes the order of turns; None: random.
     """
 
@@ -181,7 +181,6 @@ class Race:
     narrowed: Callable[[Candidates], Candidates] | None = None
     final: Final | None = None
     races_models: bool = False
-    seconds: float = 0.6
     seed: int | None = None
 
     def shortlist(self, candidates: Candidates, limit: int) -> list[Candidate]:

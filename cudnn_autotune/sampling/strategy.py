@@ -103,15 +103,13 @@ class Traits:
     gains nothing if a new size is served by a neighbour's choice."""
     decides_later: bool = False
     """Whether a trial in the caller's later calls decides, as in ``online``, among the candidates
-    of ``shortlist``. ``select`` is then for audits, and models cannot be tuned beforehand."""
+    of ``shortlist``. It needs no ``select``, and models cannot be tuned beforehand."""
     races_models: bool = False
     """Whether a model's problems are tuned in one common race within ``budget_s``, instead of one
     by one by ``select``."""
     shortlist: Shortlister | None = None
     """The candidates that it looks at, which are compiled ahead; None: the mode takes compiled
     ones, or compiles itself."""
-    seconds: float = 0.6
-    """Approximate seconds of a choice on an H200, by which an audit divides its time."""
 
 
 def everything(candidates: Candidates) -> list[Candidate]:
@@ -135,8 +133,6 @@ def traits_of(strategy: Strategy) -> Traits:
         raise TypeError("strategy must have a method shortlist if its decides_later is True")
     if found.shortlist is not None and not callable(found.shortlist):
         raise TypeError(f"strategy.shortlist must be a method, got {shown(found.shortlist)}")
-    if not isinstance(found.seconds, (int, float)) or isinstance(found.seconds, bool):
-        raise TypeError(f"strategy.seconds must be a number, got {shown(found.seconds)}")
     return found
 
 

@@ -223,4 +223,4 @@ def _regret_bound(
     return math.expm1(max([0.0, *leads, *could_lead]))
 
 
-SUSTAINED = Race("sustained", final=SteadyState(), seconds=5.0)
+SUSTAINED = Race("sustained", final=SteadyState())

@@ -104,8 +104,8 @@ def answer(name: str, tried: Sequence[Tried]) -> str:
     if theirs is None:
         return f"{name}: PyTorch's time is not known"
     by_ratio: dict[str, list[str]] = {}
-    modes = sorted(sampling.names(), key=lambda mode: mode != settings.DEFAULT_SAMPLING)
-    for mode in modes:
+    known = sampling.names() if torch.cuda.is_available() else offline_cases.modes()
+    for mode in sorted(known, key=lambda mode: mode != settings.DEFAULT_SAMPLING):
         ours = _summed(one.times_ms.get(one.picks.get(mode, "")) for one in tried)
         ratio = "" if ours is None else f"{theirs / ours:.2f}x"
         by_ratio.setdefault(ratio, []).append(mode)
@@ -151,7 +151,7 @@ def _print(console: Console, *lines: str) -> None:
 
 def _replay(console: Console, details: bool) -> None:
     cases = {name: offline_cases.RecordedCase.shipped(name) for name in recordings.names()}
-    modes = sampling.names()
+    modes = offline_cases.modes()
     first = next(iter(cases.values())).recording.environment
     _print(
         console, f"No GPU here: forward, in short batches, from recordings of an {first['gpu']}."

@@ -12,7 +12,7 @@ from support import simulation
 from support.processes.subprocesses import evaluate_forked
 from support.store.stored import refused, run
 from support.tuning.recorder import record, save
-from support.tuning.strategies import BUILT_IN_MODES
+from support.tuning.strategies import AT_ONCE
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
@@ -26,14 +26,14 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_an_audit_of_a_recording(tmp_path: Path) -> None:
     path, plot = tmp_path / "audit.json", tmp_path / "audit.png"
-    modes = ",".join(BUILT_IN_MODES)  # the tests' own may be registered as well
+    modes = ",".join(AT_ONCE)  # the tests' own may be registered as well
     given = ("--replay", "h200_forum", "--modes", modes, "--runs", 2)
     done = run("audit", *given, "--json", path, "--plot", plot)
     assert done.exit_code == 0, done.output
     data = read(path)
     assert data["kind"] == "replay"
     assert list(data["cases"]) == ["h200_forum"]
-    assert set(data["modes"]) == set(BUILT_IN_MODES)
+    assert set(data["modes"]) == set(AT_ONCE)
     for mode, result in data["modes"].items():
         assert sum(result["picked"].values()) == 2, mode
         assert 1.0 <= result["regret"]["mean"] <= result["regret"]["worst"]
@@ -44,7 +44,7 @@ def test_an_audit_of_a_recording(tmp_path: Path) -> None:
     assert "Replayed from a recording of NVIDIA H200" in " ".join(done.output.split())
     assert not set("│┃─━\x1b") & set(done.stdout), "a pipe gets plain lines"
     first = {line.split("\t")[0] for line in done.stdout.splitlines() if "\t" in line}
-    assert set(BUILT_IN_MODES) <= first
+    assert set(AT_ONCE) <= first
 
 
 def picks(path: Path, *arguments: str | int) -> Any:

@@ -11,7 +11,7 @@ import click
 import pytest
 import torch
 from support.processes.subprocesses import evaluate, python
-from support.tuning.strategies import BUILT_IN_MODES
+from support.tuning.strategies import AT_ONCE
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available
@@ -127,7 +127,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     assert "no gpu" in done.stdout.lower()
     # In a pipe a table is lines of cells apart by tabs.
     rows = [line.partition("\t")[0] for line in done.stdout.splitlines() if "\t" in line]
-    assert rows == ["mode", *BUILT_IN_MODES]
+    assert rows == ["mode", *AT_ONCE]
     assert not set("┃│┏┡├└") & set(done.stdout)
     assert "…" not in done.stdout
 

@@ -273,7 +273,7 @@ def test_what_won_nearby_goes_first_if_it_is_offered_here() -> None:
         assert texts(few(found))[0] == "fixed@1:ROWS=5"
 
 
-@pytest.mark.parametrize("mode", ["race", "sustained", "auto", "online"])
+@pytest.mark.parametrize("mode", ["race", "sustained", "auto"])
 @pytest.mark.parametrize("notes", [(), ("RUNTIME_COMPILATION",)], ids=["ready", "compiled"])
 def test_whatever_is_fastest_wins(mode: str, notes: tuple[str, ...]) -> None:
     ours = replace(named("fixed@1:ROWS=4"), behavior_notes=notes)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import simulation
 from support.simulation import candidate
-from support.tuning.strategies import BUILT_IN_MODES
+from support.tuning.strategies import AT_ONCE
 
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate
@@ -33,7 +33,7 @@ def stored(selection: Selection) -> Any:
 
 
 @pytest.mark.parametrize("preset", simulation.preset_names())
-@pytest.mark.parametrize("mode", BUILT_IN_MODES)
+@pytest.mark.parametrize("mode", AT_ONCE)
 def test_every_modes_selection_round_trips(mode: str, preset: str) -> None:
     timer = simulation.preset(preset)
     selection = sampling.get(mode).select(timer.candidates, timer, Limits())

@@ -15,11 +15,18 @@ import numpy as np
 import pytest
 import torch
 from support import simulation
-from support.simulation import GPU, SimulatedEngine, StaticCandidates, candidate, engine, timer_of
+from support.simulation import (
+    GPU,
+    SimulatedEngine,
+    StaticCandidates,
+    candidate,
+    engine,
+    online,
+    timer_of,
+)
 from support.tuning.made_up_plans import plan_of
 from support.tuning.online_trials import FIRST, Calls, Committed, Undecided, race_of
 
-from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
@@ -212,11 +219,11 @@ def test_what_is_compiled_at_run_time_takes_part() -> None:
     assert Online().shortlist(everyone, 3) == [a, b, of_a], "the limit is that of cuDNN's list"
 
 
-# The mode over a timer, as audits run it
+# The race over a timer
 
 
 def select(timer: simulation.SimulatedTimer, limits: Limits | None = None) -> Selection | None:
-    return sampling.get("online").select(timer.candidates, timer, limits or Limits())
+    return online.select(timer.candidates, timer, limits)
 
 
 @pytest.mark.parametrize("name", simulation.preset_names())

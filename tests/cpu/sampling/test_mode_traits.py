@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def nothing_of(candidates: Candidates, limit: int) -> list[Candidate]:
     return []
 
 
-RACES = Declaring("test_traits_races", races_models=True, seconds=7.0)
+RACES = Declaring("test_traits_races", races_models=True)
 LATER = Declaring("test_traits_later", decides_later=True, shortlist=nothing_of)
 PLAIN = Declaring("test_traits_plain")
 for _mode in (RACES, LATER, PLAIN):
@@ -47,10 +48,9 @@ def test_a_mode_with_only_a_name_and_select_has_the_defaults() -> None:
 
 def test_what_the_modes_of_the_package_declare() -> None:
     plain = {name: replace(traits(name), shortlist=None) for name in names()}
-    assert plain["heuristic"] == Traits(times=False, seconds=0.05)
-    assert plain["auto"] == Traits(races_models=True, seconds=1.0)
-    assert plain["race"] == Traits()
-    assert plain["sustained"] == Traits(seconds=5.0)
+    assert plain["heuristic"] == Traits(times=False)
+    assert plain["auto"] == Traits(races_models=True)
+    assert plain["race"] == plain["sustained"] == Traits()
     assert plain["online"] == Traits(decides_later=True)
     for name in FRONTENDS:
         assert plain[name] == Traits()
@@ -58,11 +58,18 @@ def test_what_the_modes_of_the_package_declare() -> None:
     assert lists == ["race", "sustained", "auto", "online"]
 
 
-@pytest.mark.parametrize("trait", ["times", "decides_later", "races_models", "seconds"])
+@pytest.mark.parametrize("trait", ["times", "decides_later", "races_models"])
 def test_another_type_is_refused_by_the_name_of_the_attribute(trait: str) -> None:
     with pytest.raises(TypeError, match=rf"strategy\.{trait} must be a \w+, got 'yes'"):
         register(Declaring("test_traits_wrong", **{trait: "yes"}))
     assert "test_traits_wrong" not in names()
+
+
+def test_a_mode_that_decides_later_needs_no_select() -> None:
+    with pytest.raises(TypeError, match="a method select"):
+        register(SimpleNamespace(name="test_traits_wrong"))
+    register(SimpleNamespace(name="test_traits_calls", decides_later=True, shortlist=nothing_of))
+    assert traits("test_traits_calls") == Traits(decides_later=True, shortlist=nothing_of)
 
 
 def test_a_mode_that_decides_later_must_say_between_whom() -> None:

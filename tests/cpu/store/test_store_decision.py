@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import simulation
 from support.store.decisions import FRONTIER, H200, decision, problem
-from support.tuning.strategies import BUILT_IN_MODES
+from support.tuning.strategies import AT_ONCE
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
@@ -51,7 +51,7 @@ def test_it_round_trips(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("preset", simulation.preset_names())
-@pytest.mark.parametrize("mode", BUILT_IN_MODES)
+@pytest.mark.parametrize("mode", AT_ONCE)
 def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
     timer = simulation.preset(preset)
     chosen = sampling.get(mode).select(timer.candidates, timer, Limits())

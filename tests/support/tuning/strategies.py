@@ -11,6 +11,8 @@ from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, 
 
 BUILT_IN_MODES = ca.sampling.names()
 """The names of the modes of the package."""
+AT_ONCE = tuple(mode for mode in BUILT_IN_MODES if not ca.sampling.traits(mode).decides_later)
+"""The names of those that choose by ``select``."""
 
 
 class Hungriest:

@@ -28,7 +28,7 @@ from support.simulation import (
     timer_of,
 )
 from support.tuning.recorder import record, save
-from support.tuning.strategies import BUILT_IN_MODES
+from support.tuning.strategies import AT_ONCE
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases, recordings
@@ -381,7 +381,7 @@ def test_an_unknown_recording(name: str) -> None:
 @pytest.mark.parametrize("name", recordings.names())
 def test_every_mode_runs_on_it(name: str) -> None:
     recording = recordings.load(name)
-    for mode in BUILT_IN_MODES:
+    for mode in AT_ONCE:
         timer = ReplayTimer(recording, 1)
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert selection is not None, mode

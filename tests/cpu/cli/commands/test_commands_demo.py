@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from support.store.decisions import selection, timed
 from support.store.stored import run
-from support.tuning.strategies import BUILT_IN_MODES
+from support.tuning.strategies import AT_ONCE, BUILT_IN_MODES
 
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.commands.demo import LAYERS, Tried, answer
 
 TIMES = {"eng1": 2.0, "eng2": 3.0}
-MODES = BUILT_IN_MODES
+MODES = AT_ONCE if not torch.cuda.is_available() else BUILT_IN_MODES
 RANKED = selection((timed("eng1", 2.0), timed("eng2", 3.0), timed("aten", 3.0, runs="eng2")))
 
 
 @pytest.fixture(autouse=True)
 def _only_built_in_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests register modes of their own, which stay."""
-    monkeypatch.setattr(sampling, "names", lambda: MODES)
+    monkeypatch.setattr(sampling, "names", lambda: BUILT_IN_MODES)
 
 
 def test_five_lines_answer_without_a_gpu() -> None:
