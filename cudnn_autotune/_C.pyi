@@ -112,6 +112,9 @@ class AtenKernels:
 def serve_process_wide(backend: str) -> None:
     """Registers the kernels for good."""
 
+def process_wide() -> ProcessWidePolicy | None:
+    """Returns the policy of all threads; None if PyTorch's kernels serve its functions."""
+
 def exchange_process_wide(policy: ProcessWidePolicy | None) -> ProcessWidePolicy | None:
     """Sets the policy of all threads, or None for PyTorch's kernels; returns the one before."""
 

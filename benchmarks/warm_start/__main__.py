@@ -4,10 +4,12 @@
 Each process builds a model with the package's convolutions (or PyTorch's), puts it and a batch on
 the GPU, and is timed from there: nothing has run yet, libraries are not loaded, plans not built.
 The modes take turns: `heuristic`, `auto` with an empty store, `auto` with the store that such a
-process has left, `tune` and then a step, PyTorch with benchmark off and on. With `--kernels found`
-the kernels that are compiled at run time are found compiled already, by all modes: a first process,
-which is not timed, has run them all. With `none` every process compiles its own. What the package
-keeps in its store, plans and kernels among it, an empty store has not.
+process has left, `tune` and then a step, the backend of torch.compile with an empty store and with
+a filled one, each with Inductor's caches in it, PyTorch with benchmark off and on. With
+`--kernels found` the kernels that are compiled at run time are found compiled already, by all modes
+but the backend's: a first process, which is not timed, has run them all. With `none` every process
+compiles its own. What the package keeps in its store, plans and kernels among it, an empty store
+has not.
 
     python benchmarks/warm_start --json warm_start.json
 """
@@ -46,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
 def checked(options: argparse.Namespace) -> list[str]:
     """The modes."""
     modes = arguments.some_of("--modes", options.modes, MODES)
-    stores = {MODES[mode].store for mode in modes}
-    if "filled" in stores and "empty" not in stores:
-        sys.exit("--modes: auto_filled needs auto_empty, which fills its store")
+    for mode in modes:
+        if (filler := MODES[mode].store) in MODES and filler not in modes:
+            sys.exit(f"--modes: {mode} needs {filler}, which fills its store")
     if REFERENCE not in modes:
         sys.exit(f"--modes must have {REFERENCE}, which the others are compared with")
     arguments.check_least(options, batch=1, size=1, runs=1)
@@ -83,7 +85,7 @@ def main() -> int:
     }
     runs = plan(modes, options.runs)
     names = [WARM_UP, *runs]
-    filled: str | None = None  # the latest store
+    filled: dict[str, str | None] = {}  # the latest store of each mode
     # All import torch while the first one runs, which is not timed: none may do so beside another.
     ahead = 1 if is_dry_run else len(names)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, record:
@@ -99,8 +101,8 @@ def main() -> int:
                 break
             mode = runs.get(worker.name, "")
             wanted = MODES[mode].store if mode else "off"
-            store = {"empty": str(folder / worker.name), "filled": filled}.get(wanted)
-            if wanted == "filled" and store is None:
+            store = str(folder / worker.name) if wanted == "empty" else filled.get(wanted)
+            if wanted in MODES and store is None:
                 failures.append(f"{worker.name}: no store was filled for it")
                 continue
             mine = {**request, "store": store, "mode": mode}
@@ -111,8 +113,7 @@ def main() -> int:
                     record.results["warm_up"] = entry
                     continue
                 processes.append({"mode": mode, **entry})
-                if wanted == "empty":
-                    filled = store
+                filled[mode] = store
                 record.save()
     return record.end(len(processes) == len(runs), tables)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from common import numbers
 from common.choices import choices_made
 from common.modes import set_torch_mode, synchronize
 
-from .modes import MODES, warm_up_order
+from .modes import MODES, Mode, warm_up_order
 
 _LATER_STEPS = 3
 
@@ -18,7 +19,7 @@ _LATER_STEPS = 3
 class Training:
     """A model with one batch, on the device, and nothing run yet."""
 
-    def __init__(self, request: dict[str, Any], sampling: str) -> None:
+    def __init__(self, request: dict[str, Any], mode: Mode) -> None:
         import torch
         from common.network import build
 
@@ -29,8 +30,11 @@ class Training:
         self.model = build(request["model"], self.device, dtype)
         self.is_inference = request["inference"]
         self.model.train(not self.is_inference)
-        if sampling:
-            ca.convert(self.model, sampling)
+        self.run = self.model
+        if mode.is_compiled:
+            self.run = torch.compile(self.model, backend="cudnn_autotune")
+        elif mode.sampling:
+            ca.convert(self.model, mode.sampling)
         self.layers = len(ca.conversion(self.model).served)
         x = torch.randn(*request["shape"], device=self.device).to(dtype)
         self.input = x.contiguous(memory_format=torch.channels_last)
@@ -55,7 +59,7 @@ class Training:
         synchronize(self.device)
         begin = time.perf_counter()
         with torch.set_grad_enabled(not self.is_inference):
-            outputs = self.model(self.input)
+            outputs = self.run(self.input)
         synchronize(self.device)
         forward = time.perf_counter()
         if self.is_inference:
@@ -69,12 +73,15 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One record: the first step of ``request["mode"]``."""
     import torch
 
+    from cudnn_autotune.timers.stopwatch import Stopwatch
+
     torch.manual_seed(0)
     mode = MODES[request["mode"]]
     _set(request["mode"], request["store"])
-    training = Training(request, mode.sampling)
+    training = Training(request, mode)
     tune_ms = training.tune_ms() if mode.is_tuned else 0.0
     forward_ms, both_ms = (tune_ms + ms for ms in training.step_ms())
+    measurements = Stopwatch.uses
     later_ms = min(training.step_ms()[1] for _ in range(_LATER_STEPS))
     part: dict[str, Any] = {
         "forward_ms": numbers.significant(forward_ms),
@@ -83,6 +90,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
     if mode.sampling:
         part |= {"layers": training.layers, "choices": choices_made()}
+        part["measurements"] = measurements
     yield part
 
 
@@ -97,7 +105,7 @@ def warm_up(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     begin = time.perf_counter()
     for name in warm_up_order(request["modes"]):
         _set(name, None)
-        Training(request, MODES[name].sampling).step_ms()
+        Training(request, MODES[name]).step_ms()
         ca.forget()
     yield {"seconds": numbers.significant(time.perf_counter() - begin, 4)}
 
@@ -109,3 +117,5 @@ def _set(name: str, store: str | None) -> None:
     if name.startswith("pytorch"):
         set_torch_mode(name)
     ca.set_store(store, mode="off" if store is None else "read_write")
+    if store is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(store, "inductor")

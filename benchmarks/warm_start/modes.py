@@ -11,17 +11,21 @@ class Mode:
     sampling: str = ""
     """The package's mode; empty: PyTorch's own convolutions."""
     store: str = "off"
-    """``off``; ``empty``: one of its own; ``filled``: the latest that an ``empty`` one has left."""
+    """``off``; ``empty``: one of its own; else the mode whose latest process has left it."""
     is_tuned: bool = False
     """Whether ``tune`` comes before the first step; its time counts."""
+    is_compiled: bool = False
+    """Whether ``torch.compile`` gets the model, with this package's backend."""
 
 
 MODES = {
     "heuristic": Mode("heuristic", "heuristic"),
     "auto_empty": Mode("auto, empty store", "auto", "empty"),
-    "auto_filled": Mode("auto, filled store", "auto", "filled"),
+    "auto_filled": Mode("auto, filled store", "auto", "auto_empty"),
     "tune": Mode("tune, then a step; empty store", "auto", "empty", is_tuned=True),
     "race_empty": Mode("race, empty store", "race", "empty"),
+    "compiled_empty": Mode("backend, empty store", "auto", "empty", is_compiled=True),
+    "compiled_filled": Mode("backend, filled store", "auto", "compiled_empty", is_compiled=True),
     "online": Mode("online", "online"),
     "pytorch_off": Mode("PyTorch, benchmark off"),
     "pytorch_on_10": Mode("PyTorch, benchmark on, limit 10"),
@@ -33,11 +37,13 @@ WARM_UP = "warm-up"
 
 
 def warm_up_order(modes: list[str]) -> list[str]:
-    """One of each kind: PyTorch with benchmark on comes first, since it never tunes a shape that
-    was served before with benchmark off; what `off` compiles is among what it tries."""
+    """One of each kind but compiled ones, which have caches of their own. PyTorch with benchmark on
+    comes first, since it never tunes a shape that was served before with benchmark off; what `off`
+    compiles is among what it tries."""
     found: dict[str, str] = {}
     for name in sorted(modes, key=list(MODES).index, reverse=True):
-        found.setdefault(MODES[name].sampling or name, name)
+        if not MODES[name].is_compiled:
+            found.setdefault(MODES[name].sampling or name, name)
     return list(found.values())
 
 
@@ -49,11 +55,8 @@ def plan(modes: list[str], runs: int) -> dict[str, str]:
     """
     planned: dict[str, str] = {}
     for number in range(runs):
-        order = [m for m in modes if MODES[m].store != "filled"]
-        order = order if number % 2 == 0 else order[::-1]
-        filled = [m for m in modes if MODES[m].store == "filled"]
-        fillers = [m for m in order if MODES[m].store == "empty"]
-        for mode in order:
-            followers = filled if mode in fillers[-1:] else []
+        order = [m for m in modes if MODES[m].store not in MODES]
+        for mode in order if number % 2 == 0 else order[::-1]:
+            followers = [m for m in modes if MODES[m].store == mode]
             planned |= {f"{one}:{number}": one for one in (mode, *followers)}
     return planned

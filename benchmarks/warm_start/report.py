@@ -30,12 +30,16 @@ def ratio(results: dict[str, Any], mode: str, column: str) -> float | None:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     results, arguments = data["results"], data["arguments"]
+    # Records of before have none.
+    has_measurements = any("measurements" in p for p in results.get("processes", []))
     table = Table(
         f"First {_step(arguments)} of {arguments['model']} in a fresh process; "
         "kernels compiled at run time: " + _KERNELS[arguments.get("kernels", "found")],
         columns(
             f"mode|outputs (ms)|/ {REFERENCE}|gradients (ms)|/ {REFERENCE}|a later step (ms)"
-            "|choices|of the store|launches timed|processes"
+            "|choices|of the store|launches timed|"
+            + "other measurements|" * has_measurements
+            + "processes"
         ),
         note=f"Batch {arguments['batch']}, float16, channels_last. Wall time from a model on the "
         "GPU of which nothing has run, until its outputs are there, and until its gradients are; "
@@ -54,7 +58,11 @@ def tables(data: dict[str, Any]) -> list[Table]:
             over = ratio(results, mode, column)
             cells += [f"{numbers.median(times):.0f} ({q1:.0f} to {q3:.0f})", number(over)]
         cells.append(number(numbers.median([p["later_ms"] for p in found]), 1))
-        table.rows.append((about.label, *cells, *_choices(found), str(len(found))))
+        cells += _choices(found)
+        if has_measurements:
+            counts = [p["measurements"] for p in found if "measurements" in p]
+            cells.append(_range(counts) if counts else NONE)
+        table.rows.append((about.label, *cells, str(len(found))))
     table.note += "".join(f" {failure}." for failure in results.get("failures", []))
     return [table]
 

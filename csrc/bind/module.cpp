@@ -73,6 +73,7 @@ void bind_policies(py::module_& m) {
       .def(py::init<std::string, int64_t>(), py::arg("sampling"), py::arg("workspace_limit"))
       .def_readonly("sampling", &ProcessWidePolicy::sampling)
       .def_readonly("workspace_limit", &ProcessWidePolicy::workspace_limit);
+  m.def("process_wide", &process_wide);
   m.def("exchange_process_wide", &exchange_process_wide, py::arg("policy"));
   py::class_<OwnPath>(m, "OwnPath")
       .def(py::init<>())

@@ -120,6 +120,11 @@ at::Tensor marked_copy(const at::Tensor& input, std::string_view sampling,
   return copy;
 }
 
+std::optional<ProcessWidePolicy> process_wide() {
+  const auto* policy = policy_of_process.load(std::memory_order_acquire);
+  return policy != nullptr ? std::optional(*policy) : std::nullopt;
+}
+
 std::optional<ProcessWidePolicy> exchange_process_wide(
     const std::optional<ProcessWidePolicy>& policy) {
   static std::mutex mutex;

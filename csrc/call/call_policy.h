@@ -55,6 +55,8 @@ struct ProcessWidePolicy {
   std::string sampling;     // "" takes the setting
   int64_t workspace_limit;  // bytes; -1 takes the setting
 };
+// The policy of the process; none while PyTorch's kernels serve its own functions.
+std::optional<ProcessWidePolicy> process_wide();
 // Sets the policy of the process and returns the one before. Safe to call from several threads.
 std::optional<ProcessWidePolicy> exchange_process_wide(
     const std::optional<ProcessWidePolicy>& policy);

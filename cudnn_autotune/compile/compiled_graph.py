@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from cudnn_autotune import sampling
+from cudnn_autotune.compile import computation
 from cudnn_autotune.compile.comparison import Comparison, compare, convolutions_ms, cuda_devices_of
 from cudnn_autotune.compile.concatenations import ConcatenationReport
 from cudnn_autotune.compile.frozen_weights import weights_of
@@ -31,10 +33,18 @@ from cudnn_autotune.compile.programs import (
 )
 from cudnn_autotune.core.display import html_table
 from cudnn_autotune.nn.untouched import generators_kept
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store import verdicts
 from cudnn_autotune.timers.programs import CUDA_GRAPH_TREES, Run
+from cudnn_autotune.tuning.choice_log import are_settled
+from cudnn_autotune.tuning.settings import get_sampling, registered_mode
 
 OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
 EAGER = "pytorch"
+
+RULE = 1
+"""The version of the rule by which programs are compared. Times of another one on disk are measured
+again."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +81,9 @@ class Compilation:
     channels_last"``, whichever the program ``"cudnn_autotune"`` is not."""
     gpu_times_ms: dict[str, float] = field(default_factory=dict)
     """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
+    source: str = "tuned"
+    """Source of the times: ``tuned`` (measured by this process), or ``store`` (by an earlier
+    one)."""
     chosen: str = OURS
     """Program that runs."""
     chosen_in_captures: str = OURS
@@ -93,6 +106,7 @@ class Compilation:
             parts.append(f"{served} of {len(self.norms)} batch norms served")
         parts.append(f"runs {self.chosen}")
         parts += [f"{name}: {ms:.4g} ms" for name, ms in self.times_ms.items()]
+        parts += ["times from the store"] * (self.source == "store")
         return f"Compilation({'; '.join([*parts, *filter(None, [self.note])])})"
 
     def __str__(self) -> str:
@@ -116,9 +130,40 @@ class ComparedGraph(ABC):
         self._devices = cuda_devices_of(graph, inputs)
         on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
         self._device: torch.device | None = next(on_gpu, None)
+        self._index = None if self._device is None else self._device.index
+        self._name = ""
+        """Name of the programs' comparison in the store; empty if it is not kept."""
+        self._kept: Comparison | None = None
         self._deferrals = 0
         self._contenders: dict[str, Any] = {}
         """Programs to compare at the next call outside of captures and of the caller's steps."""
+
+    def _find_kept(
+        self, graph: GraphModule, inputs: Sequence[Any], options: Options, *parts: object
+    ) -> None:
+        """Looks for the comparison of equal programs by an earlier process.
+
+        Args:
+            parts: what a program has of this package, beside its convolutions.
+        """
+        mode = registered_mode(options.sampling or get_sampling())
+        if not store_settings.is_used() or sampling.traits(mode).decides_later:
+            return
+        kind = "cpu" if self._device is None else self._device.type
+        of_graph = computation.of_graph(graph, inputs)
+        of_inductor = computation.of_inductor(options.inductor)
+        if of_graph is None or of_inductor is None:
+            return
+        facts = (of_graph, of_inductor, computation.conditions(kind))
+        of_options = computation.text_of((vars(options), weights_of(graph, inputs), parts))
+        self._name = verdicts.name_of("programs", RULE, *facts, of_options)
+        self._kept = verdicts.find_kept(self._index, self._name, Comparison)
+
+    def _keep(self, comparison: Comparison) -> None:
+        """Keeps a comparison for the next process, once: further ones are of fewer programs."""
+        if self._name and not (comparison.is_kept or comparison.wrong) and are_settled():
+            verdicts.keep(self._index, self._name, comparison)
+        self._name, self._kept = "", None
 
     @abstractmethod
     def _choose(self, contenders: Mapping[str, Any], inputs: Sequence[Any]) -> None:
@@ -151,11 +196,12 @@ class ComparedGraph(ABC):
         try:
             # The device that is synchronised to time programs is the current one.
             with self._on_device():
-                comparison = compare(programs, inputs, weights, self._devices)
+                comparison = compare(programs, inputs, weights, self._devices, self._kept)
         except torch.OutOfMemoryError:
             return None
         self._record.times_ms = dict(comparison.times_ms)
         self._record.gpu_times_ms = dict(comparison.gpu_times_ms)
+        self._record.source = "store" if comparison.is_kept else "tuned"
         return comparison
 
     def _on_device(self) -> AbstractContextManager[object]:
@@ -194,7 +240,12 @@ class CompiledGraph(ComparedGraph):
             self._give_up(f"the graph {why}")
             return
         self._is_clear = gain(ours.groups) >= _CLEAR_GAIN
+        fused = [group.is_fused for group in ours.groups]
+        in_place = [one.is_in_place for one in ours.concatenations]
+        self._find_kept(graph, inputs, options, fused, in_place, ours.memory_format)
         may_be_clear = (self._is_clear or ours.is_laid_out) and not self._has_symbols
+        # It may have taken plain Inductor's program to decide.
+        may_be_clear &= self._kept is None or EAGER in self._kept.times_ms
         if may_be_clear and options.memory_format is None and ours.weights is None:
             # Only the outputs are compared.
             self._contenders = {EAGER: Program(copied(self._graph)), OURS: ours}
@@ -278,7 +329,11 @@ class CompiledGraph(ComparedGraph):
         if EAGER in contenders and (
             comparison is None
             or EAGER in (comparison.fastest, comparison.fastest_in_captures)
-            or not (self._is_clear or self._plain_is_slower(contenders[EAGER], comparison, inputs))
+            or not (
+                self._is_clear
+                or comparison.is_kept
+                or self._plain_is_slower(contenders[EAGER], comparison, inputs)
+            )
         ):
             # A compiler's outputs differ from PyTorch's, as where they draw random numbers, or
             # PyTorch needs more memory, or plain Inductor may be the fastest.
@@ -287,6 +342,7 @@ class CompiledGraph(ComparedGraph):
         if comparison is None:
             self._use_plain(inputs, "not compared: there was not enough memory")
             return
+        self._keep(comparison)
         for name, reason in comparison.wrong.items():
             _log.warning("the compiled program %r is not used: %s", name, reason)
             record.note = f"{name}: {reason}"

@@ -3,7 +3,6 @@ for, or by measuring both forms on the GPU."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from cudnn_autotune.compile.concatenations import ConcatenationReport, Family, find_families
 from cudnn_autotune.compile.groups import Group, GroupReport, fuse_groups
 from cudnn_autotune.compile.slices import replace_families
-from cudnn_autotune.core import json_dataclass
-from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.store import verdicts
 from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
@@ -99,10 +96,8 @@ class Measured:
 
 
 def _name(forms: _GroupForms | _FamilyForms) -> str:
-    """Returns the name of forms on disk: what their times depend on, beside the environment."""
-    versions = sorted(f"{one.name}@{one.version}" for one in registry.registered())
-    depends_on = "\n".join([repr(forms.key), torch.__version__, *versions])
-    return f"{forms.kind} {hashlib.sha256(depends_on.encode()).hexdigest()} rule={RULE}"
+    """Returns the name of forms on disk."""
+    return verdicts.name_of(forms.kind, RULE, repr(forms.key))
 
 
 def _verdict(forms: _GroupForms | _FamilyForms, times: _Times, source: str = "") -> Verdict:
@@ -135,16 +130,9 @@ def _measured(forms: _GroupForms | _FamilyForms) -> Verdict:
             times = _Times(*captured_in_turns([forms.several, forms.fused], forms.operands())[::-1])
     except torch.OutOfMemoryError:
         return Verdict(False, "there was not enough memory to measure it")
-    if not any(map(_is_provisional, forms.searches)):
-        verdicts.keep(forms.device.index, _name(forms), json_dataclass.encode(times))
+    if choice_log.are_settled({problem for problem, *_ in forms.searches}):
+        verdicts.keep(forms.device.index, _name(forms), times)
     return _verdict(forms, times)
-
-
-def _is_provisional(search: Search) -> bool:
-    """Returns whether the engine that was timed may be another one later."""
-    problem, *_ = search
-    made = (choice for choice in choice_log.choices() if choice.problem == problem)
-    return any(choice.provisional for choice in made)
 
 
 class _GroupForms:

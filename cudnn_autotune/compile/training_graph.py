@@ -75,6 +75,7 @@ class TrainingGraph(ComparedGraph):
         self._current = self._captured = theirs
         if ours is None:
             return
+        self._find_kept(graph, inputs, options)
         self._contenders = {WITHOUT_NORMS: theirs, OURS: ours}
         record.chosen = record.chosen_in_captures = WITHOUT_NORMS
         self._report(False, "it waits to be compared")
@@ -124,6 +125,7 @@ class TrainingGraph(ComparedGraph):
         if comparison is None:
             self._give_up("there was not enough memory")
             return
+        self._keep(comparison)
         if (reason := comparison.wrong.get(OURS)) is not None:
             record.note = f"{OURS}: {reason}"
             self._report(False, reason)

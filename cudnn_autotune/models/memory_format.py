@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from cudnn_autotune import sampling
+from cudnn_autotune.compile import computation
 from cudnn_autotune.compile.communication import is_among_ranks, watched
 from cudnn_autotune.engines.conv_layout import laid_out
 from cudnn_autotune.nn.untouched import (
@@ -21,8 +24,13 @@ from cudnn_autotune.nn.untouched import (
     tensors_in,
     untouched,
 )
+from cudnn_autotune.norms.choices import norm_choices
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store import verdicts
 from cudnn_autotune.timers.programs import time_in_turns
+from cudnn_autotune.tuning.choice_log import are_settled
 from cudnn_autotune.tuning.outputs import difference
+from cudnn_autotune.tuning.settings import get_sampling, registered_mode
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -30,6 +38,11 @@ Result = TypeVar("Result")
 _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
 _FORMATS = (_CONTIGUOUS, _CHANNELS_LAST, torch.channels_last_3d)
+_POLICY = ("training", "sampling", "workspace_limit")
+RULE = 1
+"""The version of the rule by which layouts are measured. Times of another one on disk are measured
+again."""
+_log = logging.getLogger(__name__)
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
 
 
@@ -140,9 +153,11 @@ def choose(
     refusal = "another rank cannot be channels_last"
     with layouts.restored_on_error():
         times_ms: list[float] | None = None
+        is_kept = False
         try:
             with untouched(model, args, kwargs):
-                times_ms = _times_ms(layouts, model, args, kwargs)
+                times, is_kept = _times(layouts, model, args, kwargs)
+                times_ms = [times.contiguous, times.channels_last]
         except _Refused as refused:
             refusal = str(refused)
         agreed_ms = together(times_ms)
@@ -152,16 +167,17 @@ def choose(
         else:
             by_format = dict(zip(CANDIDATES, agreed_ms, strict=True))
             best = min(CANDIDATES, key=lambda f: by_format[f])
-            choice = MemoryFormatChoice(best, by_format, "the faster")
+            reason = "the faster, from the store" if is_kept else "the faster"
+            choice = MemoryFormatChoice(best, by_format, reason)
         layouts.set(choice.chosen)
     _set({t: _as(t, choice.chosen) for t in _gradients(layouts.weights)})
     return choice
 
 
-def _times_ms(
+def _times(
     layouts: _Layouts, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[float]:
-    """Returns the milliseconds of a step in each layout.
+) -> tuple[_Times, bool]:
+    """Returns the times of a step in each layout, and whether an earlier process has measured them.
 
     Raises:
         _Refused: channels_last fails, or gives other outputs.
@@ -205,10 +221,66 @@ def _times_ms(
         if text is not None:
             raise _Refused(f"in channels_last {text}")
         steps = {_name(f): layouts.under(f, a_step) for f in CANDIDATES}
-        # The first steps of a model, and of one beside other processes, often wait for the host,
-        # which hides how the layouts differ on the GPU.
-        times = time_in_turns(steps, (), device.type == "cuda", with_host=False)
-    return [times[_name(f)] for f in CANDIDATES]
+
+        def measured() -> _Times:
+            # The first steps of a model, and of one beside other processes, often wait for the
+            # host, which hides how the layouts differ on the GPU.
+            times = time_in_turns(steps, (), device.type == "cuda", with_host=False)
+            return _Times(*(times[_name(f)] for f in CANDIDATES))
+
+        name = _name_on_disk(model, steps[_name(_CONTIGUOUS)], learns, device)
+        if name is None:
+            return measured(), False
+        return verdicts.kept_or_measured(
+            device.index, name, _Times, measured, is_final=lambda _: _is_settled()
+        )
+
+
+def _name_on_disk(
+    model: nn.Module, step: Callable[[], None], learns: bool, device: torch.device
+) -> str | None:
+    """Returns the name of the times of a model's step; None if it is not known what runs, or
+    nothing is kept.
+
+    Args:
+        step: the step in contiguous memory.
+    """
+    if not store_settings.is_used() or _decides_later(model):
+        return None
+    try:
+        with computation.recorded() as operators:
+            step()
+    except Exception as failure:
+        _log.info("a model's operators cannot be recorded: %s", failure)
+        return None
+    if not operators:
+        return None
+    policies = [
+        (type(module).__qualname__, *(getattr(module, name, None) for name in _POLICY))
+        for module in model.modules()
+    ]
+    facts = (computation.text_of((learns, policies)), computation.conditions(device.type))
+    return verdicts.name_of("layouts", RULE, *operators, *facts)
+
+
+def _decides_later(model: nn.Module) -> bool:
+    """Returns whether the engines of a model's convolutions are chosen by later calls."""
+    modes = {getattr(module, "sampling", None) for module in model.modules()}
+    named = {mode for mode in modes if isinstance(mode, str)} | {get_sampling()}
+    return any(sampling.traits(registered_mode(mode)).decides_later for mode in named)
+
+
+def _is_settled() -> bool:
+    """Returns whether no choice of this process may be another one later."""
+    return are_settled() and not any(choice.is_provisional for choice in norm_choices())
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Milliseconds of a step in each layout, as they are kept on disk."""
+
+    contiguous: float
+    channels_last: float
 
 
 class _EqualDraws(TorchDispatchMode):

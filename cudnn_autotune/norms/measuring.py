@@ -23,13 +23,17 @@ from torch import Tensor
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
-from cudnn_autotune.norms.memory import PYTORCH, NormCall, NormChoice, kept_or_measured
+from cudnn_autotune.norms.memory import PYTORCH, NormCall, NormChoice
+from cudnn_autotune.store import verdicts
 from cudnn_autotune.timers.lacking import is_passing
 from cudnn_autotune.timers.programs import Run, time_in_turns
 from cudnn_autotune.tuning.tolerances import TOLERANCES
 
 if TYPE_CHECKING:
     from cudnn_autotune.norms.plan import Form
+
+RULE = 2
+"""The version of the rule of a choice. Choices of another one on disk are measured again."""
 
 # A first step has some dozens of signatures, so each gets few calls.
 _ROUNDS = 5
@@ -98,10 +102,18 @@ class MeasuredCall(NormCall):
         with IMPORTING:
             from cudnn_autotune.norms import plan
 
-        name = f"{self.stored_facts} torch={torch.__version__} kernels={plan.VERSION}"
+        versions = f"torch={torch.__version__} kernels={plan.VERSION} rule={RULE}"
         try:
             with torch.no_grad():
-                choice = kept_or_measured(self.input, name, self._holds, self._measured)
+                choice, is_kept = verdicts.kept_or_measured(
+                    self.input.get_device() if self.input.is_cuda else None,
+                    f"{self.stored_facts} {versions}",
+                    NormChoice,
+                    self._measured,
+                    lambda kept: self._holds(kept.chosen),
+                    lambda new: bool(new.times_ms),  # without memory, say, nothing was learnt
+                )
+            choice = replace(choice, source="store" if is_kept else "tuned")
         except Exception as failure:  # PyTorch's functions run, with their errors
             choice = _left_to_pytorch(self.text, failure)
         took_ms = 1e3 * (time.perf_counter() - start_s)

@@ -11,24 +11,20 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
-from cudnn_autotune.store import verdicts
 
 if TYPE_CHECKING:
     from cudnn_autotune.engines.implementations import Gpu
     from cudnn_autotune.norms.plan import NormPlan, NormProblem
 
 PYTORCH = "pytorch"
-
-RULE = 2
-"""The version of the rule of a choice. Choices of another one on disk are measured again."""
 
 # Sizes of a layer that are measured at their first calls, and of several layers that are told apart
 # by nothing.
@@ -332,29 +328,3 @@ def _gpu_of(input: Tensor) -> Gpu:
         from cudnn_autotune.engines.offers import gpu_of
 
     return gpu_of(input.get_device())
-
-
-def kept_or_measured(
-    input: Tensor,
-    name: str,
-    holds: Callable[[str], bool],
-    measured: Callable[[], NormChoice],
-) -> NormChoice:
-    """Returns what an earlier process chose, if that holds, else what is measured, and keeps it.
-
-    Args:
-        input: the call's input, which tells whose store is meant.
-        name: the name of the call on disk, to which the version of the rule is added.
-        holds: says whether ``"pytorch"``, or a form, still computes the call.
-        measured: measures the call.
-    """
-    device = input.get_device() if input.is_cuda else None
-    found, is_kept = verdicts.kept_or_measured(
-        device,
-        f"{name} rule={RULE}",
-        NormChoice,
-        measured,
-        lambda kept: holds(kept.chosen),
-        lambda new: bool(new.times_ms),  # without memory, say, nothing was learnt
-    )
-    return replace(found, source="store") if is_kept else found

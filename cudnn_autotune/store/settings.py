@@ -176,6 +176,11 @@ def is_read() -> bool:
     return _settings.mode in _READS
 
 
+def is_used() -> bool:
+    """Returns whether the mode lets decisions be read or written."""
+    return _settings.mode != "off"
+
+
 def is_written() -> bool:
     """Returns whether the mode lets decisions be written to the user's store."""
     return _settings.mode in _WRITES

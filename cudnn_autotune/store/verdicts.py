@@ -1,12 +1,19 @@
-"""Verdicts on disk, beside the decisions: what was measured of norms in eager mode, and of groups
-and families of compiled graphs.
+"""The memory of verdicts on disk, beside the decisions.
 
-They lie in a file with the format, lock and guarantees of the decisions' (``journal``). An entry is
-plain JSON, which whoever asks for it checks.
+A verdict is what was measured of anything but a single convolution: norms in eager mode, groups,
+families and programs of compiled graphs, layouts of models. All follow one protocol,
+:func:`kept_or_measured`. An entry that an earlier process has kept serves if it still holds. Else
+the candidates are measured, and the result is kept if it is final. Who looks and measures in
+different calls takes its halves, :func:`find_kept` and :func:`keep`. The name of an entry says all
+that it depends on, beside the environment.
+
+The entries lie in a file with the format, lock and guarantees of the decisions' (``journal``). An
+entry is plain JSON, which whoever asks for it checks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -15,8 +22,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
+
 from cudnn_autotune.core import atomic_file, json_dataclass
 from cudnn_autotune.core.fork_safe_lock import LOCK
+from cudnn_autotune.engines import registry
 from cudnn_autotune.store import codec, settings
 from cudnn_autotune.store.file_store import Layered, Store
 from cudnn_autotune.store.journal import Changes, Journal
@@ -113,6 +123,19 @@ def find(device: int | None, name: str) -> Any:
     return next((tree for tree in found if tree is not None), None)
 
 
+def name_of(kind: str, rule: int, *facts: str) -> str:
+    """Returns the name of an entry, which says what it depends on: beside the facts the release of
+    torch and the implementations of convolutions.
+
+    Args:
+        kind: the kind of what is raced.
+        rule: the version of the rule by which that is measured.
+    """
+    versions = sorted(f"{one.name}@{one.version}" for one in registry.registered())
+    depends_on = "\n".join([*facts, torch.__version__, *versions])
+    return f"{kind} {hashlib.sha256(depends_on.encode()).hexdigest()} rule={rule}"
+
+
 def find_kept(device: int | None, name: str, kind: type[T]) -> T | None:
     """Returns the entry of a name as a dataclass; None if there is none that can be read.
 
@@ -154,14 +177,15 @@ def kept_or_measured(
         return found, True
     found = measured()
     if is_final(found):
-        keep(device, name, json_dataclass.encode(found))
+        keep(device, name, found)
     return found, False
 
 
-def keep(device: int | None, name: str, tree: Any) -> None:
-    """Writes an entry beside the user's store, if the store's mode lets it be written."""
+def keep(device: int | None, name: str, entry: Any) -> None:
+    """Writes an entry, a dataclass or plain JSON, beside the user's store, if the store's mode lets
+    it be written."""
     if settings.is_written():
-        _files(device)[0].put(name, tree)
+        _files(device)[0].put(name, json_dataclass.encode(entry))
 
 
 def _files(device: int | None) -> tuple[VerdictFile, ...]:

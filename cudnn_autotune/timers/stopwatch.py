@@ -14,10 +14,14 @@ class Stopwatch:
     """A stopwatch for the GPU's time in a ``with`` block, on the current stream of the current
     device."""
 
+    uses = 0
+    """Number of measurements in this process, those of programs by the host's clock among them."""
+
     def __init__(self) -> None:
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def __enter__(self) -> Stopwatch:
+        Stopwatch.uses += 1
         self._begin.record()
         return self
 

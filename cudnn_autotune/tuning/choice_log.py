@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Protocol
 
@@ -98,6 +99,16 @@ def choices() -> list[Choice]:
     """Returns every choice of this process, in the order in which they were made."""
     with _lock:
         return list(_records.values())
+
+
+def are_settled(problems: Collection[ConvProblem] | None = None) -> bool:
+    """Returns whether the choices of this process for problems, or all of them, will stay: none is
+    provisional, unmeasured, or forced by a pin."""
+    return not any(
+        choice.provisional or choice.origin in ("neighbour", "pinned")
+        for choice in choices()
+        if problems is None or choice.problem in problems
+    )
 
 
 def forget_problem(problem: ConvProblem) -> None:

@@ -365,32 +365,35 @@ def test_other_numbers_of_dimensions(dims: int) -> None:
 TWICE = """
 import json, sys, torch, cudnn_autotune as ca
 from torch import nn
-from cudnn_autotune.compile import judges
+from cudnn_autotune.timers.stopwatch import Stopwatch
 ca.set_store(sys.argv[1], mode="read_write")
-timed, in_turns = [], judges.captured_in_turns
-def counted(*arguments):
-    timed.append(1)
-    return in_turns(*arguments)
-judges.captured_in_turns = counted
 torch.manual_seed(0)
 parts = [nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
 model = nn.Sequential(*parts, nn.Conv2d(64, 32, 1), nn.SiLU()).cuda().half().eval()
 x = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
 with torch.no_grad():
     y = torch.compile(model, backend="cudnn_autotune")(x)
+    measured = Stopwatch.uses
     error = (y.double() - model.double()(x.double())).norm() / y.double().norm()
-groups = [[one.text, one.is_fused, one.reason] for one in ca.compilations()[-1].groups]
-print(json.dumps([len(timed), groups, error.item()]))
+record = ca.compilations()[-1]
+groups = [[one.text, one.is_fused, one.reason] for one in record.groups]
+origins = {choice.origin for choice in ca.choices()}
+said = [[record.source, record.chosen], sorted(origins)]
+print(json.dumps([measured, groups, error.item(), said]))
 """
 
 
-def test_a_second_process_measures_no_group(tmp_path: Path) -> None:
+def test_a_second_process_measures_nothing(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         done = python("-c", TWICE, str(tmp_path))
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout.splitlines()[-1]))
-    (timed, first, _), (again, second, error) = found
-    assert (timed, again) == (len(first), 0) == (2, 0)
+    (measured, first, _, [[source, chosen], _]), (again, second, error, said) = found
+    assert measured > 0
+    assert again == 0
+    assert len(first) == 2
+    assert source == "tuned"
+    assert said == [["store", chosen], ["store"]]
     assert second == [[text, fused, f"from the store: {why}"] for text, fused, why in first]
     assert error < 1e-2

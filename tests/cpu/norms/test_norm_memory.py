@@ -245,7 +245,7 @@ def test_a_choice_by_an_earlier_rule_is_measured_again(
     x = batch(16, 8)
     for kind in ("batch", "group"):
         with monkeypatch.context() as patch:
-            patch.setattr(norm_memory, "RULE", 1)
+            patch.setattr(norm_measuring, "RULE", 1)
             verdict_of(kind, x)
         ca.forget()
         assert verdict_of(kind, x).choice.source == "tuned"

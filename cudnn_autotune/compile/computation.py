@@ -1,0 +1,167 @@
+"""The facts that the time of a computation depends on, as text: of a graph, or of calls.
+
+What was measured once holds for an equal text. Facts that cannot be told have no text, and their
+computation is measured in each process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from cudnn_autotune.compile.communication import all_nodes
+from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import IMPORTING
+from cudnn_autotune.core.versions import version
+from cudnn_autotune.tuning import pins, settings
+
+# The function of PyTorch that calls compiled code, in the file of this name.
+_CALLS_COMPILED = ("compile_wrapper", "eval_frame.py")
+_WRITTEN_OUT = (
+    *(bool, int, float, complex, str, type(None)),
+    *(torch.dtype, torch.layout, torch.memory_format, torch.Size),
+)
+
+
+def text_of(value: Any) -> str:
+    """Returns a value as text, a tensor without its numbers. Equal values have equal texts in all
+    processes; an object of another kind is told by its class."""
+    if isinstance(value, Tensor):
+        kind = f" {type(value).__qualname__}" if is_traceable_wrapper_subclass(value) else ""
+        steps = tuple(value.stride()) if value.layout == torch.strided else value.layout
+        facts = (value.dtype, tuple(value.shape), steps, value.device.type, value.requires_grad)
+        return f"<{' '.join(map(str, facts))}{kind}>"
+    if isinstance(value, torch.device):
+        return value.type
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {text_of(one)}' for key, one in value.items())}}}"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(text_of, value)))}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(text_of, value))}]"
+    if isinstance(value, slice):
+        return f"slice{text_of((value.start, value.stop, value.step))}"
+    if isinstance(value, _WRITTEN_OUT):
+        return repr(value)
+    if isinstance(value, torch._ops.OpOverload):
+        return str(value)
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def of_graph(graph: GraphModule, inputs: Sequence[Any]) -> str | None:
+    """Returns the text of a graph of Dynamo and of those that are nested in it, without the names
+    of values; None if sizes are dynamic."""
+    nodes = all_nodes(graph)
+    values = [*inputs, *(node.meta.get("example_value") for node in nodes)]
+    if any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves(values)):
+        return None
+    names = {node: f"%{i}" for i, node in enumerate(nodes)}
+
+    def operand(value: Any) -> Any:
+        return names[value] if isinstance(value, Node) else text_of(value)
+
+    lines = [*map(text_of, inputs)]
+    for node in nodes:
+        target = "" if node.op in ("placeholder", "output") else text_of(node.target)
+        operands = map_aggregate((node.args, dict(node.kwargs)), operand)
+        value = text_of(node.meta.get("example_value"))
+        lines.append(f"{names[node]} {node.op} {target} {operands} {value}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def recorded() -> Iterator[list[str]]:
+    """Yields a list that has one text in the end, of the operators that run in the ``with`` block,
+    with their operands. It stays empty if Dynamo has compiled some of the code: that runs as it was
+    written here, and nothing tells how it was compiled."""
+    found: list[str] = []
+    digest, is_compiled = hashlib.sha256(), False
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal is_compiled
+            is_compiled = is_compiled or _is_in_compiled()
+            digest.update(f"{text_of(func)} {text_of(args)} {text_of(kwargs or {})}\n".encode())
+            return func(*args, **(kwargs or {}))
+
+    with Record():
+        yield found
+    if not is_compiled:
+        found.append(digest.hexdigest())
+
+
+def _is_in_compiled() -> bool:
+    """Returns whether Dynamo has compiled some of the functions that are being called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if (code.co_name, os.path.basename(code.co_filename)) == _CALLS_COMPILED:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def conditions(device_type: str) -> str:
+    """Returns what the time of any computation depends on in this process, beside the GPU, cuDNN,
+    torch and the implementations: versions and settings. On a CPU also the machine."""
+    # The kernels are needed by whatever computes norms.
+    with IMPORTING:
+        from cudnn_autotune.norms import plan
+
+    policy = _C.process_wide() if extension_available() else None
+    facts = {
+        "versions": (version(), torch.version.cuda, _triton_version(), plan.VERSION),
+        "policies": (
+            *(settings.get_sampling(), settings.get_workspace_limit()),
+            *(settings.get_benchmark_limit(), settings.get_budget_ms()),
+            None if policy is None else (policy.sampling, policy.workspace_limit),
+            {problem.text: engine for problem, engine in pins.pins().items()},
+        ),
+        "torch": (
+            *(torch._C._get_cudnn_enabled(), torch._C._get_cudnn_benchmark()),
+            *(torch._C._get_cudnn_deterministic(), torch.are_deterministic_algorithms_enabled()),
+            *(torch._C._get_fp32_precision_getter("cuda", op) for op in ("conv", "matmul")),
+            *(torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)),
+        ),
+        "machine": (platform.node(), torch.get_num_threads()) if device_type == "cpu" else None,
+    }
+    return text_of(facts)
+
+
+def of_inductor(options: Mapping[str, Any]) -> str | None:
+    """Returns the configuration of Inductor with which a graph is compiled; None if it has passes
+    of the user's.
+
+    Args:
+        options: what the caller changes of it.
+    """
+    from torch._inductor import config
+
+    every = {**config.get_config_copy(), **options}
+    if any(value for name, value in every.items() if name.endswith("_pass")):
+        return None
+    return text_of({**config.save_config_portable(), **options})
+
+
+def _triton_version() -> str:
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""
