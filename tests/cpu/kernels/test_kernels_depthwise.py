@@ -206,6 +206,7 @@ WEIGHTS: dict[str, Callable[[Tensor], None]] = {
             same(2, 24, (16, 24), (5, 5), bias=True, residual=True, activation="silu", **PLAIN),
             same(2, 24, (19, 18), (5, 5), "dgrad", padding=(3, 1), dtype=BF16, **PLAIN),
             same(1, 8, (18, 18), (31, 31), "dgrad"),
+            same(1, 8, (18, 18), (31, 31), **PLAIN),
             same(1, 16, (34, 40), (13, 13), dtype=BF16, **PLAIN),
             same(2, 24, (300,), (31,), "dgrad", padding=(30, 0), **PLAIN),
         )
@@ -223,8 +224,9 @@ def test_a_first_row_full_of_nan(
     tensors[written(problem)].fill_(1.0)  # NaN there has to be written
     # Whether padding is multiplied by an infinite weight is not defined.
     inside = (slice(None), slice(not tensors["w"][0].isfinite().all(), None))
-    for gpu in (H200, TINY):
-        settings = MMA.settings_of(problem, gpu)[0]
+    few, many = MMA.settings_of(problem)[0], MMA.settings_of(problem, TINY)
+    most_channels = max(many, key=lambda settings: int(settings.split(",")[0].split("=")[1]))
+    for gpu, settings in ((H200, few), (TINY, many[0]), (TINY, most_channels)):
         check_not_finite(
             MMA.kernel, problem, settings, tensors, gpu=gpu, inside=inside, is_full=True
         )
