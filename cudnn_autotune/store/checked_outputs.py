@@ -1,9 +1,9 @@
-"""The outputs that this user's processes have checked, so that later ones need not check them.
+"""The outputs that this user's processes have checked. Later processes need not check them.
 
-A line for each engine of a problem whose output was right: the digest of what that depends on, and
-the relative error. To withdraw it, its digest is overwritten. A line without a line feed may be a
-part of one, and is not believed. The file lies in the private folder of compiled plans, and is
-believed as they are.
+There is a line for each engine of a problem whose output was right: a digest of the conditions of
+the check, and the relative error. To withdraw it, its digest is overwritten. A line without a line
+feed may be incomplete, and is not believed. The file lies in the private folder of compiled plans,
+and is trusted as they are.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ def error_of(problem: str, engine: str, device: int) -> float | None:
         device: The index of a CUDA device.
 
     Returns:
-        None if no process of this user has, with this GPU model, driver, cuDNN, torch and version
-        of this package, or if the store's mode does not let it be read.
+        None if the store's mode forbids to read it, or there is no such check with this GPU model,
+        driver, cuDNN, torch and version of this package.
     """
     file = _file(device)
     return file.error_of(problem, engine) if file and settings.is_read() else None
 
 
 def remember(problem: str, engine: str, device: int, error: float) -> None:
-    """Records that an output was right. It does not raise, and may not be able to write it."""
+    """Records that an output was right. It does not raise, even if it cannot write."""
     file = _file(device)
     if file and settings.is_written():
         file.add(problem, engine, error)
 
 
 def withdraw(problem: str, engine: str, device: int) -> None:
-    """Records that an output was wrong, also where it was recorded as right. It does not raise.
+    """Records that an output was wrong, even if it was recorded as right. It does not raise.
 
-    In this process that holds at once. If the record cannot be changed now, it is at the next
-    record or withdrawal.
+    In this process the withdrawal holds at once. If the file cannot be changed now, it is changed
+    at the next record or withdrawal.
     """
     file = _file(device)
     if file:
@@ -71,7 +71,7 @@ class CheckedOutputs:
 
     Args:
         place: The path of the store, a folder or a file.
-        environment: What every check depends on.
+        environment: The conditions of every check.
     """
 
     def __init__(self, place: Path, environment: Mapping[str, object]) -> None:
@@ -103,7 +103,7 @@ class CheckedOutputs:
             _log.info("%s: the check of %s is not kept: %s", problem, engine, failure)
 
     def withdraw(self, problem: str, engine: str, *, is_written: bool = True) -> None:
-        """Withdraws what was recorded of an output, by this process or another."""
+        """Withdraws the record of an output, of this process or another."""
         digest = self._digest(problem, engine)
         with LOCK:
             self._known().pop(digest, None)

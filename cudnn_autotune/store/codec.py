@@ -53,8 +53,8 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def names(key: str) -> tuple[bytes, bytes]:
-    """Returns the names of a key's two entries in a file, as quoted JSON: of a decision that was
-    measured without determinism, and of one that was measured with it."""
+    """Returns the names of a key's two entries in a file, as quoted JSON: of the decisions measured
+    without and with determinism."""
     problem, _, policy = key.partition(_POLICY)
     return _quoted(key), _quoted(f"{problem}{_DETERMINISTIC}{_POLICY}{policy}")
 
@@ -93,8 +93,8 @@ def seed(environment: Environment) -> int:
 
 
 def encode(decision: Decision, environment: Environment) -> bytes:
-    """Returns the line of a decision, without a line feed. Raises ValueError for a number that is
-    not finite."""
+    """Returns the line of a decision, without a line feed. Raises ValueError if a number is not
+    finite."""
     if is_as_read(decision, environment):
         return decision.__dict__[_READ][1]
     name = name_of(decision)
@@ -115,7 +115,7 @@ def sealed(name: bytes, value: bytes, environment: Environment) -> bytes:
 
 def name_in(line: bytes, seed: int) -> bytes | None:
     """Returns the name in a line without line feed, or None if its checksum is wrong; ``seed`` is
-    that of its environment."""
+    its environment's."""
     checksum = b"%08x" % zlib.crc32(line[_CHECKED:], seed)
     if line[len(_BEGIN) : _CHECKED] != checksum or not line.startswith(_BEGIN):
         return None
@@ -152,8 +152,8 @@ def decode(line: bytes, environment: Environment) -> Decision:
 
 
 def is_as_read(decision: Decision, environment: Environment) -> bool:
-    """Returns whether the decision was read from a line of this environment, which it then
-    remembers, so that writing it again changes nothing."""
+    """Returns whether the decision was read from a line of this environment. It remembers that
+    line, so writing it again changes nothing."""
     return _READ in decision.__dict__ and decision.__dict__[_READ][0] == environment
 
 
@@ -214,10 +214,10 @@ _COLUMNS: dict[str, tuple[Callable[[Any, str], Any], Any]] = {
     "knobs": (_knobs, None),
 }
 """Field of a measurement or its candidate -> function that reads its value, and the default that is
-left out at the end of a row; ``...`` stands for none."""
+left out at a row's end (``...``: none)."""
 COLUMNS = tuple(_COLUMNS)
 """The columns of a row of ``"ranking"``, in an order that never changes: a new one comes last. The
-engine and its knobs default to those that the text names."""
+text determines the defaults of the engine and its knobs."""
 _READERS = [(name, read) for name, (read, _) in _COLUMNS.items()]
 _DEFAULTS = [default for _, default in _COLUMNS.values()]
 _NEEDED = _DEFAULTS.count(...)
@@ -260,10 +260,11 @@ def _timed(row: Sequence[Any]) -> Measurement:
 
 
 def body(decision: Decision, most_bytes: int) -> str:
-    """Returns the decision as JSON in ASCII; that of :func:`from_body` is the same again.
+    """Returns the decision as JSON in ASCII. The decision that :func:`from_body` reads has the same
+    JSON.
 
-    The ranking is shortened to ``most_bytes``, which the text exceeds only if the chosen candidate
-    and the evidence alone do.
+    The ranking is shortened to ``most_bytes``. The text is longer only if the chosen candidate and
+    the evidence alone are.
     """
     rows = [_dumped(_row(entry)) for entry in decision.selection.ranking]
     text = _joined(decision, rows, range(len(rows)))
@@ -366,8 +367,8 @@ def _by_importance(decision: Decision) -> Iterator[Measurement]:
 
 
 def _tighter(selection: Selection, chosen: Measurement | None) -> Iterator[tuple[int, bool]]:
-    """Yields tighter constraints for which another candidate may be chosen, the loosest limit
-    first: a workspace limit in bytes, and whether determinism is asked for."""
+    """Yields tighter constraints under which another candidate may be chosen, the loosest limit
+    first: a workspace limit in bytes, and whether outputs must be deterministic."""
     if chosen is None:
         return
     sizes = {entry.candidate.workspace_bytes for entry in selection.ranking}

@@ -1,4 +1,4 @@
-"""A decision for one problem: the chosen candidate and all others that were measured with it.
+"""A decision for one problem: the chosen candidate, and all others measured with it.
 
 Candidates are named by their engine and knobs, never by their index in cuDNN's list.
 """
@@ -28,7 +28,7 @@ NONDETERMINISTIC = "NONDETERMINISTIC"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Versions and time of a measurement, for people and to find the later of two decisions."""
+    """Versions and time of a measurement, for readers and to find the later of two decisions."""
 
     driver: str = ""
     torch: str = ""
@@ -37,8 +37,8 @@ class Provenance:
     """The time of the measurement, in ISO 8601 with a time zone. It is stored in UTC as
     ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, so that the texts sort as the times do."""
     revision: int = 0
-    """Takes precedence over ``time`` when two decisions are compared. A decision that replaces one
-    with a later time, because a clock was set back, gets that one's revision plus one."""
+    """A number that precedes ``time`` in a comparison of two decisions. After a clock was set back,
+    a decision may replace one with a later time; it gets that one's revision plus one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "time", _utc(self.time))
@@ -62,22 +62,22 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice of a search for a problem, and everything that it timed.
+    """The choice of a search for a problem, and all timed candidates.
 
     Args:
         problem: The convolution. If its ``deterministic`` is set, only deterministic engines were
             measured.
         policy: The mode that measured, and its limits.
-        selection: The candidates, ranked with the chosen one first, and the evidence; only
-            candidates in ``rejected`` may precede the chosen one. The constructor drops candidates
-            that were never timed, except the chosen one.
+        selection: The evidence and the ranked candidates, the chosen one first; only candidates in
+            ``rejected`` may precede it. The constructor drops candidates that were never timed,
+            except the chosen one.
         relative_error: The relative error of the chosen candidate's output against a reference;
             None if it was not checked.
         rejected: Pairs ``(engine text, relative error)`` of the candidates whose output was wrong.
             An error that is not a finite number is stored as infinity.
-        provenance: Who measured, with which versions, and when.
-        omitted: The number of candidates that were timed but are not in ``selection``. A store
-            keeps only those that a later question may need.
+        provenance: Versions and time of the measurement.
+        omitted: The number of timed candidates that are not in ``selection``. A store keeps only
+            candidates that a later question may need.
 
     Raises:
         TypeError, ValueError: An argument is not allowed; the message names it and what is allowed.
@@ -208,8 +208,8 @@ def key_of(problem: ConvProblem, policy: Policy | None = None) -> str:
 
 
 def was_cut_short(decision: Decision, budget_ms: float | None) -> bool:
-    """Returns whether a budget left something out of the measurement that ``budget_ms``
-    (milliseconds; None: no budget) would not, so that another search could find a faster one."""
+    """Returns whether a budget cut the measurement short that ``budget_ms`` (milliseconds; None: no
+    budget) would not. Another search could then find a faster candidate."""
     was_ms = decision.selection.evidence.budget_ms
     return was_ms is not None and (budget_ms is None or budget_ms > was_ms)
 
@@ -263,25 +263,24 @@ def ranked_again(
     deterministic: bool,
     workspace_limit: int | None,
 ) -> Selection | None:
-    """Returns ``selection`` with the entries that meet the constraints, the one to choose first.
+    """Returns ``selection`` with the entries that meet the constraints, the best one first.
 
-    An implementation that this process has not registered, such as one of another application that
-    shares the store, does not meet them either.
+    An implementation that this process has not registered, such as another application's, does not
+    meet them either.
 
     The chosen entry stays first if it meets the constraints. Otherwise the fastest entry takes its
-    place, and the others keep their order. Entries are compared by ``Measurement.score``, which
-    combines ``sustained_ms`` and ``time_ms`` by the evidence's ``burst_weight``, if all of them
-    have a ``sustained_ms``, or at least all within the evidence's ``sustained_reach`` times the
-    least ``time_ms``; otherwise they are compared by ``time_ms``. ``ties.break_ties`` chooses among
-    entries within ``ties.TIE_WIDTH`` of the best.
+    place, and the others keep their order. Entries are compared by ``time_ms``, or by
+    ``Measurement.score`` with the evidence's ``burst_weight``. The score needs a ``sustained_ms``
+    of all entries within ``sustained_reach`` times the least ``time_ms``. ``ties.break_ties``
+    chooses among entries within ``ties.TIE_WIDTH`` of the best.
 
     Args:
         chosen: The entry of ``selection`` that was chosen without the constraints.
         rejected: Texts of the candidates whose output was wrong.
 
     Returns:
-        The selection, or None if no entry meets the constraints, or PyTorch's own path may be the
-        fastest that does and was left out of the search (``Limits.own_path_floor_ms``).
+        The selection, or None if no entry meets the constraints. It is also None if PyTorch's own
+        path may be the fastest such entry and was not timed (``Limits.own_path_floor_ms``).
     """
     by_text = {entry.candidate.text: entry.candidate for entry in selection.ranking}
 
@@ -329,7 +328,7 @@ def ranked_again(
 
 def varies(candidate: Candidate) -> bool:
     """Returns whether the candidate's output may differ in its bits from run to run."""
-    # cuBLAS promises bitwise equal results only under conditions that are not checked here.
+    # cuBLAS guarantees bitwise equal results only under conditions that are not checked here.
     return NONDETERMINISTIC in candidate.numerical_notes or candidate.id.kind == "matmul"
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from cudnn_autotune.core import atomic_file, file_lock
 
-# A writer holds the lock for milliseconds. Many may wait for it, and which one is next is random.
+# A writer holds the lock for milliseconds. Many may wait for it, and the next one is random.
 LOCK_TIMEOUT_S = 60.0
 _ANY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 MOST_BYTES = 1 << 28
@@ -69,14 +69,14 @@ def opened(path: Path) -> Iterator[BinaryIO | None]:
 
 
 def read(path: Path) -> bytes | None:
-    """Returns the whole file, or None if it does not exist. The errors are those of ``opened``."""
+    """Returns the whole file, or None if it does not exist. It raises as ``opened``."""
     with opened(path) as file:
         return None if file is None else file.read()
 
 
 def check_not_link(path: Path) -> None:
-    """Raises PermissionError if there is a link, which nothing is written through: a store has
-    followed those that it may (``atomic_file.followed``)."""
+    """Raises PermissionError for a link. No write goes through one: a store has followed the links
+    that it may (``atomic_file.followed``)."""
     if os.path.islink(path):
         raise PermissionError(errno.EACCES, "a link is not followed", str(path))
 
@@ -91,7 +91,7 @@ def append(path: Path, data: bytes, end: int, known: Stamp | None) -> Stamp | No
     Raises:
         PermissionError: The file is read-only, or its permissions do not allow it.
         OSError: The data could not be written, or the file is no longer the known one. The first
-            ``end`` bytes are unchanged; what was behind them may be lost.
+            ``end`` bytes are unchanged; bytes behind them may be lost.
     """
     if atomic_file.is_read_only(path):
         raise PermissionError(errno.EACCES, "the file is read-only", str(path))
@@ -131,9 +131,9 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
 
 
 def _opened_lock(path: str) -> int:
-    """Opens a lock file, which only those who may write can open.
+    """Opens a lock file. Only users who may write can open it.
 
-    Whoever can open a file can hold its lock, and so keep others from writing. The umask decides on
+    A user who can open a file can hold its lock, and so keep others from writing. The umask decides
     who may write, as with the store's file.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,5 +1,5 @@
-"""The environment for which a stored decision is valid, a GPU, and cuDNN with its frontend; and the
-places where the decisions of an environment are kept."""
+"""The environment for which a stored decision is valid (a GPU, and cuDNN with its frontend), and
+the paths of its decisions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _MIG = re.compile(r"(?P<gpu>.*\S)\s+MIG\s+(?P<profile>\S.*)")
 
 @dataclass(frozen=True)
 class Environment:
-    """Identifies a GPU and the cuDNN libraries; a decision is used in an equal environment only.
+    """The identity of a GPU and the cuDNN libraries. A decision is used in an equal environment
+    only.
 
     The versions of the driver and of torch are not part of it, because they do not affect which
     engines exist; ``Provenance`` records them.
@@ -35,7 +36,7 @@ class Environment:
     """The GPU's name without a MIG profile, such as ``NVIDIA H200``; ``none`` without a GPU."""
     multiprocessors: int
     """The number of multiprocessors that CUDA reports. A MIG slice has fewer than the whole GPU,
-    and GPUs of one name may differ in it."""
+    and GPUs of one name may have different numbers."""
     compute_capability: str
     """The compute capability, such as ``9.0``; empty without a GPU."""
     mig_profile: str
@@ -76,7 +77,7 @@ class Environment:
     def file_name(self) -> str:
         """The name of the environment's file in a store's folder, such as
         ``nvidia-h200_132sm_sm90_cudnn-9.19.0_frontend-1.28.0_0123456789ab.json``. It ends in the
-        digest, because the readable part may be the same for two environments."""
+        digest, because two environments may have the same readable part."""
         parts = [_slug(self.gpu)]
         if self.mig_profile:
             parts.append(f"mig-{_slug(self.mig_profile)}")
@@ -100,7 +101,7 @@ class Environment:
     @classmethod
     def from_json(cls, tree: Any, place: str = "environment") -> Environment:
         """Returns the environment that :meth:`to_json` described. Raises ValueError that names the
-        place and what is allowed."""
+        place and the allowed values."""
         return json_dataclass.decode(cls, tree, place)
 
 
@@ -113,7 +114,7 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Returns the folder of the user's store.
 
     It is ``CUDNN_AUTOTUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/cudnn_autotune``, else
-    ``~/.cache/cudnn_autotune``, else, for a user without a home, a folder in the temporary one.
+    ``~/.cache/cudnn_autotune``. A user without a home has a folder in the temporary one.
     """
     named = environ.get(FOLDER_VARIABLE, "").strip()
     if named:
@@ -138,13 +139,13 @@ def located(path: str | os.PathLike[str], argument: str = "path") -> Path:
 
 
 def file_in(path: str | os.PathLike[str] | None, environment: Environment) -> Path:
-    """Returns the path of the file that holds the decisions of ``environment``; ``path`` is that
-    file, or a folder (None: the default one). Raises as :func:`located`."""
+    """Returns the path of the file with the decisions of ``environment``. ``path`` is that file, or
+    a folder (None: the default one). Raises as :func:`located`."""
     place = default_folder() if path is None else located(path)
     return place if names_file(place) else place / environment.file_name
 
 
 def names_file(place: Path) -> bool:
-    """Returns whether ``place`` is the path of one file of a store, which need not exist, and not
-    of its folder."""
+    """Returns whether ``place`` is the path of a store's file, which need not exist, and not of its
+    folder."""
     return place.suffix == SUFFIX and not os.path.isdir(place)

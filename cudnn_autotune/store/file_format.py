@@ -25,11 +25,11 @@ from cudnn_autotune.store.environment import Environment
 
 FORMAT = "cudnn-autotune store"
 VERSION = 2
-"""The version of the format. It rises when a package of the version before would read a line
-wrongly, or one of this version would not read the lines of the version before. A field that is
-added with a default changes neither (docs/reference/store.md)."""
+"""The version of the format. It rises if the package before would read a new line wrongly, or the
+package after could not read an old line. An added field with a default does neither
+(docs/reference/store.md)."""
 
-# This finds the version also in a file whose format is otherwise unknown.
+# This finds the version also in a file of an otherwise unknown format.
 _VERSION = re.compile(
     rb'\s*\{\s*"format"\s*:\s*"%s"\s*,\s*"version"\s*:\s*(\d{1,9})\b' % FORMAT.encode()
 )
@@ -81,7 +81,7 @@ class Content:
     """The number of intact lines behind the header, including replaced entries and removals."""
 
     def apply(self, name: bytes, line: bytes) -> None:
-        """Adds or removes an entry, as an intact line says."""
+        """Applies an intact line, which adds or removes an entry."""
         self.lines += 1
         if codec.is_removal(line):
             self.entries.pop(name, None)
@@ -89,8 +89,8 @@ class Content:
             self.entries[name] = line
 
     def extend(self, data: bytes, begin: int = 0) -> int:
-        """Applies the bytes behind ``end``, which are ``data`` from ``begin`` on; returns how many
-        of the lines are damaged."""
+        """Applies the bytes behind ``end``, which are ``data`` from ``begin`` on; returns the
+        number of damaged lines."""
         assert self.environment is not None
         seed = codec.seed(self.environment)
         end = data.rfind(b"\n", begin) + 1 or begin
@@ -130,10 +130,10 @@ def encode(environment: Environment, lines: Iterable[bytes], identity: str = "")
 
 
 def decode(data: bytes, environment: Environment | None = None) -> Content:
-    """Returns the content of a file. It raises nothing for any ``data``.
+    """Returns the content of a file. It does not raise for any ``data``.
 
-    A file that cannot be read is DAMAGED if it is recognisable as a store's, else NO_STORE. With
-    ``environment`` None, the decisions are of the environment that the header names.
+    An unreadable file is DAMAGED if it is recognisable as a store's, else NO_STORE. With
+    ``environment`` None, the header names the decisions' environment.
     """
     if not data:
         return Content(State.ABSENT, _NO_STORE)
@@ -182,14 +182,15 @@ def _count(value: object) -> int:
 
 
 def _of_other_version(version: object) -> Content | None:
-    """Returns the content of a file whose version cannot be read, or None if it is not such."""
+    """Returns the content of a file of a version that cannot be read; None for a version that
+    can."""
     if type(version) is not int or version < 1 or version == VERSION:
         return None
     return Content(State.OTHER_VERSION, f"it is of version {version}, this package reads {VERSION}")
 
 
 def _lines(data: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines that are not blank without blanks around them, each with its place."""
+    """Yields each line that is not blank, stripped, with its place."""
     for match in _LINE.finditer(data, begin, end):
         yield match.start(), match[0].rstrip(_BLANK)
 

@@ -33,17 +33,16 @@ class Store:
     """The decisions of one environment, in one file.
 
     Threads and processes may share the file. Every change is on the disk when the call returns, and
-    loses nothing that others have written. A change that cannot be written (a full disk, a
-    folder without permission, a file that is read-only, of another version, or not a store's) stays
-    in the memory of the process and is served from there. A warning says so once, and the next
-    change writes it too if it can. A damaged file is set aside, and its intact entries are kept.
+    keeps all entries of others. A change that cannot be written stays in the memory of the process
+    and is served from there. Reasons are a full disk, a folder without permission, and a file that
+    is read-only, of another version, or not a store's. A warning says so once, and the next change
+    writes it too if it can. A damaged file is set aside, and its intact entries are kept.
 
     Args:
-        path: A file (``*.json``), or a folder with one file for each environment. None means the
-            folder ``CUDNN_AUTOTUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/cudnn_autotune``, else
-            ``~/.cache/cudnn_autotune``.
-        environment: The environment of the decisions; None means that of the current CUDA device.
-        read_only: Whether nothing is written, so that changes stay in memory.
+        path: A file (``*.json``), or a folder with one file for each environment; None means
+            ``environment.default_folder()``.
+        environment: The environment of the decisions; None means the current CUDA device's.
+        read_only: Whether changes stay in memory and are not written.
 
     Raises:
         TypeError: ``path`` is not a path, or ``environment`` is not an Environment.
@@ -67,7 +66,7 @@ class Store:
         self._unwritten: Changes = {}
         self._parsed: dict[bytes, Decision | None] = {}
         self._neighbours = Neighbours()
-        # The entries that the index has been made of, and how many lines had been read then.
+        # The entries in the index, and the number of lines that had been read for it.
         self._indexed: tuple[Mapping[bytes, bytes], int] = ({}, 0)
         with WarningsPutOff(), LOCK:
             self._file.refresh()
@@ -92,8 +91,7 @@ class Store:
     ) -> Decision | None:
         """Returns the decision that serves ``problem``, without timing anything.
 
-        A decision that was measured under looser constraints is ranked again for these
-        (``Decision.restricted_to``).
+        A decision measured under looser constraints is ranked again (``Decision.restricted_to``).
 
         Args:
             problem: The convolution; its ``deterministic`` constrains the candidates.
@@ -105,8 +103,8 @@ class Store:
             The decision, or None if the problem must be measured first.
 
         Raises:
-            TypeError, ValueError: An argument is not allowed; the message names it and what is
-                allowed.
+            TypeError, ValueError: An argument is not allowed; the message names it and the allowed
+                values.
         """
         check_problem(problem)
         key = key_of(problem, Policy(sampling, workspace_limit, benchmark_limit))
@@ -122,14 +120,14 @@ class Store:
     def get(self, problem: ConvProblem, **policy: Any) -> Selection | None:
         """Returns the selection of the decision that :meth:`find` returns, or None.
 
-        The arguments and the errors are those of :meth:`find`.
+        Arguments and errors: as of :meth:`find`.
         """
         found = self.find(problem, **policy)
         return None if found is None else found.selection
 
     def by_key(self, key: str) -> Decision | None:
-        """Returns the decision of a ``Decision.key`` as it was measured, or None if there is none.
-        Raises TypeError if ``key`` is not a str."""
+        """Returns the decision of a ``Decision.key`` as it was measured, or None. Raises TypeError
+        if ``key`` is not a str."""
         if not isinstance(key, str):
             raise TypeError(f"key must be a text, got {shown(key)}")
         return self._looked_up(lambda: next(iter(self._known(key)), None))
@@ -147,7 +145,7 @@ class Store:
     ) -> None:
         """Adds a decision that was measured just now.
 
-        The arguments and the errors are those of ``Decision``.
+        Arguments and errors: as of ``Decision``.
         """
         decision = Decision(
             problem=problem,
@@ -160,18 +158,18 @@ class Store:
         self.add([decision], are_latest=True)
 
     def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> Taken:
-        """Adds decisions in one step: either all of them are written, or none.
+        """Adds decisions in one step: all of them are written, or none.
 
-        If the store has a decision for the same key, ``precedence`` says which one is kept: under
-        equal constraints and budgets it is the later one.
+        For each key ``merge.prevailing`` decides which decisions are kept: under equal constraints
+        and budgets the later one.
 
         Args:
             decisions: The decisions to add.
-            are_latest: Whether they were measured just now. They then count as later than what the
-                store has, even if a clock says otherwise.
+            are_latest: Whether they were measured just now. They then count as later than the
+                store's, even if a clock says otherwise.
 
         Returns:
-            How many decisions were new, and how many replaced another one.
+            The numbers of decisions that are new, and that replaced another one.
 
         Raises:
             TypeError: ``decisions`` is not an iterable of Decision.
@@ -181,19 +179,18 @@ class Store:
         return self._change(self._as_read_back(decisions), {}, are_latest=are_latest)
 
     def discard(self, decisions: Iterable[Decision]) -> int:
-        """Removes decisions, and returns how many it has removed: one that was replaced by another
-        since stays replaced. Raises TypeError for anything but Decisions."""
+        """Removes decisions, and returns the number of removed ones: a decision that has replaced
+        one of them since stays. Raises TypeError for other types."""
         gone = {codec.name_of(decision): decision for decision in _checked(decisions)}
         return self._change([], gone).removed if gone else 0
 
     def reject(self, answer: Decision, *, varies: bool = False) -> None:
-        """Records that the chosen candidate of an answer of :meth:`find` cannot serve: it no longer
-        builds, fails, or its output is wrong. The next best of the same measurement takes its
-        place.
+        """Records that the chosen candidate of an answer of :meth:`find` cannot serve: it does not
+        build, fails, or has a wrong output. The next best of the same measurement takes its place.
 
         Args:
-            varies: Whether its only fault is that its output differs from run to run. Then it goes
-                on serving where determinism is not asked for.
+            varies: Whether its only fault is an output that differs from run to run. Then it still
+                serves problems that need no determinism.
 
         Raises:
             TypeError: ``answer`` is not a Decision.
@@ -214,7 +211,8 @@ class Store:
 
     def nearest(self, problem: ConvProblem, most: int = 3) -> list[tuple[float, str]]:
         """Returns up to ``most`` keys of decisions for the problems most similar to ``problem``,
-        each with its distance (see ``neighbours``), the nearest first; none of ``problem`` itself.
+        with their distances (see ``neighbours``), the nearest first. Keys of ``problem`` itself are
+        left out.
 
         The first call takes seconds if there are hundreds of thousands of decisions, and later ones
         milliseconds.
@@ -224,7 +222,8 @@ class Store:
             content, (entries, lines) = self._file.content, self._indexed
             if entries is not content.entries:
                 self._neighbours, lines = Neighbours(), 0
-            # New entries are among the last, of which there are as many as lines were read.
+            # New entries are among the last ones; their number is at most the number of lines read
+            # since.
             new = islice(reversed(content.entries), content.lines - lines)
             self._indexed = (content.entries, content.lines)
             self._neighbours.add(codec.key_of(name) for name in chain(new, self._unwritten))
@@ -237,7 +236,7 @@ class Store:
         )
 
     def keys(self) -> Iterator[str]:
-        """Returns the ``Decision.key`` of each entry, each key once, without parsing decisions."""
+        """Yields the ``Decision.key`` of each entry, each key once, without parsing decisions."""
         return iter(dict.fromkeys(codec.key_of(name) for name in self._names()))
 
     def __iter__(self) -> Iterator[Decision]:
@@ -309,10 +308,11 @@ class Store:
         *,
         are_latest: bool = False,
     ) -> Taken:
-        """Adds ``given`` where they prevail, and removes those of ``gone`` that are still there.
+        """Adds the decisions of ``given`` that prevail, and removes the entries of ``gone`` that
+        are still there.
 
-        Lookups of other threads go on while it waits for the file's lock. A warning that is raised
-        as an error is raised when the change is done, be it on the disk or in memory.
+        Lookups of other threads go on while it waits for the file's lock. A warning turned into an
+        error is raised after the change, on the disk or in memory.
         """
         taken = Taken()
 
@@ -342,9 +342,8 @@ class Store:
 
 
 class Layered:
-    """Asks the user's store first, to which changes are written, then the stores that an
-    application shipped in order, and takes the first answer. All must be of one environment
-    (ValueError)."""
+    """The user's store, to which changes are written, in front of the stores that an application
+    ships. The first answer counts. All must be of one environment (ValueError)."""
 
     def __init__(self, user: Store, shipped: Sequence[Store] = ()) -> None:
         for store in shipped:
@@ -362,7 +361,7 @@ class Layered:
         policy: Policy | None = None,
         suffices: Callable[[Decision], bool] = lambda decision: True,
     ) -> Decision | None:
-        """Returns the first decision that ``Store.find`` finds in the stores and that suffices, or
+        """Returns the first sufficient decision that ``Store.find`` finds in the stores, or
         None."""
         mode, workspace, benchmark = astuple(policy or Policy())[:3]
         found = (
@@ -377,8 +376,8 @@ class Layered:
         return next((decision for decision in found if decision is not None), None)
 
     def nearest(self, problem: ConvProblem, most: int = 3) -> list[str]:
-        """Returns up to ``most`` keys of decisions in any of the stores for the problems most
-        similar to ``problem``, the nearest first; see ``Store.nearest``."""
+        """Returns up to ``most`` keys of the stores' decisions for the problems most similar to
+        ``problem``, the nearest first; see ``Store.nearest``."""
         stores = (self.user, *self.shipped)
         found = {pair for store in stores for pair in store.nearest(problem, most)}
         return [key for _, key in sorted(found)[:most]]
@@ -423,8 +422,8 @@ def _varying(known: Decision, text: str) -> Decision:
 
 
 def _has_answered(known: Decision, answer: Decision) -> bool:
-    """Returns whether ``answer`` was derived from ``known``, by their provenance and their chosen
-    candidates, since they may differ in how many candidates they list."""
+    """Returns whether ``answer`` was derived from ``known``, by provenance and chosen candidate:
+    they may list different numbers of candidates."""
     found = known.restricted_to(answer.problem.deterministic, answer.workspace_limit)
     return (
         found is not None

@@ -1,5 +1,5 @@
-"""Reading and changing a store's file, which is a journal: a change appends lines, and once most
-lines are out of date, the live ones are written to a new file.
+"""Reads and changes of a store's file, which is a journal: a change appends lines. Once most lines
+are out of date, the live ones are written to a new file.
 
 Any fault of the file causes one warning and no exception.
 """
@@ -74,7 +74,7 @@ class Journal:
         return True
 
     def is_left_alone(self) -> bool:
-        """Returns whether nothing may be written, not even a lock file, and if so warns why."""
+        """Returns whether the file and its lock file must not be written, and if so warns why."""
         if self._read_only:
             self._warn_damaged("it is left as it is", self.content, self._stamp)
             return True
@@ -85,24 +85,24 @@ class Journal:
 
     def locked(self) -> AbstractContextManager[OSError | None]:
         """Waits for the file's lock and holds it, for a call of :meth:`update`; not to be called if
-        :meth:`is_left_alone`. It gives the error because of which the lock is not held, or None.
+        :meth:`is_left_alone`. The context's value is the error of a lock that is not held, or None.
 
         A hanging process may hold the lock for long, so other threads may use the other methods.
         """
-        # A process that has timed out once waits less at its next changes.
+        # After a time-out, the process waits less at its next changes.
         return _held(self.path, _RETRY_TIMEOUT_S if self._has_failed else None)
 
     def update(
         self, changes_of: Callable[[Mapping[bytes, bytes]], Changes], failure: OSError | None
     ) -> bool:
-        """Changes the file while its lock is held, and sets a damaged file aside.
+        """Changes the file, whose lock is held, and sets a damaged file aside.
 
         Args:
-            changes_of: Returns the changes to make, given the entries that the file has now.
-            failure: What :meth:`locked` gave.
+            changes_of: Returns the changes for the entries that the file has now.
+            failure: The value of :meth:`locked`.
 
         Returns:
-            Whether the changes are on the disk; if they are not, a warning has said why.
+            Whether the changes are on the disk; if not, a warning has given the reason.
         """
         try:
             if failure is not None:
@@ -145,7 +145,7 @@ class Journal:
                     self.content = file_format.decode(file.read(), self._environment)
                 self._stamp = stamp
         except OSError as error:
-            # The entries that were read before are kept, and are still served.
+            # Entries that were read before are kept and served.
             why = str(error)
             if (before.state, before.why) != (State.UNREADABLE, why):
                 self.content = replace(before, state=State.UNREADABLE, why=why)
@@ -216,7 +216,7 @@ class Journal:
 
 
 def _is_continued(known: Content, file: BinaryIO) -> bool:
-    """Returns whether the file begins with the known content, and leaves it positioned behind that.
+    """Returns whether the file begins with the known content, and positions it behind that.
 
     It compares the header, which identifies the file, and the last known line.
     """
@@ -230,7 +230,7 @@ def _is_continued(known: Content, file: BinaryIO) -> bool:
 
 @contextmanager
 def _held(path: Path, timeout_s: float | None) -> Iterator[OSError | None]:
-    """Holds the lock of ``path`` like ``disk_file.locked``, but yields an error of it instead."""
+    """Holds the lock of ``path`` like ``disk_file.locked``, but yields its error."""
     with ExitStack() as stack:
         failure = None
         try:

@@ -1,12 +1,12 @@
-"""Compiled plans of this user on disk, a file for each, and beside them compiled kernels and the
-trials of ``online`` that a process could not decide.
+"""Compiled plans of this user on disk, a file for each; beside them compiled kernels, and the
+undecided trials of ``online``.
 
-A file is named by the digest of what its content depends on. Its first line says that in full, as
-JSON, its second line is the digest of the rest, and the rest is cuDNN's serialized plan, a kernel's
+A file's first line has all that its content depends on, as JSON, and the file's name is the digest
+of that. The second line is the digest of the rest. The rest is cuDNN's serialized plan, a kernel's
 cubin, or a trial's record as JSON.
 
-The functions are called on any thread; :func:`find` and :func:`keep` by C++, for plans whose engine
-cuDNN compiles at run time. None raises: what cannot be read or written is not kept.
+The functions are called on any thread. C++ calls :func:`find` and :func:`keep`, for plans whose
+engine cuDNN compiles at run time. None raises: content that cannot be read or written is not kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PLAN = Kind("cudnn_autotune compiled plan", ".plan")
 KERNEL = Kind("cudnn_autotune compiled kernel", ".cubin")
 TRIAL = Kind("cudnn_autotune trial of online, version 1", ".trial")
 MOST_BYTES = 256 << 20
-"""About the most that a user's plans take on disk; those that were not used for longest go."""
+"""Bytes of a user's plans on disk, about, at most; the least recently used ones go."""
 _MOST_PLAN_BYTES = 16 << 20
 # Bytes that a process writes between two looks at the folder's size.
 _PORTION_BYTES = MOST_BYTES // 16
@@ -74,8 +74,8 @@ def keep(problem: str, engine: str, gpu: GpuKey, data: bytes) -> None:
 def find_kernel(function: str, digest: str) -> bytes | None:
     """Returns the cubin of a kernel; None if none is kept.
 
-    Its digest says what it depends on (``engines.compiled_kernels``), so that any GPU of its
-    architecture, with any driver, finds it.
+    Its digest covers its conditions (``engines.compiled_kernels``): any GPU of its architecture,
+    with any driver, finds it.
     """
     return _found(KERNEL, function, digest, None)
 
@@ -90,7 +90,7 @@ def find_trial(problem: str, limits: str, gpu: GpuKey) -> Any:
 
     Args:
         problem: Its text.
-        limits: What the trial was held to, as a text.
+        limits: The limits of the trial, as a text.
     """
     found = _found(TRIAL, problem, _trial_with(limits), gpu)
     try:
@@ -101,14 +101,14 @@ def find_trial(problem: str, limits: str, gpu: GpuKey) -> Any:
 
 
 def keep_trial(problem: str, limits: str, gpu: GpuKey, record: Any) -> None:
-    """Keeps a record in the place of an earlier one; None removes that."""
+    """Replaces the record of a trial; None removes it."""
     data = None if record is None else json.dumps(record).encode()
     _keep(TRIAL, problem, _trial_with(limits), gpu, data)
 
 
 def _trial_with(limits: str) -> str:
-    """Returns the terms beside the problem and cuDNN on which the candidates and their times
-    depend: PyTorch's own path is one of them."""
+    """Returns the conditions of candidates and times beside the problem and cuDNN; PyTorch's own
+    path is one of the candidates."""
     return f"online {limits} torch={torch.__version__}"
 
 
@@ -122,7 +122,7 @@ def _found(kind: Kind, problem: str, engine: str, gpu: GpuKey | None) -> bytes |
 
 
 def _keep(kind: Kind, problem: str, engine: str, gpu: GpuKey | None, data: bytes | None) -> None:
-    """Keeps data in the place of earlier data; None removes that."""
+    """Replaces the data of a file; None removes it."""
     try:
         files = files_for(gpu, kind)
         if files and data is None:
@@ -134,7 +134,7 @@ def _keep(kind: Kind, problem: str, engine: str, gpu: GpuKey | None, data: bytes
 
 
 def counts() -> dict[str, int]:
-    """Returns how many plans this process has ``read`` back, and how many it has ``compiled``."""
+    """Returns the numbers of plans that this process has ``read`` back and ``compiled``."""
     with _lock:
         return {"read": _counts["read"], "compiled": _counts["compiled"]}
 
@@ -145,8 +145,8 @@ def _count(what: str) -> None:
 
 
 def files_for(gpu: GpuKey | None, kind: Kind = PLAN) -> PlanFiles | None:
-    """Returns the files for a GPU, or for what depends on none, under the present settings; None if
-    nothing is kept."""
+    """Returns the files for a GPU, or for content that depends on none, under the present settings;
+    None if no file is kept."""
     chosen = settings.get_store_settings()
     if chosen.mode == "off":
         return None
@@ -165,7 +165,7 @@ def _files(
 
 
 def environment_of(gpu: GpuKey) -> dict[str, object] | None:
-    """Returns what every compiled plan for a GPU depends on, as plain JSON; None if the driver's
+    """Returns the conditions of every compiled plan for a GPU, as plain JSON; None if the driver's
     version is unknown."""
     found = versions.environment(None if isinstance(gpu, str) else gpu)
     here = Environment.from_versions(found).to_json()
@@ -179,14 +179,14 @@ def environment_of(gpu: GpuKey) -> dict[str, object] | None:
 class PlanFiles:
     """The plans for one GPU, driver and cuDNN in a store's private folder.
 
-    A plan that cannot be written is not kept, and one that cannot be read, is damaged or was
-    written by another user is not found. Neither raises.
+    A plan that cannot be written is not kept. A plan that cannot be read, is damaged or was written
+    by another user is not found. Neither raises.
 
     Args:
         place: The path of the store, a folder or a file.
-        environment: What every plan depends on.
-        is_read, is_written: Whether plans are read, and written.
-        kind: What is kept instead of plans.
+        environment: The conditions of every plan.
+        is_read, is_written: Whether plans are read and written.
+        kind: The kind of content, if not plans.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class PlanFiles:
         return data
 
     def keep(self, problem: str, engine: str, data: bytes) -> None:
-        """Keeps a serialized plan, in the place of an earlier one."""
+        """Keeps a serialized plan, instead of an earlier one."""
         title = self._title(problem, engine)
         content = b"\n".join((title, _digest(data).encode(), data))
         if not self._is_written or len(content) > _MOST_PLAN_BYTES:

@@ -1,17 +1,17 @@
-"""Merging decisions: which ones of one key are kept, and what a change to a store's file comes to
-with what the file holds by the time it can be written.
+"""Merges of decisions: the decisions that stay for one key, and the changes of a store's file as it
+is when it can be written.
 
 The result does not depend on the order in which the decisions arrive. These are compared in turn:
 
-1. The workspace limit of the measurement: the larger one prevails, because such a decision also
+1. The workspace limit of the measurement: the larger one prevails, because its decision also
    answers questions with a tighter limit.
 2. The time budget: a decision that no budget cut short prevails, else the one with the larger
    budget.
 3. The time of the measurement: the later one prevails. A decision that replaced another one counts
    as later than it, even if a clock was set back.
 
-At most two decisions remain: one that was measured without determinism, and one that was measured
-with it, if it was allowed more workspace than the first.
+At most two decisions remain: one measured without determinism, and one with it, if that had a
+larger workspace limit.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def reconciled(
     *,
     are_latest: bool,
 ) -> tuple[Changes, Taken]:
-    """Returns the changes to make to a file, and what they add, replace and remove.
+    """Returns the changes of a file, and the numbers of added, replaced and removed decisions.
 
     Args:
-        entries: What the file holds, name to line.
+        entries: The file's entries, name to line.
         unwritten: Changes of earlier calls that are not in the file yet.
-        given: Decisions to add where they prevail.
-        gone: Name to decision: the entry is removed if it still holds this decision.
-        decode: Returns the decision of a line, or None if there is none that can be served.
-        are_latest: Whether ``given`` were measured after everything that the file holds.
+        given: Decisions to add if they prevail.
+        gone: Name to decision: the entry is removed if it still has this decision.
+        decode: Returns the decision of a line, or None if it cannot serve.
+        are_latest: Whether ``given`` were measured after all decisions of the file.
     """
     going = {
         name
@@ -101,7 +101,7 @@ def _by_key(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
 
 
 def prevailing(decisions: Iterable[Decision]) -> list[Decision]:
-    """Returns those of one key's decisions that prevail: at most two."""
+    """Returns the prevailing decisions of one key: at most two."""
     best: dict[bool, Decision] = {}
     for decision in decisions:
         deterministic = decision.problem.deterministic
@@ -124,7 +124,7 @@ def measured_at(decision: Decision) -> tuple[int, str]:
 
 def as_latest(decision: Decision, known: Iterable[Decision]) -> Decision:
     """Returns ``decision`` as it is among ``known``, or else with a revision that makes it later
-    than all of them for good."""
+    than all of them."""
     stated = []
     for other in known:
         if _with_revision(other, decision.provenance.revision) == decision:

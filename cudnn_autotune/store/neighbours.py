@@ -18,8 +18,8 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_text
 from cudnn_autotune.store.codec import problem_of
 
-# Problems further apart say little about each other. The distance is in powers of two: 3 stands for
-# a factor of eight in one size, or smaller factors in several sizes.
+# The largest useful distance of problems, in powers of two: 3 stands for a factor of eight in one
+# size, or smaller factors in several sizes.
 _MOST_DISTANCE = 3.0
 
 # This matches what problem_text writes. The names in a file are not trusted, so sizes are bounded.
@@ -29,7 +29,7 @@ _PROBLEM = re.compile(
     rf"(?P<op>\S+) x=(?P<x>{_SIZES}) w=(?P<w>{_SIZES}) padding=\S+ "
     rf"(?P<filter>stride=\S+ dilation=\S+) groups=(?P<groups>{_SIZE}) (?P<types>.*)"
 )
-# Equal distances that were computed in another order differ by less.
+# Equal distances, computed in another order, differ by less.
 _DIGITS = 9
 _SLACK = 10.0**-_DIGITS
 
@@ -39,7 +39,7 @@ _Described = tuple[tuple[object, ...], tuple[float, ...]]
 class Neighbours:
     """An index of the keys of decisions, by the kinds of their problems.
 
-    A key is taken apart when its kind is first looked for: problems of other kinds cost little.
+    A key is parsed when its kind is first looked for: problems of other kinds cost little.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Neighbours:
         self._kinds: dict[tuple[object, ...], _Kind] = {}
 
     def add(self, keys: Iterable[str]) -> None:
-        """Adds keys; those that are there already are passed over."""
+        """Adds keys that are not there already."""
         for key in keys:
             if key not in self._keys:
                 self._keys.add(key)
@@ -57,14 +57,14 @@ class Neighbours:
     def nearest(
         self, problem: ConvProblem, most: int, is_there: Callable[[str], bool]
     ) -> list[tuple[float, str]]:
-        """Returns up to ``most`` keys of problems similar to ``problem`` with their distances, the
-        nearest first, and none of ``problem`` itself.
+        """Returns up to ``most`` keys of problems similar to ``problem``, without its own, with
+        their distances, the nearest first.
 
         The distance is the Euclidean norm of the base-2 logarithms of the ratios of batch size,
         input channels, output channels and spatial sizes.
 
         Args:
-            is_there: Returns whether a key that was added is to be found still.
+            is_there: Returns whether an added key still has a decision.
         """
         text = problem_text(problem)
         for key in self._waiting.pop(_rough_kind(text), ()):
@@ -81,7 +81,7 @@ class Neighbours:
 
 
 class _Kind:
-    """The keys of one kind, each at the place that its sizes give it."""
+    """The keys of one kind, as points by their sizes."""
 
     def __init__(self, dims: int) -> None:
         self._keys: list[str] = []
@@ -119,8 +119,8 @@ def _rough_kind(text: str) -> tuple[str, ...]:
 
 
 def _described(text: str) -> _Described | None:
-    """Returns what similar problems share, and the logarithms of the sizes that may differ; None if
-    ``text`` does not describe a problem."""
+    """Returns the common part of similar problems, and the logarithms of the sizes that may differ;
+    None if ``text`` does not describe a problem."""
     match = _PROBLEM.fullmatch(text)
     if match is None:
         return None

@@ -31,8 +31,8 @@ _thread = _Thread()
 
 
 def warn_once(about: Hashable, message: str) -> None:
-    """Gives a UserWarning, and logs it at level INFO, unless this process has given one with an
-    equal ``about`` before."""
+    """Gives a UserWarning, and logs it at level INFO, unless this process has done so for an equal
+    ``about``."""
     with LOCK:
         if about in _given:
             return
@@ -45,10 +45,10 @@ def warn_once(about: Hashable, message: str) -> None:
 
 
 class WarningsPutOff:
-    """A context at whose end its warnings are given.
+    """A context that gives its warnings at its end.
 
-    A program may have warnings raised as errors. At the end, they leave nothing half done. Where
-    the block itself raises, its error is the one that is raised.
+    A program may turn warnings into errors. At the end these leave no change half done. If the
+    block itself raises, its error is raised.
     """
 
     def __enter__(self) -> None:
@@ -77,5 +77,5 @@ def _level_outside() -> int:
 
 
 def _imports(frame: FrameType) -> bool:
-    """Returns whether it is of Python's import, whose frames ``warnings.warn`` does not count."""
+    """Returns whether a frame is of Python's import, which ``warnings.warn`` does not count."""
     return "importlib" in frame.f_code.co_filename and "_bootstrap" in frame.f_code.co_filename

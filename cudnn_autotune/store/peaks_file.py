@@ -1,8 +1,8 @@
-"""The measured peaks of a GPU on disk: a small file beside the decisions, which any process reads.
+"""The measured peaks of a GPU on disk: a small file beside the decisions, for any process.
 
-The file is of a GPU, with any version of cuDNN. One that is damaged, of another GPU or of
-another version of the format is not used, and the next measurement replaces it. A file that does
-not say that it holds peaks is never changed. Nothing in it decides what runs.
+The file is of a GPU, with any version of cuDNN. A file that is damaged, of another GPU or of
+another version of the format is not used, and the next measurement replaces it. A file without the
+mark of peaks is never changed. Peaks decide no choice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MeasuredPeaks:
 
 
 def gpu_of(environment: Environment) -> Environment:
-    """Returns what peaks depend on."""
+    """Returns the part of an environment that peaks depend on."""
     return replace(environment, cudnn="", cudnn_frontend="")
 
 
@@ -60,8 +60,7 @@ def path_of(place: Path, environment: Environment) -> Path:
 
 
 def find(place: Path, environment: Environment) -> MeasuredPeaks | None:
-    """Returns what was measured of the GPU of ``environment``; None if there is no file that can be
-    used."""
+    """Returns the measured peaks of the GPU of ``environment``; None if there is no usable file."""
     path = path_of(place, environment)
     try:
         tree = read_json(path, _MOST_BYTES)
@@ -77,11 +76,11 @@ def find(place: Path, environment: Environment) -> MeasuredPeaks | None:
 
 
 def keep(place: Path, environment: Environment, peaks: Peaks) -> None:
-    """Writes the peaks that this process has measured, and of each the better if it was known.
+    """Writes the peaks that this process has measured; of a known peak, the better value.
 
     Raises:
-        OSError: the file cannot be written, and is as it was. Among others, it does not say that it
-            holds peaks.
+        OSError: the file cannot be written, and is as it was. One reason is a file without the mark
+            of peaks.
     """
     known = find(place, environment)
     best = known.peaks.best(peaks) if known else peaks
@@ -103,8 +102,8 @@ def _check_is_ours(path: Path) -> None:
 
 
 def peaks_of(device: int) -> Peaks | None:
-    """Returns the peaks of a CUDA device of this machine from beside the user's store; None if they
-    have not been measured, or the store's mode is off."""
+    """Returns the peaks of a CUDA device from the file beside the user's store; None if they have
+    not been measured, or the store's mode is off."""
     if settings.get_store_settings().mode == "off":
         return None
     store = settings.get_store(device)

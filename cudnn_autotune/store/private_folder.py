@@ -1,6 +1,6 @@
 """A folder whose files only this user can have written.
 
-What is in its files may be executed (compiled plans) or believed (checked outputs). So a file is
+The content of its files is executed (compiled plans) or believed (checked outputs). So a file is
 read only if this user owns it and its folder, and nobody else may write to either.
 """
 
@@ -85,15 +85,14 @@ class PrivateFolder:
     def append(self, name: str, line: bytes) -> int:
         """Adds a line to a file, which need not exist, and returns the size of the file.
 
-        Half a line that a killed writer has left is cut off. A file that this user does not own is
-        not changed.
+        A killed writer's half line is cut off. A file that this user does not own is not changed.
 
         Args:
             line: At most 4096 bytes, with a line feed.
 
         Raises:
-            OSError: The line cannot be written whole; then nothing of it stays, or what stays does
-                not end in a line feed.
+            OSError: The line cannot be written whole. Then no part of it stays, or a part without a
+                line feed.
         """
         with self._made() as folder, self._locked(folder, name) as file:
             size = os.fstat(file).st_size
@@ -120,8 +119,8 @@ class PrivateFolder:
             self.write(name, change(_content(file)))
 
     def blot_lines(self, name: str, beginnings: Collection[bytes]) -> None:
-        """Overwrites the beginnings of the lines that begin so by dashes, and waits until that is
-        on the disk. No room on the disk is needed. Does nothing if there is no such file.
+        """Overwrites these beginnings of lines by dashes, and waits until that is on the disk. This
+        needs no free disk space. Does nothing if there is no such file.
 
         Raises:
             OSError: The file cannot be changed; some of the lines may be.
@@ -140,14 +139,14 @@ class PrivateFolder:
             os.fdatasync(file)
 
     def mark_used(self, name: str) -> None:
-        """Makes a file the one that was used last; does nothing if that is not possible."""
+        """Marks a file as the most recently used one, if possible."""
         with suppress(OSError), self._opened() as folder:
             os.utime(name, dir_fd=folder, follow_symlinks=False)
 
     def entries(self) -> list[Entry]:
-        """Returns the files, the one that was used last first; none if they cannot be listed.
+        """Returns the files, the most recently used first; none if they cannot be listed.
 
-        Files that killed writers have left are among them.
+        Killed writers' files are among them.
         """
         found = []
         with suppress(OSError), self._opened() as folder, os.scandir(folder) as entries:
@@ -159,7 +158,7 @@ class PrivateFolder:
         return sorted(found, key=lambda entry: entry.mtime_ns, reverse=True)
 
     def remove(self, name: str) -> bool:
-        """Removes a file, and returns whether it did."""
+        """Removes a file, and returns whether it was there and is gone."""
         try:
             with self._opened() as folder:
                 os.unlink(name, dir_fd=folder)
@@ -168,16 +167,16 @@ class PrivateFolder:
         return True
 
     def trim(self, most_bytes: int) -> None:
-        """Removes the files that were not used for longest, until the others fit."""
+        """Removes the least recently used files until the others fit."""
         left = most_bytes
         for entry in self.entries():
-            left -= max(entry.size, 1)  # an empty one is what a killed writer has left
+            left -= max(entry.size, 1)  # an empty one is a killed writer's
             if left < 0:
                 self.remove(entry.name)
 
     @contextmanager
     def _locked(self, folder: int, name: str, *, may_create: bool = True) -> Iterator[int]:
-        """Opens a file of the open folder and holds its lock, which all its changes take."""
+        """Opens a file of the open folder and holds its lock, as for each change."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         while True:
             file = os.open(name, flags | (os.O_CREAT if may_create else 0), 0o600, dir_fd=folder)
@@ -202,7 +201,7 @@ class PrivateFolder:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Opens the folder itself, so that nobody can exchange it before it is closed."""
+        """Opens the folder itself, so that nobody can replace it before it is closed."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         folder = os.open(self.path, flags)
         try:

@@ -30,14 +30,14 @@ StorePath = str | PathLike[str]
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """The place of decisions between processes, and the mode in which it is used."""
+    """The place of decisions between processes, and its mode."""
 
     path: Path | None = None
     """A folder, or a file ending in ``.json``; None means the default folder."""
     mode: StoreMode = "read_write"
     """One of ``STORE_MODES``."""
     shipped: tuple[Path, ...] = ()
-    """Files or folders that are asked if the user's store has no answer. They are not written."""
+    """Read-only files or folders for problems without an answer in the user's store."""
 
 
 _settings = StoreSettings()
@@ -50,21 +50,21 @@ def set_store(
     mode: StoreMode | None = None,
     shipped: Iterable[StorePath] | None = None,
 ) -> None:
-    """Sets where decisions are kept between processes, and how they are used.
+    """Sets the place of decisions between processes, and its mode.
 
-    A setting whose argument is left out does not change. Paths may begin with ``~``; a relative
-    path is resolved against the current folder at the time of this call.
+    Settings without an argument do not change. Paths may begin with ``~``; a relative path is
+    resolved at the time of this call.
 
     Args:
         path: A folder, which has one file for each kind of GPU and version of cuDNN, or a file
             ending in ``.json``. None means ``CUDNN_AUTOTUNE_CACHE_DIR``, else the user's cache
             folder.
-        mode: ``"read_write"``, ``"read"`` (nothing is written), ``"off"`` (nothing is read or
-            written) or ``"retune"`` (nothing is read; every problem is tuned again and replaces its
-            decision, unless a budget cut only the new search short). None changes nothing.
-        shipped: Files or folders with decisions that an application ships. They are asked if the
-            store at ``path`` has no answer, and are never written. Files of other GPUs and versions
-            of cuDNN are ignored. None changes nothing.
+        mode: ``"read_write"``, ``"read"`` (no writes), ``"off"`` (no reads or writes) or
+            ``"retune"`` (no reads). In ``"retune"`` every problem is tuned again and replaces its
+            decision, unless a budget cut only the new search short. None changes nothing.
+        shipped: Files or folders with decisions that an application ships, for problems without an
+            answer in the store at ``path``. They are never written. Files of other GPUs and
+            versions of cuDNN are ignored. None changes nothing.
 
     Raises:
         ValueError: ``mode`` is unknown, or ``shipped`` is one path instead of several.
@@ -96,8 +96,7 @@ def _shipped(paths: Iterable[StorePath]) -> tuple[Path, ...]:
 
 
 def check_store_mode(mode: object, argument: str = "mode") -> StoreMode:
-    """Returns ``mode``; raises ValueError that names ``argument`` if it is not in
-    ``STORE_MODES``."""
+    """Returns ``mode``; raises ValueError naming ``argument`` if it is not in ``STORE_MODES``."""
     if not isinstance(mode, str) or mode not in STORE_MODES:
         allowed = ", ".join(map(repr, STORE_MODES))
         raise ValueError(f"{argument} must be one of {allowed}, got {mode!r}")
@@ -110,15 +109,15 @@ def get_store_settings() -> StoreSettings:
 
 
 def restore_settings(settings: StoreSettings) -> None:
-    """Sets all settings to what :func:`get_store_settings` returned."""
+    """Sets all settings to a result of :func:`get_store_settings`."""
     set_store(settings.path, mode=settings.mode, shipped=settings.shipped)
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
     """Sets the mode from ``CUDNN_AUTOTUNE_CACHE``, or to the default if the variable is empty.
 
-    A value that is not allowed causes a warning and the mode ``off``, because whoever sets the
-    variable does not want the default.
+    A forbidden value causes a warning and the mode ``off``: a user who sets the variable does not
+    want the default.
     """
     text = environ.get(MODE_VARIABLE, "").strip()
     try:

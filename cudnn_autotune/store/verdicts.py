@@ -46,12 +46,12 @@ def path_of(file: Path) -> Path:
 class VerdictFile:
     """The file beside a store's file, which need not exist.
 
-    Threads and processes may share it. What cannot be written is lost with the process, and a
-    warning says so once.
+    Threads and processes may share it. Entries that cannot be written are lost with the process,
+    and a warning says so once.
 
     Args:
         store: the store.
-        read_only: whether nothing is written.
+        read_only: whether entries are not written.
     """
 
     def __init__(self, store: Store, read_only: bool) -> None:
@@ -82,11 +82,11 @@ class VerdictFile:
         self._change(lambda entries: changes)
 
     def add(self, lines: Mapping[bytes, bytes]) -> int | None:
-        """Adds the entries that the file does not have, and returns how many these were; None if
-        the file cannot be written.
+        """Adds the entries that the file does not have, and returns their number; None if the file
+        cannot be written.
 
         Args:
-            lines: name to line, as ``file_format.Content`` has them, of the store's environment.
+            lines: name to line, as in ``file_format.Content``, of the store's environment.
         """
         missing: dict[bytes, bytes] = {}
 
@@ -97,7 +97,8 @@ class VerdictFile:
         return len(missing) if self._change(changes_of) else None
 
     def _change(self, changes_of: Callable[[Mapping[bytes, bytes]], Changes]) -> bool:
-        """Changes the file as ``Journal.update`` does; returns whether that is on the disk."""
+        """Changes the file as ``Journal.update`` does; returns whether the changes are on the
+        disk."""
         with WarningsPutOff():
             with LOCK:
                 is_left_alone = self._file.is_left_alone()
@@ -111,8 +112,8 @@ _of_layers: WeakKeyDictionary[Layered, tuple[VerdictFile, ...]] = WeakKeyDiction
 
 
 def find(device: int | None, name: str) -> Any:
-    """Returns the JSON of the first entry of a name beside the user's store and the shipped ones;
-    None if there is none, or the store's mode does not let it be read.
+    """Returns the JSON of a name's first entry beside the user's store and the shipped ones. None
+    if there is none, or the store's mode forbids to read it.
 
     Args:
         device: the index of a CUDA device; None stands for the current one.
@@ -137,7 +138,7 @@ def name_of(kind: str, rule: int, *facts: str) -> str:
 
 
 def find_kept(device: int | None, name: str, kind: type[T]) -> T | None:
-    """Returns the entry of a name as a dataclass; None if there is none that can be read.
+    """Returns the entry of a name as a dataclass; None if no readable one is there.
 
     Args:
         device, name: as of :func:`find`.
@@ -159,15 +160,15 @@ def kept_or_measured(
     holds: Callable[[T], bool] = lambda _: True,
     is_final: Callable[[T], bool] = lambda _: True,
 ) -> tuple[T, bool]:
-    """Returns what an earlier process has kept, if that holds, else what is measured, and keeps it.
+    """Returns the entry that an earlier process has kept, if it holds; else measures and keeps one.
 
     Args:
         device: the index of a CUDA device; None stands for the current one.
-        name: the entry's name, with the version of the rule by which it is measured.
+        name: the entry's name, with the version of its rule of measurement.
         kind: the dataclass of the entry.
-        measured: measures.
-        holds: says whether an entry of the file may still serve.
-        is_final: says whether what was measured is kept.
+        measured: measures an entry.
+        holds: returns whether an entry of the file may still serve.
+        is_final: returns whether a measured entry is kept.
 
     Returns:
         The entry, and whether an earlier process has kept it.

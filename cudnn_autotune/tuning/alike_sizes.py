@@ -1,7 +1,7 @@
-"""The rule for alike sizes of a layer, of which a time at one tells of the time at another.
+"""The rule for alike sizes of a layer: a time at one is evidence for the time at another.
 
-All functions are pure: they take two problems that differ in nothing but the batch size and the
-spatial sizes, and a GPU that need not be here.
+All functions are pure. They take two problems that differ only in batch size and spatial sizes, and
+a GPU that need not be here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from cudnn_autotune.engines.problem import ConvProblem
 # Alike sizes are nearer than this, in powers of two as in store.neighbours: a factor of two in the
 # batch size or in one spatial size.
 NEAR = 1.0
-# Bytes that a thread reads at once, at most.
+# The most bytes of one read of a thread.
 _VECTOR_BYTES = 16
-# The ratio of two kernels' times changes by this logarithm at a distance of one. Engines that won
-# at 8/7 of a size were up to 5.1 % off the best, and at twice the batch size up to 14.2 %
+# The change of the logarithm of two kernels' ratio at a distance of one. Engines that won at 8/7 of
+# a size were up to 5.1 % off the best, and at twice the batch size up to 14.2 %
 # (docs/findings/neighbours.md).
 _LOG_CHANGE = 0.15
 # Milliseconds of a call that do not depend on its size: the launches of one or two kernels.
 _FIXED_MS = 0.005
-# Pixels and channels of the result that a block computes: of engines that are matrix products, and
-# of kernels with a tile in each spatial dimension, whose edge is the square root of the pixels.
+# Pixels and channels of a block's result: of engines that are matrix products, and of kernels with
+# a tile in each spatial dimension, whose edge is the square root of the pixels.
 _PRODUCT_TILES = ((64, 64), (128, 128), (256, 128))
 _IMAGE_TILES = ((64, 64), (256, 64), (1024, 64))
 
@@ -42,8 +42,8 @@ def is_alike(problem: ConvProblem, neighbour: ConvProblem) -> bool:
     """Returns whether a kernel runs in the same way at two sizes.
 
     They are nearer than ``NEAR``, and so are their numbers of operations. The filter is larger than
-    the input in the same dimensions. In the contiguous layout rows, along which kernels read
-    vectors, have the same alignment; for a filter with one tap whole images have, too.
+    the input in the same dimensions. In the contiguous layout, rows have the same alignment for
+    vector reads; for a filter with one tap, whole images have too.
     """
     if distance(problem, neighbour) >= NEAR or abs(_log2_work(problem, neighbour)) >= NEAR:
         return False
@@ -58,7 +58,7 @@ def _class(problem: ConvProblem) -> tuple[object, ...]:
         return is_small
     results = problem.output_shape[2:]
     rows = [sizes[-1], results[-1]]
-    if math.prod(taps) == 1:  # it may be a matrix product, of which an image is a row
+    if math.prod(taps) == 1:  # it may be a matrix product with images as rows
         rows += [math.prod(sizes), math.prod(results)]
     bytes_ = problem.dtype.itemsize
     return (is_small, *(math.gcd(row * bytes_, _VECTOR_BYTES) for row in rows))
@@ -71,11 +71,11 @@ def doubt(
     time_ms: float,
     has_image_tiles: bool = False,
 ) -> float:
-    """Returns by how much the ratio of two kernels' times may change from one size to another.
+    """Estimates the possible change of the ratio of two kernels' times from one size to another.
 
-    It changes by what nothing is known of, which grows with the distance. A call of a few
-    microseconds mostly takes a fixed time, of which kernels have different shares. And the last
-    wave of blocks may be full for one kernel, and hardly begun for the other.
+    It has three parts. Unknown effects grow with the distance. A call of a few microseconds mostly
+    takes a fixed time, and kernels have different shares of it. The last wave of blocks may be full
+    for one kernel, and hardly begun for the other.
 
     Args:
         time_ms: milliseconds of a call at the neighbour.
@@ -99,7 +99,7 @@ def _wave_doubt(
     problem: ConvProblem, neighbour: ConvProblem, gpu: Gpu, has_image_tiles: bool
 ) -> float:
     if problem.op == "wgrad":
-        return 0.0  # the sum over the pixels is split, as it fits the GPU
+        return 0.0  # the sum over the pixels is split to fit the GPU
     products = list(_growth(problem, neighbour, gpu, False))
     ours = list(_growth(problem, neighbour, gpu, True)) if has_image_tiles else products
     return max(0.0, max(ours) - min(products))

@@ -1,17 +1,16 @@
-"""Runs candidates on a caller's tensors, and compares their output with a reference.
+"""Checks of candidates: runs on a caller's tensors, and comparisons of the output with a reference.
 
 The reference is the convolution's definition at a sample of the output's places
 (csrc/measure/sampled_reference.h), which each check draws again. The whole output is filled with
-NaN before the engine runs, and none may be left. What a candidate writes goes to memory between
-guard bands.
+NaN before the engine runs, and none may be left. A candidate writes to memory between guard bands.
 
-Where the caller's tensors do not tell right from wrong, as zeros do not, random ones do. An output
-is right, wrong, or not comparable, which is not recorded. Wrong ones are rejected: two engines of
-cuDNN 9.19 ignore that padding may differ before and after, and one rounds float32 without a note
-that says so (csrc/core/cudnn/errata.cpp). A candidate that raises has no output: it fails.
+If the caller's tensors do not distinguish right from wrong, as zeros, random ones are used. An
+output is right, wrong, or not comparable, which is not recorded. Wrong ones are rejected: two
+engines of cuDNN 9.19 ignore a difference of padding before and after, and one rounds float32
+without a note (csrc/core/cudnn/errata.cpp). A candidate that raises has no output: it fails.
 
-Where a problem asks for determinism a candidate runs once more on the same operands, and both
-outputs must have the same bits.
+If a problem asks for determinism, a candidate runs once more on the same operands, and both outputs
+must have the same bits.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from cudnn_autotune.tuning.tolerances import KERNEL_TF32, TOLERANCES
 
 _log = logging.getLogger(__name__)
 
-# One place or channel of a right output may be off by three times as much as the whole: it has few
-# numbers, which may nearly cancel.
+# The error of one place or channel may be three times that of the whole: it has few numbers, which
+# may nearly cancel.
 _LOCAL_SHARE = 1 / 3
-# The least share of the places and channels reached by the operands whose reference is not zero.
+# The least share of places and channels with a nonzero reference, of those that operands reach.
 _LEAST_SHARE = 0.25
-# The least share of an operand's numbers that must not be zero. An operand with fewer is not timed
-# on either: it draws less power than the next ones will.
+# The least share of nonzero numbers in an operand. An operand with fewer is not used for timing
+# either: it draws less power than later ones.
 _LEAST_FILLED = 0.01
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types that tell apart all bits of an element, by its size in bytes."""
+"""Integer types that compare all bits of an element, by its size in bytes."""
 
 
 def is_right(problem: ConvProblem, error: float | None) -> bool:
@@ -62,8 +61,8 @@ def tolerance(problem: ConvProblem) -> float:
 
 
 def new_seed() -> int:
-    """Returns a seed for the places of one check. It is the system's, so that no generator of the
-    caller's is used."""
+    """Returns a seed for the places of one check. It comes from the system, not from a generator of
+    the caller's."""
     return int.from_bytes(os.urandom(4), "little")
 
 
@@ -79,7 +78,7 @@ def relative_error(
     """Fills the output with NaN, calls ``run``, and compares the output with the reference.
 
     Args:
-        problem: the problem that the tensors belong to.
+        problem: the problem of the tensors.
         run: computes ``problem`` on ``x``, ``w`` and ``y``, writing one of them.
         x, w, y: the forward's input, weight and output, on any device.
         added: the bias, the residual and the slopes of a fused problem that has them.
@@ -87,11 +86,11 @@ def relative_error(
 
     Returns:
         ``|output - reference| / |reference|``, or a third of the largest such ratio of one place
-        with its channels, or of one channel, if that is more; infinity where the output has NaN or
-        infinities that it cannot have. None where nothing can be told: an operand is zero or not
-        finite, the reference is nearly all zero, the output overflows its type, or there is no
-        memory for the workspace or the reference. An output that is wrong all the same has its
-        error, which is above :func:`tolerance`.
+        with its channels, or of one channel, if that is more. It is infinity if the output has NaN
+        or infinities that a right one cannot have. It is None without evidence: an operand is zero
+        or not finite, the reference is nearly all zero, the output overflows its type, or memory is
+        short for workspace or reference. If the output is certainly wrong even so, its error, above
+        :func:`tolerance`, is returned.
     """
     found = comparison(problem, run, x, w, y, *added, seed=new_seed() if seed is None else seed)
     return None if found is None else error_in(problem, found)
@@ -106,7 +105,7 @@ def comparison(
     *added: Tensor,
     seed: int,
 ) -> Tensor | None:
-    """Begins what :func:`relative_error` does, and does not wait for the device.
+    """Begins :func:`relative_error`, and does not wait for the device.
 
     Returns:
         The numbers that :func:`error_in` reads, on the operands' device; None if there is no
@@ -121,7 +120,8 @@ def comparison(
 
 
 def error_in(problem: ConvProblem, found: Tensor) -> float | None:
-    """Returns the relative error, as :func:`relative_error`, by what :func:`comparison` found."""
+    """Returns the relative error, as :func:`relative_error`, from the numbers of
+    :func:`comparison`."""
     norm, error, local, filled, (largest, *operands) = _C.read_comparison(found.cpu())
     if not all(map(math.isfinite, (norm, *operands))):
         return None
@@ -136,7 +136,8 @@ def error_in(problem: ConvProblem, found: Tensor) -> float | None:
 
 
 def _may_overflow(problem: ConvProblem, operands: Sequence[float]) -> bool:
-    """Returns whether right outputs may be infinite, by the largest magnitude in each operand."""
+    """Returns whether right outputs may be infinite, given the largest magnitude in each
+    operand."""
     a, b, *added = operands
     slope = max(1.0, added.pop()) if problem.has_slope else 1.0
     largest: float = torch.finfo(problem.dtype).max
@@ -144,8 +145,8 @@ def _may_overflow(problem: ConvProblem, operands: Sequence[float]) -> bool:
 
 
 def is_telling(problem: ConvProblem, tensors: Sequence[Tensor]) -> bool:
-    """Returns whether a right output can be told from a wrong one on these operands, as far as a
-    look at each of them shows: they are finite, and not nearly all zero. Waits for the device.
+    """Returns whether these operands seem to distinguish a right output from a wrong one: each is
+    finite, and not nearly all zero. Waits for the device.
 
     Args:
         problem, tensors: as for :func:`relative_error`.
@@ -154,7 +155,7 @@ def is_telling(problem: ConvProblem, tensors: Sequence[Tensor]) -> bool:
     found = []
     for place, tensor in enumerate(tensors):
         if place != WRITTEN[problem.op]:
-            # The number of others than zero does not fit into 16 bits.
+            # The number of nonzero elements does not fit into 16 bits.
             counted = torch.float32 if tensor.itemsize < 4 else tensor.dtype
             found += [norm(tensor, math.inf).double(), norm(tensor, 0, dtype=counted).double()]
     numbers: list[float] = torch.stack(found).tolist()
@@ -171,23 +172,24 @@ class OutputChecks:
 
     errors: dict[str, float | None] = field(default_factory=dict)
     """Relative error of each checked candidate by its text, as of :func:`relative_error`; None if
-    its output is neither right nor wrong, because it could not be compared."""
+    its output could not be compared."""
     rejected: list[tuple[str, float]] = field(default_factory=list)
-    """``(engine text, relative error)`` of the candidates whose output is wrong, or differs from
-    run to run where it must not."""
+    """``(engine text, relative error)`` of candidates whose output is wrong, or is not
+    deterministic though it must be."""
     varying: set[str] = field(default_factory=set)
-    """The texts of those in ``rejected`` whose only fault is that they differ from run to run."""
+    """The texts in ``rejected`` of candidates whose only fault is that they differ from run to
+    run."""
     failures: dict[str, str] = field(default_factory=dict)
     """Reason why a candidate failed to run, by its text."""
 
     def is_right(self, problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> bool:
         """Runs the candidate named ``text`` and compares its output with the reference; returns
-        False if it is wrong, or fails. If it is not comparable, ``errors`` say so."""
+        False if it is wrong, or fails. ``errors`` has None if it is not comparable."""
         return self.conclude(problem, text, examined(problem, text, plan, tensors))
 
     def conclude(self, problem: ConvProblem, text: str, verdict: Verdict) -> bool:
-        """Records a verdict, and returns False if the output is wrong, or if there is none because
-        the candidate failed. Waits for the verdict."""
+        """Records a verdict, and returns False if the output is wrong or the candidate failed.
+        Waits for the verdict."""
         if verdict.failure:
             self.failures[text] = verdict.failure
             return False
@@ -211,17 +213,17 @@ class Compared:
     is_random: bool = False
     """Whether the operands were random, and not the caller's."""
     is_guarded: bool = True
-    """Whether it would have been seen if the candidate had written to other memory than its own."""
+    """Whether guard bands would have shown a write outside of the candidate's memory."""
 
 
 class Verdict:
     """The error of a candidate's output, which the device may still be computing.
 
     Args:
-        found: what :func:`comparison` returns, and behind it whether guard bands were written
-            to and whether a second run gave other bits; or the error.
-        failure: why the candidate failed to run.
-        compared: what was compared; None if nothing was.
+        found: the error; or the result of :func:`comparison`, and behind it two flags: guard bands
+            were written to, and a second run gave other bits.
+        failure: the reason why the candidate failed to run.
+        compared: the circumstances; None if there was no comparison.
     """
 
     def __init__(
@@ -242,9 +244,9 @@ class Verdict:
         return self._event is None or self._event.query()
 
     def error(self) -> float | None:
-        """Waits for the device; returns as of :func:`relative_error`, and infinity where guard
-        bands were written to, or where the output differs from run to run. None as well where there
-        was no memory for the bands, unless the output is wrong."""
+        """Waits for the device; returns as :func:`relative_error`. It is infinity if guard bands
+        were written to, or the output differs from run to run. It is None if there was no memory
+        for the bands, unless the output is wrong."""
         error = self._error()
         if self._compared is None or not isinstance(self._found, Tensor):
             return error
@@ -272,7 +274,7 @@ class Verdict:
 
     @property
     def needs_others(self) -> bool:
-        """Whether other operands may tell what these did not. Waits for the device."""
+        """Whether other operands may give a verdict that these did not. Waits for the device."""
         compared = self._compared
         is_telling = compared is None or compared.is_random or not compared.is_guarded
         return not is_telling and self.error() is None
@@ -283,7 +285,8 @@ class Verdict:
         return self._found is not None
 
     def fault(self) -> str:
-        """Returns the fault, as the rest of a sentence about the candidate; waits for it."""
+        """Returns the fault, as the predicate of a sentence about the candidate; waits for the
+        device."""
         error = self.error()
         if self.failure:
             return f"fails: {self.failure}"
@@ -303,7 +306,7 @@ class Verdict:
 
 def examined(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
     """Runs the candidate named ``text`` and compares its output on the caller's tensors, or on
-    random ones if those do not tell whether it is right. Waits for the device."""
+    random ones if those give no verdict. Waits for the device."""
     try:
         verdict = begin(problem, text, plan, tensors)
         return begin_anew(problem, text, plan, tensors) if verdict.needs_others else verdict
@@ -312,13 +315,13 @@ def examined(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) 
 
 
 def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Operands) -> Verdict:
-    """Enqueues the candidate named ``text`` and the comparison of its output. The error of one that
-    fails to run is infinite.
+    """Enqueues the candidate named ``text`` and the comparison of its output. The error is infinite
+    if the candidate fails to run.
 
     Without memory for guard bands, an engine or PyTorch's own path writes to the caller's result.
 
     Raises:
-        OutOfMemoryError: there is none for the guard bands of an implementation.
+        OutOfMemoryError: there is no memory for the guard bands of an implementation.
     """
     return _begun(problem, text, plan, tensors, is_random=False)
 
@@ -354,7 +357,7 @@ def _compared(text: str, plan: _C.Plan, tensors: Operands, compared: Compared) -
     except torch.OutOfMemoryError:
         if identify(text).is_implementation:
             raise
-        # PyTorch's own path writes nothing but what it allocates.
+        # PyTorch's own path writes only to memory that it allocates.
         compared = replace(compared, is_guarded=not identify(text).is_engine)
         run = partial(_run, problem, plan, tensors)
         found = comparison(problem, run, *tensors, seed=seed)
@@ -372,10 +375,9 @@ def _compared(text: str, plan: _C.Plan, tensors: Operands, compared: Compared) -
 
 
 def _varies(problem: ConvProblem, run: Callable[[], None], written: Tensor) -> Tensor | None:
-    """Runs a candidate of a problem that asks for determinism once more, and returns whether the
-    bits of its output, which is in ``written``, are others then. A candidate of any other problem
-    is not run, and the result is false. None if there is no memory. It does not wait for the
-    device."""
+    """Returns whether a second run changes bits of the output, which is in ``written``. The result
+    is false, without a run, if the problem does not ask for determinism; None if there is no
+    memory. It does not wait for the device."""
     if not problem.deterministic:
         return written.new_zeros(1, dtype=torch.bool)
     try:
@@ -396,9 +398,9 @@ def _run(
 
 
 def refusal(problem: ConvProblem, tensors: Operands) -> Callable[[str, _C.Plan], str]:
-    """Returns a function of a candidate's text and plan, which says why the candidate must not run
-    on the caller's tensors, and nothing if it may. Only an implementation's is run to find out,
-    which raises OutOfMemoryError where there is no memory for that."""
+    """Returns a function of a candidate's text and plan: the reason why the candidate must not run
+    on the caller's tensors, or an empty text. It runs implementations' candidates only, and raises
+    OutOfMemoryError if memory is short."""
 
     def why(text: str, plan: _C.Plan) -> str:
         if not identify(text).is_implementation:

@@ -28,11 +28,11 @@ class _Facts:
     """Facts of a choice that follow from its decision."""
 
     problem: ConvProblem
-    """The convolution that is served."""
+    """The served convolution."""
     policy: Policy
-    """The mode, the workspace limit and the benchmark limit that were asked for."""
+    """The requested mode, workspace limit and benchmark limit."""
     sampling: str
-    """The sampling mode that was asked for."""
+    """The requested sampling mode."""
     workspace_limit: int | None
     """The most bytes of workspace that an engine may need; None stands for no limit."""
     benchmark_limit: int
@@ -40,14 +40,14 @@ class _Facts:
     selection: Selection
     """Every candidate with its time, and the evidence for the choice."""
     provisional: str
-    """The reason why the choice is not final, such as ``12 candidates were left out for want of
-    memory``; empty if it is. A provisional choice serves, and is not stored; after some calls the
-    problem is tuned again, if what was lacking can be had then."""
+    """The reason why the choice is not final, such as memory that was short; empty if it is final.
+    A provisional choice serves, and is not stored. After some calls the problem is tuned again, if
+    the lacking resources are there."""
     relative_error: float | None
-    """Error of the output relative to a reference (``tuning.checking``); None if no output was
-    checked, or if the free memory did not allow a check that tells right from wrong."""
+    """Error of the output relative to a reference (``tuning.checking``); None if it was not
+    checked, or if memory was short for a check with a verdict."""
     rejected: tuple[tuple[str, float], ...]
-    """``(engine text, relative error)`` of candidates that were faster but wrong."""
+    """``(engine text, relative error)`` of faster but wrong candidates."""
     provenance: Provenance | None
     """The provenance of the measurement, which may be another process's; None if nothing was
     measured."""
@@ -57,7 +57,7 @@ class _Facts:
     """The engine config, as ``Candidate.text``; ``"aten"`` for PyTorch's own path, ``"matmul"``
     for a matrix product."""
     engine: int | None
-    """cuDNN's engine number; None where cuDNN does not compute the problem."""
+    """cuDNN's engine number; None if cuDNN does not compute the problem."""
     knobs: Mapping[str, int]
     """The engine's knobs and their values, by name."""
     workspace_bytes: int
@@ -69,7 +69,7 @@ class _Facts:
     total_samples: int
     """Measurement launches of all candidates."""
     ranking: tuple[tuple[str, float], ...]
-    """``(engine text, milliseconds)`` of every candidate that was timed, best first."""
+    """``(engine text, milliseconds)`` of every timed candidate, the best first."""
     candidates: int
     """Number of candidates that were timed."""
 
@@ -79,21 +79,21 @@ class Choice(_Facts):
     """The choice for one problem under one policy in this process."""
 
     decision: Decision
-    """The choice as it is kept on disk and sent to other ranks."""
+    """The part of the choice that is kept on disk and sent to other ranks."""
     device: int
     """Index of the CUDA device."""
     origin: str = "tuned"
-    """The source of the decision: ``tuned`` (searched for by this process), ``store``,
-    ``agreed`` (between ranks), ``pinned``, or ``neighbour`` (nothing was measured: what won at
-    alike sizes of the layer serves a new one, or PyTorch's own path)."""
+    """The source of the decision: ``tuned`` (a search of this process), ``store``, ``agreed``
+    (between ranks), ``pinned``, or ``neighbour`` (no measurement: a winner at alike sizes of the
+    layer, or PyTorch's own path)."""
     tuning_ms: float = 0.0
-    """Wall time until the problem was served, in milliseconds; a search includes plan building and
-    the check of the output."""
+    """Wall time until the problem was served, in milliseconds, with plan building and the output's
+    check."""
     searched: Selection | None = None
-    """The selection of this process's search, with the candidates that failed before they were
-    timed; None if this process did not search."""
+    """The selection of this process's search, with candidates that failed before they were timed;
+    None without a search."""
     lacking: Lacking = NOTHING
-    """The resources that it was made without, and that a later search may have."""
+    """The resources that were short, and that a later search may have."""
 
     def __post_init__(self) -> None:
         decision, chosen = self.decision, self.decision.chosen
@@ -154,9 +154,8 @@ class Choice(_Facts):
 
     @property
     def pytorch_ms(self) -> float | None:
-        """Milliseconds a call of what PyTorch would run by default, measured in the same race as
-        ``time_ms`` and in the same way; None if it was not measured, as by a mode that does not
-        time, or in a decision that lacks it."""
+        """Milliseconds a call of PyTorch's default, measured in the same race as ``time_ms`` and in
+        the same way; None if it was not measured."""
         with IMPORTING:
             from cudnn_autotune.tuning import gain
         found = gain.own_path_entry(self.decision.selection)
@@ -164,15 +163,15 @@ class Choice(_Facts):
 
     @property
     def speedup(self) -> float | None:
-        """PyTorch's time over that of the chosen candidate: above 1, the choice is faster, and 1 if
-        PyTorch would run the same. It is the ratio of sustained runs if both had one, and else that
-        of ``pytorch_ms`` to ``time_ms``; None if one of them was not measured."""
+        """PyTorch's time over the chosen candidate's: above 1 the choice is faster, and 1 if
+        PyTorch would run the same. It compares sustained runs if both had one, else ``pytorch_ms``
+        and ``time_ms``; None if one of them was not measured."""
         return self._gain.ratio
 
     @property
     def limit(self) -> Limit | None:
-        """The least time of the problem on this GPU, and what binds it (``engines.roofline``); None
-        if the GPU's peaks have not been measured (``cudnn-autotune env --measure``)."""
+        """The least time of the problem on this GPU, and its bound (``engines.roofline``); None if
+        the GPU's peaks have not been measured (``cudnn-autotune env --measure``)."""
         with IMPORTING:
             from cudnn_autotune.store.peaks_file import peaks_of
         peaks = peaks_of(self.device)
@@ -180,8 +179,8 @@ class Choice(_Facts):
 
     @property
     def times_limit(self) -> float | None:
-        """The ratio of ``time_ms`` to the limit; None if one of them is not known. It may be
-        below 1 where the tensors fit into the cache, or by Winograd's algorithm."""
+        """The ratio of ``time_ms`` to the limit; None if one of them is unknown. It may be below 1
+        if the tensors fit into the cache, or by Winograd's algorithm."""
         found, time_ms = self.limit, self.time_ms
         return None if found is None or time_ms is None else found.times(time_ms)
 
@@ -196,8 +195,8 @@ def untimed(
 
 
 def for_want_of(choice: Choice, what: Lacking) -> Choice:
-    """Returns ``choice`` as one that is provisional for want of ``what``, or final for want of
-    nothing. The evidence of its decision and that of its search say so."""
+    """Returns ``choice`` as provisional for lack of ``what``, or as final if ``what`` is empty. The
+    evidence of its decision and of its search say so."""
 
     said = {s.evidence.provisional for s in (choice.decision.selection, choice.selection)}
     if what == choice.lacking and said == {str(what)}:
@@ -220,8 +219,8 @@ def of_search(
     chosen: Measurement | None = None,
     lacks: Lacking = NOTHING,
 ) -> Choice:
-    """Returns the choice of a search that has just ended on ``device``, which lacked something if
-    it is not final; without a ``chosen`` entry, PyTorch's own path serves."""
+    """Returns the choice of a search that has just ended on ``device``. It is provisional if the
+    search lacked resources. Without a ``chosen`` entry, PyTorch's own path serves."""
     decision = untimed(problem, policy, chosen or Measurement(OWN_PATH, None, 0))
     checks = checks or OutputChecks()
     if selection is not None and checks.failures:
@@ -241,8 +240,7 @@ def of_search(
 
 
 def _failed(entry: Measurement, failures: Mapping[str, str]) -> Measurement:
-    """Returns the entry of a candidate that has failed since without its time; any other as it
-    is."""
+    """Returns an entry without its time if its candidate has failed since; else as it is."""
     why = failures.get(entry.candidate.text)
     if why is None:
         return entry

@@ -1,4 +1,4 @@
-"""The choices of this process, and how they are forgotten."""
+"""The choices of this process: recorded, found and forgotten."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Layer = tuple[object, ...]
 
 _lock = ForkSafeLock()
 _records: dict[tuple[ConvProblem, Policy, int], Choice] = {}
-# A choice that is still being made when its problem is forgotten must not be recorded afterwards.
-# C++ keeps the same generation for its table of plans, which it updates only after the miss handler
+# A problem may be forgotten while its choice is being made: then that must not be recorded. C++
+# keeps the same generation for its table of plans, which it updates only after the miss handler
 # returns.
 _forgettings = 0
 _forgettings_of: Counter[ConvProblem] = Counter()
@@ -26,12 +26,12 @@ _forgettings_of: Counter[ConvProblem] = Counter()
 
 _SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
 _layers: set[Layer] = set()
-"""The layers of which a size was measured."""
+"""The layers with a measured size."""
 _sizes: list[Sizes] = []
 
 
 class Sizes(Protocol):
-    """A record of the measured choices, kept as they are recorded here."""
+    """A further record of the measured choices, which follows this one."""
 
     def add(self, choice: Choice) -> None: ...
     def remove(self, problem: ConvProblem) -> None: ...
@@ -39,19 +39,19 @@ class Sizes(Protocol):
 
 
 def layer_of(problem: ConvProblem, device: int) -> Layer:
-    """Returns what the problems of one layer share: all but the batch size and the spatial
+    """Returns the common part of a layer's problems: all but the batch size and the spatial
     sizes."""
     return (device, *(getattr(problem, name) for name in _SHARED))
 
 
 def is_measured_layer(problem: ConvProblem, device: int) -> bool:
-    """Returns whether some size of the problem's layer was measured in this process."""
+    """Returns whether a size of the problem's layer was measured in this process."""
     with _lock:
         return layer_of(problem, device) in _layers
 
 
 def keep_in(sizes: Sizes) -> None:
-    """Adds a record, which is given all measured choices, those so far and the later ones."""
+    """Adds a record, which gets all measured choices, earlier and later ones."""
     with _lock:
         for choice in _records.values():
             if choice.total_samples > 0:
@@ -66,14 +66,14 @@ def generation(problem: ConvProblem) -> int:
 
 
 def record(choice: Choice, since: int | None = None) -> bool:
-    """Records ``choice``, unless a measured one would be replaced by one that was not measured.
+    """Records ``choice``, unless it was not measured and would replace a measured one.
 
     Args:
         since: the problem's :func:`generation` when the choice was begun; None stands for the
             current one.
 
     Returns:
-        False where the problem was forgotten since then: the choice is obsolete.
+        False if the problem was forgotten since then: the choice is obsolete.
     """
     key = (choice.problem, choice.policy, choice.device)
     with _lock:
@@ -124,14 +124,14 @@ def forget_problem(problem: ConvProblem) -> None:
 
 
 def forget_neighbours() -> None:
-    """Clears the choices of all problems that an engine of a neighbour serves unmeasured."""
+    """Clears the choices of all problems that a neighbour's engine serves without a measurement."""
     for problem in {choice.problem for choice in choices() if choice.origin == "neighbour"}:
         forget_problem(problem)
 
 
 def forget_unsettled(problem: ConvProblem) -> None:
-    """Clears the choices for a problem if an engine of a neighbour serves it unmeasured, or if one
-    of them is provisional."""
+    """Clears the choices for a problem if a neighbour's engine serves it without a measurement, or
+    if one of them is provisional."""
     for choice in choices():
         is_unsettled = choice.origin == "neighbour" or choice.lacking
         if choice.problem == problem and is_unsettled:
@@ -154,6 +154,6 @@ def forget() -> None:
 
 
 def fallbacks() -> dict[str, int]:
-    """Counts since :func:`forget`, by reason: calls that ATen's own convolution served, and
-    remembered choices that could not serve and were tuned again."""
+    """Returns counts since :func:`forget`, by reason: of calls that ATen's own convolution served,
+    and of remembered choices that could not serve and were tuned again."""
     return dict(_C.fallbacks())

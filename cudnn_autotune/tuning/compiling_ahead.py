@@ -1,10 +1,9 @@
-"""Compiles engines before the search of their problem asks for them, in the background.
+"""Compilation of engines in the background, before the search of their problem needs them.
 
 A search compiles on several threads, but mostly waits for the one or two engines of its problem. So
-the cores are busy only if the engines of many problems are compiled side by side: those of a
-compiled graph's problems (:func:`compiling`), and those of a backward while its forward is searched
-(:func:`start_backward`). What was begun last is compiled first, since a backward runs backwards;
-the problems of a graph are compiled in their order.
+the cores are busy only if engines of many problems are compiled side by side. These are the
+problems of a compiled graph (:func:`compiling`), in their order, and a backward's while its forward
+is searched (:func:`start_backward`). A backward's last problem is compiled first.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ from cudnn_autotune.tuning import remembering, settings
 
 _log = logging.getLogger(__name__)
 
-# Problems whose plans wait for a search. A model that records gradients and never asks for them
-# leaves them here; beyond this number the oldest are dropped.
+# The most problems whose plans wait for a search; older ones are dropped. A model that records
+# gradients and never computes them leaves its plans here.
 _MOST = 256
 
 # Threads beside a search, which compiles and times as well. On an H200 with 16 cores the
@@ -68,20 +67,20 @@ def start(
     threads: BackgroundThreads | None = None,
     place: Place | None = None,
 ) -> None:
-    """Begins to compile what a search of ``problem`` would, unless a choice is known.
+    """Begins to compile the engines that a search of ``problem`` would, unless a choice is known.
 
     Args:
         mode: the sampling mode; an empty text stands for the settings'.
         workspace_limit: bytes; None: no limit.
         threads: None: ``COMPILING``, and ``COMPILING_CUDNN`` for engines of cuDNN.
-        place: the place in the threads' queue; None: before all that was begun.
+        place: the place in the threads' queue; None: before all earlier work.
     """
     threads, of_cudnn = threads or COMPILING, threads or COMPILING_CUDNN
     mode = mode or settings.get_sampling()
     is_limited = settings.get_budget_ms() is not None or settings.get_benchmark_limit() > 0
     key = _key(problem, device)
     traits = sampling.traits(mode) if mode in sampling.names() else sampling.Traits()
-    # The other modes take what is compiled already, or compile on threads of their own.
+    # The other modes take compiled engines, or compile on threads of their own.
     if traits.shortlist is None or traits.decides_later or is_limited or key in _begun:
         return
     index, nearby = cuda_index(device), []
@@ -100,8 +99,8 @@ def start(
 def start_backward(
     computed: ConvProblem, device: Device, mode: str, workspace_limit: int | None
 ) -> None:
-    """Begins to compile for the gradients that will be asked for of the forward convolution that
-    this thread computes; for none where what it computes is a gradient itself."""
+    """Begins to compile for the gradients of the forward convolution that this thread computes. It
+    does nothing if the thread computes a gradient."""
     of_input, of_weight = _C.expected_gradients()
     x, w, _ = computed.alignment
     plain = replace(computed, bias=False, residual=False, activation="", pixel_strides=None)
@@ -116,8 +115,8 @@ def start_backward(
 
 
 def take(problem: ConvProblem, device: Device) -> Plans:
-    """Returns what is compiled or being compiled for ``problem``, which is then the caller's. What
-    has not begun is left to the caller."""
+    """Hands over the plans that are compiled or being compiled for ``problem``. The caller compiles
+    those that have not begun."""
     with LOCK:
         listing = _begun.pop(_key(problem, device), None)
     if listing is None or listing.cancel():
@@ -126,17 +125,17 @@ def take(problem: ConvProblem, device: Device) -> Plans:
 
 
 def is_ready(problem: ConvProblem, device: Device) -> bool:
-    """Returns whether a search of ``problem`` would not wait for what is being compiled here."""
+    """Returns whether a search of ``problem`` would not wait for a compilation here."""
     with LOCK:
         listing = _begun.get(_key(problem, device))
     if listing is None or not listing.done():
         return listing is None
-    # It may be cancelled by another thread at any time before it is done.
+    # Another thread may cancel it at any time before it is done.
     return listing.cancelled() or all(plan.done() for plan in listing.result().values())
 
 
 def start_all(wanted: Iterable[Search]) -> None:
-    """Begins to compile for problems, in this order and before all that was begun."""
+    """Begins to compile for problems, in this order and before all earlier work."""
     first = COMPILING.first_place()
     for number, search in enumerate(wanted):
         start(*search, place=(*first, number))
@@ -144,8 +143,8 @@ def start_all(wanted: Iterable[Search]) -> None:
 
 @contextmanager
 def compiling(wanted: Sequence[Search]) -> Iterator[None]:
-    """Compiles for problems as long as the context lasts, in this order. What no search has taken
-    by then is dropped."""
+    """Compiles for problems, in this order, as long as the context lasts. Plans that no search has
+    taken by then are dropped."""
     start_all(wanted)
     try:
         yield
@@ -171,8 +170,8 @@ def _cancel(listing: Future[Plans]) -> None:
 
 
 class _WithoutOperands(QueriedCandidates):
-    """The candidates of a problem whose tensors do not exist yet. What PyTorch's own path runs on
-    makes no difference to what is compiled."""
+    """The candidates of a problem without tensors. The kernels of PyTorch's own path make no
+    difference to the compilations."""
 
     aten_uses_cudnn = False
 
@@ -187,7 +186,7 @@ def _compile(
     workspace_limit: int | None,
     nearby: Sequence[Candidate],
 ) -> Plans:
-    """Begins to build the plans, each on a thread of its own, before what comes after ``place``."""
+    """Begins to build the plans, each on a thread of its own, before work of later places."""
     try:
         search = open_search(problem, device)
         gpu = gpu_of(device)
@@ -199,7 +198,7 @@ def _compile(
             if candidate.engine is not None:
                 plans[text] = of_cudnn.submit_at(place, build, [text], 1)
             else:
-                # A thread would wait for one that compiles the same kernel.
+                # A thread would wait for another that compiles the same kernel.
                 at = place if _is_first(text, problem, gpu) else (place[0], math.inf)
                 plans[text] = threads.submit_at(at, build, [text], 1)
         return plans
@@ -209,11 +208,11 @@ def _compile(
 
 
 def _is_first(text: str, problem: ConvProblem, gpu: Gpu) -> bool:
-    """Returns whether a candidate of the package has a kernel that no earlier one asked about here
+    """Returns whether a candidate of the package has a kernel that no candidate of an earlier call
     has."""
     try:
         kernels = recipe_of(text, problem, gpu).kernels or ()
-    except ImplementationError:  # it does not build either, which says why
+    except ImplementationError:  # it does not build either, with a reason
         return True
     digests = {digest(kernel, gpu.compute_capability) for kernel in kernels}
     with LOCK:

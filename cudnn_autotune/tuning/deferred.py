@@ -1,9 +1,9 @@
-"""Deferral of what may wait until a thread no longer makes other threads wait.
+"""Deferral of changes until a thread no longer makes other threads wait.
 
 A thread that tunes holds a mutex that other threads need. A change to a store waits for the lock of
-its file, which a hanging process may hold, and a callback of a user's may wait for a lock that
-another thread holds while it convolves. So the thread makes the change, and calls the callback,
-after it has released the mutex.
+its file, which a hanging process may hold. A user's callback may wait for a lock that another
+thread holds while it convolves. So the thread makes the change, and calls the callback, after it
+has released the mutex.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def put_off() -> Iterator[list[Change]]:
 
 
 def make_all(changes: Iterable[Change]) -> None:
-    """Makes the changes that :func:`put_off` collected. One that fails is logged, and neither keeps
-    the others from being made nor reaches the caller, whose call is served."""
+    """Makes the changes that :func:`put_off` collected. A failure is logged. It does not stop the
+    others, nor reach the caller, whose call is served."""
     for make in changes:
         try:
             make()

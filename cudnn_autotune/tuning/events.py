@@ -1,5 +1,5 @@
-"""Announces decisions: a line in the log and the callbacks of :func:`on_decision` for each choice,
-and one warning a process that says why its first calls take long."""
+"""Announcements of decisions: for each choice a line in the log and the callbacks of
+:func:`on_decision`; for each process one warning with the reason for slow first calls."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ _callbacks: OrderedDict[int, Callback] = OrderedDict()
 def on_decision(callback: Callback) -> RemovableHandle:
     """Calls ``callback(choice)`` whenever a problem's engine has been decided, on any thread.
 
-    ``choice.origin`` says how: tuned, from the store, agreed between ranks, pinned, or taken from
-    a neighbour. One that is ``choice.provisional`` is announced again once it is final. The call
-    that tunes runs the callback before it returns, when it does not make other threads wait any
-    more; so the callback may take locks that they hold, and run convolutions itself. An exception
-    that it raises is logged and ignored.
+    ``choice.origin`` is its source. A provisional choice is announced again once it is final. The
+    call that tunes runs the callback before it returns, after it has released other threads. So the
+    callback may take locks that they hold, and run convolutions itself. An exception of the
+    callback is logged and ignored.
 
     Returns:
         A handle whose ``remove()`` ends the calls; it is a context manager as well.
@@ -67,8 +66,9 @@ def announce(choice: Choice) -> None:
 
 
 class SlowSearches:
-    """Warns once that first calls make a process wait: as soon as all of them together have taken
-    ``after_s`` seconds, while the call still waits. Only one call tunes at a time."""
+    """The warning, once a process, that first calls take long. It is given as soon as all of them
+    together have taken ``after_s`` seconds, while the call still waits. Only one call tunes at a
+    time."""
 
     def __init__(self, after_s: float = 2.0) -> None:
         self._after_s = after_s
@@ -84,7 +84,7 @@ class SlowSearches:
         timer = threading.Timer(self._after_s - self._took_s, self._warn, caller)
         timer.daemon = True
         if self._is_due:
-            with suppress(RuntimeError):  # no more threads can be started
+            with suppress(RuntimeError):  # no further thread can be started
                 timer.start()
         try:
             yield
@@ -121,7 +121,7 @@ class SlowSearches:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Returns in words which part of a model a thread is in; empty where that is not known, as in a
+    """Returns the name of the part of a model in which a thread is; empty if unknown, as in a
     backward."""
     modules = []
     while frame is not None:

@@ -1,5 +1,5 @@
-"""The gain over PyTorch of a decision, a model's step or a store: the time of what was chosen
-beside that of what PyTorch would run."""
+"""The gain over PyTorch of a decision, a model's step or a store: PyTorch's time beside the chosen
+candidate's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Gain:
     pytorch_ms: float
     ours_ms: float
     least: float
-    """The lower bound of ``ratio`` by the intervals of the times, which sustained runs lack. The
-    bounds include 1 if the difference is not significant."""
+    """The lower bound of ``ratio`` by the times' intervals, which sustained runs lack. The bounds
+    include 1 if the difference is not significant."""
     most: float
     """The upper bound of ``ratio``."""
 
     @property
     def ratio(self) -> float | None:
-        """PyTorch's time over ours: above 1, ours is faster; None if nothing was compared."""
+        """PyTorch's time over ours: above 1, ours is faster; None without a comparison."""
         return self.pytorch_ms / self.ours_ms if self.ours_ms else None
 
     @property
@@ -36,7 +36,7 @@ class Gain:
         return self.least > 1 or self.most < 1 or self.least == self.most == 1
 
     def to_json(self) -> dict[str, float | None]:
-        """Returns the comparison as plain JSON; None stands for what was not compared."""
+        """Returns the comparison as plain JSON; None stands for a missing comparison."""
         ratio = self.ratio
         pytorch_ms, ours_ms = (None, None) if ratio is None else (self.pytorch_ms, self.ours_ms)
         return {"pytorch_ms": pytorch_ms, "ours_ms": ours_ms, "speedup": ratio}
@@ -67,7 +67,8 @@ def own_path_entry(selection: Selection) -> Measurement | None:
 
 
 def against_pytorch(decision: Decision) -> Against | None:
-    """Returns the comparison, or None if one of the two was not timed or nothing was chosen."""
+    """Returns the comparison, or None if one of the two was not timed, or there is no chosen
+    candidate."""
     ours, theirs = decision.chosen, own_path_entry(decision.selection)
     if ours is None or theirs is None:
         return None
@@ -96,16 +97,16 @@ def against_pytorch(decision: Decision) -> Against | None:
 
 @dataclass(frozen=True)
 class Total(Gain):
-    """Sums over several decisions. The comparison is of those that allow one; times are multiplied
-    by the number of calls of each."""
+    """Sums over several decisions. The comparison leaves out decisions that do not allow one. Times
+    are multiplied by each one's number of calls."""
 
     decisions: int
     timed: int
     time_ms: float
-    """Sum of the times of the timed ones: of sustained runs if measured, else of short batches."""
+    """Sum of the known times: of sustained runs if measured, else of short batches."""
     compared: int
     same: int
-    """Number of those compared for which PyTorch would run what was chosen."""
+    """Number of compared decisions whose chosen candidate PyTorch would run."""
     calls: int
     """Number of calls, also of problems without a decision."""
     compared_calls: int
@@ -115,11 +116,11 @@ class Total(Gain):
     """Wall time of the searches."""
 
     def line(self, subject: str = "", *, is_step: bool = False, took_s: float | None = None) -> str:
-        """Returns the gain in one line, with what is not known of it.
+        """Returns the gain in one line, with its unknown parts.
 
         Args:
-            subject: what the decisions belong to, such as a model's name.
-            is_step: whether the numbers of calls are those of a model's step.
+            subject: the owner of the decisions, such as a model's name.
+            is_step: whether the numbers of calls are a model's step.
             took_s: seconds that the tuning took.
         """
         number = self.compared_calls
@@ -150,7 +151,7 @@ class Total(Gain):
         return f"{self.ratio:.2f}x" + ("" if self.is_sure else ", which may be noise")
 
     def to_json(self) -> dict[str, float | None]:
-        """Returns what :meth:`line` says, as plain JSON."""
+        """Returns the content of :meth:`line` as plain JSON."""
         return {
             **super().to_json(),
             "calls": self.calls,

@@ -30,12 +30,12 @@ from cudnn_autotune.tuning.choice import untimed
 
 _log = logging.getLogger(__name__)
 
-# The searches that are open together may use this share of the memory that is free at first.
+# The share of initially free memory for the searches that are open together.
 _MEMORY_SHARE = 0.5
 # A problem needs its operands twice (a copy, or a workspace), and copies for a cold cache.
 _COPIES = 2
 _L2_MULTIPLE = 6
-# More threads than this use memory for little.
+# More threads than this use memory with little effect.
 _MOST_BUILDERS = 32
 
 
@@ -55,7 +55,7 @@ class GpuSearches:
     Args:
         device: the device's index.
         mode: the sampling mode under which decisions are kept.
-        retune: whether problems are searched that are decided already.
+        retune: whether decided problems are searched again.
     """
 
     device: int
@@ -88,8 +88,7 @@ class GpuSearches:
     def _decided(
         self, problem: ConvProblem, suffices: Callable[[Decision], bool]
     ) -> Decision | None:
-        """Returns the decision that serves the problem in this process, or would at its next
-        call."""
+        """Returns the decision that serves the problem in this process now or at its next call."""
         policy = settings.policy_of(self.mode)
         made = choice_log.find(problem, policy, self.device)
         found = made or remembering.find(problem, policy, self.device)

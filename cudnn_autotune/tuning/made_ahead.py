@@ -1,5 +1,5 @@
-"""Plans that were made before a call asks for them. The room that makes them (``prefetching``)
-registers here how they are taken and dropped."""
+"""Plans made before a call needs them. Their maker (``prefetching``) registers here the functions
+that hand over and drop them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.problem import ConvProblem
 
 Take = Callable[["_C.ConvProblem", str, int], "_C.Plan | None"]
-"""(problem, candidate's text, device) -> the plan, which is then the caller's, or None."""
+"""(problem, candidate's text, device) -> the plan, handed over to the caller, or None."""
 
 _rooms: list[tuple[Take, Callable[[], None]]] = []
 
 
 def register(take: Take, clear: Callable[[], None]) -> None:
-    """Adds a room that makes plans ahead.
+    """Adds a maker of plans.
 
     Args:
         take: hands over a plan.
@@ -25,7 +25,7 @@ def register(take: Take, clear: Callable[[], None]) -> None:
 
 
 def taken(problem: ConvProblem, text: str, device: int) -> _C.Plan | None:
-    """Returns the plan of a candidate that was made ahead; None if there is none."""
+    """Hands over the plan of a candidate that was made ahead; None if there is none."""
     plans = (take(problem.native(), text, device) for take, _ in _rooms)
     return next((plan for plan in plans if plan is not None), None)
 

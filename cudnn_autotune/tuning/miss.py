@@ -1,14 +1,17 @@
 """The miss handler: a known choice, else a search and a check of the output; then a commit.
 
-A miss asks an ordered chain of sources: pins, what ranks have agreed on and the store; then the
-provisional choice that serves already; then other sizes of the layer, if its sizes keep changing;
-then a search.
+A miss asks an ordered chain of sources:
 
-A choice that was made without something that a later search may have (``timers.lacking``), such as
-memory, is provisional: after some calls, and then ever more of them, C++ asks again, and the
-problem is tuned again once what was lacking can be had.
+1. pins, the agreement of ranks, and the store;
+2. the provisional choice that serves already;
+3. other sizes of the layer, if its sizes keep changing;
+4. a search.
 
-On a hit no code of this file runs.
+A choice is provisional if its search lacked resources that a later one may have
+(``timers.lacking``), such as memory. C++ asks again after some calls, at growing intervals, and the
+problem is tuned again once the resources are there.
+
+No code of this file runs on a hit.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from cudnn_autotune.tuning.source import Miss, Source, begin_trial
 
 _log = logging.getLogger(__name__)
 _searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
-"""Results of searches that are over before they begin, by thread id and problem."""
+"""Results of finished searches (:func:`searched`), by thread id and problem."""
 
 
 def choose(
@@ -65,18 +68,18 @@ def choose(
     *tensors: Tensor,
     serving: _C.Plan | None = None,
 ) -> tuple[_C.Plan, _C.OnlineTrial | None, bool, Callable[[], None] | None]:
-    """Chooses an engine for a problem that has none yet; called by C++, one at a time.
+    """Chooses an engine for a problem that has none yet. C++ calls it, one call at a time.
 
     Args:
         native, mode, workspace_limit, benchmark_limit, device: The key of the choice
             (``Policy.of_call``).
         tensors: as ``engines.problem.Operands``, on the device, in the problem's layout and dtype;
-            the one that the operation writes may be overwritten.
+            the result may be overwritten.
         serving: the plan that has served the calling thread provisionally.
 
     Returns:
-        The choice's plan; the trial that decides later, in the mode ``online``; whether the choice
-        is provisional; and a function to call once other threads may tune.
+        The choice's plan; the trial that decides later, in mode ``online``; whether the choice is
+        provisional; and a function to call once other threads may tune.
     """
     mode = settings.registered_mode(mode)
     policy = Policy.of_call(mode, workspace_limit, benchmark_limit)
@@ -89,7 +92,7 @@ def choose(
 
 
 def _choose(miss: Miss) -> tuple[Served, _C.OnlineTrial | None]:
-    """Asks the sources in their order, and commits what the first of them serves by."""
+    """Asks the sources in their order, and commits the first choice."""
     start_s = time.perf_counter()
     since = choice_log.generation(miss.problem)
     served = next(found for source in _SOURCES if (found := source(miss)) is not None)
@@ -105,7 +108,7 @@ def _choose(miss: Miss) -> tuple[Served, _C.OnlineTrial | None]:
         probing.record(miss.policy.probe, choice)
         return replace(served, choice=choice), None
     begin = None if miss.problem.deterministic else served.begin_trial
-    if begin is not None:  # the trial looks at all candidates, and says what it lacks itself
+    if begin is not None:  # the trial looks at all candidates, and reports its own lacks
         choice = for_want_of(choice, NOTHING)
     remembering.commit(choice, since)
     served = replace(served, choice=choice)
@@ -113,15 +116,14 @@ def _choose(miss: Miss) -> tuple[Served, _C.OnlineTrial | None]:
 
 
 def _is_no_better(new: Choice, earlier: Choice) -> bool:
-    """Returns whether what serves after another look is what served before it, and lacks the
-    same."""
+    """Returns whether a new choice serves by the earlier one's candidate, and lacks the same."""
     return (new.text, new.origin, new.lacking) == (earlier.text, earlier.origin, earlier.lacking)
 
 
 def _by_earlier(miss: Miss) -> Served | None:
-    """Serves by the provisional choice, which is final if its output was all that was not checked;
-    returns None if there is none, or the problem is to be searched for again: what was lacking can
-    be had now, or the choice is wrong."""
+    """Serves by the provisional choice, which becomes final if only its output's check was missing.
+    Returns None if there is none, or the problem needs a new search: the lacking resources are
+    there now, or the choice is wrong."""
     if (earlier := miss.earlier) is None:
         return None
     problem, text, lacks = earlier.problem, earlier.text, earlier.lacking
@@ -146,7 +148,7 @@ def _by_earlier(miss: Miss) -> Served | None:
 
 
 def _builds(miss: Miss, text: str) -> bool:
-    """Returns whether a candidate is built and runs, or fails for a reason that does not pass."""
+    """Returns whether a candidate builds and runs, or fails for a lasting reason."""
     try:
         plan = _C.build_plan(miss.problem.native(), text, miss.device)
     except _C.PlanError as failure:
@@ -156,8 +158,8 @@ def _builds(miss: Miss, text: str) -> bool:
 
 
 def _by_known(miss: Miss) -> Served | None:
-    """Serves by a pin, by what ranks have agreed on, or by the store. What of these is unfit is
-    searched for."""
+    """Serves by a pin, by the ranks' agreement, or by the store. An unfit choice leads to a
+    search."""
     known = remembering.find(miss.problem, miss.policy, miss.device)
     if known is None:
         return None
@@ -167,7 +169,7 @@ def _by_known(miss: Miss) -> Served | None:
 
 
 def _by_neighbours(miss: Miss) -> Served | None:
-    """Serves a new size by what is known of other sizes of its layer."""
+    """Serves a new size by the choices for other sizes of its layer."""
     is_searched = miss.earlier is not None or miss.is_probe or settings.get_new_shapes() == "tune"
     if is_searched or not choice_log.is_measured_layer(miss.problem, miss.device):
         return None
@@ -189,13 +191,13 @@ _SOURCES: tuple[Source, ...] = (
     _by_neighbours,
     _by_search,
 )
-"""The sources of a choice, in the order in which they are asked. The last one always serves."""
+"""The sources of a choice, in their order. The last one always serves."""
 
 
 @contextmanager
 def searched(problem: ConvProblem, selection: Selection | None, timer: GpuTimer) -> Iterator[None]:
-    """Within the context a search of this thread for ``problem`` is over before it begins: with
-    ``selection``, and with the plans that the closed ``timer`` has built."""
+    """Replaces searches of this thread for ``problem``, within the context, by ``selection`` and
+    the plans that the closed ``timer`` has built."""
     key = (threading.get_ident(), problem)
     _searched[key] = (selection, timer)
     try:
@@ -205,8 +207,8 @@ def searched(problem: ConvProblem, selection: Selection | None, timer: GpuTimer)
 
 
 def _search(miss: Miss, mode: str, *, times_own_path: bool = False) -> Served:
-    """Searches, and checks the chosen candidate's output; returns PyTorch's own path if none is
-    right.
+    """Searches, and checks the chosen candidate's output; returns PyTorch's own path if no
+    candidate is right.
 
     Args:
         times_own_path: whether PyTorch's own path is timed in any case.
@@ -231,7 +233,7 @@ def _search(miss: Miss, mode: str, *, times_own_path: bool = False) -> Served:
         try:
             tensors = _to_measure_on(problem, tensors)
         except torch.OutOfMemoryError as error:
-            _log.warning("%s: nothing is timed, for want of memory: %s", problem.text, str(error))
+            _log.warning("%s: no timing, because memory is short: %s", problem.text, str(error))
             strategy, is_short = sampling.get("heuristic"), True
     timer = GpuTimer(problem, search, tensors, refusal=refusal(problem, tensors), begun=begun)
     if is_short:
@@ -250,7 +252,7 @@ def _search(miss: Miss, mode: str, *, times_own_path: bool = False) -> Served:
         _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, why)
         timer.lacks_memory()
     except RuntimeError as error:
-        # The device may be lost, so the error carries what was measured before it.
+        # The device may be lost, so the error carries the measurements before it.
         error.add_note(timer.progress_report(problem.text))
         raise
     finally:
@@ -260,19 +262,20 @@ def _search(miss: Miss, mode: str, *, times_own_path: bool = False) -> Served:
         begin = partial(begin_trial, shortlist=traits.shortlist, budget_ms=miss.limits.budget_ms)
         return replace(served, begin_trial=begin)
     if served.has_unfit and floor_ms is not None:
-        # An engine that was faster than PyTorch's own path is unfit, and others may be slower.
+        # An engine faster than PyTorch's own path is unfit, and others may be slower than that
+        # path.
         return _search(miss, mode, times_own_path=True)
     return served
 
 
 def _to_measure_on(problem: ConvProblem, tensors: Operands) -> Operands:
-    """Returns the caller's operands, or random ones if those do not tell a right output from a
-    wrong one: they would not tell a fast engine from a slow one either, since zeros draw less
-    power. The result is another tensor, between unused memory.
+    """Returns the caller's operands, or random ones if those do not distinguish a right output from
+    a wrong one. They do not show a fast engine either, since zeros draw less power. The result is
+    another tensor, between unused memory.
 
     Raises:
-        OutOfMemoryError: there is no memory for them. What is timed may not write to the caller's
-            result, beside which other tensors lie.
+        OutOfMemoryError: there is no memory for them. Timed candidates may not write to the
+            caller's result, which has other tensors beside it.
     """
     if is_telling(problem, tensors):
         return surrounded(problem, tensors)
@@ -282,22 +285,22 @@ def _to_measure_on(problem: ConvProblem, tensors: Operands) -> Operands:
 def _concluded(
     miss: Miss, selection: Selection | None, timer: GpuTimer, why: str = "no candidate runs"
 ) -> Served:
-    """Serves by the best candidate of ``selection`` whose output is right; better ones are
-    rejected. Without a selection ``why`` says so."""
+    """Serves by the best candidate of ``selection`` with a right output; better ones are rejected.
+    Without a selection ``why`` is the reason."""
     if selection is None:
         return _by_own_path(miss, timer.broken_off(why), timer.lacking())
     checks, lacks = OutputChecks(), timer.lacking()
     is_checked = _needs_check(miss.problem, selection)
     for timed in selection.ranking:
         text = timed.candidate.text
-        # A mode that times nothing does not build PyTorch's own path.
+        # A mode without timing does not build PyTorch's own path.
         plan = (
             own_path(miss.problem, miss.device) if text == OWN_PATH.text else timer.plans.get(text)
         )
         if plan is None:
             continue  # it did not build
         if is_checked:
-            # The workspace of an engine that no heuristic lists is known only now.
+            # The workspace of an unlisted engine is known only now.
             if not admits(miss.policy.workspace, plan.workspace_bytes):
                 continue
             if not checks.is_right(miss.problem, text, plan, miss.tensors):
@@ -312,10 +315,9 @@ def _concluded(
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
-    """Returns whether the winner's output must be checked. It need not be if nothing was timed and
-    PyTorch would run the same plan unchecked: cuDNN's first one, unless padding differs before and
-    after or the engine computes an epilogue, which PyTorch never passes to cuDNN, or it is to be
-    deterministic."""
+    """Returns whether the winner's output must be checked. It need not be if no candidate was timed
+    and PyTorch would run the same plan: its own path or, without determinism, cuDNN's first one.
+    PyTorch never uses cuDNN with different padding before and after, or with an epilogue."""
     winner = selection.winner.candidate
     is_cudnns_first = bool(winner.heuristic_mode) and (winner.is_unfused or not problem.is_fused)
     n = problem.spatial_dims
@@ -332,7 +334,7 @@ def _by_own_path(
     lacks: Lacking = NOTHING,
     checks: OutputChecks | None = None,
 ) -> Served:
-    """Serves by PyTorch's own path, because a search has found no candidate that is right."""
+    """Serves by PyTorch's own path, because a search has found no right candidate."""
     choice = of_search(miss.problem, miss.policy, miss.device, selection, checks, None, lacks)
     has_unfit = checks is not None and bool(checks.rejected or checks.failures)
     return Served(choice, own_path(miss.problem, miss.device), is_found=False, has_unfit=has_unfit)

@@ -1,15 +1,15 @@
-"""New sizes of layers whose sizes keep changing: what serves them without a search.
+"""New sizes of layers whose sizes keep changing: the candidates that serve them without a search.
 
-Problems that differ in nothing but the batch size and the spatial sizes belong to one layer. Once a
-size of a layer has been measured, a further one is served by what beat PyTorch's own path at alike
-sizes (``tuning.alike_sizes``) by more than it may lose on the way to this size. Else PyTorch's own
-path serves. A size that is called often is measured later, in turns (``tuning.miss``).
+Problems that differ only in batch size and spatial sizes belong to one layer. Once a size of a
+layer has been measured, a further one is served by a winner at alike sizes
+(``tuning.alike_sizes``). Its lead over PyTorch's own path there must exceed the doubt between the
+sizes; else PyTorch's own path serves. A size that is called often is measured later, in turns
+(``tuning.miss``).
 
-A kernel of the package has settings that depend on the problem's size, and is compiled for each. So
-where one was fast at alike sizes, those of its settings serve that were measured there, or any if
-even the slowest was fast. Its kernel must be compiled already, or kept by an earlier process. If
-that is not the one that is expected to be the fastest, this one is compiled in the background:
-further sizes, or other layers, may ask for it.
+A kernel of the package has settings that depend on the problem's size, and is compiled for each. If
+one was fast at alike sizes, its settings measured there serve, or any if even the slowest was fast.
+Its kernel must be compiled already, or kept by an earlier process. The setting that is expected to
+be the fastest is compiled in the background: further sizes, or other layers, may need it.
 """
 
 from __future__ import annotations
@@ -46,27 +46,28 @@ from cudnn_autotune.tuning.choice_log import Layer, keep_in, layer_of
 
 _log = logging.getLogger(__name__)
 
-# A layer that has met this number of sizes, more than a pyramid has, keeps changing: no further one
-# is searched for, which would stall the program. One that recurs is measured later.
+# A layer with this number of sizes, more than a pyramid has, keeps changing. Further sizes are not
+# searched for, which would stall the program; recurring ones are measured later.
 _FEW = 8
-# The engine that won on the nearest of two measured sizes was 4.3 % off the best on the others, and
-# the one with the best weighted mean 3.6 %; with four measured sizes 3.7 and 2.8 % (46 sizes of a
-# ResNet-50 in twelve orders, an H100). What was not timed counts as this factor times the best.
+# On sizes that were not measured, the winner at the nearest of two measured sizes was 4.3 % off the
+# best, and the engine with the best weighted mean 3.6 %. With four measured sizes these are 3.7 and
+# 2.8 % (46 sizes of a ResNet-50 in twelve orders, an H100). A candidate without a time counts as
+# this factor times the best.
 _NOT_TIMED = 1.3
-# The doubt between equal sizes: what single times differ by.
+# The doubt between equal sizes: the differences of single times.
 _LEAST_DOUBT = 0.01
 _LEAST_DISTANCE = 0.05
 _MOST_SIZES = 8
 _MOST_SERVING = 3
-# To build and check the contenders of a trial takes about 15 ms of the program's time, and makes a
-# call about 3 % faster. So a trial begins once the calls of its size have taken this long, or at
-# the least call, if no time is known.
+# Building and checking a trial's contenders takes about 15 ms of the program's time, and makes a
+# call about 3 % faster. So a trial begins once the calls of its size have taken this long. Without
+# a known time it begins at the call number below.
 _PAID_BACK_MS = 500.0
 _LEAST_CALLS = 16
 # To plan a kernel for a setting takes up to a millisecond. A search by ``auto`` times this number.
 _MOST_SETTINGS = 4
-# Sizes may keep coming, so that compiling for them takes no more than one core, and the latest ones
-# are compiled first. Older entries of a longer queue are dropped.
+# Sizes may keep coming. So compiling for them takes one core at most, the latest ones come first,
+# and older entries of a longer queue are dropped.
 _BACKGROUND = BackgroundThreads(1)
 _MOST_WAITING = 32
 _waiting: deque[Future[None]] = deque()
@@ -79,12 +80,12 @@ class _Measured:
     time_ms: float
     """Milliseconds of a call of the chosen candidate."""
     pytorch_ms: float
-    """Milliseconds that a call of PyTorch's own path takes at least."""
+    """Least milliseconds of a call of PyTorch's own path."""
     candidates: Mapping[str, Candidate]
-    """Candidates that are right by their text, the chosen one first."""
+    """Right candidates by their text, the chosen one first."""
     times_ms: Mapping[str, float]
-    """Milliseconds of a call by the same texts, and those of the slowest setting by the name of an
-    implementation of which several were timed."""
+    """Milliseconds of a call by the same texts. If several settings of an implementation were
+    timed, its name has the slowest one's."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ class Nearby:
     serving: tuple[Candidate, ...] = ()
     """Candidates that are expected to beat PyTorch's own path, the best first."""
     any_setting: frozenset[str] = frozenset()
-    """Names of implementations of which every setting is expected to."""
+    """Names of implementations whose settings are all expected to beat PyTorch's own path."""
     contenders: tuple[Candidate, ...] = ()
     """Candidates to compare if the size is called often, the best first."""
     is_known: bool = False
-    """Whether PyTorch's own path was the best at alike sizes, so that nothing needs comparing."""
+    """Whether PyTorch's own path was the best at alike sizes: no comparison is needed."""
 
 
 _lock = ForkSafeLock()
@@ -109,7 +110,7 @@ _searched: Counter[ConvProblem] = Counter()
 
 
 def add(choice: Choice) -> None:
-    """Records a choice that was measured, here or elsewhere."""
+    """Records a choice measured here or elsewhere."""
     measured = _measured_by(choice)
     if measured is None:
         return
@@ -140,12 +141,13 @@ def _measured_by(choice: Choice) -> _Measured | None:
 
 
 def _pytorchs_ms(choice: Choice, chosen_ms: float) -> float:
-    """Returns the least time that PyTorch's own path can have taken."""
+    """Returns a lower bound of the time of PyTorch's own path."""
     entry = gain.own_path_entry(choice.selection)
     if entry is not None and entry.time_ms:
         # A single launch may have been disturbed.
         return entry.low_ms or (entry.time_ms if entry.samples > 1 else entry.time_ms / SLOW)
-    # It was left out because it takes longer than the chosen candidate, and than its convolution.
+    # It was left out because it takes longer than the chosen candidate, and longer than its
+    # convolution.
     problem = choice.problem
     alone = replace(problem, bias=False, residual=False, activation="")
     with _lock:
@@ -154,14 +156,14 @@ def _pytorchs_ms(choice: Choice, chosen_ms: float) -> float:
 
 
 def remove(problem: ConvProblem) -> None:
-    """Clears what was measured of one problem."""
+    """Clears the measurements of one problem."""
     with _lock:
         for sizes in _measured.values():
             sizes.pop(problem, None)
 
 
 def clear() -> None:
-    """Clears all that was measured."""
+    """Clears all measurements."""
     with _lock:
         _measured.clear()
         _met.clear()
@@ -169,7 +171,7 @@ def clear() -> None:
 
 @contextmanager
 def always_searched(problem: ConvProblem) -> Iterator[None]:
-    """Within the context the problem is searched for, even if a size nearby is measured."""
+    """Makes misses search for the problem within the context, even if a nearby size is measured."""
     with _lock:
         _searched[problem] += 1
     try:
@@ -184,16 +186,16 @@ def always_searched(problem: ConvProblem) -> Iterator[None]:
 def fast_nearby(
     problem: ConvProblem, device: int, stored: Callable[[], Iterable[Decision]] = tuple
 ) -> Nearby | None:
-    """Returns what the measured sizes of the problem's layer say of it.
+    """Returns the findings on the problem from the measured sizes of its layer.
 
     Args:
-        stored: looks up decisions for similar problems that this process has not met.
+        stored: looks up decisions for similar problems that are new to this process.
 
     Returns:
-        The findings. None if the problem is to be searched for: this process has no choice for
-        another size of its layer, or no measured size is alike and the layer has met few, or it was
-        measured itself (under another policy), or within :func:`always_searched`, or the store's
-        mode is ``retune``.
+        The findings. None if the problem needs a search: this process has no choice for another
+        size of its layer; no measured size is alike and the layer has met few; the problem was
+        measured under another policy; or :func:`always_searched` or the mode ``retune`` is in
+        force.
     """
     if store_settings.get_store_settings().mode == "retune":
         return None
@@ -230,7 +232,7 @@ def _nearest(problem: ConvProblem, sizes: Iterable[ConvProblem]) -> list[ConvPro
 
 
 class _Expected:
-    """The time of candidates over that of PyTorch's own path, as expected from alike sizes."""
+    """The expected ratio of candidates' times to PyTorch's own path's, from alike sizes."""
 
     def __init__(self, problem: ConvProblem, alike: Mapping[ConvProblem, _Measured], gpu: Gpu):
         self._problem, self._gpu = problem, gpu
@@ -238,9 +240,9 @@ class _Expected:
         self._doubts: dict[bool, list[float]] = {}
 
     def most(self, name: str) -> float:
-        """Returns the logarithm of the largest ratio that is to be expected: the mean over the
-        alike sizes, of which those with little doubt weigh more, and on top of it by how much they
-        disagree, and the least doubt. Infinity if the candidate was timed at none of them.
+        """Returns the logarithm of the largest expected ratio: the mean over alike sizes, weighted
+        by their certainty, plus their disagreement and the least doubt. Infinity if the candidate
+        was not timed at any of them.
 
         Args:
             name: a candidate's text, or an implementation's name for the slowest of its settings.
@@ -289,23 +291,24 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _gains(measured: _Measured) -> bool:
-    """Returns whether anything was faster than PyTorch's own path at a size, or may have been."""
+    """Returns whether a candidate was, or may have been, faster than PyTorch's own path at a
+    size."""
     aten_ms = measured.times_ms.get(OWN_PATH.text, math.inf)
     return measured.time_ms < aten_ms
 
 
 def _contenders(ranked: Iterable[tuple[Candidate, float]]) -> tuple[Candidate, ...]:
-    """Returns the best candidates; behind engines that are compiled at run time, which would stall
-    a call, comes the best of the others."""
+    """Returns the best candidates. Engines compiled at run time would stall a call: the best of the
+    others follows them."""
     best = [c for c, times_best in ranked if times_best < _NOT_TIMED][:_MOST_SERVING]
     quick = [c for c, _ in ranked if not c.is_compiled][:1]
     return tuple(dict.fromkeys([*best, *quick]))
 
 
 def calls_before_trial(problem: ConvProblem, device: int) -> int:
-    """Returns the number of calls of a new size after which its trial pays for itself: what the
-    trial costs is about what they could have saved. The time of a call is that of the nearest
-    measured size, in proportion to the elements of the input."""
+    """Returns the number of calls of a new size after which its trial pays for itself: they could
+    have saved about the trial's cost. A call's time is scaled from the nearest measured size by the
+    elements of the input."""
     with _lock:
         sizes = list(_measured.get(layer_of(problem, device), {}).items())
     if not sizes:
@@ -316,10 +319,10 @@ def calls_before_trial(problem: ConvProblem, device: int) -> int:
 
 
 def _ranked(sizes: Sequence[tuple[float, _Measured]]) -> list[tuple[Candidate, float]]:
-    """Returns the candidates of measured sizes, which lie at some distance each, the nearest first.
-    Each has its time over the best's, in the geometric mean over the sizes, of which near ones
-    weigh more. The best comes first. Of an implementation there is one candidate, its best setting
-    at the nearest size that has it, since its settings depend on the size."""
+    """Returns the candidates of measured sizes (given with distances, the nearest first), the best
+    first. Each has the geometric mean over the sizes of its time over the best's; near sizes weigh
+    more. An implementation has one candidate, its best setting at the nearest size that has it,
+    because settings depend on the size."""
     found: dict[str, Candidate] = {}
     logs: list[dict[str, float]] = []
     for _, measured in sizes:
@@ -339,11 +342,11 @@ def _ranked(sizes: Sequence[tuple[float, _Measured]]) -> list[tuple[Candidate, f
 
 
 def ready(nearby: Nearby, problem: ConvProblem, device: int | Gpu) -> Iterator[Candidate]:
-    """Yields what may serve ``problem`` without compiling anything.
+    """Yields the candidates that may serve ``problem`` without a compilation.
 
     Args:
-        nearby: what was fast at alike sizes, as described for these.
-        device: the index of a CUDA device, or what is known of it.
+        nearby: the findings at alike sizes.
+        device: the index of a CUDA device, or its properties.
 
     Returns:
         Candidates in the order of ``nearby.serving``, kernels of the package with settings for
@@ -364,8 +367,8 @@ def ready(nearby: Nearby, problem: ConvProblem, device: int | Gpu) -> Iterator[C
 
 
 def _ready_setting(name: str, nearby: Nearby, problem: ConvProblem, gpu: Gpu) -> Candidate | None:
-    """Returns a candidate of an implementation that needs no compiling, and has the one that is
-    expected to be the fastest compiled if it is another one."""
+    """Returns a candidate of an implementation that needs no compilation. If another one is
+    expected to be the fastest, its compilation begins."""
     wanted = [c.text for c in nearby.serving if c.engine_name == name]
     if parse(wanted[0]).is_rewrite:
         return None  # a rewrite, whose engine would have to be built
@@ -405,7 +408,7 @@ def _compile(kernels: Sequence[Kernel], compute_capability: tuple[int, int]) -> 
     try:
         for kernel in kernels:
             cubin(kernel, compute_capability)
-    except _C.PlanError as error:  # a search meets it too, and says so
+    except _C.PlanError as error:  # a search meets it too, and reports it
         _log.debug("a kernel for new sizes does not compile: %s", str(error))
 
 

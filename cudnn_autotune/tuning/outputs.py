@@ -1,4 +1,4 @@
-"""Says whether programs that compute the same return the same, up to rounding."""
+"""The judge of outputs: whether programs that compute the same return the same, up to rounding."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_map
 
 from cudnn_autotune.tuning.tolerances import TOLERANCES
 
-# A deep network amplifies rounding, and how much depends on its weights. So the noise of a program
-# is measured: how far its output moves if its inputs change in their last place. Correct programs
-# of 7 architectures were 0.5 to 0.9 times the noise apart (docs/reference/backend.md).
+# A deep network amplifies rounding, by a factor that depends on its weights. So the noise of a
+# program is measured: the output's change if its inputs change in their last place. Correct
+# programs of 7 architectures were 0.5 to 0.9 times the noise apart (docs/reference/backend.md).
 _NOISE_FACTOR = 2.0
 
-# A program that computes something else is about 1 away, however large the noise is.
+# A wrong program is about 1 away, however large the noise is.
 _MOST_ALLOWED = 0.5
 
 
@@ -26,21 +26,21 @@ def difference(
     reference: Callable[[Any], Sequence[Tensor]],
     inputs: Any,
 ) -> str | None:
-    """Says how outputs differ by more than rounding explains; None if they do not.
+    """Describes a difference of outputs beyond rounding; None if there is none.
 
-    What rounding explains is the tolerance of the output's dtype and twice the noise, at most 0.5.
-    The noise is the relative distance by which the reference's output moves when its inputs change
-    in their last place. It is measured only if the tolerance alone does not suffice.
+    Rounding explains the tolerance of the output's dtype and twice the noise, at most 0.5. The
+    noise is the relative change of the reference's output when its inputs change in their last
+    place. It is measured only if the tolerance alone does not suffice.
 
-    Only floating-point outputs are compared by value: an index of the largest of equal values may
-    be another one.
+    Only floating-point outputs are compared by value: the index of the largest of equal values may
+    differ.
 
     Args:
-        expected: what the reference returned.
-        actual: what the other program returned.
-        reference: returns the reference's outputs, which it must not reuse, for other inputs. It
-            is called once at most.
-        inputs: those of the reference, in any nest of containers of ``torch.utils._pytree``. They
+        expected: the reference's outputs.
+        actual: the other program's outputs.
+        reference: returns the reference's outputs for other inputs, in new memory. It is called
+            once at most.
+        inputs: the reference's inputs, in any nest of containers of ``torch.utils._pytree``. They
             are not changed. Without floating-point tensors among them, as for a model of token ids,
             the noise is 0.
     """
@@ -68,7 +68,7 @@ def difference(
 
 
 def _mismatch(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> str | None:
-    """Says how outputs differ in number, shape or dtype; None if they do not."""
+    """Describes a difference of outputs in number, shape or dtype; None if there is none."""
     if len(expected) != len(actual):
         return f"it has {len(actual)} outputs, expected {len(expected)}"
     for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
@@ -81,7 +81,8 @@ def _mismatch(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> str | Non
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> float:
-    """Returns the norm of the difference over that of ``expected``, of what is finite in both."""
+    """Returns the norm of the difference over the norm of ``expected``, of elements finite in
+    both."""
     finite = torch.isfinite(expected) & torch.isfinite(actual)
     a, b = (torch.where(finite, tensor, 0).double() for tensor in (expected, actual))
     return (torch.dist(a, b) / a.norm().clamp_min(1e-30)).item()
@@ -90,8 +91,8 @@ def _relative_error(expected: Tensor, actual: Tensor) -> float:
 def _noises(
     expected: Sequence[Tensor], reference: Callable[[Any], Sequence[Tensor]], inputs: Any
 ) -> list[float]:
-    """Returns how far each output moves if the inputs change in their last place."""
-    # Under autocast outputs are less precise than inputs, and so is what is computed of the inputs.
+    """Returns the change of each output if the inputs change in their last place."""
+    # Under autocast outputs and intermediate results are less precise than inputs.
     steps = [TOLERANCES[one.dtype].step for one in expected if one.dtype in TOLERANCES]
     moved = reference(tree_map(lambda value: _perturbed(value, max(steps)), inputs))
     if _mismatch(expected, moved) is not None:  # sizes may depend on the data
@@ -101,8 +102,8 @@ def _noises(
 
 @torch.no_grad()
 def _perturbed(value: Any, least_step: float) -> Any:
-    """Returns a copy of a floating-point tensor with each element times 1 + step or 1 - step, at
-    random, in the same layout; any other value itself."""
+    """Returns a copy of a floating-point tensor, in the same layout, with each element times 1 +
+    step or 1 - step at random; any other value itself."""
     is_plain = type(value) is Tensor and value.layout == torch.strided
     if not is_plain or value.dtype not in TOLERANCES or value.numel() == 0:
         return value

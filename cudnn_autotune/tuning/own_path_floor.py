@@ -1,4 +1,4 @@
-"""Bounds the time of PyTorch's own path of a fused problem from below."""
+"""A lower bound of the time of PyTorch's own path of a fused problem."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.screening import SLOW
 from cudnn_autotune.tuning import choice_log
 
-# Bytes that a multiprocessor reads from or writes to the L2 cache in a clock, at most.
+# The most bytes that a multiprocessor reads from or writes to the L2 cache in a clock.
 _L2_BYTES_A_CLOCK = 64
-# Time between the begins of two kernels in a stream, at least.
+# The least time between the begins of two kernels in a stream.
 _LAUNCH_MS = 1e-3
 
 
 def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
-    """Returns a time in milliseconds that PyTorch's own path takes at least.
+    """Returns the least time in milliseconds of PyTorch's own path.
 
-    A kernel for each of the residual, the activation and, behind an engine of cuDNN, the bias runs
-    after its convolution, and reads and writes the result once more.
+    After its convolution run kernels for the residual, the activation and, behind an engine of
+    cuDNN, the bias. Each reads and writes the result once more.
 
     Args:
         policy, device: as of ``choice_log.find``.
 
     Returns:
-        The time; None if the convolution alone has not been timed in this process, with all that
-        PyTorch may run for it: what it runs keeps to no workspace limit, and writes to dense
+        The time; None if this process has not timed the convolution alone, with all engines that
+        PyTorch may run for it. PyTorch's engines keep to no workspace limit, and write to dense
         memory.
     """
     is_limited = policy.benchmark or policy.workspace is not None or problem.pixel_strides
@@ -43,13 +43,14 @@ def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
     if known is None or known.searched is None or known.lacking:
         return None
     evidence, pytorchs = known.searched.evidence, _of_pytorch(alone, known.searched)
-    # A search that was cut short bounds no regret: it has left engines out, or hardly timed them.
+    # A search that was cut short claims no regret bound: it has left engines out, or hardly timed
+    # them.
     if pytorchs is None or evidence.regret_bound is None:
         return None
     # One launch may have been disturbed; the screening allows as much.
     alone_ms = min(one.low_ms or (one.time_ms or math.inf) / SLOW for one in pytorchs)
     gpu = torch.cuda.get_device_properties(device)
-    clock_khz = getattr(gpu, "clock_rate", None)  # older versions of PyTorch do not say it
+    clock_khz = getattr(gpu, "clock_rate", None)  # older versions of PyTorch lack it
     if not clock_khz or not evidence.clock_mhz:
         return None
     alone_ms *= min(1.0, 1e3 * evidence.clock_mhz / clock_khz)  # it may be higher by now
@@ -62,9 +63,9 @@ def floor_ms(problem: ConvProblem, policy: Policy, device: int) -> float | None:
 
 
 def _of_pytorch(alone: ConvProblem, selection: Selection) -> list[Measurement] | None:
-    """Returns the measurements of what PyTorch may run for a convolution: its own path and all
-    engines of cuDNN. The package's kernels are among them only where they may stand for engines
-    that the mode left out since they are slower. None if not all of it was timed."""
+    """Returns the measurements of all candidates that PyTorch may run for a convolution: its own
+    path and all engines of cuDNN. The package's kernels are among them only if the mode may have
+    left out slower engines because of them. None if not all were timed."""
     measured = {one.candidate: one for one in selection.ranking}
     engines = sorted((c for c in measured if c.engine is not None), key=lambda c: c.place)
     timed = timed_by_pytorch(alone, engines)

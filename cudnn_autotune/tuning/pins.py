@@ -26,9 +26,9 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
     and the engine serves all the same. Where there is a GPU the config must build on it.
 
     Args:
-        problem: exactly as it occurs, as ``Choice.problem`` has it.
+        problem: exactly as it occurs, as in ``Choice.problem``.
         engine_text: as ``Candidate.text``: an engine config, ``"aten"`` (PyTorch's own path),
-            ``"matmul"`` for a 1x1 convolution, or what a registered implementation offers.
+            ``"matmul"`` for a 1x1 convolution, or a registered implementation's offer.
 
     Raises:
         TypeError: ``problem`` is no ConvProblem, or ``engine_text`` is no str.

@@ -1,9 +1,9 @@
-"""Plans of known choices that are made before a call asks for them, on threads of low priority.
+"""Plans of known choices, made before a call needs them, on threads of low priority.
 
-A store lists decisions in the order in which they were made, so those of one model lie together.
-When a decision serves, the compiled plans of those around it are read back in the background
-(:func:`read_ahead`); nothing is compiled. A plan has no effect until a call takes it, and then it
-is verified like any other.
+A store lists decisions in the order of their measurement, so decisions of one model lie together.
+When a decision serves, the compiled plans of the decisions around it are read back in the
+background (:func:`read_ahead`), without a compilation. A plan has no effect until a call takes it,
+and then it is verified like any other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cudnn_autotune.tuning.choice import Choice
 _log = logging.getLogger(__name__)
 _READING = BackgroundThreads(4)
 _BLOCK = 64
-# Plans that wait. Each takes some 0.2 MB or more; beyond this number the oldest are dropped.
+# The most plans that wait, each of some 0.2 MB or more. Older ones are dropped.
 _MOST_WAITING = 256
 
 PlanFuture = Future["_C.Plan | None"]
@@ -43,8 +43,8 @@ _readers: dict[int, Reader] = {}
 
 def read_ahead(known: Choice) -> None:
     """Begins to read back the compiled plans of the decisions around ``known``, which comes from
-    the store. Does nothing if that has begun already, or is switched off. It does not raise,
-    even if an entry around ``known`` cannot be read."""
+    the store. Does nothing if that has begun already, or is switched off. It does not raise, even
+    if an entry cannot be read."""
     if known.origin != "store" or not settings.is_prefetching():
         return
     try:
@@ -74,7 +74,7 @@ def start(
         may_compile: whether a plan that is not kept is compiled; else it is left out.
 
     Returns:
-        What will have the plan, or None for one that is left out, for each that is begun.
+        For each begun one, the future of the plan, or of None if the plan is left out.
     """
     keys = {(gpu, _C.problem_key(p.native()), text): (p.native(), text) for p, text in wanted}
     with LOCK:
@@ -98,10 +98,10 @@ def start(
 def build_ahead(
     native: _C.ConvProblem, gpu: GpuKey, text: str, may_compile: bool
 ) -> _C.Plan | None:
-    """Builds a plan that another thread will use, and that may capture a CUDA graph meanwhile.
+    """Builds a plan for another thread, which may be capturing a CUDA graph.
 
     Args:
-        may_compile: whether an engine may be compiled; else its kept plan is the result, or None.
+        may_compile: whether an engine may be compiled; else the result is its kept plan, or None.
 
     Raises:
         PlanError: it does not build.
@@ -114,16 +114,14 @@ def build_ahead(
 
 
 def _is_without_plan(built: PlanFuture) -> bool:
-    """Returns whether a plan has not been begun, or was not kept. Cancels what has not been
-    begun."""
+    """Returns whether a plan has not begun, or was not kept. Cancels one that has not begun."""
     if built.cancel():
         return True
     return built.done() and not built.exception() and built.result() is None
 
 
 def take(native: _C.ConvProblem, engine_text: str, gpu: GpuKey) -> _C.Plan | None:
-    """Returns the plan that was made for a config, which is then the caller's, or None. Waits for
-    it if it is being made."""
+    """Hands over the plan that was made for a config, or None. Waits for it if it is being made."""
     with LOCK:
         built = _waiting.pop((gpu, _C.problem_key(native), engine_text), None)
     if built is None or built.cancel():  # its turn has not come: the caller is faster
@@ -134,7 +132,7 @@ def take(native: _C.ConvProblem, engine_text: str, gpu: GpuKey) -> _C.Plan | Non
 
 
 def clear() -> None:
-    """Drops all plans that wait, and those that are to be made."""
+    """Drops all waiting plans, and cancels the others."""
     with LOCK:
         for built in _waiting.values():
             built.cancel()
@@ -143,7 +141,7 @@ def clear() -> None:
 
 
 class Reader:
-    """Keeps in mind the decisions of a store that have been read ahead."""
+    """A record of the decisions of a store that have been read ahead."""
 
     def __init__(self, layers: Layered) -> None:
         self.layers = layers
@@ -154,8 +152,8 @@ class Reader:
     def around(self, served: Decision) -> list[Decision]:
         """Returns the decisions near ``served`` that have a compiled plan, under its limits.
 
-        They are those of its block of keys and, if it is in the second half of that, of the next
-        one; of a block that was returned before, none.
+        They are the decisions of its block of keys, and from that block's second half on, of the
+        next block. A block is returned only once.
         """
         place = self._places.get(served.key)
         if place is None:
@@ -174,7 +172,7 @@ class Reader:
 
 
 def _after_fork() -> None:
-    """Drops the plans in a child process, which has none of the threads that would make them."""
+    """Drops the plans in a child process, which lacks the threads that would make them."""
     _waiting.clear()
     _readers.clear()
 

@@ -1,5 +1,5 @@
-"""Probes: calls that only show which problems a model has. Their choices are not remembered, and
-no ``on_decision`` callback is called for them."""
+"""Probes: calls that only show a model's problems. Their choices are not remembered, and no
+``on_decision`` callback is called for them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.tuning.choice import Choice
 
 MODE = "heuristic"
-# A choice is made at the first call under a policy, so each probe has a policy of its own: its
-# limit on the candidates is a number below 0, which no other policy has.
+# A choice is made at the first call under a policy. So each probe has a policy of its own, with a
+# limit on the candidates below 0, which no other policy has.
 _numbers = itertools.count(-1, -1)
 _made: dict[int, list[Choice]] = {}
 
@@ -24,19 +24,19 @@ class Probed:
     """The requests of a probe's calls."""
 
     choices: list[Choice] = field(default_factory=list)
-    """One for each problem and policy."""
+    """A choice for each problem and policy."""
     calls: dict[bytes, int] = field(default_factory=dict)
     """Number of calls of each problem, by its key."""
 
     def calls_of(self, problem: ConvProblem) -> int:
-        """Returns how often the calls asked for a problem: 1 at least, once the probe is over."""
+        """Returns the number of calls of a problem: 1 at least, once the probe is over."""
         return max(1, self.calls.get(_C.problem_key(problem.native()), 0))
 
 
 @contextmanager
 def probe() -> Iterator[Probed]:
-    """Within the context, calls of this thread and their backward are served by cuDNN's heuristics
-    instead of their mode, and noted. Other threads are not affected."""
+    """Serves and records calls of this thread and their backward, within the context, by cuDNN's
+    heuristics instead of their mode. Other threads are not affected."""
     number = next(_numbers)
     probed = Probed()
     _made[number] = probed.choices

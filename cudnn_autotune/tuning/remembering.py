@@ -1,7 +1,7 @@
-"""Looks up known choices before a search, and commits new ones after it.
+"""Known choices, looked up before a search, and new ones, committed after it.
 
-:func:`find` asks the pins, then what ranks have agreed on, then the store. :func:`commit` is the
-only writer of new choices: it records them in the log, stores them and announces them.
+:func:`find` asks the pins, then the agreement of ranks, then the store. :func:`commit` is the only
+writer of new choices: it records them in the log, stores them and announces them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _forgotten_with: list[Callable[[], None]] = []
 
 
 def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
-    """Returns the known choice for ``problem`` under a policy; None where a search must decide.
+    """Returns the known choice for ``problem`` under a policy; None if a search must decide.
 
     Calls of a probe find pins only.
     """
@@ -49,7 +49,7 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
 
 
 def _store(*, if_off: bool = False) -> Any:
-    """Returns the module ``stored``, which is imported once a store is used; None where the store's
+    """Returns the module ``stored``, which is imported at a store's first use; None if the store's
     mode is ``off``, unless ``if_off``."""
     if store_settings.get_store_settings().mode == "off" and not if_off:
         return None
@@ -59,8 +59,8 @@ def _store(*, if_off: bool = False) -> Any:
 
 
 def reject(known: Choice, *, varies: bool = False) -> None:
-    """Removes a known choice that cannot serve on its device, so that :func:`find` does not prefer
-    it to the choice that will be tuned instead. A pin stays.
+    """Removes a known choice that cannot serve on its device: :func:`find` must not prefer it to
+    the choice of the coming search. A pin stays.
 
     Args:
         varies: whether its only fault is that it differs from run to run.
@@ -75,7 +75,7 @@ def reject(known: Choice, *, varies: bool = False) -> None:
 
 
 def checked_error(known: Choice) -> float | None:
-    """Returns the relative error of an output that a process of this user has found right, else
+    """Returns the relative error of an output that a process of this user has found right; else
     None."""
     store = _store()
     return store.checked_error(known) if store else None
@@ -88,7 +88,7 @@ def read_ahead(known: Choice) -> None:
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
-    """Returns the candidates chosen for the problems most like ``problem``, nearest problem
+    """Returns the candidates chosen for the problems most similar to ``problem``, the nearest
     first."""
     found: dict[str, Candidate] = {}
     for decision in nearest(problem, device):
@@ -98,15 +98,15 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
 
 
 def nearest(problem: ConvProblem, device: int, most: int = 3) -> list[Decision]:
-    """Returns up to ``most`` stored decisions for the problems most like ``problem``, the nearest
-    first."""
+    """Returns up to ``most`` stored decisions for the problems nearest to ``problem``, in this
+    order."""
     store = _store()
     return store.nearest(problem, device, most) if store else []
 
 
 def commit(choice: Choice, since: int | None = None) -> None:
     """Records a choice, stores it if it was measured here and is final, and announces it. Records
-    which outputs were right and wrong, too. Does nothing if its problem was forgotten since.
+    its right and wrong outputs, too. Does nothing if its problem was forgotten since.
 
     Args:
         since: the problem's ``choice_log.generation`` when the choice was begun; None stands for
@@ -114,9 +114,9 @@ def commit(choice: Choice, since: int | None = None) -> None:
     """
     if not choice_log.record(choice, since):
         return
-    # It is announced before what may wait for the lock of a file.
+    # It is announced before changes that may wait for the lock of a file.
     deferred.change(partial(events.announce, choice))
-    # A wrong output withdraws what this process knows of it in any mode.
+    # A wrong output withdraws this process's record of it in any mode.
     if store := _store(if_off=bool(choice.rejected)):
         store.add_checks(choice)
         if choice.origin == "tuned":
@@ -124,9 +124,9 @@ def commit(choice: Choice, since: int | None = None) -> None:
 
 
 def install(decisions: Iterable[Decision], device: int) -> None:
-    """Makes decisions that ranks have agreed on serve their problems on ``device`` from now on, and
-    stores those that are final. A provisional one serves this process to its end, since ranks that
-    tuned it again would choose differently."""
+    """Makes the ranks' agreed decisions serve their problems on ``device`` from now on, and stores
+    the final ones. A provisional one serves this process to its end: ranks that tuned it again
+    would choose differently."""
     decisions = list(decisions)
     with _lock:
         for decision in decisions:
@@ -139,8 +139,8 @@ def install(decisions: Iterable[Decision], device: int) -> None:
 
 
 def forget() -> None:
-    """Clears all choices, built plans and counts, and what ranks have agreed upon: the next call of
-    each shape looks them up again. Pins and stores are not touched."""
+    """Clears all choices, built plans, counts and the ranks' agreement: the next call of each shape
+    looks them up again. Pins and stores are not touched."""
     with _lock:
         _agreed.clear()
     made_ahead.clear()
@@ -150,13 +150,14 @@ def forget() -> None:
 
 
 def forget_with(forget_more: Callable[[], None]) -> None:
-    """Lets :func:`forget` call a function of a room above, which clears its own choices."""
+    """Registers a function of a room above, which clears that room's choices, for
+    :func:`forget`."""
     _forgotten_with.append(forget_more)
 
 
 @contextmanager
 def retuned(problem: ConvProblem) -> Iterator[None]:
-    """Within the context no earlier choice for ``problem`` is found, so that it is searched for."""
+    """Hides earlier choices for ``problem`` within the context, so that it is searched for."""
     choice_log.forget_problem(problem)
     with _lock:
         _retuned.add(problem)

@@ -1,8 +1,8 @@
-"""Serves a problem by a known choice, which this process builds and checks first.
+"""Service of a problem by a known choice, which this process builds and checks first.
 
 A decision of a store, of another rank or of an application was measured elsewhere, perhaps by an
-older version, and files can be edited. So this machine verifies all of it that it can, and a
-problem whose decision fails that, in any way, is tuned again.
+older version, and files can be edited. So this machine verifies what it can. A problem whose
+decision fails is tuned again.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ VARIES = "a remembered choice differs from run to run: tuned again"
 
 
 class UnfitError(Exception):
-    """A known choice must not serve; ``args`` are the reason for ``fallbacks()`` and the
-    details."""
+    """The error of a known choice that must not serve; ``args`` are the reason for ``fallbacks()``
+    and the details."""
 
     is_passing = False
-    """Whether it may serve at another time, because it failed for a reason that may pass."""
+    """Whether it failed for a reason that may pass, and may serve later."""
     is_varying = False
-    """Whether it may serve where determinism is not asked for."""
+    """Whether it may serve problems that need no determinism."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Served:
     choice: Choice
     plan: _C.Plan
     is_found: bool = True
-    """False if a search found no candidate that is right, and PyTorch's own path serves."""
+    """False if a search found no right candidate, and PyTorch's own path serves."""
     has_unfit: bool = False
-    """Whether candidates that a search ranked before it are wrong, or fail."""
+    """Whether better candidates of its search are wrong, or fail."""
     is_earlier: bool = False
-    """Whether it is the provisional choice that has served before."""
+    """Whether it is the earlier provisional choice."""
     begin_trial: Callable[[Served, int], _C.OnlineTrial | None] | None = None
-    """The function that begins a trial by which later calls decide, given this and the problem's
+    """The function that begins a trial in later calls, given this and the problem's
     ``choice_log.generation``; None: this is the choice."""
 
 
@@ -75,24 +75,24 @@ def own_path(problem: ConvProblem, device: int) -> _C.Plan:
 
 def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Served | None:
     """Builds a known choice, and checks its output on ``tensors``, unless a process of this user
-    has found it right before (``store.checked_outputs``). It is provisional if the output cannot be
+    has found it right (``store.checked_outputs``). It is provisional if the output cannot be
     compared.
 
-    Where the output can be compared neither on ``tensors`` nor, for want of memory, on random ones,
-    the choice serves, and its relative error is None.
+    If neither ``tensors`` nor random ones (because memory is short) allow a comparison, the choice
+    serves, and its relative error is None.
 
-    A pinned engine serves even where its output is wrong, with a warning. An engine of a neighbour
-    that cannot serve is not counted, since nothing was remembered of this problem.
+    A pinned engine serves even if its output is wrong, with a warning. A neighbour's engine that
+    cannot serve is not counted, since this problem had no decision.
 
     Args:
-        plan: What serves provisionally, which is not built again if it is the choice's.
+        plan: The provisional plan, which is not built again if it is the choice's.
 
     Returns:
         The choice, ready to run; None if the problem must be tuned after all, which is logged and
         counted in ``fallbacks()``.
 
     Raises:
-        PlanError: What is pinned does not build.
+        PlanError: A pinned candidate does not build.
     """
     problem, text = known.problem, known.text
     remembering.read_ahead(known)
@@ -118,7 +118,7 @@ def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Serv
     # A decision holds finite numbers only.
     error = None if error is None else min(error, MOST)
     decision = replace(known.decision, selection=selection, relative_error=error)
-    # Ranks agree on what is provisional as well, and what is pinned is not looked at again.
+    # Ranks agree on provisional choices as well, and pins are not looked at again.
     served = replace(known, decision=decision)
     if known.origin != "pinned" and error is None:
         served = for_want_of(served, Lacking(check=True))
@@ -126,11 +126,11 @@ def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Serv
 
 
 def _checked(known: Choice, plan: _C.Plan, tensors: Operands) -> float | None:
-    """Returns the relative error of the output, None if it cannot be compared; raises UnfitError
-    where it is wrong or there is none, unless the choice is pinned."""
+    """Returns the relative error of the output; None if it cannot be compared. Raises UnfitError if
+    it is wrong or missing, unless the choice is pinned."""
     problem, text, checks = known.problem, known.text, OutputChecks()
     with _verifying(known):
-        # No check of a new size is kept.
+        # Checks of new sizes are not kept.
         if known.origin != "neighbour" and (error := remembering.checked_error(known)) is not None:
             return error
         is_fine = checks.is_right(problem, text, plan, tensors)
@@ -153,8 +153,8 @@ def _checked(known: Choice, plan: _C.Plan, tensors: Operands) -> float | None:
 
 @contextmanager
 def _verifying(known: Choice) -> Iterator[None]:
-    """Makes any error within the context an UnfitError, unless the choice is pinned: what
-    is known may hold any texts and numbers, and a call is served in any case."""
+    """Turns any error within the context into an UnfitError, unless the choice is pinned. A known
+    choice may have any texts and numbers, and a call is served in any case."""
     try:
         yield
     except UnfitError:
@@ -163,7 +163,7 @@ def _verifying(known: Choice) -> Iterator[None]:
         if known.origin == "pinned":
             raise
         unfit = UnfitError(NO_LONGER_BUILDS, str(failure) or type(failure).__name__)
-        # A GPU that is lost fails the search that follows, too.
+        # With a lost GPU the following search fails, too.
         is_lost = isinstance(failure, torch.AcceleratorError)
         unfit.is_passing = is_lost or is_passing(str(failure))
         # A handler that keeps log records would keep an error's frames, and their tensors.
@@ -182,11 +182,11 @@ def during_capture(
     benchmark_limit: int,
     device: int,
 ) -> _C.Plan | None:
-    """Serves a problem by a known choice while a stream is being captured, when no output can be
-    checked. Called by C++, with the key of the choice (``Policy.of_call``).
+    """Serves a problem by a known choice during a stream's capture, when outputs cannot be checked.
+    C++ calls it with the key of the choice (``Policy.of_call``).
 
-    Without a known choice the capture is served by what PyTorch would run, unchecked too. The next
-    call outside a capture is served by :func:`serve`, which checks the output.
+    Without a known choice PyTorch's candidate serves the capture, unchecked too. The next call
+    outside a capture is served by :func:`serve`, which checks the output.
 
     Returns:
         The plan of a pin, or of a known choice whose output a process of this user has found right
@@ -221,7 +221,7 @@ def built(known: Choice, open_search: Callable[[], _C.EngineList]) -> _C.Plan:
 
     Raises:
         UnfitError: A choice that is not pinned does not build, or :func:`may_serve` refuses it.
-        PlanError: What is pinned does not build.
+        PlanError: A pinned candidate does not build.
     """
     problem, text, device = known.problem, known.text, known.device
     is_pinned = known.origin == "pinned"
@@ -229,7 +229,7 @@ def built(known: Choice, open_search: Callable[[], _C.EngineList]) -> _C.Plan:
         is_engine = identify(text).is_engine
         search = open_search() if is_engine else None
         if search is not None and is_pinned:
-            search.describe(text)  # its error says more of a text than that of building it
+            search.describe(text)  # its error says more about a text than a build's error
         notes = () if is_pinned else may_serve(text, problem, device, known.workspace_limit, search)
         plan = made_ahead.taken(problem, text, device)
         if plan is None and search is not None:
@@ -248,14 +248,14 @@ def may_serve(
     workspace_limit: int | None,
     search: _C.EngineList | None,
 ) -> Sequence[str]:
-    """Returns the numerical notes of a candidate that may serve a problem, by what is known of it
-    before it is built. The text decides: all else that is remembered of it may be wrong.
+    """Returns the numerical notes of a candidate that may serve a problem, as known before its
+    build. The text decides: all else in a record may be wrong.
 
     Args:
-        search: cuDNN's engines for the problem, for a candidate that is one of them.
+        search: cuDNN's engines for the problem, if the candidate is one.
 
     Raises:
-        UnfitError: The problem does not allow it: by its workspace, by the notes that cuDNN or its
+        UnfitError: The problem forbids it: by its workspace, by the notes that cuDNN or its
             implementation reports here, or by the errata.
         CudnnError, ImplementationError, ValueError: It is not there.
     """

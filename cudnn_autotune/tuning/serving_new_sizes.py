@@ -1,5 +1,4 @@
-"""Serves new sizes of a layer by what is known of its other sizes: a source of choices
-(``tuning.miss``)."""
+"""The source of choices (``tuning.miss``) for new sizes of a layer: its other sizes."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from cudnn_autotune.tuning.new_sizes import Nearby
 from cudnn_autotune.tuning.serving import Served, own_path, serve
 from cudnn_autotune.tuning.source import Miss, begin_trial
 
-# Stored decisions that are looked at for sizes that are alike. Other layers' may be nearer.
+# The most stored decisions in the search for alike sizes. Other layers' may be nearer.
 _MOST_STORED = 8
 
 
 def find(miss: Miss) -> Served | None:
-    """Returns what serves a new size without timing: the first candidate that is built quickly,
-    allowed and right, else PyTorch's own path; None if the size is to be searched for."""
+    """Serves a new size without timing: by the first candidate that builds quickly and is allowed
+    and right, else by PyTorch's own path. None if the size needs a search."""
     stored = partial(remembering.nearest, miss.problem, miss.device, _MOST_STORED)
     nearby = new_sizes.fast_nearby(miss.problem, miss.device, stored)
     if nearby is None:

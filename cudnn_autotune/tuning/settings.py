@@ -1,6 +1,6 @@
-"""Process-wide settings, which a call uses where its own arguments say nothing.
+"""Process-wide settings, which a call uses for arguments that it does not give.
 
-The first of these that is given wins:
+The first given one of these wins:
 
 1. the argument of a layer or call (``sampling=``, ``workspace_limit=``),
 2. the innermost :func:`flags` context,
@@ -11,18 +11,18 @@ The first of these that is given wins:
    ``CUDNN_AUTOTUNE_BUDGET_MS``, ``CUDNN_AUTOTUNE_NEW_SHAPES``,
 5. the defaults: ``auto``, no limit, every candidate, the mode's own budget, ``online``.
 
-A variable that does not exist, or whose value is not allowed, causes a warning and is passed over.
-``CUDNN_AUTOTUNE_SAMPLING`` may name a mode that is registered after the import. Where the first
-search finds none of the name, the default is used, with a warning.
+An unknown variable, or a forbidden value, causes a warning and is ignored.
+``CUDNN_AUTOTUNE_SAMPLING`` may name a mode that is registered after the import. If the first search
+does not find it, the default is used, with a warning.
 
 A backward uses the mode and the workspace limit of its forward. Like
 ``torch.backends.cudnn.flags``, a context holds for all threads of the process.
 
-``CUDNN_AUTOTUNE_PREFETCH=off`` switches off that compiled plans of remembered choices are read back
-before a call asks for them (``tuning.prefetching``).
+``CUDNN_AUTOTUNE_PREFETCH=off`` switches off reading back compiled plans of remembered choices
+before calls need them (``tuning.prefetching``).
 
-``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (10,000) is how many built plans each thread keeps. A thread
-that cycles through more problems than that builds a plan at every call.
+``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (10,000) is the number of built plans that each thread keeps. A
+thread that cycles through more problems builds a plan at every call.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ NewShapes = Literal["online", "neighbour", "tune"]
 NEW_SHAPES: tuple[NewShapes, ...] = get_args(NewShapes)
 """The values that :func:`set_new_shapes` allows, the default first."""
 _INT32_MAX = 2**31 - 1
-_MISSPELT = 0.75  # difflib's ratio from which a name is another one that is misspelt
+_MISSPELT = 0.75  # difflib's ratio from which a name counts as a misspelling of another
 _budget_ms: float | None = None
 _new_shapes: NewShapes = NEW_SHAPES[0]
 _is_prefetching = True
 
 
 def check_sampling(name: object, argument: str = "sampling") -> str:
-    """Returns ``name`` if it is a registered mode; raises ValueError naming ``argument`` if not."""
+    """Returns ``name`` if it is a registered mode; else raises ValueError naming ``argument``."""
     return sampling.check(name, argument)
 
 
 def check_policy(sampling_mode: str | None, workspace_limit: int | None) -> None:
-    """Checks two arguments of a layer or call; a ValueError names the one that is not allowed."""
+    """Checks two arguments of a layer or call; a ValueError names the forbidden one."""
     if sampling_mode is not None:
         check_sampling(sampling_mode)
     check_workspace_limit(workspace_limit)
@@ -104,13 +104,13 @@ def get_sampling() -> str:
 
 
 def get_workspace_limit() -> int | None:
-    """Returns the most bytes of workspace that an engine may need; None: no limit."""
+    """Returns the limit of an engine's workspace in bytes; None: no limit."""
     limit = int(_C.settings().workspace_limit)
     return None if limit < 0 else limit
 
 
 def get_benchmark_limit() -> int:
-    """Returns how many candidates are timed at most; 0: all."""
+    """Returns the largest number of timed candidates; 0: all."""
     return int(_C.settings().benchmark_limit)
 
 
@@ -120,34 +120,34 @@ def policy_of(mode: str) -> Policy:
 
 
 def get_budget_ms() -> float | None:
-    """Returns the wall time that one choice may take, in milliseconds; None: the mode's own."""
+    """Returns the most wall time of one choice in milliseconds; None: the mode's own."""
     return _budget_ms
 
 
 def get_new_shapes() -> NewShapes:
-    """Returns how new sizes of a layer are served whose sizes keep changing."""
+    """Returns the rule for new sizes of layers whose sizes keep changing."""
     return _new_shapes
 
 
 def is_prefetching() -> bool:
-    """Returns whether plans of remembered choices are read back before a call asks for them."""
+    """Returns whether plans of remembered choices are read back before a call needs them."""
     return _is_prefetching
 
 
-# Each setting is set on its own, so that no thread undoes what another sets.
+# Each setting is set on its own, so that no thread undoes another's setting.
 def set_sampling(mode: str) -> None:
     """Sets the sampling mode of calls that name none. Raises ValueError for an unknown mode."""
     _C.set_sampling(check_sampling(mode))
 
 
 def set_workspace_limit(workspace_limit: int | None) -> None:
-    """Sets the most bytes of workspace that an engine may need; None: no limit."""
+    """Sets the limit of an engine's workspace in bytes; None: no limit."""
     limit = check_workspace_limit(workspace_limit)
     _C.set_workspace_limit(-1 if limit is None else limit)
 
 
 def set_benchmark_limit(benchmark_limit: int) -> None:
-    """Sets how many candidates are timed at most, in the heuristics' order; 0: all.
+    """Sets the largest number of timed candidates, in the heuristics' order; 0: all.
 
     PyTorch's ``torch.backends.cudnn.benchmark_limit`` is 10 by default.
     """
@@ -155,31 +155,31 @@ def set_benchmark_limit(benchmark_limit: int) -> None:
 
 
 def set_budget_ms(budget_ms: float | None) -> None:
-    """Sets the wall time that one choice may take, plan building included, in milliseconds.
+    """Sets the most wall time of one choice in milliseconds, plan building included.
 
-    None stands for the time that the mode takes. With a smaller budget fewer candidates are timed,
-    in cuDNN's order, and each with fewer samples; the choice's evidence says what was left out. A
-    kernel that runs is never stopped, so that the first launch of a slow candidate can exceed the
-    budget. PyTorch's own path is always timed, so that nothing is chosen over it without a
-    comparison. With ``online`` the budget bounds how long calls wait in all while candidates are
-    built and checked: once it is spent, no other candidate joins. The calls that compare them are
-    not counted. Choices are remembered without the budget, so a new one does not change them.
+    None stands for the mode's own time. With a smaller budget fewer candidates are timed, in
+    cuDNN's order, and each with fewer samples; the choice's evidence names the omissions. A running
+    kernel is never stopped, so the first launch of a slow candidate can exceed the budget.
+    PyTorch's own path is always timed: no candidate is chosen over it without a comparison. With
+    ``online`` the budget bounds the sum of the calls' waits for building and checking: once it is
+    spent, no other candidate joins. The calls that compare candidates do not count. Choices are
+    remembered without the budget, so a new one does not change them.
     """
     global _budget_ms
     _budget_ms = _check_budget_ms(budget_ms)
 
 
 def set_new_shapes(new_shapes: NewShapes) -> None:
-    """Sets how a call is served that meets a new batch size or new spatial sizes of a layer, once
-    one of its sizes has been measured in this process that differs by less than a factor of two.
-    (Sizes that differ by more from all of them are tuned, until the layer has met eight more.)
+    """Sets the rule for calls with a new batch size or new spatial sizes of a layer. It holds if a
+    measured size of this process differs by less than a factor of two. Other sizes are tuned until
+    the layer has met eight more.
 
     Args:
-        new_shapes: ``"neighbour"``: by what won on the nearest size, and nothing is measured.
-            ``"online"``: likewise, and if the size is called more often, what was fast nearby, the
-            heuristics' first plan and PyTorch's own path take turns in these calls until one is
-            chosen. ``"tune"``: every size is tuned by its mode. What was served by a neighbour and
-            not measured is then forgotten, and tuned at its next call.
+        new_shapes: ``"neighbour"``: the winner on the nearest size serves, without a measurement.
+            ``"online"``: likewise; if the size is called more often, fast candidates of nearby
+            sizes, the heuristics' first plan and PyTorch's own path take turns in these calls until
+            one is chosen. ``"tune"``: every size is tuned by its mode. Choices of a neighbour
+            without a measurement are then forgotten, and tuned at their next call.
 
     Raises:
         ValueError: ``new_shapes`` is none of these.
@@ -204,14 +204,14 @@ def flags(
 ) -> Iterator[None]:
     """Sets the given settings within a ``with`` block, and restores their former values after it.
 
-    As ``torch.backends.cudnn.flags`` it holds for all threads of the process. A setting that is not
-    given stays as it is.
+    As ``torch.backends.cudnn.flags`` it holds for all threads of the process. Other settings stay
+    as they are.
 
     Args:
         sampling: as :func:`set_sampling`.
         workspace_limit: as :func:`set_workspace_limit`; None: no limit.
         benchmark_limit: as :func:`set_benchmark_limit`; 0: all candidates.
-        budget_ms: as :func:`set_budget_ms`; None: the time that the mode takes.
+        budget_ms: as :func:`set_budget_ms`; None: the mode's own time.
         new_shapes: as :func:`set_new_shapes`.
 
     Raises:
@@ -244,7 +244,8 @@ def _plan_cache_limit(limit: int, argument: str) -> int:
 
 
 def _number(kind: Callable[[str], Any], check: Callable[[Any, str], Any]) -> Callable[..., Any]:
-    """Reads a variable's text as a number of this kind; ``check`` refuses a text that is none."""
+    """Returns a function that reads a variable's text as a number of this kind; ``check`` refuses
+    it."""
 
     def read(text: str, variable: str) -> Any:
         try:
@@ -257,7 +258,7 @@ def _number(kind: Callable[[str], Any], check: Callable[[Any, str], Any]) -> Cal
 
 
 def _switch(on: str, off: str) -> Callable[[str, str], bool]:
-    """Reads one of two words."""
+    """Returns a function that reads one of two words."""
 
     def read(text: str, variable: str) -> bool:
         if text not in (on, off):
@@ -287,13 +288,13 @@ VARIABLES: dict[str, Callable[[str, str], Any]] = {
     "CUDNN_AUTOTUNE_PREFETCH": _switch("on", "off"),
     ISOLATED: _any_text,
 }
-"""All environment variables of this package at run time, with functions that turn the text and name
-of each into its value; they raise ValueError naming the variable where the text is not allowed."""
+"""All environment variables of this package at run time, with functions from each one's text and
+name to its value. They raise ValueError naming the variable if the text is not allowed."""
 
 
 def not_understood(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns a sentence for each variable of the package's prefix that does not exist or whose
-    value is not allowed, by the variable's name."""
+    """Returns a sentence for each unknown variable of the package's prefix, and each forbidden
+    value, by the variable's name."""
     found = {}
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         text = environ[variable].strip()
@@ -312,8 +313,8 @@ def not_understood(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def value_of(variable: str, environ: Mapping[str, str] = os.environ) -> Any:
-    """Returns the value of a variable of ``VARIABLES``; None if it is empty or not set, or, with a
-    warning, if its text is not allowed."""
+    """Returns the value of a variable of ``VARIABLES``; None if it is empty or not set; None, with
+    a warning, if its text is not allowed."""
     text = environ.get(variable, "").strip()
     try:
         return VARIABLES[variable](text, variable) if text else None
@@ -323,9 +324,8 @@ def value_of(variable: str, environ: Mapping[str, str] = os.environ) -> Any:
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Sets all settings from the environment. A variable that is not set, or whose value is not
-    allowed, stands for the default; of the latter a warning is given, as of a variable that does
-    not exist."""
+    """Sets all settings from the environment. A missing variable, or a forbidden value, stands for
+    the default. Forbidden values and unknown variables cause a warning."""
     mode = value_of(sampling.VARIABLE, environ)
     _C.set_sampling(mode or DEFAULT_SAMPLING)
     set_workspace_limit(value_of("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", environ))
@@ -348,8 +348,9 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
 def registered_mode(mode: str) -> str:
     """Returns a mode that serves calls: ``mode`` if it is registered.
 
-    Any other mode comes from the environment, which may name one that the program registers before
-    its first search. There a warning is given, and the default is in force from then on.
+    Any other mode comes from the environment, which may name a mode that the program registers
+    before its first search. If it has not, a warning is given, and the default is in force from
+    then on.
     """
     if mode in sampling.names():
         return mode

@@ -1,4 +1,4 @@
-"""A source of choices for a miss: its interface, and what sources share."""
+"""The interface of a source of choices for a miss, and the sources' common parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _begins_trials: list[BeginsTrial] = []
 
 
 def begin_trials_by(begin: BeginsTrial) -> None:
-    """Sets what begins the trial of a choice that later calls decide: ``online.trials.begin``."""
+    """Sets the function that begins a trial in later calls: ``online.trials.begin``."""
     _begins_trials[:] = [begin]
 
 
@@ -55,4 +55,4 @@ class Miss:
 
 
 Source = Callable[[Miss], Served | None]
-"""Returns what serves a miss; None if the source knows nothing of it."""
+"""A function from a miss to the choice that serves it; None if the source has none."""

@@ -1,6 +1,6 @@
-"""The user's store as a source of choices: what it knows of a problem, and what is added to it.
+"""The user's store as a source of choices: lookups, additions and rejections.
 
-It is imported once a store is read or written (``remembering``).
+It is imported at a store's first read or write (``remembering``).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Decision | None:
         return None
     try:
         return store_settings.layers(device).find(problem, policy, _suffices)
-    except Exception:  # a store may hold anything: a call is served
+    except Exception:  # a store may have any content: a call is served
         _log.exception("%s: what the store has of it cannot be read", problem.text)
         return None
 
 
 def _suffices(decision: Decision) -> bool:
-    """Returns whether a stored decision may serve. Some other program may have stored what is
-    provisional."""
+    """Returns whether a stored decision may serve. Another program may have stored a provisional
+    one."""
     is_final = not decision.selection.evidence.provisional
     return is_final and not was_cut_short(decision, settings.get_budget_ms())
 
@@ -48,21 +48,21 @@ def reject(known: Choice, *, varies: bool) -> None:
 
 
 def nearest(problem: ConvProblem, device: int, most: int) -> list[Decision]:
-    """Returns up to ``most`` stored decisions for the problems most like ``problem``, the nearest
-    first."""
+    """Returns up to ``most`` stored decisions for the problems nearest to ``problem``, in this
+    order."""
     if not store_settings.is_read():
         return []
     try:
         layers = store_settings.layers(device)
         found = [layers.by_key(key) for key in layers.nearest(problem, most)]
-    except Exception:  # a store may hold anything: a call is served
+    except Exception:  # a store may have any content: a call is served
         _log.exception("%s: similar problems in the store cannot be read", problem.text)
         return []
     return [decision for decision in found if decision is not None]
 
 
 def add(decisions: Iterable[Decision], device: int) -> None:
-    """Stores those of the decisions that were measured and are final."""
+    """Stores the decisions that were measured and are final."""
     measured = [
         decision
         for decision in decisions
@@ -78,8 +78,8 @@ def add(decisions: Iterable[Decision], device: int) -> None:
 
 
 def add_checks(choice: Choice) -> None:
-    """Records, when :func:`deferred.change` allows, which outputs a choice has found right and
-    wrong. The check of a new size is not kept, since that seldom comes again."""
+    """Records the right and wrong outputs of a choice, when :func:`deferred.change` allows. The
+    check of a new size is not kept, since that seldom comes again."""
     text, device, error = choice.problem.text, choice.device, choice.relative_error
     if choice.origin != "neighbour" and error is not None and is_right(choice.problem, error):
         deferred.change(partial(checked_outputs.remember, text, choice.text, device, error))
@@ -88,7 +88,7 @@ def add_checks(choice: Choice) -> None:
 
 
 def checked_error(choice: Choice) -> float | None:
-    """Returns the relative error of the choice's output that a process of this user has found
-    right, else None."""
+    """Returns the relative error of the choice's output if a process of this user has found it
+    right; else None."""
     error = checked_outputs.error_of(choice.problem.text, choice.text, choice.device)
     return error if is_right(choice.problem, error) else None

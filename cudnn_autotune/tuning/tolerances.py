@@ -1,4 +1,5 @@
-"""The table of tolerances: the relative errors (Frobenius norm) of what is right, by dtype."""
+"""The table of tolerances: the largest relative errors (Frobenius norm) of right outputs, by
+dtype."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ class Tolerance:
     stay below a fifth of it, and wrong ones have errors of 1e-1 and more, or the rounding error of
     a narrower type."""
     norm: float
-    """Error that a norm's kernel may always have beside PyTorch's functions."""
+    """Error of a norm's kernel to PyTorch's functions that is always allowed."""
     program: float
-    """Error that two correct programs may always have. Float32 is taken to be computed in TF32."""
+    """Difference of two programs that is always allowed. Float32 is taken to be computed in
+    TF32."""
     step: float
-    """Rounding step of the computation. That of float32 is TF32's."""
+    """Rounding step of the computation; for float32, TF32's."""
 
 
 TOLERANCES = {

@@ -1,4 +1,4 @@
-"""Tunes a problem that is given by itself, without a layer that calls it."""
+"""The tuning of a problem by itself, without a layer that calls it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ def tune(
     retune: bool = False,
     data: Operands | None = None,
 ) -> Decision:
-    """Returns the decision for a problem on a CUDA device: a known one if it is final, else that of
-    a search.
+    """Returns the decision for a problem on a CUDA device: a known final one, else a search's.
 
     Args:
         device: index of the CUDA device.
-        sampling: the mode; the other settings are those of the process.
+        sampling: the mode; other settings are the process's.
         retune: search even if a decision is known.
         data: the operands; None stands for random ones.
 
@@ -63,7 +62,7 @@ def tune(
 
 
 def check_tunable(problem: ConvProblem) -> None:
-    """Raises as :func:`tune` does for a problem that cannot be tuned on any device."""
+    """Raises as :func:`tune` for a problem that cannot be tuned on any device."""
     if (text := pinned(problem)) is not None:
         raise RuntimeError(f"{problem.text}: {text} is pinned, which leaves nothing to tune")
     if problem.alignment[WRITTEN[problem.op]] != MOST_ALIGNED:
@@ -81,8 +80,8 @@ _REDUCED_PRECISION = {
 
 @contextmanager
 def flags_of(problem: ConvProblem, device_type: str) -> Iterator[None]:
-    """Sets PyTorch's global flags to those of the problem, and restores the caller's afterwards. A
-    flag that already has the right value is not set."""
+    """Sets PyTorch's global flags as the problem needs them, and restores the caller's afterwards.
+    A flag that already has the right value is not set."""
     with ExitStack() as stack:
 
         def set_for_now(setter: Callable[[Any], object], wanted: object, before: object) -> None:
