@@ -1,14 +1,14 @@
 """The class that a module gets when its model is converted, and the class that it had before.
 
-A module is converted by assigning its ``__class__``. Everything else of it stays: parameters,
-buffers, hooks, attributes, and whoever refers to it.
+A module is converted by assigning its ``__class__``. Everything else stays: parameters, buffers,
+hooks, attributes, and references to it.
 
 - PyTorch's own classes become ours, by ``COUNTERPARTS``.
-- A subclass ``C`` of them gets a class ``C'`` made for it, with the bases ``C`` and our class. What
-  ``C`` does not define, or calls by ``super()``, is then ours. If ``C`` has a forward of its own,
-  that forward runs with the module's policy in force. So does the forward of any other module that
-  calls ``torch.nn.functional.conv2d`` itself, and that of the outermost modules that are not
-  PyTorch's, for what is called below them in ways that cannot be seen beforehand.
+- A subclass ``C`` of them gets a new class ``C'``, with the bases ``C`` and our class. Methods that
+  ``C`` does not define, or calls by ``super()``, are then ours. If ``C`` has a forward of its own,
+  that runs with the module's policy in force. So does the forward of any other module that calls
+  ``torch.nn.functional.conv2d`` itself. So does the forward of the outermost modules that are not
+  PyTorch's: calls below them may be invisible beforehand.
 - Classes that PyTorch makes for a module when it wraps it (``register_parametrization``,
   ``fully_shard``) are made again, on top of the converted class.
 """
@@ -40,14 +40,14 @@ COUNTERPARTS: dict[Class, Class] = {
     getattr(nn, name): getattr(modules, name)
     for name in (*_NAMES, *(f"Lazy{name}" for name in _NAMES))
 }
-"""PyTorch's classes, and ours."""
+"""PyTorch's classes -> ours."""
 NORMS: dict[Class, Class] = {
     getattr(nn, name): getattr(batch_norms, name)
     for name in (f"{lazy}BatchNorm{dims}d" for lazy in ("", "Lazy") for dims in (1, 2, 3))
 }
-"""PyTorch's classes of batch norms, and ours."""
+"""PyTorch's classes of batch norms -> ours."""
 SERVED_BELOW = (nn.GroupNorm, _InstanceNorm)
-"""PyTorch's classes of norms that end in an operator which is served within a converted forward."""
+"""PyTorch's classes of norms whose operator is served within a converted forward."""
 _WITH_NORMS = (batch_norms.ServedNorm, batch_norms.ServedNormAct, batch_norms.Sequential)
 _ORIGINALS = {ours: theirs for theirs, ours in (COUNTERPARTS | NORMS).items()}
 _ORIGINALS[batch_norms.Sequential] = nn.Sequential
@@ -64,12 +64,12 @@ class NotConverted(Exception):
 
 
 class Made(nn.Module):
-    """A base of the classes that are made for others than PyTorch's own."""
+    """A base of the classes made for classes that are not PyTorch's own."""
 
     converted_from: Class
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles the class by the one that it was made for, which can be imported."""
+        """Pickles the class by its original class, which can be imported."""
         reduced = super().__reduce_ex__(max(2, int(protocol)))
         if isinstance(reduced, tuple) and reduced[0] is _NEW_OBJECT:
             arguments = (self.converted_from, *reduced[1][1:])
@@ -79,48 +79,48 @@ class Made(nn.Module):
 
 
 class Derived(Made, WithPolicy):
-    """A base of the classes that are made for those that convolve."""
+    """A base of the classes made for classes that convolve."""
 
 
 def new_converted(original: Class, *args: Any) -> nn.Module:
-    """An empty module of the class that is made for ``original``; pickled modules start so."""
+    """Returns an empty module of the class made for ``original``; pickled modules start so."""
     cls = _derived(original)
     module: nn.Module = cls.__new__(cls, *args)
     return module
 
 
 def new_with_norms(original: Class, *args: Any) -> nn.Module:
-    """An empty module of the class that is made for ``original``, which holds batch norms."""
+    """Returns an empty module of the class made for ``original``, which holds batch norms."""
     cls = _made_for_norms(original)
     module: nn.Module = cls.__new__(cls, *args)
     return module
 
 
 def is_ours(module: nn.Module) -> bool:
-    """Whether this package serves the module's convolution, or its batch norm."""
+    """Returns whether this package serves the module's convolution, or its batch norm."""
     return isinstance(module, (WithPolicy, *_WITH_NORMS))
 
 
 def serves_norms(module: nn.Module) -> bool:
-    """Whether this package may serve the module's batch norm."""
+    """Returns whether this package may serve the module's batch norm."""
     return isinstance(module, _WITH_NORMS)
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether the module is a batch norm of PyTorch's, whichever kind of it."""
+    """Returns whether the module is a batch norm of PyTorch's, of any kind."""
     return isinstance(module, _BatchNorm)
 
 
 def has_convolution(module: nn.Module) -> bool:
-    """Whether one of our modules is a convolution, or its forward can be seen to call one."""
+    """Returns whether one of our modules is a convolution, or its forward visibly calls one."""
     original = original_class(type(module))
     return is_convolution(module) or original is None or calls_convolutions(original)
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Whether a forward that is set on one of our modules takes the place of its class's.
+    """Returns whether a forward that is set on one of our modules replaces its class's.
 
-    It does not if it leads to that: through a wrapper, a partial, a closure, or by its name.
+    It does not if it calls that: through a wrapper, a partial, a closure, or by its name.
     """
     forward = vars(module).get("forward")
     if forward is None or not is_ours(module):
@@ -152,16 +152,15 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether the module is a convolution of PyTorch's, whichever kind of it."""
+    """Returns whether the module is a convolution of PyTorch's, of any kind."""
     if is_scripted(module):
         return "Conv" in str(getattr(module, "original_name", ""))
     return isinstance(module, _ConvNd) or _is_quantized(module)
 
 
 def outermost(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules with a forward that is not PyTorch's, and none of which is in another of them.
-    Group and instance norms among PyTorch's are, too: it is the operator that they call that is
-    served."""
+    """Yields the outermost modules with a forward that is not PyTorch's. Group and instance norms
+    of PyTorch's count, too: the operator that they call is served."""
     left = [model]
     while left:
         module = left.pop()
@@ -176,10 +175,12 @@ def outermost(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
-    """The class to convert the module to; None if it is ours, or computes no convolution itself.
+    """Returns the class to convert the module to; None if it is ours, or computes no convolution
+    itself.
 
     Args:
-        serves_calls: whatever its forward calls is served, also if no convolution can be seen.
+        serves_calls: whether all calls of its forward are served, even without a visible
+            convolution.
 
     Raises:
         NotConverted: the module is a convolution, or calls one, and must stay as it is.
@@ -214,8 +215,8 @@ def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
 
 
 def class_for_norms(module: nn.Module) -> Class | None:
-    """The class with which the batch norms of the module train by this package's operators; None
-    if there is none."""
+    """Returns the class whose batch norms train by this package's operators; None if there is
+    none."""
     cls = original_class(type(module)) or type(module)
     if "forward" in vars(module):
         return None
@@ -227,8 +228,7 @@ def class_for_norms(module: nn.Module) -> Class | None:
 
 
 def _made_for_norms(cls: Class) -> Class:
-    """The class that is made for one that holds a batch norm and an activation: one, however often
-    it is asked for."""
+    """Returns the one class made for a class that holds a batch norm and an activation."""
     if cls not in _MADE_FOR_NORMS:
         _MADE_FOR_NORMS.setdefault(cls, _make_for_norms(cls))
     return _MADE_FOR_NORMS[cls]
@@ -248,12 +248,12 @@ def _make_for_norms(cls: Class) -> Class:
             return served.forward(self, *args, **kwargs)
 
         namespace["forward"] = forward
-    make: Any = type(cls)  # a metaclass, where the user has one
+    make: Any = type(cls)  # a user's metaclass, if any
     return make(cls.__name__, (Made, served, cls), namespace)
 
 
 def original_class(cls: Class) -> Class | None:
-    """The class that a module of ``cls`` had before; None if it was not converted."""
+    """Returns the class that a module of ``cls`` had before; None if it was not converted."""
     if cls in _ORIGINALS:
         return _ORIGINALS[cls]
     found: Class | None = vars(cls).get("converted_from")
@@ -278,7 +278,7 @@ def _converted(cls: Class, serves_calls: bool = False) -> Class | None:
 
 
 def _derived(cls: Class) -> Class:
-    """The class that is made for ``cls``: one, however often it is asked for."""
+    """Returns the one class made for ``cls``."""
     if cls not in _DERIVED:
         _DERIVED.setdefault(cls, _derive(cls))
     return _DERIVED[cls]
@@ -304,12 +304,12 @@ def _derive(cls: Class) -> Class:
     if becomes is not None:
         namespace["cls_to_become"] = _converted(becomes, serves_calls=True)
     bases = (Derived, cls) if theirs is None else (Derived, cls, COUNTERPARTS[theirs])
-    make: Any = type(cls)  # a metaclass, where the user has one
+    make: Any = type(cls)  # a user's metaclass, if any
     return make(cls.__name__, bases, namespace)
 
 
 def _served(forward: Any) -> Any:
-    @functools.wraps(forward)  # it keeps the signature, which torch.export asks for
+    @functools.wraps(forward)  # it keeps the signature, which torch.export needs
     def served(self: WithPolicy, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             with Marking(self.sampling, self.workspace_limit):
@@ -324,7 +324,7 @@ def _served(forward: Any) -> Any:
 
 
 def _wraps(cls: Class) -> bool:
-    """Whether PyTorch made the class to wrap a module of its base."""
+    """Returns whether PyTorch made the class to wrap a module of its base."""
     of_parametrization = getattr(vars(cls).get("__getstate__"), "__module__", "")
     names = [f"{base.__module__}.{base.__name__}" for base in cls.__bases__]
     return (
@@ -334,7 +334,7 @@ def _wraps(cls: Class) -> bool:
 
 
 def _rebuilt(cls: Class, change: Any) -> Class | None:
-    """The class, made again on top of its changed bases; None if no base changes.
+    """Returns the class, made again on top of its changed bases; None if no base changes.
 
     ``cls`` itself stays, since copies of the module may share it.
     """

@@ -31,20 +31,20 @@ _measured: WeakKeyDictionary[nn.Module, MemoryFormatChoice] = WeakKeyDictionary(
 
 @dataclass(frozen=True)
 class Conversion:
-    """The convolutions of a model that this package serves, those that it leaves, and how it
-    computes the batch norms."""
+    """The convolutions of a model that this package serves and leaves, and its choices for batch
+    norms."""
 
     served: dict[str, str]
-    """The class of each convolution, and of each module that calls one, that this package serves,
-    by the module's name in the model."""
+    """The class of each served convolution, and of each served module that calls one, by the
+    module's name in the model."""
     left: dict[str, str]
-    """Why PyTorch serves a convolution, by the module's name in the model."""
+    """The reason why PyTorch serves a convolution, by the module's name in the model."""
     memory_format: MemoryFormatChoice | None
-    """Times that ``memory_format="auto"`` measured; None if it was not asked for, or for a copy."""
+    """The times of ``memory_format="auto"``; None without it, or for a copy."""
     norms: dict[str, tuple[NormChoice, ...]] = field(default_factory=dict)
     """The choices for each batch norm that this package may serve, by the module's name in the
-    model: one for each signature that the norm was called with in training on a GPU. There is none
-    before its first such call, and for a copy."""
+    model. Each signature of a call in training on a GPU has one. There is none before the first
+    such call, and for a copy."""
 
     @property
     def _summary(self) -> str:
@@ -86,46 +86,45 @@ def convert(
     example_input: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
     norms: bool = True,
 ) -> Model:
-    """Makes every convolution of a model run the engine that a search chose for its shape, and
-    every batch norm train by the fastest of PyTorch's functions and this package's operators.
+    """Makes every convolution of a model run the engine that a search chose for its shape. Every
+    batch norm trains by the faster of PyTorch's functions and this package's operators.
 
     It works in place, by giving modules another class. Parameters, buffers, hooks, names, the state
-    dict, and what an optimizer or a wrapper refers to stay what they are. A subclass with a forward
-    of its own keeps it, and the calls of ``torch.nn.functional.conv2d`` below it are served; so are
-    those below the model's own forward, wherever they stand. What is served already keeps its
-    settings, and a UserWarning says so if they are not the given ones. ``conversion(model)`` says
-    what was left to PyTorch, and why; ``revert(model)`` undoes it. The model may be on any device,
-    and on one that is not CUDA computes what it did before, bit for bit.
+    dict, and references of optimizers and wrappers stay as they are. A subclass with a forward of
+    its own keeps it, and the calls of ``torch.nn.functional.conv2d`` below it are served. So are
+    all calls below the model's own forward. Modules that are served already keep their settings,
+    and a UserWarning says so if they differ from the given ones. ``conversion(model)`` says what
+    was left to PyTorch, and why; ``revert(model)`` undoes it. The model may be on any device. On
+    one that is not CUDA it computes the same bits as before.
 
     Args:
         model: any module, a single convolution too.
-        sampling: the mode of the converted modules, as of ``cudnn_autotune.Conv2d``. In a mode that
-            times nothing, norms are computed by the operators in the form that is expected to be
+        sampling: the mode of the converted modules, as of ``cudnn_autotune.Conv2d``. In a mode
+            without timing, norms are computed by the operators in the form that is expected to be
             the fastest.
-        workspace_limit: the most bytes of workspace of their engines, as there.
+        workspace_limit: the limit of their engines' workspace in bytes, as there.
         memory_format: None leaves the model's layout. ``torch.channels_last`` and
-            ``torch.contiguous_format`` change it as ``model.to(memory_format=...)`` does, and
-            5-dimensional weights become channels_last_3d, those of 1-d convolutions channels_last
-            as images of height 1. ``"auto"`` times the model in both and takes
-            the faster; it stays contiguous if its outputs differ: see docs/reference/convert.md.
-        example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
-            or a dict of keyword arguments, in the layout in which the model will get them.
+            ``torch.contiguous_format`` change it as ``model.to(memory_format=...)`` does. Weights
+            of 5 dimensions become channels_last_3d, and weights of 1-d convolutions channels_last
+            as images of height 1. ``"auto"`` times the model in both and takes the faster; it stays
+            contiguous if its outputs differ: see docs/reference/convert.md.
+        example_input: the model's input for ``"auto"``: a tensor, a tuple of positional arguments,
+            or a dict of keyword arguments, in the layout of later calls.
         norms: whether batch norms in training on a GPU are measured, with the activation of their
-            class or ``torch.nn.Sequential``, and computed by this package's operators where those
-            are faster: see docs/reference/norms.md. False leaves those that are not converted to
-            PyTorch, and group and instance norms that no forward of the model's own calls.
+            class or ``torch.nn.Sequential``. This package's operators compute them if they are
+            faster: see docs/reference/norms.md. False leaves to PyTorch the norms that are not
+            converted yet, and group and instance norms that no forward of the model's own calls.
 
     Returns:
         The same model. If it has nothing to convert, a UserWarning says so.
 
     Raises:
-        TypeError: ``model`` is not a module, ``norms`` no bool, or ``example_input`` none of the
-            above.
+        TypeError: ``model`` is not a module, ``norms`` no bool, or ``example_input`` of another
+            type.
         ValueError: the model is compiled by torch.jit; the mode is unknown or the limit negative;
-            ``memory_format`` is none of the above, comes without ``example_input``, or the model is
+            ``memory_format`` is another value, comes without ``example_input``, or the model is
             wrapped for several GPUs already.
-        Exception: whatever the model raises on ``example_input``. After any error the model is what
-            it was.
+        Exception: the model's on ``example_input``. After any error the model is as it was.
     """
     _check_model(model)
     check_policy(sampling, workspace_limit)
@@ -154,11 +153,11 @@ def convert(
 
 
 def revert(model: Model) -> Model:
-    """Gives every module that this package serves the class that it had before, in place.
+    """Gives every served module the class that it had before, in place.
 
-    That holds for copies and pickled models too. Modules that were created as
-    ``cudnn_autotune.Conv2d`` become ``torch.nn.Conv2d``; a class that a user derived from ours
-    stays. The layout of the weights stays as well.
+    It works for copies and pickled models too. Modules that were created as
+    ``cudnn_autotune.Conv2d`` become ``torch.nn.Conv2d``. A user's class derived from ours stays,
+    and so does the layout of the weights.
 
     Returns:
         The same model.
@@ -176,7 +175,7 @@ def revert(model: Model) -> Model:
 
 
 def conversion(model: nn.Module) -> Conversion:
-    """Returns which modules this package serves now, and why it leaves the rest to PyTorch.
+    """Returns the modules that this package serves now, and its reasons to leave the rest.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -213,7 +212,7 @@ def _check_model(model: nn.Module) -> None:
 def _settings_kept(
     model: nn.Module, sampling: str | None, workspace_limit: int | None
 ) -> str | None:
-    """The warning that modules which are served already keep other settings; None if none does."""
+    """Returns the warning that served modules keep other settings; None if none does."""
     given = {"sampling": sampling, "workspace_limit": workspace_limit}
     asked = {name: value for name, value in given.items() if value is not None}
     served = [module for module in model.modules() if isinstance(module, WithPolicy)]

@@ -48,7 +48,7 @@ _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
 
 @dataclass(frozen=True)
 class MemoryFormatChoice:
-    """The memory format that a model got from ``memory_format="auto"``, and why."""
+    """The memory format that a model got from ``memory_format="auto"``, and the reason."""
 
     chosen: torch.memory_format
     """``torch.channels_last`` or ``torch.contiguous_format``."""
@@ -68,7 +68,7 @@ def _name(memory_format: torch.memory_format) -> str:
 def check_arguments(
     memory_format: object, example_input: object
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the positional and keyword arguments that ``example_input`` stands for.
+    """Returns the positional and keyword arguments of ``example_input``.
 
     Raises:
         ValueError, TypeError: as ``convert``.
@@ -93,8 +93,8 @@ def check_arguments(
 
 
 def apply(model: nn.Module, memory_format: torch.memory_format) -> None:
-    """Lays out weights, buffers and gradients of 4 and 5 dimensions in place, and weights of 1-d
-    convolutions with their gradients.
+    """Changes the layout, in place, of weights, buffers and gradients of 4 and 5 dimensions, and of
+    1-d convolutions' weights and gradients.
 
     Raises:
         ValueError: the model is wrapped for several GPUs, or has lazy parameters.
@@ -104,8 +104,8 @@ def apply(model: nn.Module, memory_format: torch.memory_format) -> None:
 
 
 def in_each(model: nn.Module, run: Callable[[], Result]) -> list[Result]:
-    """Returns what ``run`` returns while the model is contiguous, and channels_last; the layout is
-    then what it was.
+    """Returns the results of ``run`` while the model is contiguous, and channels_last. The layout
+    is then as before.
 
     Raises:
         ValueError: as :func:`apply`.
@@ -130,21 +130,21 @@ def choose(
     """Times the model's step contiguous and channels_last, and applies the faster.
 
     A step is the forward, and the backward of the summed outputs if the model is in training mode
-    and gradients are on. Outputs of both are compared in eval mode, where most dropout is off; what
-    draws random numbers all the same draws equal ones in both. Gradients, buffers, the contents of
-    the inputs and random number generators stay what they are.
+    and gradients are on. Outputs of both are compared in eval mode, where most dropout is off;
+    other random operators draw equal numbers in both. Gradients, buffers, the contents of the
+    inputs and random number generators stay as they are.
 
-    A model that communicates with other processes stays contiguous: each of them would run it as
-    often as its own clock says, and wait for the others for ever.
+    A model that communicates with other processes stays contiguous. By its own clock each process
+    would run it another number of times, and wait for the others for ever.
 
     Args:
-        together: gets the milliseconds of a step contiguous and channels_last, or None if the model
-            cannot be channels_last, and returns those that decide. Ranks agree by it.
+        together: a function by which ranks agree. It gets the milliseconds of a step contiguous and
+            channels_last, or None if the model cannot be channels_last, and returns the deciding
+            ones.
 
     Raises:
         ValueError: the model is wrapped for several GPUs, or has lazy parameters.
-        Exception: whatever the model raises while it is contiguous, and whatever ``together``
-            raises. The layout is then what it was.
+        Exception: the contiguous model's, or of ``together``. The layout is then as before.
     """
     layouts = _Layouts(_laid_out(model))
     if not layouts.weights:
@@ -214,7 +214,7 @@ def _times(
         text = wrong()
         if text is not None:
             # PyTorch fills a tensor with random numbers in the order of its memory. A compiled
-            # model, which runs as it was written here, would draw others in either layout.
+            # model would draw others in either layout, so its original is run here.
             with _EqualDraws() as draws:
                 other_text = wrong()
             text = other_text if draws.any else text
@@ -284,7 +284,7 @@ class _Times:
 
 
 class _EqualDraws(TorchDispatchMode):
-    """Makes random operators draw the numbers that they draw for contiguous tensors."""
+    """A mode in which random operators draw the same numbers as for contiguous tensors."""
 
     any = False
     """Whether there were any random operators."""
@@ -309,11 +309,11 @@ def _contiguous(value: Any) -> Any:
 
 
 class _Refused(Exception):
-    """The reason why the model cannot be channels_last."""
+    """The error of a model that cannot be channels_last."""
 
 
 class _Layouts:
-    """The weights of a model in each layout, of which they can have any at once."""
+    """The weights of a model in each layout, for immediate changes."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         self.weights = weights
@@ -329,7 +329,7 @@ class _Layouts:
     def under(
         self, memory_format: torch.memory_format, run: Callable[Arguments, Result]
     ) -> Callable[Arguments, Result]:
-        """Returns ``run`` in a layout. It raises _Refused if that fails in channels_last."""
+        """Returns ``run`` in a layout. It raises _Refused if it fails in channels_last."""
 
         def in_layout(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             self.set(memory_format)
@@ -371,7 +371,7 @@ def _outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _least_precise(weights: list[Tensor], device: torch.device) -> torch.dtype:
-    """Returns the type that rounds most in the computation; outputs may be of a wider one."""
+    """Returns the narrowest type in the computation; outputs may have a wider one."""
     dtypes = [t.dtype for t in weights if t.is_floating_point()]
     if torch.is_autocast_enabled(device.type):
         dtypes.append(torch.get_autocast_dtype(device.type))
@@ -379,8 +379,8 @@ def _least_precise(weights: list[Tensor], device: torch.device) -> torch.dtype:
 
 
 def _laid_out(model: nn.Module) -> list[Tensor]:
-    """Returns the weights and buffers that have a layout to choose, each once: those of 4 and 5
-    dimensions, and of 3 dimensions the weights of 1-d convolutions.
+    """Returns the weights and buffers with a choice of layout, each once: all of 4 and 5
+    dimensions, and the weights of 1-d convolutions.
 
     Raises:
         ValueError: the model has lazy parameters, or is wrapped for several GPUs.

@@ -1,4 +1,4 @@
-"""``prefetch``: the plans of a model's remembered choices, made in parallel before they run."""
+"""``prefetch``: plans of a model's remembered choices, made in parallel before they run."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from cudnn_autotune.tuning import prefetching, remembering, settings
 
 @dataclass(frozen=True)
 class Prefetched:
-    """The counts of what :func:`prefetch` has found and made."""
+    """The counts of :func:`prefetch`."""
 
     problems: int
-    """Number of problems that the model asks for, under each of its policies."""
+    """Number of the model's problems, under each of its policies."""
     known: int
     """Number of them that have a remembered choice."""
     read_back: int
-    """Number of plans that were read back, or whose kernels were."""
+    """Number of plans that, or whose kernels, were read back."""
     compiled: int
     """Number of plans that had to be compiled."""
 
 
 def prefetch(model: nn.Module, *inputs: Any, **kwargs: Any) -> Prefetched:
-    """Makes the compiled plans of a model's remembered choices, on several threads, so that its
-    first step need not wait for one after the other.
+    """Makes the compiled plans of a model's remembered choices on several threads. Its first step
+    need not wait for them one by one.
 
     ``model(*inputs, **kwargs)`` runs once, with cuDNN's heuristics, as for
-    ``distributed.problems_of``: forward, and backward unless gradients are off. Nothing is timed,
-    and no result changes. Plans of engines that cuDNN does not compile at run time are left out,
-    because they take microseconds. A choice whose plan cannot be made is tuned again at its first
-    call. A plan waits for its first call until ``forget()``; the last 256 are kept.
+    ``distributed.problems_of``: forward, and backward unless gradients are off. It times no
+    candidate and changes no result. Plans of precompiled engines are left out, because they take
+    microseconds. A choice whose plan cannot be made is tuned again at its first call. A plan waits
+    for its first call until ``forget()``; the last 256 are kept.
 
-    Without it, the first call that a store's decision serves has the compiled plans near that
-    decision read back in the background.
+    Without it, the first call that a store's decision serves begins to read back, in the
+    background, the compiled plans near that decision.
 
     Args:
         model: on a CUDA device, in the state (training, autocast, ...) in which it will run.
-        inputs, kwargs: what it will be called with, in these sizes.
+        inputs, kwargs: arguments of later calls, in their sizes.
 
     Returns:
-        Counts; all are 0 if this package serves nothing of the model.
+        Counts; all are 0 if this package serves no convolution of the model.
 
     Raises:
         TypeError: ``model`` is not a module.
         ValueError: ``model`` runs on several devices, or has lazy parameters.
-        Exception: whatever the model raises.
+        Exception: the model's.
     """
     calls = find(model, inputs, kwargs).calls
     problems = {(c.problem, c.sampling, c.workspace_limit): c.device for c in calls}

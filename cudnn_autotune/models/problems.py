@@ -1,4 +1,4 @@
-"""Finds the problems of a model's convolutions on given inputs, forward and backward."""
+"""The problems of a model's convolutions on given inputs, forward and backward."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ class Found:
     counts: Mapping[ConvProblem, int]
     """Number of calls of each problem by the model, in the order of the first calls."""
     device: int | None
-    """Index of the CUDA device that all of them run on; None if this package serves nothing."""
+    """Index of their CUDA device; None if this package serves none."""
     calls: tuple[Choice, ...] = ()
-    """The choices of the heuristics that served the run: the policies of the calls."""
+    """The heuristics' choices that served the run, with the policies of the calls."""
     by_layout: tuple[Mapping[ConvProblem, int], ...] = ()
-    """Numbers of calls in each layout that the model was tried in; empty if it was in one."""
+    """Numbers of calls in each tried layout of the model; empty if there was one."""
 
 
 def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProblem]:
-    """The problems that ``model(*inputs, **kwargs)`` asks for, each once, in order.
+    """Returns the problems of ``model(*inputs, **kwargs)``, each once, in order.
 
     The model runs once, with cuDNN's heuristics: forward, and backward from the sum of its outputs,
-    unless gradients are off (``torch.no_grad()``) or nothing requires them. It runs in the state
-    (training, autocast, ...) that the caller has put it in. Afterwards its gradients and buffers,
-    the inputs and the random number generators are what they were. ``on_decision`` handlers are not
-    called. What other threads ask for meanwhile is not counted, and is tuned as usual.
+    unless gradients are off (``torch.no_grad()``) or no tensor requires them. It runs in the
+    caller's state (training, autocast, ...). Afterwards its gradients and buffers, the inputs and
+    the random number generators are as before. ``on_decision`` handlers are not called. Calls of
+    other threads are not counted, and are tuned as usual.
 
     Returns:
-        The problems, without those for which an engine is pinned, which need no tuning.
+        The problems, without pinned ones, which need no tuning.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: there are no problems, they are spread over several devices, or the model has
-            lazy parameters.
-        Exception: whatever the model raises.
+        ValueError: there are no problems, they are on several devices, or the model has lazy
+            parameters.
+        Exception: the model's.
     """
     return list(calls_of(model, *inputs, **kwargs))
 
@@ -67,10 +67,9 @@ def calls_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> Mapping[ConvProbl
 
 
 def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
-    """Returns the problems of :func:`problems_of`, with the device; does not fail if there are
-    none."""
+    """Returns the problems of :func:`problems_of`, with the device; there may be none."""
     check_model(model)
-    # This is asked before the run, because FSDP replaces parameters in it.
+    # This precedes the run, because FSDP replaces parameters in it.
     learns = torch.is_grad_enabled() and any(_has_trained_weights(m) for m in model.modules())
     with probe() as probed:
         run_once(model, inputs, kwargs)

@@ -1,4 +1,4 @@
-"""The summary of a process that ran under ``enable``: what was served, and what that gained."""
+"""The summary of a process that ran under ``enable``: the served calls, and their gain."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def served_anything() -> bool:
 
 
 def say_summary() -> None:
-    """Prints the :func:`summary` of the process on standard error, of several ranks on the first
-    one's. Where the program has closed it, or nobody reads it, nothing is printed, and the exit
-    status stays the program's."""
+    """Prints the :func:`summary` of the process on standard error; of several ranks the first one
+    prints. If the program has closed it, or nobody reads it, the exit status stays the
+    program's."""
     stream = sys.stderr
     if stream is None or os.environ.get("RANK", "0") != "0":
         return
@@ -41,12 +41,12 @@ def say_summary() -> None:
 def summary(
     made: Sequence[Choice], left: Mapping[str, int], norms: Sequence[NormChoice]
 ) -> list[str]:
-    """Says in a few lines what was tuned in a process, and what it gains.
+    """Returns a few lines on the tuned problems of a process, and their gain.
 
     Args:
         made: the choices of the process.
         left: the number of calls that PyTorch served, by reason.
-        norms: how the norms of the process are computed.
+        norms: the choices for the norms of the process.
     """
     lines = []
     if made:
@@ -70,7 +70,7 @@ def summary(
 
 
 def _of_norms(norms: Sequence[NormChoice]) -> str:
-    """Says how many norms are served, and what that gains where this process has timed it."""
+    """Returns the number of served norms, and their gain if this process has timed it, in words."""
     served = [norm for norm in norms if norm.is_served]
     text = f"{len(served)} of {count(len(norms), 'norm')} served"
     timed = [norm.times_ms for norm in served if norm.times_ms]

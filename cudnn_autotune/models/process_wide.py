@@ -1,12 +1,11 @@
-"""``enable`` and ``disable``: tuned convolutions for all that calls PyTorch's.
+"""``enable`` and ``disable``: tuned convolutions for all callers of PyTorch's.
 
 Every convolution of PyTorch, and every derivative of one, ends in ``aten::convolution`` or
-``aten::convolution_backward``. ``csrc/conv/aten_kernels.cpp`` puts kernels of its own below
-autograd, autocast, ``torch.func`` and tracing, in the place of PyTorch's kernels for CUDA. What
-those layers record or transform is therefore PyTorch's own operator, as it is without this package.
-The kernels are put there when this package is imported, and call PyTorch's until they are enabled:
-PyTorch's dispatcher must not be written while other threads run convolutions. Norms are served
-likewise (``csrc/norm/aten_norms.h``).
+``aten::convolution_backward``. ``csrc/conv/aten_kernels.cpp`` replaces PyTorch's kernels for CUDA,
+below autograd, autocast, ``torch.func`` and tracing. So those layers record or transform PyTorch's
+own operator, as without this package. The kernels are registered when this package is imported, and
+call PyTorch's until they are enabled: PyTorch's dispatcher must not be written while other threads
+run convolutions. Norms are served likewise (``csrc/norm/aten_norms.h``).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cudnn_autotune_autoload import run_sampling
 
 
 class Enabled:
-    """A context, returned by :func:`enable`, whose end restores the state before that call."""
+    """The context of :func:`enable`, whose end restores the state before that call."""
 
     def __init__(self, sampling: str | None, workspace_limit: int | None) -> None:
         if extension_available():
@@ -49,37 +48,35 @@ def enable(sampling: str | None = None, workspace_limit: int | None = None) -> E
     """Tunes all convolutions of the process that PyTorch computes on a CUDA device.
 
     From here on ``torch.nn.functional.conv*``, ``torch.nn.Conv*``, ``torch.conv*`` and their
-    derivatives run the engine that a search chose for their shape, in all threads and with no
-    change of a model, much as ``torch.backends.cudnn.benchmark = True`` is used. So do the
-    convolutions that code compiled by ``torch.compile`` calls. Where cuDNN cannot compute a call,
-    PyTorch does, and ``cudnn_autotune.fallbacks()`` counts it. Training batch norms,
-    instance norms and forwards of group norms run the faster of PyTorch's kernels and this
-    package's: ``cudnn_autotune.norm_choices()`` says which. Other devices are not affected.
+    derivatives run the engine that a search chose for their shape. This holds in all threads and
+    without a change of a model, as with ``torch.backends.cudnn.benchmark = True``, and for code
+    compiled by ``torch.compile``. If cuDNN cannot compute a call, PyTorch does, and
+    ``cudnn_autotune.fallbacks()`` counts it. Training batch norms, instance norms and forwards of
+    group norms run the faster of PyTorch's kernels and this package's
+    (``cudnn_autotune.norm_choices()``). Other devices are not affected.
 
-    Called again, it replaces the mode and the limit. As a context manager it restores what was in
-    force before::
+    Called again, it replaces the mode and the limit. As a context manager it restores the earlier
+    state::
 
         with cudnn_autotune.enable():
             loss = model(batch).sum()
             loss.backward()
 
-    A context holds for all threads, like those of ``torch.backends.cudnn.flags``. A derivative uses
-    what is in force when it is computed, that of a norm what its forward used. Batch and
-    instance norms in a ``torch.utils.checkpoint`` that is not reentrant are PyTorch's. Layers of
-    this package keep their own arguments. With a CPU-only torch, or without a GPU, the function
-    has no effect.
+    A context holds for all threads, as of ``torch.backends.cudnn.flags``. A derivative uses the
+    state in force when it is computed; a norm's uses its forward's. Batch and instance norms in a
+    ``torch.utils.checkpoint`` that is not reentrant are PyTorch's. Layers of this package keep
+    their own arguments. With a CPU-only torch, or without a GPU, the function has no effect.
 
     Args:
         sampling: one of ``cudnn_autotune.sampling.names()``; None stands for the settings' at the
             time of each call.
-        workspace_limit: the most bytes of workspace that an engine may need; None stands for the
-            settings'.
+        workspace_limit: the limit of an engine's workspace in bytes; None stands for the settings'.
 
     Returns:
         A context manager, which need not be used.
 
     Raises:
-        ValueError: the mode is unknown, or the limit negative. Nothing is changed then.
+        ValueError: the mode is unknown, or the limit negative. The state is then unchanged.
     """
     check_policy(sampling, workspace_limit)
     return Enabled(sampling, workspace_limit)
@@ -93,8 +90,8 @@ def disable() -> None:
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
     """Enables the process, with a summary at its end, if it was started by ``cudnn-autotune run``,
-    or ``CUDNN_AUTOTUNE_ENABLE`` is 1. A value of the variable that is not allowed causes a warning
-    and is passed over."""
+    or ``CUDNN_AUTOTUNE_ENABLE`` is 1. Another value of the variable causes a warning and is
+    ignored."""
     mode = run_sampling(environ)
     if mode is not None:
         enable(mode or None)
@@ -106,7 +103,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def leave_environment() -> None:
-    """Undoes :func:`read_environment`, in a program that decides itself what is enabled."""
+    """Undoes :func:`read_environment`, in a program that calls ``enable`` itself."""
     if ENABLE_VARIABLE in os.environ or run_sampling() is not None:
         disable()
         atexit.unregister(_at_end)
@@ -114,13 +111,13 @@ def leave_environment() -> None:
 
 
 def _at_end() -> None:
-    """Prints the summary, unless no convolution or norm ran on a CUDA device: every process that
-    imports torch comes here, and most are not what the variable is meant for."""
+    """Prints the summary if a convolution or norm ran on a CUDA device. Every process that imports
+    torch comes here, and most have none."""
     if served_anything():
         say_summary()
 
 
 def _at_end_of_run(process: int) -> None:
-    """Prints the summary, but not where a process that the script has forked ends."""
+    """Prints the summary, but not at the end of a process that the script has forked."""
     if os.getpid() == process:
         say_summary()

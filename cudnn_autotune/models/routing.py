@@ -1,8 +1,8 @@
-"""Serves the calls of ``torch.nn.functional.conv2d`` and its sisters that a forward makes.
+"""Service of a forward's calls of ``torch.nn.functional.conv2d`` and its sisters.
 
-The policy is in force on the thread as long as the forward runs, so the calls may be anywhere below
+The policy is in force on the thread as long as the forward runs. So the calls may be anywhere below
 it: in a helper function of another module, a closure, a table. While Dynamo traces, a
-``TorchFunctionMode`` marks their inputs instead; the compiled program is without it.
+``TorchFunctionMode`` marks their inputs instead; the compiled program does not have it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _CALLS: dict[type[Any], bool] = {}
 
 
 class Marking(TorchFunctionMode):
-    """Marks the inputs of PyTorch's convolution functions in a ``with`` block that Dynamo traces.
+    """A mode that marks inputs of PyTorch's convolution functions in a ``with`` block that Dynamo
+    traces.
 
     Args:
         sampling, workspace_limit: as for ``cudnn_autotune.functional.conv2d``.
@@ -45,11 +46,11 @@ class Marking(TorchFunctionMode):
 
 
 def calls_convolutions(cls: type[Any]) -> bool:
-    """Whether the forward that ``cls`` defines names one of the functions in ``COUNTERPARTS``.
+    """Returns whether the forward that ``cls`` defines names a function of ``COUNTERPARTS``.
 
-    Followed are the methods of the class that the forward names, and the functions that it reaches
-    by global names (``conv2d_same(...)``, ``F.conv2d(...)``). A function that comes from a table,
-    an attribute or a closure is not seen.
+    It follows the methods of the class that the forward names, and the functions that it reaches by
+    global names (``conv2d_same(...)``, ``F.conv2d(...)``). Functions from a table, an attribute or
+    a closure are not seen.
     """
     if cls not in _CALLS:
         _CALLS[cls] = _calls_convolutions(cls)
@@ -78,7 +79,7 @@ def _calls_convolutions(cls: type[Any]) -> bool:
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
-    """The code, and that of the functions that are defined in it."""
+    """Yields the code, and the code of functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -86,7 +87,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _reached(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
-    """The objects that the code reaches by a global name, or by ``module.name``."""
+    """Yields the objects that the code reaches by a global name, or by ``module.name``."""
     found: Any = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "LOAD_GLOBAL":

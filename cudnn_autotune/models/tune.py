@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tuned(list[Decision]):
-    """A list of the decisions for a model. Its text is one line: what a step gains over PyTorch."""
+    """A list of the decisions for a model. Its text is one line: a step's gain over PyTorch."""
 
     gain: gain.Total
     """The sums over the convolutions of a step: ``pytorch_ms``, ``ours_ms``, ``ratio``."""
@@ -51,7 +51,7 @@ class Tuned(list[Decision]):
 
     @property
     def speedup(self) -> float | None:
-        """PyTorch's time of the step's convolutions over ours; None if nothing was compared."""
+        """PyTorch's time of the step's convolutions over ours; None without a comparison."""
         return self.gain.ratio
 
     def __repr__(self) -> str:
@@ -80,51 +80,49 @@ def tune(
     memory_format: Literal["auto"] | None = None,
     **kwargs: Any,
 ) -> Tuned:
-    """Tunes what ``model(*inputs, **kwargs)`` needs, so that its first step does not wait.
+    """Tunes the problems of ``model(*inputs, **kwargs)``, so that its first step does not wait.
 
-    The model runs once, with cuDNN's heuristics, which shows its problems and how often a step
-    calls each; afterwards all is as it was (see ``distributed.problems_of``). Then all problems are
-    raced together: the next round goes where the step can still gain most, and the race ends when
-    the step's convolutions are expected to be no more than 0.2 % slower than with the fastest
-    candidates. Plans are compiled on all cores meanwhile. Each decision is stored and in force as
-    soon as it is made. What an earlier call of this function has decided is not raced again, unless
-    its race was cut short by the budget or an interruption.
+    The model runs once, with cuDNN's heuristics, which shows its problems and their numbers of
+    calls in a step. Afterwards all is as it was (see ``distributed.problems_of``). Then all
+    problems are raced together: the problem with the largest possible gain has the next round. The
+    race ends when the step's convolutions are expected to be no more than 0.2 % slower than with
+    the fastest candidates. Plans are compiled on all cores meanwhile. Each decision is stored and
+    in force as soon as it is made. Decisions of an earlier call are not raced again, unless the
+    budget or an interruption cut their race short.
 
     This holds for the default mode, ``auto``. If another mode is in force, each problem is tuned in
     that mode, one after the other. A layer whose ``sampling=`` differs from the mode in force still
-    tunes at its first call. In a terminal or a notebook a progress bar shows what is left. In a
-    terminal one line on standard error says at the end what a step gains over PyTorch; elsewhere
-    the log says it at level INFO.
+    tunes at its first call. A terminal or a notebook shows a progress bar. At the end one line has
+    a step's gain over PyTorch: on a terminal's standard error, elsewhere in the log at level INFO.
 
     Args:
         model: on one CUDA device, with layers of this package, or under ``enable()``.
         inputs, kwargs: as for a call of the model.
         train: whether the backward is tuned, too; the state of the model's modules stays as it is.
         budget_s: seconds of wall time after which no further round of a race begins; None: no
-            limit. What has begun then, be it the compiling of plans, is finished, and what was
-            raced is checked and stored, unless an earlier decision has more timed launches.
-            Problems without a decision that were not timed are served by the heuristics' first plan
-            in this process, and are not stored. 0: nothing is timed.
+            limit; 0: no timing. Begun rounds and compilations are finished, and raced problems are
+            checked and stored, unless an earlier decision has more timed launches. Problems that
+            were not timed and have no decision are served by the heuristics' first plan in this
+            process, and are not stored.
         memory_format: ``"auto"`` tunes the model contiguous and in channels_last, times its step in
             both, as ``cudnn_autotune.convert`` does, and gives the model the faster layout. The
             model must not be wrapped for several GPUs. None: the model is tuned as it is.
 
     Returns:
         The decisions, in the order in which a step calls their problems: a list whose text is that
-        line, and whose ``speedup`` is its ratio. PyTorch's time is that of what it would run by
-        default, from the same races; with ``"auto"`` the step is that in the layout which the
-        model got. Without a CUDA device, or with a CPU-only torch, nothing is done: the list is
-        empty, and the log says so once.
+        line, and whose ``speedup`` is its ratio. PyTorch's time is its default's, from the same
+        races; with ``"auto"`` the step is in the layout that the model got. Without a CUDA device,
+        or with a CPU-only torch, the list is empty, and the log says so once.
 
     Raises:
         TypeError: ``model`` is no module, ``budget_s`` no number, or ``train`` no bool.
         ValueError: ``budget_s`` is negative or not finite, or is given for another mode than
-            ``auto``; ``memory_format`` is something else, or ``"auto"`` for a wrapped model; the
+            ``auto``; ``memory_format`` is another value, or ``"auto"`` for a wrapped model; the
             mode in force decides in later calls (``online``); the model has no convolution that
             this package serves, is on several devices, or has lazy parameters.
-        KeyboardInterrupt: what was raced until then is decided and stored, as with a budget that is
-            spent, and the line is of that.
-        Exception: whatever the model raises.
+        KeyboardInterrupt: problems raced until then are decided and stored, as with a spent budget,
+            and the line is on them.
+        Exception: the model's.
     """
     check_arguments(model, train, memory_format)
     mode = mode_for(budget_s)
@@ -162,12 +160,12 @@ def _announce(made: Tuned) -> None:
 
 
 def passes(model: str, train: bool) -> str:
-    """Returns a model's name with what is tuned of it."""
+    """Returns a model's name with its tuned passes."""
     return f"{model}, forward{' + backward' if train else ''}"
 
 
 def check_arguments(model: object, train: object, memory_format: object) -> None:
-    """Raises TypeError or ValueError naming the argument of :func:`tune` that is not allowed."""
+    """Raises TypeError or ValueError naming the forbidden argument of :func:`tune`."""
     check_model(model)
     if not isinstance(train, bool):
         raise TypeError(f"train must be a bool, got {type(train).__name__}")
@@ -176,8 +174,8 @@ def check_arguments(model: object, train: object, memory_format: object) -> None
 
 
 def mode_for(budget_s: float | None) -> str:
-    """Returns the mode in force; raises as :func:`tune` does where it cannot tune ahead, or not
-    with this budget."""
+    """Returns the mode in force; raises as :func:`tune` if it cannot tune ahead, or not with this
+    budget."""
     mode = settings.registered_mode(settings.get_sampling())
     check_budget(budget_s, mode)
     if sampling.traits(mode).decides_later:
@@ -195,8 +193,8 @@ def find_in(
     inputs: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Found:
-    """Returns the problems of the model as it is, or in both layouts; with ``train`` those of the
-    backward, too."""
+    """Returns the problems of the model as it is, or in both layouts; with ``train`` the
+    backward's, too."""
     with torch.set_grad_enabled(train):
         if memory_format is None:
             return find(model, inputs, kwargs)
@@ -207,12 +205,13 @@ def find_in(
 
 
 def calls_in(found: Found, chosen: torch.memory_format | None) -> Mapping[ConvProblem, int]:
-    """Returns the numbers of calls of a step, in the layout that was chosen if two were tried."""
+    """Returns the numbers of calls of a step, in the chosen layout if two were tried."""
     return found.by_layout[layouts.CANDIDATES.index(chosen)] if chosen else found.counts
 
 
 def can_tune() -> bool:
-    """Whether there is a CUDA device, and a build that can tune on it; the log says once why not.
+    """Returns whether there is a CUDA device, and a build that can tune on it; if not, the log says
+    once why.
 
     A program that tunes its models runs everywhere, as ``enable()`` and ``prefetch()`` do.
     """
@@ -233,14 +232,14 @@ def _is_terminal() -> bool:
 
 
 def _bar() -> AbstractContextManager[Callable[[Progress], None]]:
-    """The progress bar in a terminal or a notebook, else nothing."""
+    """Returns the progress bar in a terminal or a notebook; elsewhere a context without one."""
     console = bar_console()
     return nullcontext(lambda progress: None) if console is None else progress_bar(console)
 
 
 def check_budget(budget_s: object, mode: str) -> None:
-    """Raises TypeError or ValueError unless it is None or a number of seconds of 0 or more, and
-    None if ``mode`` tunes one problem after the other."""
+    """Raises TypeError or ValueError unless it is None or, in a mode that races models, a number of
+    seconds of 0 or more."""
     if budget_s is None:
         return
     if not sampling.traits(mode).races_models:

@@ -1,7 +1,7 @@
-"""Tunes the problems of a model together: in what order, how many at once, and for how long.
+"""The tuning of a model's problems together: their order, their number at once, and its duration.
 
-Each decision is committed as soon as its problem's search is over, so that an interruption loses
-nothing that was decided.
+Each decision is committed as soon as its problem's search is over, so that an interruption loses no
+decision.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class Progress:
     decided: int
     problems: int
     expected_loss: float | None
-    """By how much, relative, the step's convolutions are expected to be slower than with the
-    fastest candidates; None as long as some problem was not timed."""
+    """The expected relative loss of the step's convolutions to the fastest candidates; None as long
+    as some problem was not timed."""
 
 
 class Searches(Protocol):
     """The open searches of a model's problems; an implementation commits their decisions."""
 
     def known(self, problem: ConvProblem) -> Decision | None:
-        """Returns what is decided already, if that needs no further search."""
+        """Returns an earlier decision that needs no further search, or None."""
 
     def earlier(self, problem: ConvProblem) -> Decision | None:
-        """Returns what is decided already, be it by less than a race of a model."""
+        """Returns any earlier decision, or None."""
 
     def room_for(self, problem: ConvProblem) -> bool:
-        """Returns whether the problem's operands fit beside those of the searches that are open."""
+        """Returns whether the problem's operands fit beside the open searches'."""
 
     def open(self, problem: ConvProblem, calls: int) -> Entrant[ConvProblem] | None:
         """Opens a search; returns None if memory or cuDNN does not allow it."""
@@ -52,11 +52,11 @@ class Searches(Protocol):
         process."""
 
     def commit(self, entrant: Entrant[ConvProblem], selection: Selection | None) -> Decision:
-        """Checks and serves what a search has chosen (None: no candidate runs), stores it if it was
-        timed, and frees the search's memory."""
+        """Checks and serves a search's choice (None: no candidate runs), stores it if it was timed,
+        and frees the search's memory."""
 
     def close(self, entrant: Entrant[ConvProblem]) -> None:
-        """Frees the memory of a search whose result is not wanted."""
+        """Frees the memory of a search without using its result."""
 
 
 def tune_together(
@@ -68,20 +68,19 @@ def tune_together(
 ) -> list[Decision]:
     """Returns a decision for each problem, in the order of ``calls``.
 
-    Problems are raced together as far as memory allows, those with the most work first. Where the
-    budget or an interruption has cut a race short, an earlier decision of at least as many timed
-    launches stays. A problem without a decision that was not timed then is served by the
-    heuristics' first plan, and its decision is not stored.
+    Problems are raced together as far as memory allows, those with the most work first. If the
+    budget or an interruption has cut a race short, an earlier decision with no fewer timed launches
+    stays. A problem that was not timed and has no decision is served by the heuristics' first plan,
+    which is not stored.
 
     Args:
-        calls: how often a step of the model calls each problem.
+        calls: number of calls of each problem in a step of the model.
         budget_s: seconds after which no further measurement begins; None: no limit.
         report: called as the race goes on.
         now_s: a clock, in seconds.
 
     Raises:
-        KeyboardInterrupt: what was raced until then is decided and stored; another one while that
-            is done ends it.
+        KeyboardInterrupt: problems raced until then are decided and stored; a second one ends that.
     """
     end_s = None if budget_s is None else now_s() + budget_s
     made: dict[ConvProblem, Decision] = {}

@@ -1,4 +1,4 @@
-"""PyTorch's convolution functions, and those of this package that take their place."""
+"""PyTorch's convolution functions, and this package's functions that replace them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import cudnn_autotune.functional as functional  # without __getattr__, which ent
 COUNTERPARTS: dict[Any, Callable[..., Any]] = {
     getattr(F, name): getattr(functional, name) for name in functional.fast_functions
 }
-"""PyTorch's functions, and those of this package."""
+"""PyTorch's functions -> this package's."""
 
 CONVOLUTIONS = {
     *COUNTERPARTS,
     *COUNTERPARTS.values(),
     *(getattr(torch.ops.aten, name) for name in functional.fast_functions),
 }
-"""Targets of nodes that are convolutions in a graph of Dynamo: functions, and for a converted layer
-on a GPU PyTorch's operators with a marked input."""
+"""Targets of convolutions' nodes in a graph of Dynamo: functions, and for a converted layer on a
+GPU PyTorch's operators with a marked input."""

@@ -1,7 +1,7 @@
 """PyTorch's convolution layers, as drop-ins that run the engine chosen for each shape.
 
-Each is a subclass of PyTorch's class of the same name, takes the same arguments and two more, has
-the same parameters and state dict, and on a device that is not CUDA computes the same, bit for bit.
+Each is a subclass of PyTorch's class of the same name, with the same arguments and two more, and
+the same parameters and state dict. On a device that is not CUDA it computes the same bits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def check_model(model: object) -> None:
 class _Signature:
     """The signature of PyTorch's class and the two arguments of this package.
 
-    ``inspect.signature``, and with it ``help`` and ``torch.nn.utils.skip_init``, read it from the
-    class. A subclass with a constructor of its own has the signature of that.
+    ``inspect.signature``, and so ``help`` and ``torch.nn.utils.skip_init``, read it from the class.
+    A subclass with a constructor of its own has that one's signature.
     """
 
     def __get__(self, instance: object, owner: type[WithPolicy]) -> inspect.Signature:
@@ -49,7 +49,7 @@ class Unscriptable(nn.Module):
     """A base of modules that ``torch.jit.script`` cannot compile."""
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """``torch.jit.script`` calls this first."""
+        """Refuses ``torch.jit.script``, which calls this first."""
         raise NotImplementedError(
             f"torch.jit.script cannot compile {self._get_name()}, whose forward calls into C++: "
             "give it cudnn_autotune.revert(model), or use torch.jit.trace, torch.export or "
@@ -58,7 +58,7 @@ class Unscriptable(nn.Module):
 
 
 class WithPolicy(Unscriptable):
-    """Adds the two arguments that these modules take in addition to PyTorch's."""
+    """A base with the two arguments that these modules take in addition to PyTorch's."""
 
     __signature__ = _Signature()
 
@@ -78,8 +78,8 @@ class WithPolicy(Unscriptable):
         They may be changed at any time.
 
         Args:
-            sampling: how engines are chosen: one of ``cudnn_autotune.sampling.names()``; None
-                stands for ``cudnn_autotune.get_sampling()`` at the time of the call.
+            sampling: the sampling mode, one of ``cudnn_autotune.sampling.names()``; None stands for
+                ``cudnn_autotune.get_sampling()`` at the time of the call.
             workspace_limit: the most bytes of workspace that an engine may need, or None for
                 ``cudnn_autotune.get_workspace_limit()``.
 
@@ -108,7 +108,7 @@ class WithPolicy(Unscriptable):
 
 
 class _Calls(WithPolicy):
-    """Calls PyTorch's function with the policy of the module."""
+    """A base that calls PyTorch's function with the policy of the module."""
 
     _function: ClassVar[str]  # its name in torch.nn.functional
     _fast: ClassVar[Callable[..., Any]]  # a function of C, so that it is no method

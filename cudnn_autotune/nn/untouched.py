@@ -1,4 +1,4 @@
-"""Runs a user's model once and restores what the run changed."""
+"""One run of a user's model, after which all that it changed is restored."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.nn.parameter import is_lazy
 def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Runs the model's forward, and the backward of its summed outputs if they have one.
 
-    Afterwards all is as it was: see :func:`untouched`. Hooks that are registered on the model run,
-    except those by which a DistributedDataParallel averages gradients.
+    Afterwards all is as it was: see :func:`untouched`. The model's hooks run, except a
+    DistributedDataParallel's, which average gradients.
 
     Raises:
         ValueError: the model has lazy parameters that no call has given a shape.
         RuntimeError: PyTorch's, for ``torch.utils.checkpoint`` with ``use_reentrant=True``.
-        Exception: whatever the model raises.
+        Exception: the model's.
     """
     with untouched(model, inputs, kwargs):
         step(model, inputs, kwargs)
@@ -44,7 +44,7 @@ def check_initialized(model: nn.Module) -> None:
 def untouched(
     model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Restores what runs of the model in the ``with`` block change.
+    """Restores all changes of the model's runs in the ``with`` block.
 
     These are buffers (the statistics of a BatchNorm), the contents of the tensors in ``inputs`` and
     ``kwargs``, and random number generators (PyTorch's, Python's and NumPy's).
@@ -72,15 +72,15 @@ def step(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     outputs = [t for t in tensors_in(model(*inputs, **kwargs)) if t.grad_fn is not None]
     leaves = _leaves(outputs, given) if torch.is_grad_enabled() else []
     if leaves:
-        # `backward()` would add to `.grad`, and run the hooks that average gradients over ranks
-        # or update parameters. The gradient of a sum is ones; these have the outputs' own
-        # layout, where those of a sum have strides of 0.
+        # `backward()` would add to `.grad`, and run the hooks that average gradients over ranks or
+        # update parameters. The gradient of a sum is ones, with strides of 0; these ones have the
+        # outputs' own layout.
         ones = [torch.ones_like(output) for output in outputs]
         torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in any nest of containers and objects, each once."""
+    """Returns the tensors in any nest of containers and objects, each once."""
     found: list[Tensor] = []
     seen: dict[int, Any] = {}  # it holds the entries, so that no id is used again
     left = [value]
@@ -105,9 +105,9 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _leaves(outputs: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves that a backward from ``outputs`` reaches: given tensors and parameters.
+    """Returns the leaves that a backward from ``outputs`` reaches: given tensors and parameters.
 
-    The parameters are those of the forward. FSDP may have put others in their place since.
+    The parameters are the forward's. FSDP may have replaced them since.
     """
     ends = {tensor.grad_fn for tensor in given}  # behind a given tensor is the user's own graph
     leaves = {id(tensor): tensor for tensor in given if tensor.requires_grad}
@@ -128,7 +128,7 @@ def _leaves(outputs: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
 def generators_kept(devices: Iterable[int]) -> Iterator[None]:
     """Restores the generators of PyTorch (CPU and these CUDA devices), of Python and of NumPy.
 
-    Those of other devices may be in use by other threads, so nothing of this package draws there.
+    Other threads may use other devices' generators, so this package never does.
     """
     python, numpy = random.getstate(), sys.modules.get("numpy.random")
     state = None if numpy is None else numpy.get_state(legacy=False)
@@ -144,7 +144,7 @@ def generators_kept(devices: Iterable[int]) -> Iterator[None]:
 def seed_generators(devices: Iterable[int], seed: int) -> None:
     """Seeds the generators of the CPU and of these CUDA devices.
 
-    ``torch.manual_seed`` would seed those of all devices.
+    ``torch.manual_seed`` would seed all devices' generators.
     """
     torch.default_generator.manual_seed(seed)
     for device in set(devices):
@@ -184,14 +184,15 @@ def _contents_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for tensor, copy in copies:
             # Any write, even of the same values, would spoil a graph of the user's that has yet to
-            # run backward. The tensor's version does not tell, since a BatchNorm does not raise it.
+            # run backward. The tensor's version shows no change, since a BatchNorm does not raise
+            # it.
             if not torch.equal(_bits(tensor), _bits(copy)):
                 with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.copy_(copy)
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The tensor's bytes, by which NaN can be compared too."""
+    """Returns the tensor's bytes, for comparisons that include NaN."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.reshape(-1).contiguous().view(torch.uint8)
 
@@ -201,7 +202,7 @@ def _gradients_not_averaged(model: nn.Module) -> Iterator[None]:
     """Makes each DistributedDataParallel in the model call only its module.
 
     Its own forward prepares for hooks on gradients, which never run here. With ``static_graph`` it
-    learns from its first backward which hooks there are, and would then average no gradient ever.
+    learns its hooks from the first backward: without them it would never average a gradient.
     """
     replicas = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
     before = [replica.__dict__.get("forward") for replica in replicas]

@@ -1,1 +1,1 @@
-"""Batch, instance and group norms: what computes each, its operators and kernels."""
+"""Batch, instance and group norms: choices, operators and kernels."""

@@ -1,4 +1,4 @@
-"""The measurement of a batch norm's call: a forward with the backward that it needs."""
+"""The measurement of a batch norm's call: its forward, and its backward if it needs one."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from cudnn_autotune.timers.programs import Run
 if TYPE_CHECKING:
     from cudnn_autotune.norms.plan import Form, NormProblem
 
-# Derivatives jump here. Rounding may move an argument across, so gradients are 0 that close.
+# Derivatives jump here. Rounding may move an argument across, so gradients this near are 0.
 _JUMPS = {"relu": (0.0,), "relu6": (0.0, 6.0), "hardswish": (-3.0, 3.0)}
 _BESIDE_JUMP = 0.05
-# The sums that are the gradients of weight and bias may cancel. Their errors are relative to this
-# part of the output's gradient at least.
+# The gradients of weight and bias are sums that may cancel. Their errors are relative to at least
+# this part of the output's gradient.
 _LEAST_SUM = 0.2
 
 _operators = torch.ops.cudnn_autotune
@@ -59,7 +59,7 @@ class BatchNormCall(MeasuredCall):
 
     @cached_property
     def needs(self) -> tuple[bool, ...] | None:
-        """Whether the gradients of input, weight and bias are computed; None where gradients are
+        """Whether the gradients of input, weight and bias are computed; None if gradients are
         off."""
         if not torch.is_grad_enabled():
             return None
@@ -86,7 +86,7 @@ class BatchNormCall(MeasuredCall):
 
     @property
     def mixes_layers(self) -> bool:
-        # PyTorch makes one image of an instance norm's, with the channels of all.
+        # PyTorch makes one image of an instance norm's images, with all their channels.
         return self.input.shape[0] == 1
 
     @property
@@ -161,7 +161,7 @@ class BatchNormCall(MeasuredCall):
 
 @dataclass(frozen=True)
 class _BatchNormStep(Step):
-    """A forward of a batch norm, and the backward of what needs gradients."""
+    """A forward of a batch norm, and the backward for tensors that need gradients."""
 
     input: Tensor
     weight: Tensor | None
@@ -218,7 +218,7 @@ class _BatchNormStep(Step):
 def _function_call(
     step: _BatchNormStep, input: Tensor | None, weight: Tensor | None, bias: Tensor | None
 ) -> Run:
-    """Returns a call of PyTorch's function, in whose operators modules end too."""
+    """Returns a call of PyTorch's function; modules end in its operators, too."""
     mean, var = step.running or (None, None)
     function = partial(F.batch_norm, cast(Tensor, input), mean, var, weight, bias)
     return partial(function, True, 1.0, step.eps)
@@ -260,7 +260,7 @@ def _with_backward(step: _BatchNormStep, calls: Sequence[Run], leaves: Sequence[
 
 
 def _by_operators(given: _BatchNormStep, form: Form, adopts: bool = False) -> Results:
-    """Returns the results of a step by the operators, which are called as autograd does."""
+    """Returns the results of a step by the operators, called as by autograd."""
     input, weight, bias, activation = given.input, given.weight, given.bias, given.activation
     with planned(form, adopts):
         output, mean, inv_std, unbiased, _ = _operators.batch_norm_act(
@@ -302,8 +302,8 @@ def _by_own_path(given: _BatchNormStep) -> Results:
 def _results(
     given: _BatchNormStep, output: Tensor, gradients: Sequence[Tensor | None]
 ) -> dict[str, Tensor]:
-    """Returns the results of a step by name, with the running statistics that it has just written.
-    A mean is as exact as the deviation beside it."""
+    """Returns the results of a step by name, with its new running statistics. A mean is as exact as
+    its deviation."""
     results: dict[str, Tensor] = {}
     if given.running is not None:
         mean, var = given.running

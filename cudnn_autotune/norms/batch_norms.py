@@ -1,11 +1,11 @@
 """PyTorch's batch norms, as drop-ins that train by this package's kernels.
 
-``convert(model)`` gives them to a model. A norm alone is PyTorch's function, whose operators ask
-what is the fastest for this module (csrc/norm/aten_norms.h). With the activation that its class, or
-a ``torch.nn.Sequential``, calls next it is one operator in training on a GPU, where that is the
-fastest (``choices``), or else PyTorch's functions. All that is one call of C++, without the
-Python of PyTorch's modules (csrc/bind/bindings.h). What Python has to see is left to the class that
-the module had: ``momentum=None``, transforms, modes, tensor subclasses, tracing. A compiler traces
+``convert(model)`` gives them to a model. A norm alone is PyTorch's function, whose operators look
+for this module's choice (csrc/norm/aten_norms.h). A norm with an activation, called by its class or
+a ``torch.nn.Sequential``, is one operator in training on a GPU if that is the fastest
+(``choices``), else PyTorch's functions. All that is one call of C++, without the Python of
+PyTorch's modules (csrc/bind/bindings.h). Calls that Python has to see are left to the module's
+original class: ``momentum=None``, transforms, modes, tensor subclasses, tracing. A compiler traces
 PyTorch's functions.
 """
 
@@ -39,7 +39,7 @@ Tail = Callable[[Any], Sequence[nn.Module]]
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
 
 _tails: dict[type, Tail] = {}
-"""The classes that were registered, and what each calls after its norm."""
+"""The registered classes, and the modules that each calls after its norm."""
 
 
 def _with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Forward]:
@@ -102,8 +102,8 @@ _CLASSES = (BatchNorm1d, BatchNorm2d, BatchNorm3d)
 
 
 class ServedNormAct(Unscriptable, _BatchNorm):
-    """The forward of a class that holds a norm and what follows it: a base, with that class, of the
-    one that is made for it."""
+    """The forward of a class that holds a norm and following modules: a base, beside that class, of
+    the class made for it."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if (
@@ -125,7 +125,7 @@ class ServedNormAct(Unscriptable, _BatchNorm):
 
 class Sequential(Unscriptable, nn.Sequential):
     """``torch.nn.Sequential`` that computes a batch norm and the activation behind it at once, if
-    no hook sees what is between them."""
+    no hook sees the tensor between them."""
 
     @_with_signature_of(nn.Sequential.forward)
     def forward(self, input: Any) -> Any:
@@ -147,13 +147,13 @@ def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
     """Lets ``convert(model)`` serve a class that holds a batch norm and an activation.
 
     The class derives from ``torch.nn.BatchNorm1d``, ``BatchNorm2d`` or ``BatchNorm3d``. Its forward
-    takes one tensor, and returns what the modules of ``tail(module)`` make in turn of that norm's
-    output. While they are an activation that the operators compute, or nothing, beside
-    ``torch.nn.Identity``, and none has hooks, one operator takes the forward's place in training on
-    a GPU. Else the forward runs. Subclasses of the class are registered for themselves.
+    takes one tensor, and applies the modules of ``tail(module)`` in turn to the norm's output. One
+    operator replaces the forward in training on a GPU, if they are at most one activation that the
+    operators compute, and ``torch.nn.Identity``, and none has hooks. Else the forward runs.
+    Subclasses are registered for themselves.
 
     Args:
-        cls: the class; modules of it are converted after it was registered.
+        cls: the class; its modules are converted after it was registered.
         tail: module -> the modules that its forward calls after the norm, in order.
 
     Raises:
@@ -170,7 +170,7 @@ def register_norm_act(cls: type[_BatchNorm], tail: Tail) -> None:
 
 
 def serves(module: nn.Module, cls: type) -> bool:
-    """Returns whether a module of a class holds a norm with what follows it."""
+    """Returns whether a module of a class holds a norm and following modules."""
     if tail_of(cls, module) is not None:
         return True
     if issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward:
@@ -183,8 +183,8 @@ def serves(module: nn.Module, cls: type) -> bool:
 
 
 def tail_of(cls: type, module: nn.Module) -> Sequence[nn.Module] | None:
-    """Returns the modules that a module calls after its norm, if its class, or the one that its
-    class was made for, is registered or timm's ``BatchNormAct2d``; else None."""
+    """Returns the modules that a module calls after its norm, if its class (or its original class)
+    is registered or timm's ``BatchNormAct2d``; else None."""
     original = vars(cls).get("converted_from", cls)
     if original in _tails:
         return _tails[original](module)
@@ -194,8 +194,8 @@ def tail_of(cls: type, module: nn.Module) -> Sequence[nn.Module] | None:
 
 
 def _activation_of(tail: Sequence[nn.Module]) -> str | None:
-    """Returns the activation that modules compute; None if it is none of the operators', or
-    something sees what they are called with."""
+    """Returns the activation that modules compute; None if it is not among the operators', or
+    something sees their inputs."""
     found = "identity"
     for module in tail:
         if type(module) is nn.GELU:
@@ -211,8 +211,8 @@ def _activation_of(tail: Sequence[nn.Module]) -> str | None:
 
 
 def _is_seen(module: nn.Module) -> bool:
-    """Returns whether something sees a call of a module: a hook, or a forward set on it, or what
-    its method ``compile`` made."""
+    """Returns whether something sees a call of a module: a hook, a forward set on it, or a result
+    of its method ``compile``."""
     own = vars(module)
     return bool(
         own["_forward_hooks"]
@@ -225,8 +225,8 @@ def _is_seen(module: nn.Module) -> bool:
 
 
 def _computed_pair(norm: _BatchNorm, behind: Any, input: Tensor) -> Tensor | None:
-    """Returns what a norm and the module behind it make of an input, if that is an activation and
-    nothing sees what is between them, else None."""
+    """Returns the output of a norm and the module behind it, if that is an activation and nothing
+    sees the tensor between them; else None."""
     tail = (behind,)
     activation = _activation_of(tail)
     if activation is None or _is_seen(norm):
@@ -237,12 +237,11 @@ def _computed_pair(norm: _BatchNorm, behind: Any, input: Tensor) -> Tensor | Non
 def _computed(
     norm: _BatchNorm, input: Any, activation: str, tail: tuple[nn.Module, ...], takes_all: bool
 ) -> Tensor | None:
-    """Returns what a norm and the modules behind it, which are an activation, make of an input.
-    Returns None for a call that the class of the norm has to compute; nothing has changed then.
+    """Returns the output of a norm and the activation behind it. Returns None, without a change,
+    for a call that the class of the norm has to compute.
 
     Args:
-        takes_all: whether the class's forward is PyTorch's, so that calls which the operators do
-            not compute need not be left to it.
+        takes_all: whether the class's forward is PyTorch's, so that no call need be left to it.
     """
     found: Tensor | None = _C.batch_norm(norm, input, activation, tail, takes_all)
     return found

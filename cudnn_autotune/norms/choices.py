@@ -1,14 +1,14 @@
 """The choice between PyTorch's functions and this package's kernels for norms in eager mode.
 
-At the first call of a signature (shape, layout, dtypes, activation, and what needs gradients) both
-are measured (``measuring``), and the fastest computes all later calls. Those of the process
-find it in C++ (csrc/norm/norm_choices.h), and the next process on disk (``store/verdicts``), where
-it is checked again and not timed. Sizes that keep changing are measured later, or never
-(``memory``). Nothing is measured while a stream is captured, or in a mode that times nothing.
+The first call of a signature (shape, layout, dtypes, activation, and needed gradients) measures
+both (``measuring``), and the fastest computes all later calls. This process finds it in C++
+(csrc/norm/norm_choices.h). The next process finds it on disk (``store/verdicts``), and checks it
+again without timing. Sizes that keep changing are measured later, or never (``memory``). There is
+no measurement during a stream's capture, or in a mode without timing.
 
-What asks is an operator of PyTorch's norms (csrc/norm/aten_norms.h), for a converted module or by a
-policy: that of the process, or for instance and group norms that of a converted model's forward.
-Only a converted module with an activation asks before (csrc/bind/python_norm.cpp).
+The caller is an operator of PyTorch's norms (csrc/norm/aten_norms.h), for a converted module or by
+a policy: the process's, or for instance and group norms a converted model's forward's. Only a
+converted module with an activation calls earlier (csrc/bind/python_norm.cpp).
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ _of_modules: WeakKeyDictionary[nn.Module, dict[Hashable, NormChoice]] = WeakKeyD
 
 
 def norm_choices() -> tuple[NormChoice, ...]:
-    """Returns how the batch, instance and group norms of this process are computed in eager mode,
-    in the order of their first calls, without the sizes that were not measured since others had
-    been.
+    """Returns the choices for this process's batch, instance and group norms in eager mode, in the
+    order of their first calls. Sizes served by a neighbour's choice are not listed.
 
-    Norms are served on a GPU (docs/reference/norms.md): training batch norms of a model that was
-    converted, instance and group norms within its forward, and all three under :func:`enable`. An
-    instance norm is told as the batch norm that PyTorch makes of it, with one image that has the
-    channels of all. ``times_ms`` are those of a forward with the backward that the call needs; of a
-    group norm those of a forward.
+    Norms are served on a GPU (docs/reference/norms.md): training batch norms of a converted model,
+    instance and group norms within its forward, and all three under :func:`enable`. An instance
+    norm is listed as the batch norm that PyTorch makes of it, with one image that has the channels
+    of all. ``times_ms`` are of a forward, with its backward if it needs one; of a group norm only
+    the forward.
     """
     return _memory.choices()
 
@@ -56,18 +55,18 @@ def choose_function(
     norm: nn.Module | None,
     mode: str,
 ) -> tuple[bool, int] | None:
-    """Returns whether the kernels of this package compute calls like this one, and for how many
-    calls that holds, 0 standing for all; None if that cannot be measured now.
+    """Returns whether this package's kernels compute calls like this one, and the number of calls
+    for which that holds (0: all); None if that cannot be measured now.
 
     Args:
         input: (N, C, *spatial).
         weight, bias, running_mean, running_var: (C,), or None. None of them is changed.
-        activation: what follows the norm, a key of ``NORM_ACTIVATIONS``.
+        activation: the activation behind the norm, a key of ``NORM_ACTIVATIONS``.
         groups: a divisor of C for a group norm; 0 for a batch norm with the statistics of the
             batch.
-        norm: the converted module that asks; None for a function or a module of PyTorch's.
-        mode: the sampling mode, unless a module asks. Without one that times, a converted module is
-            served, and else PyTorch's kernels run.
+        norm: the calling converted module; None for a function or a module of PyTorch's.
+        mode: the sampling mode, unless a module calls. In a mode without timing a converted module
+            is served, and else PyTorch's kernels run.
     """
     if norm is not None:
         mode = getattr(norm, "sampling", None) or settings.get_sampling()
@@ -90,8 +89,8 @@ def choose_function(
 
 
 def choices_of(norm: nn.Module) -> tuple[NormChoice, ...]:
-    """Returns how calls of a norm have been computed, in the order of their first calls, without
-    the sizes that were not measured since others had been."""
+    """Returns the choices for calls of a norm, in the order of their first calls. Sizes served by a
+    neighbour's choice are not listed."""
     return tuple(_of_modules.get(norm, {}).values())
 
 

@@ -1,11 +1,11 @@
 """The choice between PyTorch's kernels and this package's for the forward of a group norm.
 
-``aten::native_group_norm`` asks for it (csrc/norm/aten_norms.h) at the first call of a shape that a
-policy is in force for: that of a converted model's forward, or the process's. PyTorch's kernels and
-each form of this package's kernels compute the call's input. Forms whose results differ from
-PyTorch's by more than rounding explains are left out; the others and PyTorch take turns, and the
-fastest computes all later calls (``memory``). The next process finds the choice on disk
-(``store/verdicts``), where it is checked again and not timed. The backward is PyTorch's.
+``aten::native_group_norm`` needs it (csrc/norm/aten_norms.h) at the first call of a shape under a
+policy: a converted model's forward's, or the process's. PyTorch's kernels and each form of this
+package's kernels compute the call's input. Forms with wrong results are left out; the others and
+PyTorch take turns, and the fastest computes all later calls (``memory``). The next process finds
+the choice on disk (``store/verdicts``), and checks it again without timing. The backward is
+PyTorch's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupNormCall(MeasuredCall):
-    """A call of a group norm, of which the forward is measured."""
+    """A call of a group norm; the forward is measured."""
 
     input: Tensor
     """(N, C, *spatial), contiguous."""
@@ -71,7 +71,7 @@ class GroupNormCall(MeasuredCall):
         return (of.dtype, of.get_device(), of.dim(), of.shape[1], self.groups, *given)
 
     def problems(self) -> list[NormProblem]:
-        # They need the kernels, which nobody who tunes nothing has to import.
+        # They need the kernels, which a process without tuning does not import.
         with IMPORTING:
             from cudnn_autotune.norms.plan import NormProblem
 
@@ -151,6 +151,5 @@ class _GroupNormStep(Step):
 
 
 def _results(output: Tensor, mean: Tensor, inv_std: Tensor) -> Results:
-    """Returns the results of PyTorch's operator by name. A mean is as exact as the deviation beside
-    it."""
+    """Returns the results of PyTorch's operator by name. A mean is as exact as its deviation."""
     return {"output": output, STATISTICS: torch.stack([mean, 1 / inv_std])}

@@ -22,17 +22,17 @@ from cudnn_autotune.norms.plan import (
 )
 
 _POINTERS = {False: 13, True: 15}
-"""The number of addresses that a forward's and a backward's kernel takes, with the workspace's."""
+"""The numbers of addresses, the workspace's included, that a forward's and a backward's kernel
+take."""
 _FLOATS = {False: 2, True: 0}
-"""The numbers that they take: a forward's are epsilon and the momentum of running statistics."""
+"""How many numbers they take: a forward takes epsilon and the momentum of running statistics."""
 _MOST_THREADS = 4
 """Threads that compile kernels side by side."""
 
 
 def compiled_forms(problems: Sequence[NormProblem], device: int) -> list[Form]:
-    """Returns the forms that compute problems by different kernels on a GPU, the one that is
-    expected to be the fastest first, and compiles them. Returns none if no kernel computes one of
-    the problems.
+    """Compiles and returns the forms that compute problems by different kernels on a GPU, the
+    expected fastest one first. Returns none if no kernel computes one of the problems.
 
     Args:
         problems: a forward, and its backward if there is one.
@@ -54,12 +54,12 @@ def compiled_forms(problems: Sequence[NormProblem], device: int) -> list[Form]:
 
 
 def load_plan(device: int, form: int, *fields: Any) -> _C.NormPlan | None:
-    """Returns what computes a problem on a GPU, or None if PyTorch does.
+    """Returns the plan of a problem on a GPU, or None if PyTorch computes it.
 
     Args:
         device: the index of the GPU, which is the current device.
         form: the place in ``FORMS`` of the form to use, from 1 on.
-        fields: those of :class:`~cudnn_autotune.norms.plan.NormProblem`, in their order.
+        fields: the fields of :class:`~cudnn_autotune.norms.plan.NormProblem`, in their order.
     """
     problem = NormProblem(*fields)
     reason = unsupported_by_kernels(problem)

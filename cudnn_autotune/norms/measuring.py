@@ -1,9 +1,9 @@
 """The measurement of a norm in eager mode: PyTorch's functions against this package's kernels.
 
-The call, with its backward if it needs one, is computed by PyTorch's functions, and by each form of
-kernels that differs. Forms whose results differ from PyTorch's by more than rounding explains are
-left out. The others and PyTorch take turns on the GPU. Where calls are so short that the host may
-decide, the fastest form and PyTorch take turns once more, called as a program calls them.
+The call, with its backward if it needs one, is computed by PyTorch's functions, and by each
+different form of kernels. Forms with wrong results are left out. The others and PyTorch take turns
+on the GPU. For short calls the host may decide: the fastest form and PyTorch take turns once more,
+called as a program calls them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ RULE = 2
 # A first step has some dozens of signatures, so each gets few calls.
 _ROUNDS = 5
 _BATCH_MS = 0.1
-# The host may take longer than the GPU for calls of less than this. They are timed as a program
-# sees them, some in a row.
+# The host may take longer than the GPU for shorter calls. They are timed as a program sees them,
+# some in a row.
 _HOST_MAY_DECIDE_MS = 0.4
 _CALL_BATCH_MS = 1.0
 STEPS = 4
@@ -55,11 +55,11 @@ Results = Mapping[str, Tensor]
 
 
 class Step(ABC):
-    """The tensors that a call is measured on, and what computes them."""
+    """The tensors of a measurement, and the functions that compute on them."""
 
     input: Tensor
     least_sum: Tensor | None = None
-    """Norm to which errors of sums are relative at least; None if no result is a sum."""
+    """Least norm for relative errors of sums; None if no result is a sum."""
 
     @abstractmethod
     def by_pytorch(self) -> Results:
@@ -75,7 +75,7 @@ class Step(ABC):
 
     @abstractmethod
     def sampled(self, results: Results) -> tuple[Results, Results]:
-        """Returns a sample of PyTorch's results, computed in float64, and as it is."""
+        """Returns a sample of PyTorch's results: computed in float64, and as they are."""
 
     @abstractmethod
     def calls(self) -> Run:
@@ -88,11 +88,11 @@ class MeasuredCall(NormCall):
     @property
     @abstractmethod
     def stored_facts(self) -> str:
-        """The facts that a choice on disk holds for, beside the versions of what computes it."""
+        """The conditions of a choice on disk, beside versions."""
 
     @abstractmethod
     def step(self) -> Step:
-        """Returns the tensors that the call is measured on."""
+        """Returns the tensors of the call's measurement."""
 
     def choose(self) -> NormChoice:
         if not self.is_timed:
@@ -120,14 +120,14 @@ class MeasuredCall(NormCall):
         return replace(choice, signature=self.text, tuning_ms=took_ms)
 
     def _measured(self) -> NormChoice:
-        """Checks the forms against PyTorch's functions, and times those that are right."""
+        """Checks the forms against PyTorch's functions, and times the right ones."""
         judge = _Judge(self.step())
         faults = {form: judge.fault(form) for form in _forms(self)}
         return _fastest(judge.step, faults, self.text)
 
     def _holds(self, chosen: str) -> bool:
-        """Returns whether an earlier process's choice still computes what PyTorch's functions do;
-        if so later calls have its form."""
+        """Returns whether an earlier process's choice still has right results; if so later calls
+        have its form."""
         if chosen == PYTORCH:
             return True
         form = cast("Form", chosen)
@@ -152,7 +152,7 @@ class _Judge:
             self._allowed[name] = max(TOLERANCES[dtype].norm, _ERROR_FACTOR * own[name])
 
     def fault(self, form: Form) -> str:
-        """Says why a form cannot compute a call; nothing if it can."""
+        """Returns the reason why a form cannot compute a call; empty if it can."""
         try:
             found = self.step.by_kernels(form)
             errors = _errors(self._expected, found, self.step.least_sum)
@@ -171,7 +171,7 @@ class _Judge:
 
 def _errors(expected: Results, found: Results, least_sum: Tensor | None) -> dict[str, float]:
     """Returns the relative error of each result: the norm of the difference over the norm, or the
-    largest difference over the largest number if that is more. Sums have the first one alone."""
+    largest difference over the largest number if that is more. Sums have only the first."""
 
     def norm(tensor: Tensor, order: float = 2) -> Tensor:
         dtype = torch.promote_types(tensor.dtype, torch.float32)
@@ -192,7 +192,7 @@ def _errors(expected: Results, found: Results, least_sum: Tensor | None) -> dict
 
 def _forms(call: MeasuredCall) -> list[Form]:
     """Returns the forms of this package's kernels that compute a call differently."""
-    # They need the kernels, which nobody who tunes nothing has to import.
+    # They need the kernels, which a process without tuning does not import.
     with IMPORTING:
         from cudnn_autotune.norms.loading import compiled_forms
 
@@ -208,11 +208,11 @@ def first_form() -> Form:
 
 
 def _fastest(step: Step, faults: Mapping[Form, str], text: str) -> NormChoice:
-    """Times PyTorch's functions and the forms, in turns, and lets later calls have the fastest
-    form, if a call is faster by it.
+    """Times PyTorch's functions and the forms, in turns. Later calls have the fastest form if it is
+    faster than PyTorch.
 
     Args:
-        faults: why each form cannot compute the call; empty if it can.
+        faults: the reason why each form cannot compute the call; empty if it can.
         text: the call, for the log.
     """
     rejected: dict[str, str] = {form: why for form, why in faults.items() if why}
@@ -256,8 +256,8 @@ def _by(guard: Callable[[], Any], step: Step) -> Run:
 
 
 def _left_to_pytorch(text: str, failure: Exception) -> NormChoice:
-    """Returns the choice for a call whose measurement failed. It is provisional where the reason
-    may pass."""
+    """Returns the choice for a call whose measurement failed. It is provisional if the reason may
+    pass."""
     if isinstance(failure, torch.OutOfMemoryError):
         note = "there was not enough memory to measure it"
         return NormChoice(PYTORCH, note=note, is_provisional=True)
@@ -268,7 +268,7 @@ def _left_to_pytorch(text: str, failure: Exception) -> NormChoice:
 
 
 def alignment_of(tensor: Tensor) -> int:
-    """Returns the power of two up to 16 that the address is a multiple of, in bytes."""
+    """Returns the alignment of the address in bytes, a power of two up to 16."""
     address = tensor.data_ptr() | 16
     return address & -address
 
@@ -276,9 +276,9 @@ def alignment_of(tensor: Tensor) -> int:
 def measured_on(
     input: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Callable[[Tensor], Tensor]]:
-    """Returns what a call is measured on: its input, unless that is constant or not finite, random
-    parameters, and a function that returns random numbers like a tensor. None of it advances the
-    caller's generators.
+    """Returns the tensors of a measurement: the call's input, or a random one if that is constant
+    or not finite; random parameters; and a function that returns random numbers like a tensor. The
+    caller's generators do not advance.
 
     Args:
         input: (N, C, *spatial).
@@ -310,7 +310,7 @@ def sampled_places(count: int, device: torch.device) -> Tensor:
 
 @contextmanager
 def planned(form: Form, adopts: bool) -> Iterator[None]:
-    """Within the context the operators' calls of this thread have a form."""
+    """Gives the operators' calls of this thread a form within the context."""
     with IMPORTING:
         from cudnn_autotune.norms.plan import FORMS
 

@@ -1,9 +1,9 @@
-"""The memory of what computes norms in eager mode: one for batch, instance and group norms.
+"""The memory of choices for norms in eager mode: one for batch, instance and group norms.
 
 The first sizes of a layer are measured at their first calls. Further ones may keep changing, so
 they are measured only when they have come often enough. Until then PyTorch's kernels compute them,
-or this package's where a measured size says so: one near it that is computed by the same kernels,
-which were clearly the faster ones there.
+or this package's by a neighbour's choice. A neighbour is a near measured size with the same
+kernels, which were clearly faster there.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ PYTORCH = "pytorch"
 # Sizes of a layer that are measured at their first calls, and of several layers that are told apart
 # by nothing.
 _MOST_MEASURED = {False: 4, True: 16}
-# A measured size speaks for those that are nearer than this: a factor of two in one size.
+# A measured size is a neighbour of sizes nearer than this: a factor of two in one size.
 _NEAR = 1.0
-# It speaks for this package's kernels where they took this part of PyTorch's time, or less.
+# This package's kernels were clearly faster if they took this part of PyTorch's time, or less.
 _CLEAR_GAIN = 0.9
-# The parts of the multiprocessors that have work differ by this factor at most.
+# The largest ratio of the busy shares of multiprocessors at neighbours.
 _SAME_OCCUPANCY = 1.25
-# Measuring takes about this long. A new size is measured when its calls have taken as long.
+# The approximate duration of a measurement. A new size is measured when its calls have taken this
+# long.
 _PAID_BACK_MS = 100.0
 _LEAST_CALLS, _MOST_CALLS = 16, 4096
-# Sizes that were put off. Of more than these none is known any more.
+# The most deferred sizes. Beyond this number all are forgotten.
 _MOST_PUT_OFF = 4096
 
 _log = logging.getLogger(__name__)
@@ -47,8 +48,7 @@ _measuring = ForkSafeLock()
 
 @dataclass(frozen=True)
 class NormChoice:
-    """The way to compute the norms of a signature in eager mode on a GPU, with the times by which
-    it was chosen.
+    """The choice for the norms of a signature in eager mode on a GPU, with its times.
 
     Raises:
         ValueError: ``chosen`` is unknown.
@@ -59,24 +59,23 @@ class NormChoice:
     ``"two passes"`` (docs/reference/norms.md)."""
     times_ms: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds of the GPU for a forward with its backward, by ``"pytorch"`` and by each form;
-    empty if nothing was timed."""
+    empty without timing."""
     call_times_ms: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds of the same as a program sees it, by ``"pytorch"`` and by the form that takes
-    the GPU the least time: the host's or the GPU's part, whichever is longer. Empty where the GPU's
-    decides."""
+    """Milliseconds of the same as a program sees it, the longer of the host's and the GPU's, by
+    ``"pytorch"`` and by the fastest form on the GPU. Empty if the GPU's time decides."""
     rejected: Mapping[str, str] = field(default_factory=dict)
-    """Reason why a form was not timed: it fails, or its results are wrong."""
+    """Reason why a form was not timed: a failure, or wrong results."""
     note: str = ""
-    """Reason why nothing was timed; empty if it was."""
+    """Reason why there was no timing; empty if there was."""
     signature: str = ""
     """The dtype, shape and layout of the input, the dtype of weight and bias, the activation, and
-    what needs gradients; empty on disk, where the entry's name says it."""
+    the needed gradients; empty on disk, where the entry's name has it."""
     tuning_ms: float = 0.0
-    """Milliseconds that the choice took, compiling included."""
+    """Milliseconds of making the choice, compiling included."""
     source: str = "tuned"
     """The source of the choice: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
     is_provisional: bool = False
-    """Whether the choice is made again after some calls: what it lacked may have come by then."""
+    """Whether the choice is made again after some calls, because resources were short."""
 
     def __post_init__(self) -> None:
         with IMPORTING:
@@ -107,7 +106,7 @@ def _times(times_ms: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A choice, and the number of calls that it holds for."""
+    """A choice, and the number of calls for which it holds."""
 
     choice: NormChoice
     most_calls: int = 0
@@ -115,40 +114,40 @@ class Verdict:
 
 
 class NormCall(ABC):
-    """A call of a norm, for which something is to be chosen."""
+    """A call of a norm that needs a choice."""
 
     input: Tensor
     """(N, C, *spatial)."""
     is_timed: bool
-    """Whether the sampling mode times anything."""
+    """Whether the sampling mode times candidates."""
 
     @property
     @abstractmethod
     def text(self) -> str:
-        """The call, as a choice's ``signature`` says it."""
+        """The call as a choice's ``signature``."""
 
     @property
     @abstractmethod
     def key(self) -> Hashable:
-        """The facts that a choice holds for."""
+        """The conditions of a choice."""
 
     @property
     @abstractmethod
     def layer(self) -> Hashable:
-        """The same facts without the sizes."""
+        """The conditions without the sizes."""
 
     @property
     @abstractmethod
     def mixes_layers(self) -> bool:
-        """Whether several layers of a model have these."""
+        """Whether several layers of a model have this key."""
 
     @abstractmethod
     def problems(self) -> list[NormProblem]:
-        """Returns what the kernels compute: a forward, and its backward if there is one."""
+        """Returns the kernels' problems: a forward, and its backward if there is one."""
 
     @abstractmethod
     def choose(self) -> NormChoice:
-        """Measures the call, or finds what an earlier process has chosen."""
+        """Measures the call, or finds an earlier process's choice."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class _PutOff:
 
     verdict: Verdict
     askers: set[Hashable]
-    """The tables that have the verdict. One that asks again has used it up."""
+    """The tables that have the verdict. A table that asks again has used it up."""
 
 
 class NormMemory:
@@ -179,8 +178,8 @@ class NormMemory:
         self._put_off: dict[Hashable, _PutOff] = {}
 
     def choices(self) -> tuple[NormChoice, ...]:
-        """Returns the choices for what was measured, or need not be, in the order of their first
-        calls."""
+        """Returns the choices for measured signatures, and for those that need no measurement, in
+        the order of their first calls."""
         return tuple(self._choices.values())
 
     def clear(self) -> None:
@@ -190,11 +189,11 @@ class NormMemory:
         self._put_off.clear()
 
     def verdict(self, call: NormCall, asker: Hashable) -> Verdict | None:
-        """Returns what computes a call, and measures that if need be; None if it cannot be measured
+        """Returns the verdict on a call, and measures if need be; None if it cannot be measured
         now.
 
         Args:
-            asker: the table of verdicts that asks. It asks again when it has used one up.
+            asker: the calling table of verdicts. It asks again when it has used one up.
         """
         put_off = self._put_off.get(call.key)
         if put_off is None and (known := self._choices.get(call.key)) is not None:
@@ -230,8 +229,8 @@ class NormMemory:
 
 
 def _chosen_now(call: NormCall) -> NormChoice | None:
-    """Returns what is measured; None while a stream is captured or another thread measures a norm.
-    A thread that waited could hold up autograd's, which the other one waits for."""
+    """Measures and returns a choice; None while a stream is captured or another thread measures a
+    norm. A waiting thread could block autograd's, for which the other one waits."""
     if call.input.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     if not _measuring.acquire_now():
@@ -243,10 +242,10 @@ def _chosen_now(call: NormCall) -> NormChoice | None:
 
 
 def _unmeasured(call: NormCall, sizes: Sequence[_Measured]) -> Verdict:
-    """Returns what computes a size that is measured later.
+    """Returns the verdict on a size that is measured later.
 
     Args:
-        sizes: the measured ones of its layer.
+        sizes: the measured sizes of its layer.
     """
     near = sorted(sizes, key=lambda size: _distance(call.input.shape, size.shape))
     calls = _calls_before(call, near)
@@ -260,7 +259,7 @@ def _unmeasured(call: NormCall, sizes: Sequence[_Measured]) -> Verdict:
 
 
 def _is_alike(call: NormCall, size: _Measured) -> bool:
-    """Returns whether a measured size says that this package's kernels compute a call: they were
+    """Returns whether a measured size is evidence for this package's kernels in a call: they were
     clearly faster there, the size is near, and the same kernels keep as much of the GPU busy."""
     with IMPORTING:
         from cudnn_autotune.norms.plan import FORMS, plan_norm, unsupported_by_kernels
@@ -275,7 +274,7 @@ def _is_alike(call: NormCall, size: _Measured) -> bool:
         # A vector of a group norm may be of two channels.
         if math.gcd(new.spatial, new.vector) != math.gcd(known.spatial, known.vector):
             return False
-        # A size for which no form was adopted has the first one.
+        # A size without an adopted form has the first one.
         plans = plan_norm(new, gpu, FORMS[0]), plan_norm(known, gpu, form)
         if not _runs_alike(*plans, gpu):
             return False
@@ -291,7 +290,7 @@ def _is_clear(choice: NormChoice) -> bool:
 
 
 def _runs_alike(one: NormPlan, other: NormPlan, gpu: Gpu) -> bool:
-    """Returns whether two plans have the same kernels, and keep about as many multiprocessors
+    """Returns whether two plans have the same kernels, and keep about the same share of the GPU
     busy."""
     if [launch.kernel for launch in one.launches] != [launch.kernel for launch in other.launches]:
         return False
@@ -300,7 +299,7 @@ def _runs_alike(one: NormPlan, other: NormPlan, gpu: Gpu) -> bool:
 
 
 def _occupancy(plan: NormPlan, gpu: Gpu) -> float:
-    """Returns the part of the multiprocessors that has blocks, on average over their rounds."""
+    """Returns the busy share of the multiprocessors, on average over rounds of blocks."""
     blocks = plan.launches[0].blocks
     rounds = math.ceil(blocks / gpu.multiprocessors)
     return blocks / (rounds * gpu.multiprocessors)
@@ -313,8 +312,8 @@ def _distance(one: torch.Size, other: torch.Size) -> float:
 
 
 def _calls_before(call: NormCall, near: Sequence[_Measured]) -> int:
-    """Returns the number of calls after which a size is measured: about what that costs. The time
-    of a call is that of the nearest size that was timed, in proportion to the elements."""
+    """Returns the number of calls after which a size is measured: their time is about the
+    measurement's. A call's time is scaled from the nearest timed size by the elements."""
     timed = next((size for size in near if size.choice.times_ms), None)
     if timed is None:
         return _LEAST_CALLS

@@ -1,8 +1,8 @@
 """The operators ``batch_norm_act`` and ``batch_norm_act_backward``: a batch norm by statistics of
-the batch, then the sum with a residual, then an activation, and the gradients of that.
+the batch, then the sum with a residual, then an activation; and the gradients.
 
-They change none of their arguments. Running statistics are updated by the caller, from the mean and
-the unbiased variance that the first operator returns. Autograd is csrc/norm/norm_autograd.cpp's.
+They do not change their arguments. The caller updates running statistics from the mean and the
+unbiased variance that the first operator returns. Autograd is in csrc/norm/norm_autograd.cpp.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _library.define(
 def unsupported(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
 ) -> str | None:
-    """Returns why a batch norm of these tensors is left to PyTorch, or None if it is served.
+    """Returns the reason why a batch norm of these tensors is left to PyTorch, or None if it is
+    served.
 
     Args:
         input: (N, C, *spatial), with up to three spatial dimensions.

@@ -1,4 +1,4 @@
-"""The choice of the kernels that compute a batch or group norm, and of how they divide tensors."""
+"""The plan of a batch or group norm: its kernels, and their division of tensors."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from cudnn_autotune.norms.reference import MASKED_BYTES, NORM_ACTIVATIONS
 
 Form = Literal["kept", "half kept", "two passes"]
 FORMS: tuple[Form, ...] = ("kept", "half kept", "two passes")
-"""One launch that keeps what it reads twice in shared memory; a backward has two such tensors, and
-may keep one of them. Or two launches, which read all of it twice."""
+"""The forms: one launch that keeps tensors in shared memory that it would read twice (a backward
+has two, and may keep one of them), or two launches, which read them twice."""
 
 VERSION = version_of(__name__)
-"""The digest of what decides how fast a form is, and what it computes."""
+"""The digest of the sources that decide a form's speed and results."""
 
 _NUMBERS = {"identity": 0}
 _NUMBERS |= {name: ACTIVATION_NUMBERS[name] for name in NORM_ACTIVATIONS if name not in _NUMBERS}
 _SEGMENT_BYTES = 128
-"""Neighbouring bytes of a row that a block reads: a line of the cache."""
+"""Neighbouring bytes of a row in a block's read: a line of the cache."""
 _FIRST_WITH_COPIES = (8, 0)
 """The first compute capability with asynchronous copies to shared memory."""
 _KEPT_THREADS = 512
 _PASS_THREADS = 256
 _PASS_BLOCKS = {False: 3, True: 2}
-"""Blocks of a multiprocessor that a pass of a forward and of a backward leaves registers for."""
+"""Blocks of a multiprocessor for which a pass of a forward and of a backward has registers."""
 _MOST_PARTS = 512
-"""Parts of a slab, of which a block may compute all (``kMostParts`` of tile.cuh)."""
+"""The most parts of a slab; a block may compute all (``kMostParts`` of tile.cuh)."""
 _ROUND_BYTES = 48 << 10
-"""Bytes that a multiprocessor could read while the blocks of a slab wait for each other."""
+"""Bytes that a multiprocessor could read during the wait of a slab's blocks for each other."""
 _LEAST_STEPS = 2
-"""The least vectors of a thread in a pass, where the tensor has enough."""
+"""The least vectors of a thread in a pass, if the tensor has enough."""
 
 
 @dataclass(frozen=True)
 class NormProblem:
     """A call of ``batch_norm_act`` or of its backward, as far as its kernels depend on it.
 
-    A group norm's forward is one with ``groups``, whose ``batch`` is the number of channels in a
-    group, and whose ``channels`` are the groups of all images.
+    A group norm's forward has ``groups``; its ``batch`` is the number of channels in a group, and
+    its ``channels`` are the groups of all images.
     """
 
     is_backward: bool
@@ -59,20 +59,21 @@ class NormProblem:
     planes: bool
     """Whether the tensors are contiguous, and not in channels_last."""
     alignment: int
-    """A power of two that the addresses of all tensors but vectors are multiples of, in bytes."""
+    """Alignment in bytes, a power of two, of all tensors but vectors."""
     activation: str
     residual: bool = False
-    """Whether a residual is added; of a backward, whether the derivative is computed of one."""
+    """Whether a residual is added; in a backward, whether the derivative has one in its
+    argument."""
     by_output: bool = False
-    """Whether the activation's derivative is computed of the output."""
+    """Whether the activation's derivative is a function of the output."""
     second: bool = False
     """Whether a second gradient of the output is added to the first one."""
     grad_residual: bool = False
-    """Whether the gradient of the residual is asked for."""
+    """Whether the gradient of the residual is needed."""
     grad_input: bool = True
-    """Whether the gradient of the input is asked for."""
+    """Whether the gradient of the input is needed."""
     mask: bool = False
-    """Whether a forward writes a mask; of a backward, whether it takes one for the output."""
+    """Whether a forward writes a mask, and a backward reads it instead of the output."""
     groups: int = 0
     """Number of groups of a group norm; 0 for a batch norm."""
 
@@ -83,7 +84,7 @@ class NormProblem:
 
     @property
     def vector(self) -> int:
-        """Numbers that are read at a time."""
+        """Numbers in one read."""
         most = self.channels
         if self.planes:
             most = self.count if self.groups else self.spatial
@@ -95,7 +96,7 @@ class NormProblem:
 
 @dataclass(frozen=True)
 class NormLaunch:
-    """One launch of a kernel. Its arguments are those of the operation, then the division."""
+    """One launch of a kernel. Its arguments are the operation's, then the division."""
 
     kernel: Kernel
     blocks: int
@@ -105,15 +106,15 @@ class NormLaunch:
 
 @dataclass(frozen=True)
 class NormPlan:
-    """The launches that compute a norm, and the division and the workspace that they share."""
+    """The launches of a norm, and their common division and workspace."""
 
     launches: tuple[NormLaunch, ...]
     slabs: int
     parts: int
     tile: int
     counters: int
-    """Counters, of 8 bytes, that are zero before the plan is first launched; none if no blocks
-    meet. Launches that use the same ones do not overlap, and have the same grid and division."""
+    """Number of counters of 8 bytes, which are zero before the first launch; none if no blocks
+    meet. Launches with the same counters do not overlap, and have the same grid and division."""
     sums_bytes: int
     totals_bytes: int
 
@@ -127,11 +128,11 @@ class _Division:
     parts: int
     tile: int
     together: int
-    """Slabs that one launch works on at a time."""
+    """Slabs of a launch at a time."""
 
 
 def unsupported_by_kernels(problem: NormProblem) -> str | None:
-    """Returns why no kernel computes a problem, or None."""
+    """Returns the reason why no kernel computes a problem, or None."""
     if problem.dtype not in ELEMENTS or problem.parameters not in ELEMENTS:
         return f"kernels compute in {', '.join(map(str, ELEMENTS))}"
     if problem.activation not in _NUMBERS:
@@ -149,11 +150,11 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def plan_norm(problem: NormProblem, gpu: Gpu, form: Form = "kept") -> NormPlan:
-    """Returns what computes a problem on a GPU.
+    """Returns the plan of a problem on a GPU.
 
     Args:
-        form: the most that is kept in shared memory; less is kept where it does not fit. The
-            default is the form that is expected to be the fastest.
+        form: the form with the most tensors in shared memory; fewer are kept if they do not fit.
+            The default is expected to be the fastest.
     """
     whole = (2, 1) if problem.is_backward else (1,)
     for kept in {"kept": whole, "half kept": (1,), "two passes": ()}[form]:
@@ -165,8 +166,8 @@ def plan_norm(problem: NormProblem, gpu: Gpu, form: Form = "kept") -> NormPlan:
 
 
 def distinct_plans(problems: Sequence[NormProblem], gpu: Gpu) -> dict[Form, list[NormPlan]]:
-    """Returns the plans of problems in each form, without the forms in which they are those of a
-    form that keeps less. The form that is expected to be the fastest comes first."""
+    """Returns the plans of problems in each form, the expected fastest one first. Forms with the
+    same plans as a form that keeps less are left out."""
     found: dict[Form, list[NormPlan]] = {}
     for form in reversed(FORMS):
         plans = [plan_norm(problem, gpu, form) for problem in problems]
@@ -176,7 +177,7 @@ def distinct_plans(problems: Sequence[NormProblem], gpu: Gpu) -> dict[Form, list
 
 
 def _widest(problem: NormProblem) -> int:
-    """Lanes that read neighbouring vectors of a row."""
+    """Returns the most lanes that read neighbouring vectors of a row."""
     if problem.planes:
         return 1
     vectors = problem.channels // problem.vector
@@ -187,7 +188,7 @@ def _widest(problem: NormProblem) -> int:
 
 
 def _units(problem: NormProblem) -> int:
-    """Units of all parts of a slab: rows in channels_last, else vectors."""
+    """Returns the units of all parts of a slab: rows in channels_last, else vectors."""
     return problem.count // problem.vector if problem.planes else problem.count
 
 
@@ -237,7 +238,7 @@ def _scratch_bytes(problem: NormProblem, threads: int, lanes: int, kept: int) ->
 
 
 def _shared_bytes(problem: NormProblem, threads: int, lanes: int, tile: int, kept: int) -> int:
-    """Bytes of shared memory of a block that keeps its part of some tensors."""
+    """Returns the bytes of shared memory of a block that keeps its part of some tensors."""
     steps = -(-tile // (threads // lanes))
     kept_bytes = kept * steps * threads * problem.vector * problem.dtype.itemsize
     return _scratch_bytes(problem, threads, lanes, kept) + kept_bytes
@@ -250,7 +251,7 @@ def _plan(
     threads = _KEPT_THREADS if kept else _PASS_THREADS
     channels = division.lanes * (1 if problem.planes else problem.vector)
     launches = tuple(_launch(problem, division, threads, of, kept) for of in passes)
-    # One for each slab, and the claims of the blocks that wait for each other.
+    # One for each slab, and the claims of blocks that wait for each other.
     counters = division.slabs + (launches[0].blocks if kept else 0)
     return NormPlan(
         launches,

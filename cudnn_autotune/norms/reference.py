@@ -1,4 +1,4 @@
-"""The operators by PyTorch's functions, for CPUs and for what the kernels do not take."""
+"""The operators by PyTorch's functions, for CPUs and for problems that the kernels do not take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NormActivation:
     by_output: bool
     """Whether ``backward`` takes the output in place of the argument."""
     passes: Callable[[Tensor], Tensor] | None = None
-    """output -> where the gradient passes, if it does so unchanged and is 0 elsewhere."""
+    """output -> mask of the places where the gradient passes unchanged, if it is 0 elsewhere."""
 
 
 NORM_ACTIVATIONS: Mapping[str, NormActivation] = {
@@ -53,13 +53,13 @@ NORM_ACTIVATIONS: Mapping[str, NormActivation] = {
     ),
     "hardswish": NormActivation(ACTIVATIONS["hardswish"], aten.hardswish_backward, by_output=False),
 }
-"""The activations that a norm can be followed by, by name."""
+"""The activations behind a norm, by name."""
 
 
 MASKED_BYTES = 16
-"""Neighbouring bytes of a tensor that a byte of a mask stands for."""
+"""Neighbouring bytes of a tensor for each byte of a mask."""
 _SEGMENT = 8
-"""The neighbouring bytes of a mask that stand for one row, where a row has enough."""
+"""The neighbouring bytes of a mask for one row, if a row has enough."""
 
 
 class Operands(NamedTuple):
@@ -81,7 +81,7 @@ class Results(NamedTuple):
     inv_std: Tensor
     unbiased_var: Tensor
     mask: Tensor
-    """Bits that tell where the activation passes gradients on; empty where ``mask_size`` is 0."""
+    """Bits of the places where the activation passes gradients on; empty if ``mask_size`` is 0."""
 
 
 class BackwardOperands(NamedTuple):
@@ -92,7 +92,7 @@ class BackwardOperands(NamedTuple):
     """A second gradient of the output, which is added to the first."""
     input: Tensor
     output: Tensor | None
-    """The output, or its mask, which is enough where there is one."""
+    """The output, or its mask, which suffices if there is one."""
     weight: Tensor | None
     bias: Tensor | None
     residual: Tensor | None
@@ -100,11 +100,11 @@ class BackwardOperands(NamedTuple):
     inv_std: Tensor
     activation: str
     output_mask: Sequence[bool]
-    """Whether each of the gradients is asked for."""
+    """Whether each of the gradients is needed."""
 
 
 class Gradients(NamedTuple):
-    """The results of ``batch_norm_act_backward``; None for what is not asked for."""
+    """The results of ``batch_norm_act_backward``; None for each that is not needed."""
 
     input: Tensor | None
     weight: Tensor | None
@@ -118,20 +118,20 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def values_a_channel(input: Tensor) -> int:
-    """Returns how many values of each channel there are: N times the spatial size."""
+    """Returns the number of values of each channel: N times the spatial size."""
     return input.shape[0] * math.prod(input.shape[2:])
 
 
 def dense(input: Tensor) -> Tensor:
-    """Returns the input itself if it is contiguous in (N, C, *spatial) or in (N, *spatial, C), else
-    a copy that is, in the memory format that it is nearest to."""
+    """Returns the input itself if it is contiguous in (N, C, *spatial) or in (N, *spatial, C); else
+    a copy in the nearer of the two formats."""
     if input.is_contiguous() or input.movedim(1, -1).is_contiguous():
         return input
     return input.contiguous(memory_format=torch._prims_common.suggest_memory_format(input))
 
 
 def like(tensor: Tensor, input: Tensor) -> Tensor:
-    """Returns a tensor with the strides of a dense input, which is a copy if they differ."""
+    """Returns a tensor with the strides of a dense input, as a copy if they differ."""
     if tensor.stride() == input.stride():
         return tensor
     return torch.empty_like(input, dtype=tensor.dtype).copy_(tensor)
@@ -153,8 +153,9 @@ def mask_size(input: Tensor) -> int:
 
 
 def has_mask(residual: Tensor | None, activation: str) -> bool:
-    """Returns whether a norm's backward takes a mask, where there is one, for the output. Without a
-    residual it computes the activation's argument of the input, which it reads anyway."""
+    """Returns whether a norm's backward reads a mask, if there is one, instead of the output.
+    Without a residual it computes the activation's argument from the input, which it reads
+    anyway."""
     return residual is not None and NORM_ACTIVATIONS[activation].passes is not None
 
 
@@ -195,7 +196,7 @@ def _argument(
     mean: Tensor,
     inv_std: Tensor,
 ) -> Tensor:
-    """Returns what the activation is computed of, in the dtype of statistics."""
+    """Returns the activation's argument, in the dtype of statistics."""
     z = (input.to(mean.dtype) - _by_channel(mean, input)) * _by_channel(inv_std, input)
     if weight is not None:
         z = z * _by_channel(weight, input)
