@@ -40,7 +40,7 @@ CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
 _FORMATS = (_CONTIGUOUS, _CHANNELS_LAST, torch.channels_last_3d)
 _POLICY = ("training", "sampling", "workspace_limit")
 RULE = 1
-"""The version of the rule by which layouts are measured. Times of another one on disk are measured
+"""The version of the rule of layouts' measurement. Times of another one on disk are measured
 again."""
 _log = logging.getLogger(__name__)
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
@@ -223,8 +223,8 @@ def _times(
         steps = {_name(f): layouts.under(f, a_step) for f in CANDIDATES}
 
         def measured() -> _Times:
-            # The first steps of a model, and of one beside other processes, often wait for the
-            # host, which hides how the layouts differ on the GPU.
+            # The first steps of a model, or with other processes beside it, often wait for the
+            # host, which hides the layouts' difference on the GPU.
             times = time_in_turns(steps, (), device.type == "cuda", with_host=False)
             return _Times(*(times[_name(f)] for f in CANDIDATES))
 
@@ -239,8 +239,8 @@ def _times(
 def _name_on_disk(
     model: nn.Module, step: Callable[[], None], learns: bool, device: torch.device
 ) -> str | None:
-    """Returns the name of the times of a model's step; None if it is not known what runs, or
-    nothing is kept.
+    """Returns the name of the times of a model's step; None if the step's programs are unknown, or
+    times are not kept.
 
     Args:
         step: the step in contiguous memory.
@@ -264,14 +264,14 @@ def _name_on_disk(
 
 
 def _decides_later(model: nn.Module) -> bool:
-    """Returns whether the engines of a model's convolutions are chosen by later calls."""
+    """Returns whether later calls choose the engines of a model's convolutions."""
     modes = {getattr(module, "sampling", None) for module in model.modules()}
     named = {mode for mode in modes if isinstance(mode, str)} | {get_sampling()}
     return any(sampling.traits(registered_mode(mode)).decides_later for mode in named)
 
 
 def _is_settled() -> bool:
-    """Returns whether no choice of this process may be another one later."""
+    """Returns whether all choices of this process are final."""
     return are_settled() and not any(choice.is_provisional for choice in norm_choices())
 
 

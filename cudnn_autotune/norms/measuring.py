@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RULE = 2
 """The version of the rule of a choice. Choices of another one on disk are measured again."""
 
-# A first step has some dozens of signatures, so each gets few calls.
+# A first step has some dozens of signatures, so there are few calls for each.
 _ROUNDS = 5
 _BATCH_MS = 0.1
 # The host may take longer than the GPU for shorter calls. They are timed as a program sees them,
@@ -111,7 +111,7 @@ class MeasuredCall(NormCall):
                     NormChoice,
                     self._measured,
                     lambda kept: self._holds(kept.chosen),
-                    lambda new: bool(new.times_ms),  # without memory, say, nothing was learnt
+                    lambda new: bool(new.times_ms),  # e.g. not without memory
                 )
             choice = replace(choice, source="store" if is_kept else "tuned")
         except Exception as failure:  # PyTorch's functions run, with their errors

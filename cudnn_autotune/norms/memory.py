@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 PYTORCH = "pytorch"
 
-# Sizes of a layer that are measured at their first calls, and of several layers that are told apart
-# by nothing.
+# Sizes of a layer that are measured at their first calls, and sizes of several layers with one key.
 _MOST_MEASURED = {False: 4, True: 16}
 # A measured size is a neighbour of sizes nearer than this: a factor of two in one size.
 _NEAR = 1.0

@@ -1,14 +1,13 @@
 """The memory of verdicts on disk, beside the decisions.
 
-A verdict is what was measured of anything but a single convolution: norms in eager mode, groups,
-families and programs of compiled graphs, layouts of models. All follow one protocol,
-:func:`kept_or_measured`. An entry that an earlier process has kept serves if it still holds. Else
-the candidates are measured, and the result is kept if it is final. Who looks and measures in
-different calls takes its halves, :func:`find_kept` and :func:`keep`. The name of an entry says all
-that it depends on, beside the environment.
+A verdict is a measurement of norms in eager mode, of groups, families and programs of compiled
+graphs, or of layouts of models. All follow one protocol, :func:`kept_or_measured`. An entry that an
+earlier process has kept serves if it still holds. Else the candidates are measured, and the result
+is kept if it is final. The protocol's halves for separate calls are :func:`find_kept` and
+:func:`keep`. The name of an entry has all its conditions beside the environment.
 
 The entries lie in a file with the format, lock and guarantees of the decisions' (``journal``). An
-entry is plain JSON, which whoever asks for it checks.
+entry is plain JSON, which its reader checks.
 """
 
 from __future__ import annotations
@@ -125,12 +124,12 @@ def find(device: int | None, name: str) -> Any:
 
 
 def name_of(kind: str, rule: int, *facts: str) -> str:
-    """Returns the name of an entry, which says what it depends on: beside the facts the release of
-    torch and the implementations of convolutions.
+    """Returns the name of an entry, with its conditions: the facts, the release of torch and the
+    implementations of convolutions.
 
     Args:
-        kind: the kind of what is raced.
-        rule: the version of the rule by which that is measured.
+        kind: the kind of the raced things.
+        rule: the version of their rule of measurement.
     """
     versions = sorted(f"{one.name}@{one.version}" for one in registry.registered())
     depends_on = "\n".join([*facts, torch.__version__, *versions])
@@ -183,8 +182,8 @@ def kept_or_measured(
 
 
 def keep(device: int | None, name: str, entry: Any) -> None:
-    """Writes an entry, a dataclass or plain JSON, beside the user's store, if the store's mode lets
-    it be written."""
+    """Writes an entry, a dataclass or plain JSON, beside the user's store, if the store's mode
+    allows it."""
     if settings.is_written():
         _files(device)[0].put(name, json_dataclass.encode(entry))
 
