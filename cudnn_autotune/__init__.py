@@ -75,10 +75,10 @@ if TYPE_CHECKING:
 
 
 def _built_elsewhere() -> ModuleSpec | None:
-    """The next package of this name on ``sys.path`` that was built, if this one was not.
+    """Returns the next built package of this name on ``sys.path``, if this one was not built.
 
-    Python in a checkout finds the sources in the current folder first, and they would hide the
-    package that was installed from them.
+    Python in a checkout finds the sources in the current folder first. They would hide the package
+    installed from them.
     """
     if PathFinder.find_spec("_C", list(__path__)) is not None:
         return None
@@ -212,7 +212,7 @@ else:
         late("cudnn_autotune.models.process_wide:read_environment")()
 
 
-if not TYPE_CHECKING:  # a checker would take any name for one that exists
+if not TYPE_CHECKING:  # a checker would believe that any name exists
 
     def __getattr__(name: str) -> object:
         """Imports the module of a public name, and keeps the name."""

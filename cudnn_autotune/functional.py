@@ -1,8 +1,8 @@
-"""PyTorch's six convolutions with arguments for the policy by which they are served.
+"""PyTorch's six convolutions with arguments for their policy.
 
-The calls are PyTorch's own. While one is made, its policy is in force on this thread, and the
-kernels of ``aten::convolution`` (csrc/conv/aten_kernels.h) serve it. A compiler runs its programs
-later: there the input is marked with the policy instead.
+The calls are PyTorch's own. During a call its policy is in force on this thread, and the kernels of
+``aten::convolution`` (csrc/conv/aten_kernels.h) serve it. A compiler runs its programs later: there
+the input is marked with the policy instead.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def _convolution(dims: int) -> Convolution:
     ) -> Tensor:
         """``torch.nn.functional.{name}``, by the cuDNN engine that a search chose for the shape.
 
-        The first call of a shape on a CUDA device searches; later calls run the engine that was
-        chosen. The call and its derivatives are PyTorch's operators, so transforms, modes, tensor
-        subclasses and whatever records a program see ``aten::convolution``. The derivatives search
-        in the mode that the forward used. For tensors that are not on a CUDA device this is
-        ``torch.nn.functional.{name}``. It is that as well while ``torch.export``, ``torch.onnx`` or
-        ``torch.jit.trace`` record a program, so what they save runs without this package.
+        The first call of a shape on a CUDA device searches; later calls run the chosen engine. The
+        call and its derivatives are PyTorch's operators: transforms, modes, tensor subclasses and
+        recorders of programs see ``aten::convolution``. The derivatives search in the mode of the
+        forward. For tensors on other devices this is ``torch.nn.functional.{name}``. So it is while
+        ``torch.export``, ``torch.onnx`` or ``torch.jit.trace`` record a program: saved programs run
+        without this package.
 
         Args:
             input: ``(N, C, {sizes})`` or ``(C, {sizes})``.
@@ -182,7 +182,7 @@ def _transposed_convolution(dims: int) -> TransposedConvolution:
 
 
 def _named(function: Callable[..., Tensor], name: str, dims: int) -> Callable[..., Tensor]:
-    """Makes the function the one of this name in this module, for its users, pickle and fx."""
+    """Gives the function this name in this module, for its users, pickle and fx."""
     assert isinstance(function, FunctionType)
     function.__name__ = function.__qualname__ = name
     if function.__doc__ is not None:  # python -OO has none
@@ -194,7 +194,7 @@ def general(
     name: str, arguments: tuple[Any, ...], sampling: str | None, workspace_limit: int | None
 ) -> Tensor:
     """Calls PyTorch's function of this name, for calls that the fast path refuses."""
-    # AOTAutograd traces without Dynamo what a backend has put into its graph.
+    # AOTAutograd traces a backend's additions to its graph without Dynamo.
     if torch.compiler.is_compiling() or type(arguments[0]) is FunctionalTensor:
         return marked(name, arguments, sampling, workspace_limit)
     enter_policy(sampling, workspace_limit)
@@ -206,10 +206,10 @@ def general(
 
 
 def enter_policy(sampling: str | None, workspace_limit: int | None) -> None:
-    """Serves the convolutions that this thread calls, until it calls :func:`leave_policy`.
+    """Serves this thread's calls of convolutions until it calls :func:`leave_policy`.
 
     Raises:
-        ValueError: the mode is unknown, or the limit negative. Then nothing has begun.
+        ValueError: the mode is unknown, or the limit negative. The policy is then not in force.
     """
     if not _C.enter_policy(sampling, workspace_limit):
         check_policy(sampling, workspace_limit)
@@ -226,7 +226,7 @@ def marked(
 ) -> Tensor:
     """Calls PyTorch's function of this name with a marked input, for a compiler that records it.
 
-    What is not on a CUDA device, or is left to PyTorch for another reason, is not marked.
+    An input on another device, or left to PyTorch for another reason, is not marked.
     """
     check_policy(sampling, workspace_limit)
     input, weight, bias, stride, padding, *others = arguments
@@ -258,7 +258,8 @@ def marked(
 
 
 def _is_served(dims: int, input: Any, weight: Any, bias: Any) -> bool:
-    """Whether the kernels may serve these tensors; else they are PyTorch's to compute or refuse."""
+    """Returns whether the kernels may serve these tensors; else PyTorch computes or refuses
+    them."""
     return (
         _HAS_CUDA
         and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
@@ -269,13 +270,14 @@ def _is_served(dims: int, input: Any, weight: Any, bias: Any) -> bool:
 
 
 def _has_rules_of_its_own(tensor: Any) -> bool:
-    """Whether the value is no tensor, or its class handles PyTorch's operators itself, as DTensor
+    """Returns whether the value is no tensor, or its class handles PyTorch's operators, as DTensor
     does."""
     return tensor is not None and type(tensor) not in _PLAIN
 
 
 def _is_exported() -> bool:
-    """Whether a program is being recorded that may run in processes without this package."""
+    """Returns whether a program is being recorded that may run in processes without this
+    package."""
     # torch.compiler.is_exporting() is True whenever Dynamo traces; this flag only while exporting.
     is_exporting: bool = getattr(torch.compiler, "_is_exporting_flag", False)
     is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
@@ -283,15 +285,15 @@ def _is_exported() -> bool:
 
 
 def _for_each(value: Ints, name: str) -> list[int]:
-    """The numbers for the dimensions of a function; a list of one stands for all."""
+    """Returns the numbers for the dimensions of a function; a list of one stands for all."""
     if isinstance(value, (tuple, list)):
         return list(value)
     return [cast("int", value)] * int(name[-2])
 
 
 def _padded(input: Tensor, weight: Tensor, dilation: list[int]) -> tuple[Tensor, list[int]]:
-    """Pads what the sides of ``padding="same"`` do not share, as PyTorch does, and returns the
-    padding that they share."""
+    """Pads by the difference of the two sides of ``padding="same"``, as PyTorch does, and returns
+    the common padding."""
     dims = weight.dim() - 2
     both = same_padding(dilation * dims if len(dilation) == 1 else dilation, weight.shape[2:])
     before, after = both[:dims], both[dims:]

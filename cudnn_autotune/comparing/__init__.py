@@ -1,1 +1,1 @@
-"""``compare``: a user's model by PyTorch and by this package in several ways, side by side."""
+"""``compare``: a user's model, run in several ways by PyTorch and by this package, side by side."""

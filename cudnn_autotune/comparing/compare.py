@@ -1,4 +1,4 @@
-"""``compare``: which way to run a model is the fastest."""
+"""``compare``: the fastest way to run a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cudnn_autotune.tuning.settings import get_sampling
 _REFERENCE = "float32"
 _BLOCK_MS = 100.0
 _ROUNDS = 12
-# Long steps have fewer rounds: none begins after these seconds, once there are _LEAST_ROUNDS.
+# Long steps have fewer rounds: after _LEAST_ROUNDS, no round begins later than these seconds.
 _TURNS_S, _LEAST_ROUNDS = 30.0, 3
 _COLUMNS = (
     *("way", "step, ms", "spread", "speed", "first call, s", "peak, MiB"),
@@ -51,21 +51,21 @@ class Row:
 
     way: str
     code: tuple[str, ...]
-    """Lines that a program needs, in which ``inputs`` is the tuple of the model's arguments."""
+    """The way's lines of a program, in which ``inputs`` is the tuple of the model's arguments."""
     step_ms: float | None = None
     """Median milliseconds of a step; None if there is none, for the reason in ``note``."""
     spread: float | None = None
     """Half the interquartile range of the blocks' times, relative to their median."""
     speedup: float | None = None
-    """Time of a step of the first way that could be measured, over this one's."""
+    """Time of a step of the first measured way, over this one's."""
     first_call_s: float | None = None
     """Seconds of preparing the model (compiling, tuning) and its first step."""
     peak_mib: float | None = None
     """Most memory (MiB) during a step, in tensors and CUDA graphs, weights included; None without a
     GPU."""
     output_error: float | None = None
-    """Norm of the difference of the outputs from those of float32 without TF32, over their norm;
-    None if it is not known, or something is not finite."""
+    """Norm of the difference of the outputs to float32's without TF32, over the latter's norm; None
+    if it is unknown, or an element is not finite."""
     gradient_error: float | None = None
     """The same of the gradients of all parameters; None without a backward, too."""
     note: str = ""
@@ -79,7 +79,7 @@ class ModelComparison:
     subject: str
     """The model's class, the step, and the device."""
     rows: tuple[Row, ...]
-    """One for each way, in the order of ``ways``."""
+    """A row for each way, in the order of ``ways``."""
     notes: tuple[str, ...] = ()
     """Limits of the comparison."""
     was_interrupted: bool = False
@@ -92,8 +92,8 @@ class ModelComparison:
 
     @property
     def verdict(self) -> str:
-        """The fastest way in a sentence, how much faster it is than PyTorch's best, and which ways
-        the spread of the times does not tell from it."""
+        """A sentence with the fastest way, its gain over PyTorch's best, and the ways within the
+        spread of its times."""
         best = self.fastest
         if best is None or best.step_ms is None:
             return "no way could be measured"
@@ -123,8 +123,8 @@ class ModelComparison:
         return printed.get()
 
     def show(self, console: Any) -> None:
-        """Prints the table on a ``rich.console.Console``, and the lines of code to use. Where that
-        is no terminal, a row's cells are apart by tabs."""
+        """Prints the table on a ``rich.console.Console``, and the lines of code to use. If that is
+        no terminal, tabs separate a row's cells."""
         from rich.text import Text
 
         with IMPORTING:
@@ -145,7 +145,7 @@ class ModelComparison:
         )
 
     def _lines(self) -> list[Sequence[str]]:
-        """The columns' names, and the cells of each row, without the columns that are empty."""
+        """Returns the columns' names, and the cells of each row, without empty columns."""
         cells = [_cells(row) for row in self.rows]
         shown = [i for i in range(len(_COLUMNS)) if i < 2 or any(c[i] != NONE for c in cells)]
         return [tuple(line[i] for i in shown) for line in (_COLUMNS, *cells)]
@@ -171,18 +171,18 @@ def compare(
     ways: Sequence[str] | None = None,
     time_limit_s: float = 300.0,
 ) -> ModelComparison:
-    """Runs a model in several ways, and tells which is the fastest on this GPU.
+    """Runs a model in several ways, and finds the fastest on this GPU.
 
-    Each way has a fresh process, with nothing compiled or tuned before: PyTorch never tunes again a
-    shape that it has seen. Processes make the first call one after the other, and then take turns,
-    one at a time: blocks of about 100 ms, at most 12 of each way. What is tuned is not kept. A
-    ratio is the median of those of a round, whose ways share the GPU's clock. A step is called as
-    by a program, so what the host takes counts where the GPU waits for it.
+    Each way has a fresh process, without earlier compilations or tuning: PyTorch never tunes a
+    known shape again. Processes make the first call one after the other, and then take turns, one
+    at a time: blocks of about 100 ms, at most 12 of each way. Choices are not kept. A ratio is the
+    median over rounds, whose ways share the GPU's clock. A step is called as by a program, so the
+    GPU's waits for the host count.
 
-    The model and its inputs are sent to the processes by ``pickle``. A script
-    whose own classes the model has needs ``if __name__ == "__main__":``. What cannot be pickled, or
-    is defined in a notebook, runs in this process, which the result's notes say: without
-    ``"eager"``, with what the process has tuned and compiled before, and without a time limit.
+    The model and its inputs are sent to the processes by ``pickle``. A script that defines the
+    model's classes needs ``if __name__ == "__main__":``. A model that cannot be pickled, or is
+    defined in a notebook, runs in this process, as the result's notes say: without ``"eager"``,
+    with the process's earlier tuning and compilations, and without a time limit.
 
     Args:
         model: a model on one device, which does not change. It is left in its modes (``train()``,
@@ -193,20 +193,20 @@ def compare(
             without an optimizer; else a forward without gradients. None: whether the model is in
             training mode.
         autocast: the dtype of ``torch.autocast``; None: it is off.
-        ways: which of ``"eager"`` (with ``torch.backends.cudnn.benchmark`` off; it is on in
+        ways: names among ``"eager"`` (with ``torch.backends.cudnn.benchmark`` off; it is on in
             PyTorch's other ways), ``"benchmark"``, ``"channels_last"``, ``"compile"``,
             ``"max-autotune"``, ``"convert"``, ``"backend"`` and ``"backend-graphs"`` (in CUDA
             graphs, as max-autotune is); None: all.
-        time_limit_s: the most seconds that the first call of a way, or one of its turns, may take.
+        time_limit_s: the most seconds of a way's first call, and of each of its turns.
 
     Returns:
         The comparison. A way that fails, for lack of memory too, or exceeds its time limit has a
-        row that says why. After Ctrl-C it holds what was measured until then.
+        row with the reason. After Ctrl-C it has the measurements until then.
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: another argument is not one of the above; the model has lazy parameters, is
-            compiled already, or is not on one device with its inputs.
+        ValueError: another argument is not allowed; the model has lazy parameters, is compiled
+            already, or is not on one device with its inputs.
         RuntimeError: the process is one of several ranks.
     """
     check_model(model)
@@ -264,7 +264,7 @@ def compare(
 
 
 def _process(name: str, folder: str) -> Process:
-    """Starts a process that finds nothing which another one has compiled or tuned."""
+    """Starts a process without other processes' compilations and choices."""
     own = Path(folder) / f"way_{name}"
     variables = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDNN_AUTOTUNE_CACHE_DIR")
     environment = {variable: str(own / variable) for variable in variables}
@@ -292,7 +292,7 @@ class _Here:
 
 
 class _Measurement:
-    """The ways that take turns, and what was measured so far."""
+    """The ways that take turns, and the measurements so far."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class _Measurement:
             torch.save(self._given, Path(self._task["folder"]) / MODEL)
             self._start(_REFERENCE)
             self._set_up(_REFERENCE)
-        except Exception as error:  # whatever the pickling of a model raises
+        except Exception as error:  # the pickling of a model may raise any error
             self._end(_REFERENCE)
             self._is_here = True
             self.notes.append(
@@ -347,7 +347,7 @@ class _Measurement:
             self._take_turns()
 
     def _give_up(self, name: str) -> None:
-        """Tries no further way, once the model has raised the same in float32 and in its first."""
+        """Tries no further way if the model has raised the same in float32 and in its first way."""
         self.notes.clear()
         for other in list(self._workers):
             self._end(other)
@@ -386,7 +386,7 @@ class _Measurement:
                     self._samples[name].append(self._ask(name, "turn", steps))
 
     def result(self) -> tuple[Row, ...]:
-        """Returns the rows, with the times of all rounds that are complete."""
+        """Returns the rows, with the times of all complete rounds."""
         rounds = min(map(len, self._samples.values()), default=0)
         samples = {name: some[:rounds] for name, some in self._samples.items()}
         rows = dict(self._rows)
@@ -429,7 +429,7 @@ class _Measurement:
 
 
 def _reason(error: Exception, name: str) -> str:
-    """Returns the words of a failure of a way in one line."""
+    """Returns the failure of a way in one line."""
     is_told = isinstance(error, (CaseFailure, ProcessFailure))
     text = str(error) if is_told else f"{type(error).__name__}: {error}"
     return printable(" ".join(text.removeprefix(f"{name}: ").split()))[:300]
@@ -437,8 +437,8 @@ def _reason(error: Exception, name: str) -> str:
 
 @contextmanager
 def _untouched(name: str) -> Iterator[None]:
-    """Takes back ``enable()`` for a while, and afterwards what this process knows of steps.
-    Restores the random number generators of the CPU and of the device of that name."""
+    """Takes back ``enable()`` within the context, and afterwards the marks of steps. Restores the
+    random number generators of the CPU and of the named device."""
     device = torch.device(name)
     devices = [device.index] if device.type == "cuda" else []
     former = _C.exchange_process_wide(None) if extension_available() else None
@@ -452,7 +452,8 @@ def _untouched(name: str) -> Iterator[None]:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Shows a progress bar in a terminal or a notebook; yields what says the next part's name."""
+    """Shows a progress bar in a terminal or a notebook; yields the function that names the next
+    part."""
     console = bar_console()
     if console is None:
         yield lambda text: None
@@ -467,7 +468,7 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _is_alike(one: Row, other: Row) -> bool:
-    """Returns whether the spreads of two ways' times are together more than the difference of the
+    """Returns whether the spreads of two ways' times exceed, together, the difference of the
     times."""
     if one.step_ms is None or other.step_ms is None:
         return False

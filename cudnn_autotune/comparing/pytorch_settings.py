@@ -1,4 +1,4 @@
-"""PyTorch's settings that change what a step computes or how fast, for another process to have."""
+"""PyTorch's settings that change a step's results or speed, for transfer to another process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read() -> dict[str, Any]:
 
 
 def write(settings: dict[str, Any]) -> None:
-    """Sets what :func:`read` returned, with the same torch."""
+    """Applies a result of :func:`read`, with the same torch."""
     torch.set_num_threads(settings["threads"])
     torch.set_default_dtype(getattr(torch, settings["default_dtype"]))
     torch.backends.cudnn.deterministic = settings["cudnn_deterministic"]
@@ -39,7 +39,7 @@ def write(settings: dict[str, Any]) -> None:
 
 @contextmanager
 def nothing_rounded() -> Iterator[None]:
-    """Forbids to round float32 operands, as to TF32, for as long as it is in force."""
+    """Forbids rounding of float32 operands, as to TF32, within the context."""
     before = _precisions()
     try:
         _set_precisions(_exact(before))
@@ -49,8 +49,8 @@ def nothing_rounded() -> Iterator[None]:
 
 
 def _precisions() -> dict[str, Any]:
-    """Whether and where float32 operands may be rounded: by the older names of these settings, None
-    where PyTorch refuses to read them since the newer ones say more, and by operator."""
+    """Returns where float32 operands may be rounded: by the settings' older names, and by operator.
+    PyTorch may refuse to read an older name if the newer ones have more detail: then it is None."""
 
     def older(read: Callable[[], Any]) -> Any:
         try:
@@ -67,7 +67,7 @@ def _precisions() -> dict[str, Any]:
 
 
 def _exact(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of :func:`_precisions` that round nothing, by the names that ``given`` has."""
+    """Returns the values of :func:`_precisions` without rounding, by the names of ``given``."""
     by_operator = {
         op: precision if precision in ("none", "ieee") else "ieee"
         for op, precision in given["by_operator"].items()

@@ -1,4 +1,4 @@
-"""The ways to run a model that ``compare`` compares, and what runs one of them in its process."""
+"""The ways to run a model in ``compare``, and the runner of one of them in its process."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Way:
     """One way to run a model."""
 
     code: tuple[str, ...]
-    """Lines that a program needs, in which ``inputs`` is the tuple of the model's arguments."""
+    """The way's lines of a program, in which ``inputs`` is the tuple of the model's arguments."""
     prepare: Callable[[nn.Module, Inputs], Any] = lambda model, inputs: model
-    """Returns what is called in place of the model."""
+    """A function from the model and its inputs to the callable that replaces the model."""
     benchmark: bool = True
     """Value of ``torch.backends.cudnn.benchmark``."""
     is_ours: bool = False
     only_on_gpu: str = ""
-    """Reason why the way is left out where the device is not CUDA; empty if it is not."""
+    """Reason why the way is left out if the device is not CUDA; empty if it is not left out."""
 
 
 def _channels_last(model: nn.Module, inputs: Inputs) -> nn.Module:
@@ -67,7 +67,7 @@ def _converted(model: nn.Module, inputs: Inputs) -> nn.Module:
 
 
 def _by_backend(model: nn.Module, inputs: Inputs, mode: str = "default") -> Any:
-    # The layout of a training graph stays what the weights have (see docs/reference/backend.md).
+    # A training graph keeps the weights' layout (see docs/reference/backend.md).
     model = _converted(model, inputs) if torch.is_grad_enabled() else model
     return torch.compile(model, backend="cudnn_autotune", mode=mode)
 
@@ -102,8 +102,8 @@ WAYS = {
 
 
 def code_of(name: str, train: bool, on_gpu: bool) -> tuple[str, ...]:
-    """Returns the lines of code of a way in inference or training, without those that set cuDNN
-    where there is none."""
+    """Returns the lines of code of a way in inference or training, without settings of cuDNN on
+    other devices."""
     before = _CONVERT if train and name in ("backend", "backend-graphs") else ()
     return tuple(line for line in before + WAYS[name].code if on_gpu or line != _BENCHMARK)
 
@@ -115,7 +115,7 @@ class Runner:
         task: a dict with ``way``, its name; ``folder``, the path of the files MODEL and EXPECTED;
             ``device``; ``train``; and ``autocast``, the name of a dtype or None.
         model: a module of the runner's own.
-        held: bytes of the GPU's memory that were in use before the model was made.
+        held: bytes of the GPU's memory in use before the model was made.
     """
 
     def __init__(self, task: dict[str, Any], model: nn.Module, inputs: Inputs, held: int) -> None:
@@ -131,7 +131,7 @@ class Runner:
         self._keep()
 
     def work(self, task: str, case: Any, request: Any) -> Any:
-        """Returns what a method returns, for a worker of an audit."""
+        """Returns a method's result, for a worker of an audit."""
         with _set(torch.backends.cudnn, "benchmark", self._way.benchmark):
             done = {"begin": self._begin, "turn": self._turn, "expect": self._expect}[task](case)
             self._forget()
@@ -169,13 +169,13 @@ class Runner:
         }
 
     def _turn(self, steps: int) -> float:
-        """Returns the milliseconds of a step, of some steps after two that do not count."""
+        """Returns the milliseconds of a step, over some steps after two that do not count."""
         self._timed(2)
         return self._timed(steps)
 
     def _expect(self, _: Any) -> str:
-        """Writes what a step computes in float32, without TF32, into the file EXPECTED. Returns
-        why that is no reference; empty if it is."""
+        """Writes a step's results in float32, without TF32, into the file EXPECTED. Returns the
+        reason why they are no reference; empty if they are."""
         self._model.float()
         self._autocast, self._inputs = None, tree_map(_in_float32, self._inputs)
         self._keep()
@@ -188,7 +188,8 @@ class Runner:
 
     @staticmethod
     def _why_no_reference(outputs: list[Tensor], again: list[Tensor]) -> str:
-        """Says why the outputs of two equal steps in float32 are no reference, if they are none."""
+        """Returns the reason why the outputs of two equal steps in float32 are no reference; empty
+        if they are."""
         if not outputs and not again:
             return "the model returns no tensor of floating-point numbers"
         if not all(tensor.isfinite().all() for tensor in (*outputs, *again)):
@@ -208,7 +209,7 @@ class Runner:
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
-        """The modes in which a program runs the forward."""
+        """Enters the modes in which a program runs the forward."""
         dtype, is_on = self._autocast or torch.bfloat16, self._autocast is not None
         with (
             torch.set_grad_enabled(self._task["train"]),
@@ -249,7 +250,7 @@ class Runner:
                 tensor.grad = None
 
     def _timed(self, steps: int) -> float:
-        """Returns the milliseconds of a step, with what the host adds to them."""
+        """Returns the milliseconds of a step, with the GPU's waits for the host."""
         self._wait()
         begin = time.perf_counter()
         for _ in range(steps):
@@ -289,7 +290,7 @@ class Runner:
         return (torch.cuda.max_memory_allocated() + _in_graphs() - self._held - self._kept) / 2**20
 
     def _note(self) -> str:
-        """Says what the way chose."""
+        """Returns the way's choices in words."""
         if self._task["way"] == "convert":
             return str(conversion(self._model).memory_format)
         made = compilations()[self._compiled :]
@@ -298,7 +299,7 @@ class Runner:
 
 def open_backend(request: dict[str, Any]) -> Runner:
     """Returns the runner of a process, for a worker of an audit. ``request`` is the runner's task,
-    with ``pytorch_settings.read()`` of the process that asks."""
+    with ``pytorch_settings.read()`` of the calling process."""
     global is_worker
     is_worker = True
     pytorch_settings.write(request["settings"])
@@ -333,8 +334,8 @@ def _in_graphs() -> int:
 
 
 def relative_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float | None:
-    """Returns the norm of the differences over that of what is expected; None if there is nothing
-    to compare, or something is not finite."""
+    """Returns the norm of the differences over the norm of ``expected``; None if there are no
+    tensors, or an element is not finite."""
     if not expected or [t.shape for t in found] != [t.shape for t in expected]:
         return None
 
@@ -347,8 +348,8 @@ def relative_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float
 
 def calibrate(model: nn.Module, inputs: Sequence[Any]) -> None:
     """Runs the model once in training mode, which gives its batch norms the mean and the variance
-    of their inputs, as a trained model's have. What an untrained one makes of random inputs can
-    overflow float16. The modules' modes stay as they are."""
+    of their inputs, as in a trained model. An untrained one's results on random inputs can overflow
+    float16. The modules' modes stay as they are."""
     norms: list[Any] = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     if not norms:
         return
@@ -357,7 +358,7 @@ def calibrate(model: nn.Module, inputs: Sequence[Any]) -> None:
     for norm in norms:
         norm.momentum = 1.0
     try:
-        # Not with benchmark on: these may not be the shapes that are measured.
+        # Not with benchmark on: the measured shapes may be others.
         with torch.no_grad(), _set(torch.backends.cudnn, "benchmark", False):
             model.train()(*inputs)
     finally:

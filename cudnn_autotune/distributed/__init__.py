@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed tune a model together, or agree upon what each has tuned."""
+"""Tuning by the ranks of torch.distributed: a model together, or agreement on separate results."""
 
 from cudnn_autotune.distributed.agreement import agree
 from cudnn_autotune.distributed.model import tune

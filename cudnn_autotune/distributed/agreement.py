@@ -1,4 +1,4 @@
-"""Ranks that have tuned separately agree on one decision for each problem."""
+"""The agreement of ranks that have tuned separately on one decision for each problem."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _NO_LIMIT = 2**63
 
 
 def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> list[Decision]:
-    """Installs the same choices on every rank, selected from those that ranks have made separately.
+    """Installs the same choices on every rank, selected from the ranks' separate ones.
 
-    Every rank of the group calls it, on its current CUDA device. For each problem (and sampling
-    mode and benchmark limit) that any rank has timed, the decision that was measured under the
-    loosest constraints wins, since only it has candidates for all constraints; among those the one
-    with the most timed launches; then that of the lowest rank. Ranks with unequal GPUs or versions
-    of cuDNN agree among their equals. Problems that no rank has timed are not changed.
+    Every rank of the group calls it, on its current CUDA device. A winner is selected for each
+    timed problem, sampling mode and benchmark limit. The decision measured under the loosest
+    constraints wins, since only it has candidates for all constraints; then the one with the most
+    timed launches; then the lowest rank's. Ranks with unequal GPUs or versions of cuDNN agree among
+    their equals. Problems that no rank has timed do not change.
 
     Args:
         group: None: the default group.
-        timeout_s: how many seconds a rank may take to make this call.
+        timeout_s: most seconds of a rank's delay in making this call.
 
     Returns:
-        The installed decisions: the same list on all ranks of equal environments. On the only rank
-        of a group, or without torch.distributed, they are its own.
+        The installed decisions: the same list on all ranks of equal environments. A single rank, or
+        a process without torch.distributed, has its own ones.
 
     Raises:
-        DistributedTuningError: on all ranks, and nothing is installed: a rank has raised, died,
-            not made this call, sent what cannot be read, or has another version of this package.
+        DistributedTuningError: on all ranks, without a change: a rank has raised, died, not made
+            this call, sent an unreadable message, or has another version of this package.
         ValueError: this process is not in ``group``, or the timeout is not above 0.
     """
     members = group_of(group, timeout_s)
@@ -55,14 +55,14 @@ def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> l
 
 
 def _tuned_here() -> tuple[int, dict[str, Decision]]:
-    """The current device, and the final decisions that were timed on it."""
+    """Returns the current device, and the final decisions timed on it."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else 0
     own = [c.decision for c in choices() if c.device == device and not c.provisional]
     return device, best(one for one in own if one.selection.total_samples > 0)
 
 
 def best(decisions: Iterable[Decision]) -> dict[str, Decision]:
-    """The best decision for each key."""
+    """Returns the best decision for each key."""
     found: dict[str, Decision] = {}
     for decision in decisions:
         other = found.get(decision.key)
@@ -72,7 +72,7 @@ def best(decisions: Iterable[Decision]) -> dict[str, Decision]:
 
 
 def _precedence(decision: Decision) -> list[int]:
-    """The precedence among decisions for a key; the smallest list wins."""
+    """Returns the precedence among decisions for a key; the smallest list wins."""
     limit = decision.workspace_limit
     return [
         int(decision.problem.deterministic),
@@ -84,8 +84,8 @@ def _precedence(decision: Decision) -> list[int]:
 def agreed(
     exchange: Exchange, own: Mapping[str, Decision], environment: Environment
 ) -> list[Decision]:
-    """Returns the decisions that win on all ranks, given the best one of this rank by key, and ends
-    the call."""
+    """Returns the winning decisions of all ranks, given this rank's best one by key, and ends the
+    call."""
     ranks = exchange.handshake(environment, {"call": "agree"})
     # Only the winners' decisions are sent, since the decisions of all ranks would be too much data.
     claims = {key: _precedence(decision) for key, decision in own.items()}
@@ -116,7 +116,7 @@ def _ranks_of(tree: Any) -> dict[str, int]:
 
 
 def _winners(claims: Mapping[int, Mapping[str, list[int]]]) -> dict[str, int]:
-    """The rank that wins each key, in the order of the ranks that first know the keys."""
+    """Returns the winning rank by key, in the order of the ranks that first know the keys."""
     winners: dict[str, int] = {}
     for rank in sorted(claims):
         for key, claim in claims[rank].items():

@@ -1,7 +1,7 @@
-"""One call of a group, as a rank sees it: messages between ranks, and one verdict for all of them.
+"""One call of a group, from a rank's view: messages between ranks, and one verdict for all.
 
-It uses only the store of the process group, and no collective, so that no tensor is moved, no GPU
-waits, and a rank that dies does not block the others. Messages are JSON, never pickles.
+It uses only the store of the process group, and no collective. So no tensor is moved, no GPU waits,
+and a dead rank does not block the others. Messages are JSON, never pickles.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from cudnn_autotune.store.environment import Environment
 _T = TypeVar("_T")
 
 LATEST = "latest"
-"""The key that names the call which the ranks of the group join; no other key stays between
-calls."""
+"""The key with the name of the latest call; no other key stays between calls."""
 REPLACED = "the process has ended, and another has come in its place"
 FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.1
-# After a failure rank 0, which often hosts the store, stays this long, so that others learn of it.
+# After a failure rank 0, which often hosts the store, stays this long, so that others see the
+# verdict.
 _FAREWELL_S = 2.0
 _CAME, _READY, _LEFT, _TURNS = "came", "ready", "left", "turns"
 
@@ -52,10 +52,10 @@ class _Hello:
 
 
 class Exchange:
-    """A call as one of its ranks sees it (see ``rendezvous.exchange_with``).
+    """A call from the view of one of its ranks (see ``rendezvous.exchange_with``).
 
-    Its keys in the store begin with its name, which no other call has. Every method raises
-    DistributedTuningError where the call has failed.
+    Its keys in the store begin with its unique name. Every method raises DistributedTuningError if
+    the call has failed.
     """
 
     def __init__(self, group: Group, store: StoreThread, name: str, timeout_s: float) -> None:
@@ -72,8 +72,8 @@ class Exchange:
         """Takes this rank's place in the call, by writing a text that is unique to the process.
 
         Returns:
-            False if the call has ended. If the place is taken, the process that took it is gone, so
-            the call is ended here.
+            False if the call has ended. If the place is taken, its process is gone, so the call is
+            ended here.
         """
         if self.mailbox.peek(VERDICT) is not None:
             return False
@@ -98,15 +98,15 @@ class Exchange:
         return self.read(sender, f"the message {name}", lambda: json.loads(text))
 
     def put_decision(self, name: str, decision: Decision) -> None:
-        """Sends a decision as the line that a store's file would hold. Raises ValueError if no rank
-        could read it, for example because a user's strategy returned invalid evidence."""
+        """Sends a decision as a line of a store's file. Raises ValueError if no rank could read it,
+        such as invalid evidence of a user's strategy."""
         line = codec.encode(decision, self._environment)
         self._decoded(line)
         self.put(name, [self.group.rank, line.decode()])
 
     def get_decision(self, name: str, is_asked_for: Callable[[Decision], bool]) -> Decision:
-        """Waits for the decision of this name. Fails, naming the rank that sent it, if it cannot be
-        read or is not the one that was asked for."""
+        """Waits for the decision of this name. Fails, naming its sender, if it cannot be read or is
+        not the requested one."""
         message = self.get(name)
         sender = message[0] if isinstance(message, list) and message else None
         if not isinstance(sender, int) or not 0 <= sender < self.group.size:
@@ -122,11 +122,11 @@ class Exchange:
         return codec.decode(line, self._environment)
 
     def read(self, sender: int | None, what: str, how: Callable[[], _T]) -> _T:
-        """Returns what ``how`` reads from a message of ``sender`` (a place in the group); fails,
-        naming that rank, if it raises."""
+        """Returns the result of ``how``, which reads a message of ``sender`` (a place in the
+        group); fails, naming that rank, if it raises."""
         try:
             return how()
-        except Exception as error:  # whatever the message may hold
+        except Exception as error:  # the message may have any content
             self.fail(sender, f"{what} cannot be read: {type(error).__name__}: {error}")
 
     def combine(
@@ -137,11 +137,11 @@ class Exchange:
         how: Callable[[dict[int, _T]], Any],
         read: Callable[[Any], _T],
     ) -> Any:
-        """Combines the messages of these ranks (places in the group) by ``how``; the first of them
+        """Combines the messages of these ranks (places in the group) by ``how``. The first of them
         computes the result and sends it to the others.
 
         Args:
-            read: called on each message before; the call fails, naming the sender, if it raises.
+            read: called first on each message; the call fails, naming the sender, if it raises.
         """
         self.put(f"{name}/{self.group.rank}", tree)
         combined = f"{name} of all/{of[0]}"
@@ -153,12 +153,12 @@ class Exchange:
         return self.get(combined, of[0])
 
     def handshake(self, environment: Environment, terms: Mapping[str, Any]) -> tuple[int, ...]:
-        """Waits for all ranks, and fails if their versions of this package, or their terms (plain
-        JSON), are not equal.
+        """Waits for all ranks, and fails unless their versions of this package and their terms
+        (plain JSON) are equal.
 
         Returns:
-            The ranks (places in the group, ascending) of this environment, which can use each
-            other's measurements; this rank is one of them.
+            The ranks (places in the group, ascending) of this environment, this one included. They
+            can use each other's measurements.
         """
 
         def sort(hellos: dict[int, _Hello]) -> list[list[int]]:
@@ -181,7 +181,7 @@ class Exchange:
     def compare(
         self, wanted: Mapping[str, Any], given: Mapping[str, Any], first: int, rank: int
     ) -> None:
-        """Fails, naming ``rank``, where ``given`` there differs from ``wanted`` on ``first``."""
+        """Fails, naming ``rank``, if its ``given`` differs from ``wanted`` of ``first``."""
         for name in {**wanted, **given}:
             if wanted.get(name) != given.get(name):
                 self.fail(
@@ -191,13 +191,13 @@ class Exchange:
                 )
 
     def turn(self, first: int) -> int:
-        """The next of the numbers 0, 1, 2 ..., each of which one rank gets; ``first`` is the lowest
-        of these ranks."""
+        """Returns the next of the numbers 0, 1, 2 ..., which one rank each gets; ``first`` is the
+        lowest of these ranks."""
         self._raise_if_failed()
         return self.mailbox.add(f"{_TURNS}/{first}") - 1
 
     def note(self, step: str) -> None:
-        """Records what this rank does next, for which it may take the call's timeout."""
+        """Records this rank's next step, for which it has the call's timeout."""
         self._raise_if_failed()
         self.heartbeat.note(step)
 
@@ -208,7 +208,7 @@ class Exchange:
         raise DistributedTuningError(verdict.rank, verdict.reason or reason)
 
     def agree(self) -> None:
-        """Returns once every rank has called it, and on all ranks or on none."""
+        """Returns once every rank has called it, on all ranks or on none."""
         self.heartbeat.note("")
         if self.mailbox.add(_READY) == self.group.size:
             self.heartbeat.propose(AGREED)
@@ -216,9 +216,9 @@ class Exchange:
         self._raise_if_failed()
 
     def leave(self, error: BaseException | None) -> Verdict | None:
-        """Leaves the call, which ends by ``error`` if it has not ended; returns the verdict.
+        """Leaves the call, and ends it by ``error`` if it has not ended; returns the verdict.
 
-        The rank removes its keys, and the last one removes those that belong to all.
+        The rank removes its keys, and the last one removes the common keys.
         """
         verdict = self.heartbeat.verdict
         if error is not None and verdict is None:
@@ -242,7 +242,7 @@ class Exchange:
         return verdict
 
     def verdict_of(self, error: BaseException) -> Verdict:
-        """The verdict by which the other ranks report an exception of this rank."""
+        """Returns the verdict by which the other ranks report an exception of this rank."""
         if isinstance(error, DistributedTuningError):
             return Verdict(error.rank, error.reason)
         return Verdict(self.group.global_rank, f"{type(error).__name__}: {error}")

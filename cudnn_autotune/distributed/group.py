@@ -1,5 +1,5 @@
-"""The ranks of a process group, the store that they share, and the turns of calls in it: those of
-several threads of a rank run one after the other."""
+"""The ranks of a process group, their store, and the turns of calls in it: calls of a rank's
+threads run one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group of two or more, as one of its ranks sees it."""
+    """A process group of two or more, from the view of one of its ranks."""
 
     store: Store
     rank: int
@@ -42,14 +42,14 @@ class Group:
 
     @property
     def prefix(self) -> str:
-        """Prefix of this package's keys in the store. It depends on the ranks, because a group that
-        is created again under the same name with other ranks may use the same store."""
+        """Prefix of this package's keys in the store. It depends on the ranks: a later group of the
+        same name with other ranks may use the same store."""
         ranks = hashlib.sha256(str(self.ranks).encode()).hexdigest()[:16]
         return f"cudnn_autotune/{ranks}"
 
 
 def group_of(group: dist.ProcessGroup | None, timeout_s: float) -> Group | None:
-    """The ranks of ``group`` (None: the default group); None where this process is alone.
+    """Returns the ranks of ``group`` (None: the default group); None if this process is alone.
 
     Raises:
         ValueError: ``group`` is not a process group, this process is not in it, or ``timeout_s`` is
@@ -93,8 +93,8 @@ _turns: dict[str, _Turn] = {}
 
 @contextmanager
 def turn_of(group: Group, timeout_s: float) -> Iterator[_Turn]:
-    """A context manager for the turn of this process's calls in a group, for which other threads
-    wait. A thread that has it may take it again.
+    """Holds the turn of this process's calls in a group, for which other threads wait. Its thread
+    may take it again.
 
     Raises:
         DistributedTuningError: other threads have had it for ``timeout_s`` seconds.
@@ -111,7 +111,7 @@ def turn_of(group: Group, timeout_s: float) -> Iterator[_Turn]:
 
 @contextmanager
 def call_of(group: Group, timeout_s: float) -> Iterator[None]:
-    """A context manager for one call, in its turn (:func:`turn_of`).
+    """Holds one call, in its turn (:func:`turn_of`).
 
     Raises:
         DistributedTuningError: as :func:`turn_of`, or this thread is in a call of the group.

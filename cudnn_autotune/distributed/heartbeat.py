@@ -1,4 +1,5 @@
-"""A rank's heartbeat during a call: it shows that the rank lives, and detects that another died."""
+"""A rank's heartbeat during a call: it shows that the rank lives, and detects another one's
+death."""
 
 from __future__ import annotations
 
@@ -11,11 +12,10 @@ from cudnn_autotune.distributed.verdict import DistributedTuningError, Verdict
 
 BEAT_S = 0.5
 # A process without a beat for this many seconds is regarded as dead. The heartbeat is a thread that
-# waits for the interpreter's lock; what holds that for seconds (a debugger, a start of CUDA) must
-# not be mistaken for its death.
+# waits for the interpreter's lock, which a debugger or a start of CUDA may hold for seconds.
 SILENT_S = 6.0
-# Seconds that a rank waits for an answer of the store. A rank that itself was stopped for longer
-# must assume that the others have given up.
+# Seconds of a rank's wait for an answer of the store. A rank that was stopped for longer must
+# assume that the others have given up.
 PATIENCE_S = 2 * SILENT_S
 _JOIN_S = 5.0
 VERDICT = "verdict"
@@ -26,11 +26,10 @@ def beat_name(rank: int) -> str:
 
 
 class Heartbeat(threading.Thread):
-    """Beats, watches one other rank, and looks for the call's verdict.
+    """A thread that beats, watches one other rank, and looks for the call's verdict.
 
-    Each rank watches the next one, in a ring. So each rank queries the store a few times a second
-    however many ranks there are, and as long as any rank lives, some dead rank is watched by a
-    living one.
+    Each rank watches the next one, in a ring. So each rank queries the store a few times a second,
+    for any number of ranks. As long as any rank lives, a living one watches some dead one.
     """
 
     def __init__(self, mailbox: Mailbox, group: Group, timeout_s: float) -> None:
@@ -49,8 +48,7 @@ class Heartbeat(threading.Thread):
         self.verdict: Verdict | None = None
 
     def note(self, step: str) -> None:
-        """Records what the rank does from now on, for which it may take ``timeout_s``; empty if it
-        waits."""
+        """Records the rank's next step, for which it has ``timeout_s``; empty if it waits."""
         self._step = (step, time.monotonic())
 
     def stop(self) -> None:
@@ -60,7 +58,7 @@ class Heartbeat(threading.Thread):
             self.join(_JOIN_S)
 
     def propose(self, verdict: Verdict) -> Verdict:
-        """Ends the call with ``verdict``, unless it has ended; returns the verdict that stands."""
+        """Ends the call with ``verdict``, unless it has ended; returns the valid verdict."""
         try:
             stands = Verdict.from_text(self._mailbox.put_first(VERDICT, verdict.to_text()))
         except DistributedTuningError as lost:
@@ -69,7 +67,7 @@ class Heartbeat(threading.Thread):
         return self._end(stands)
 
     def look(self) -> Verdict | None:
-        """The verdict, if there is one."""
+        """Returns the verdict, if there is one."""
         if self.verdict is None:
             text = self._mailbox.peek(VERDICT)
             if text is not None:
@@ -77,8 +75,7 @@ class Heartbeat(threading.Thread):
         return self.verdict
 
     def see_all_here(self) -> None:
-        """Records that every rank has joined this call, so that no beat is left over from an
-        earlier run."""
+        """Records that every rank has joined this call: no beat is from an earlier run any more."""
         self._is_fresh = True
 
     def run(self) -> None:
@@ -112,13 +109,13 @@ class Heartbeat(threading.Thread):
         """Ends the call if ``rank`` has not beaten for ``SILENT_S`` seconds."""
         seen = self._mailbox.peek(beat_name(rank))
         now_s = time.monotonic()
-        # Only this process's clock is used, since those of two machines differ; and of a time in
-        # which it did not look (it was stopped, or the store was slow) only a part counts.
+        # Only this process's clock is used, since two machines' clocks differ. A time without a
+        # look (a stopped process, a slow store) counts in part only.
         looked_s = min(now_s - self._looked_at_s, 2 * BEAT_S)
         self._looked_at_s = now_s
         last, self._last_seen = self._last_seen, seen
         has_beaten = seen != last
-        # A beat that was there at this rank's first query may be left over from an earlier run.
+        # A beat at this rank's first query may be from an earlier run.
         self._is_fresh = self._is_fresh or seen is None or (last is not None and has_beaten)
         if seen is None or has_beaten or not self._is_fresh:
             self._silent_s = 0.0

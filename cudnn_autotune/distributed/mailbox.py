@@ -1,11 +1,11 @@
-"""Keys of a torch.distributed store that are written, read and removed, but never waited for.
+"""Keys of a torch.distributed store: written, read and removed, without blocking waits.
 
 ``Store.get`` and ``Store.wait`` block the connection for every thread of the process, heartbeats
-and NCCL's watchdog included, and a key that is removed meanwhile blocks them for the store's whole
-timeout (30 minutes). So a reader that waits for a key asks for it again and again.
+and NCCL's watchdog included. A key that is removed meanwhile blocks them for the store's whole
+timeout (30 minutes). So a reader polls for a key.
 
-Where the process that hosts the store is stopped, or its network is gone, every method of a store
-blocks without limit. So a separate thread queries the store, and its callers give up in time.
+If the store's host process is stopped, or its network is gone, every method of a store blocks
+without limit. So a separate thread queries the store, and its callers give up in time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _HOST = "the process that hosts it (rank 0, unless the launcher does)"
 
 
 class StoreThread:
-    """Runs a store's operations within ``patience_s`` seconds each, or raises. Once an operation
-    has taken longer, no other one is run.
+    """A thread that runs a store's operations within ``patience_s`` seconds each, or raises. After
+    a longer operation it runs no other one.
 
     The thread is a daemon, so that the process can end while it is stuck.
     """
@@ -48,7 +48,8 @@ class StoreThread:
         self._thread.start()
 
     def ask(self, operation: Callable[[Store], _T]) -> _T:
-        """Raises DistributedTuningError where the store cannot be reached or does not answer."""
+        """Returns an operation's result. Raises DistributedTuningError if the store cannot be
+        reached or does not answer."""
         answer: Future[_T] = Future()
         if not self._is_lost:
             self._questions.put((operation, answer))
@@ -88,7 +89,7 @@ class StoreThread:
 class Mailbox:
     """ASCII texts under names, in the part of a store that begins with ``prefix``.
 
-    Every method raises DistributedTuningError where the store cannot be reached or does not answer.
+    Every method raises DistributedTuningError if the store cannot be reached or does not answer.
     """
 
     def __init__(self, store: StoreThread, prefix: str) -> None:
@@ -105,17 +106,16 @@ class Mailbox:
         self._store.ask(lambda store: store.set(self._key(name), "=" + text))
 
     def peek(self, name: str) -> str | None:
-        """The current text under ``name``; None if there is none."""
+        """Returns the current text under ``name``; None if there is none."""
         found = self._compare_set(name, _ABSENT, _ABSENT)
         return None if found == _ABSENT else found[1:]
 
     def put_first(self, name: str, text: str) -> str:
-        """Writes ``text`` unless there is a text already, and returns the one that is there
-        then."""
+        """Writes ``text`` unless there is a text already, and returns the resulting text."""
         return self._compare_set(name, "", "=" + text)[1:]
 
     def replace(self, name: str, known: str | None, text: str) -> None:
-        """Writes ``text`` if ``known`` is still there (None: if there is no text)."""
+        """Writes ``text`` if the current text is ``known`` (None: if there is no text)."""
         self._compare_set(name, "" if known is None else "=" + known, "=" + text)
 
     def add(self, name: str, amount: int = 1) -> int:

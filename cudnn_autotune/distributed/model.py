@@ -1,4 +1,4 @@
-"""A model's convolutions, tuned by all ranks together."""
+"""The tuning of a model's convolutions by all ranks together."""
 
 from __future__ import annotations
 
@@ -51,48 +51,46 @@ def tune(
     timeout_s: float = 600.0,
     **kwargs: Any,
 ) -> Tuned:
-    """Tunes what ``model(*inputs, **kwargs)`` needs on all ranks of a group together.
+    """Tunes the problems of ``model(*inputs, **kwargs)`` on all ranks of a group together.
 
     Every rank of the group calls it, with a model and inputs on its own CUDA device. The model runs
-    once (see ``problems_of``); then each problem is tuned by one rank, in the sampling mode of the
-    settings, and at the end all ranks have the same choices, at about the cost of one rank's share.
+    once (see ``problems_of``). Then one rank tunes each problem, in the sampling mode of the
+    settings. At the end all ranks have the same choices, at about the cost of one rank's share.
     Ranks share only with ranks of an equal GPU and version of cuDNN. A rank whose part of the model
     has no convolution tunes problems of the others. Random number generators are left as they were.
     Without torch.distributed this process tunes all problems. A layer whose ``sampling=`` differs
     from the settings' mode still tunes at its first call.
 
-    It takes the arguments of ``cudnn_autotune.tune``, and ``group`` and ``timeout_s``.
+    It has the arguments of ``cudnn_autotune.tune``, and ``group`` and ``timeout_s``.
 
     Args:
-        model: where it is or contains a DistributedDataParallel, no gradients are averaged during
-            the run.
+        model: a DistributedDataParallel in it averages no gradients during the run.
         inputs, kwargs: as for a call of the model; the local batch of this rank.
         train: whether the backward is tuned, too.
-        budget_s: seconds of wall time, counted on each rank from the end of the model's run, after
-            which nothing more is timed. A rank then answers what is left from earlier decisions, or
-            by the heuristics' first plan, which no rank stores. None: no limit.
-        memory_format: ``"auto"`` tunes the model contiguous and in channels_last, times its step in
-            both on all ranks at once, as ``cudnn_autotune.convert`` does, and gives the model the
-            layout that takes the least time in sum. The model must not be wrapped yet.
+        budget_s: seconds of wall time from the end of the model's run, on each rank, after which
+            timing ends; None: no limit. A rank then answers the rest from earlier decisions, or by
+            the heuristics' first plan, which no rank stores.
+        memory_format: ``"auto"`` tunes the model contiguous and in channels_last, and times its
+            step in both on all ranks at once, as ``cudnn_autotune.convert`` does. The model gets
+            the layout with the least sum of times. It must not be wrapped yet.
         group: the process group; None: the default one.
-        timeout_s: how many seconds a rank may take to make this call, to run the model once, and
-            for any one problem.
+        timeout_s: most seconds of a rank for making this call, for running the model once, and for
+            any one problem.
 
     Returns:
-        The decisions that are installed now: the same list on all ranks of equal environments. Its
-        text is one line, the gain of this rank's step, as of ``cudnn_autotune.tune``. Where no rank
-        has a CUDA device the list is empty, as there.
+        The installed decisions: the same list on all ranks of equal environments. Its text is one
+        line, the gain of this rank's step, as of ``cudnn_autotune.tune``. If no rank has a CUDA
+        device the list is empty, as there.
 
     Raises:
-        DistributedTuningError: on all ranks, and nothing is installed: one has raised, died, timed
-            out or sent what cannot be read; the version of this package, settings, or pins on equal
+        DistributedTuningError: on all ranks, without a change: a rank has raised, died, timed out
+            or sent an unreadable message; the version of this package, settings, or pins on equal
             GPUs differ between ranks; no rank has a convolution that this package serves.
         TypeError: ``model`` is not a module, ``train`` no bool, or ``budget_s`` no number.
-        ValueError: another ``memory_format``, or a model that is wrapped already with ``"auto"``; a
-            group that this process is not in, a timeout that is not above 0. Without
-            torch.distributed (else a DistributedTuningError says so) also: no convolution that this
-            package serves, ``online`` as mode, a budget that is negative or for another mode than
-            ``auto``.
+        ValueError: another ``memory_format``, or ``"auto"`` for a wrapped model; a group without
+            this process; a timeout that is not above 0. Without torch.distributed (else it is a
+            DistributedTuningError) also: no convolution that this package serves, ``online`` as
+            mode, a budget that is negative or for another mode than ``auto``.
     """
 
     def tune_one(problem: ConvProblem) -> Decision:
@@ -143,7 +141,7 @@ def tune(
                     exchange.agree()
                     return Tuned([], {}, name)
                 decisions = share_in(exchange, ranks, list(found.counts), tune_one, pins())
-        # Without other ranks, what is provisional may be tuned again.
+        # Without other ranks, provisional choices may be tuned again.
         final = [decision for decision in decisions if not decision.selection.evidence.provisional]
         remembering.install(final if members is None else decisions, device)
         if memory_format == "auto":
@@ -185,7 +183,7 @@ def _times(tree: Any) -> list[float] | None:
 
 
 def _summed(times_ms: Mapping[int, list[float] | None]) -> list[float] | None:
-    """The sum over the ranks; None where the model cannot be channels_last on one of them."""
+    """Returns the sum over the ranks; None if the model cannot be channels_last on one of them."""
     known = [times for times in times_ms.values() if times is not None]
     if len(known) < len(times_ms):
         return None
@@ -199,15 +197,15 @@ def share_in(
     tune_one: TuneOne,
     pinned: Mapping[ConvProblem, str] | None = None,
 ) -> list[Decision]:
-    """Tunes each problem on one rank, and returns the decisions on all, which ends the call.
+    """Tunes each problem on one rank, returns the decisions on all, and ends the call.
 
-    The ranks (as ``Exchange.handshake`` returns them) share the problems that any of them brings: a
-    rank that is free takes the next one, the largest first. All must have the same pins: else all
-    would agree on an engine that one rank has pinned without a measurement.
+    The ranks (as of ``Exchange.handshake``) share the problems of all of them: a free rank takes
+    the next one, the largest first. All must have the same pins: else all would agree on an engine
+    that one rank has pinned without a measurement.
 
     Returns:
         One decision for each problem, in the order of the first rank of equal environment, then of
-        the others' own ones: the same list on all ranks of equal environments.
+        the others: the same list on all ranks of equal environments.
     """
 
     def unite(brought: Mapping[int, _Brought]) -> list[Any]:
@@ -235,7 +233,7 @@ def share_in(
 
 @dataclass(frozen=True)
 class _Brought:
-    """The problems and the pins that a rank brings to the call."""
+    """A rank's problems and pins."""
 
     problems: list[ConvProblem]
     pins: dict[str, str]
@@ -256,12 +254,12 @@ def _is_on(problem: ConvProblem, decision: Decision) -> bool:
 def _tune_share(
     exchange: Exchange, ranks: Sequence[int], shared: Sequence[ConvProblem], tune_one: TuneOne
 ) -> dict[int, Decision]:
-    """Tunes this rank's part, by index: problems are taken one by one, not dealt out beforehand.
+    """Tunes this rank's part, by index. Problems are taken one by one, not distributed beforehand.
 
-    FLOPs predict the tuning time only in part: it also depends on how many engines there are, how
-    many are compiled at run time, and how soon the race is decided. The largest come first, so that
-    no rank begins one of them when the others have finished (Graham, Bounds on multiprocessing
-    timing anomalies, SIAM J. Appl. Math. 17, 1969).
+    FLOPs predict the tuning time only in part. It also depends on the numbers of engines and of
+    engines compiled at run time, and on the race. The largest come first, so that no rank begins
+    one of them when the others have finished (Graham, Bounds on multiprocessing timing anomalies,
+    SIAM J. Appl. Math. 17, 1969).
     """
     start_s = time.perf_counter()
     queue = sorted(range(len(shared)), key=lambda i: (-shared[i].flops, i))

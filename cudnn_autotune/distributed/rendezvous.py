@@ -1,17 +1,17 @@
-"""The rendezvous: the ranks of a group join one call, whatever earlier calls left in the store.
+"""The rendezvous: ranks of a group join one call, despite earlier calls' keys in the store.
 
 A store outlives processes: torchrun restarts them on the same port, and all keys are still there.
-And if a rank failed before a call, not all ranks have made equally many calls. So a call has a
-random name, which the store holds, and no message in it is valid before all ranks are known to be
-present at the same time:
+If a rank failed before a call, ranks have made different numbers of calls. So a call has a random
+name, which is in the store. No message in it is valid before all ranks are known to be present at
+the same time:
 
-1. A rank takes its place in the latest call, or in a new one where that has ended. If its place is
-   taken, the process that took it is gone: the rank ends that call and begins another. No process
-   takes the same place twice.
+1. A rank takes its place in the latest call, or in a new one if that has ended. If its place is
+   taken, that process is gone: the rank ends that call and begins another. No process takes the
+   same place twice.
 2. Once the first rank has taken its place, the others answer. An answer is therefore no older than
    the first rank's process.
 3. Once all have answered, the first rank welcomes them. So a rank that reads the welcome knows that
-   the first rank joined after itself.
+   the first rank joined after it.
 
 Until it is welcomed, a rank moves on to a newer call if there is one.
 """
@@ -41,11 +41,11 @@ _WELCOME = "welcome"
 
 @contextmanager
 def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
-    """A context manager for a call of all ranks of the group; it begins once all have joined. It
-    waits for calls that other threads of this process make in the group.
+    """Holds a call of all ranks of the group; it begins once all have joined. It waits for calls of
+    this process's other threads in the group.
 
     An exception within it ends the call on all ranks: each raises the same DistributedTuningError.
-    So does a rank that dies, or that makes no progress for ``timeout_s`` seconds.
+    So does a rank's death, or no progress for ``timeout_s`` seconds.
     """
     with call_of(group, timeout_s), _store_thread(group) as store:
         exchange = _join(group, store, timeout_s)
@@ -74,7 +74,7 @@ def _store_thread(group: Group) -> Iterator[StoreThread]:
 
 
 def _join(group: Group, store: StoreThread, timeout_s: float) -> Exchange:
-    """Returns a call that all ranks of the group have joined within ``timeout_s``."""
+    """Joins and returns a call that all ranks of the group have joined within ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         exchange = _latest_or_new(group, store, timeout_s)

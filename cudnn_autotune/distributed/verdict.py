@@ -1,9 +1,9 @@
 """The verdict that ends a call of a group: one value in the store, written only once.
 
 One rank may see that all are ready while another sees a rank die. The store's compare-and-set lets
-one of the two verdicts win for all ranks, so that no rank installs decisions of a call that another
-one gave up. (If the store itself dies just then, ranks that have read the verdict follow it, and
-the others give up.)
+one of the two verdicts win for all ranks. So no rank installs decisions of a call that another one
+gave up. (If the store itself dies just then, ranks that have read the verdict follow it, and the
+others give up.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a call: ``reason`` says why it failed; it is empty if all ranks have agreed."""
+    """The end of a call. ``reason`` is the reason of its failure, empty if all ranks have
+    agreed."""
 
     rank: int | None = None
     """The global rank that caused the failure; None if no single rank did."""
@@ -25,7 +26,7 @@ class Verdict:
         return not self.reason
 
     def to_text(self) -> str:
-        """ASCII; :meth:`from_text` is its inverse."""
+        """Returns ASCII; :meth:`from_text` is its inverse."""
         return json.dumps([self.rank, self.reason])
 
     @classmethod
@@ -37,7 +38,7 @@ AGREED = Verdict()
 
 
 class DistributedTuningError(RuntimeError):
-    """Ranks could not tune together or agree. Every rank of the group raises this error."""
+    """The error, on every rank of the group, of ranks that could not tune together or agree."""
 
     def __init__(self, rank: int | None, reason: str) -> None:
         super().__init__(rank, reason)  # the arguments that it is pickled with

@@ -1,5 +1,5 @@
-"""Functions for those who look at engines themselves: list the candidates of a problem, build, run
-and measure them one by one. ``recipe`` holds the launches of implementations of your own.
+"""Functions for users who look at engines themselves: to list the candidates of a problem, and to
+build, run and measure them one by one. ``recipe`` has the launches of implementations of your own.
 
 Names for programs that judge choices: operands, a timer and its turns, the board, and limits.
 """
@@ -120,7 +120,7 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
     plan = build_plan(problem, engine_text, a.device)
     named_tensors = {first: read[0], second: read[1], written: output}
     tensors = (*(named_tensors[name] for name in "xwy"), *read[2:])
-    if problem.is_fused:  # its engines fail on other addresses than those that they were made for
+    if problem.is_fused:  # its engines fail on other addresses than those of their building
         tensors = tuple(t if t.data_ptr() % MOST_ALIGNED == 0 else t.clone() for t in tensors)
     return require_cuda_build().execute(plan, *tensors)
 
@@ -163,11 +163,11 @@ def measure(
         problem: the convolution, which runs on normal random data.
         texts: of the candidates, as :attr:`Candidate.text`.
         rounds: number of samples of each candidate.
-        target_ms: about how long a batch should take, in milliseconds.
+        target_ms: approximate milliseconds of a batch.
         device: a CUDA device of this machine.
-        cache: ``"hot"`` runs on one set of tensors. ``"cold"`` rotates over copies of what is read
-            (within a quarter of free memory), so that no call finds its operands in the L2 cache,
-            and writes to one result.
+        cache: ``"hot"`` runs on one set of tensors. ``"cold"`` writes to one result and rotates
+            over copies of the other operands (within a quarter of free memory): no call finds them
+            in the L2 cache.
 
     Returns:
         ``{text: [milliseconds a call, one for each round]}``.
@@ -198,7 +198,7 @@ def measure(
     times: dict[str, list[float]] = {text: [] for text in texts}
     try:
         for text in set(texts) - {config.text for config in timer.runnable(configs)}:
-            build_plan(problem, text, device)  # says why it does not build
+            build_plan(problem, text, device)  # raises the reason why it does not build
             raise RuntimeError(f"{text}: there is no memory for its workspace")
         for config in configs * 2:  # the first run, which loads the kernel, is not typical
             if sample := turns.once(config):

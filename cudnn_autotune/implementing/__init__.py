@@ -1,1 +1,1 @@
-"""Implementations that users register, and the process in which each runs first."""
+"""Implementations that users register, and the separate process of their first runs."""

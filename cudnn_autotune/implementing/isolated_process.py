@@ -1,4 +1,4 @@
-"""The process in which a user's implementation runs first (see ``isolated_run``)."""
+"""The separate process of a user's implementation's first runs (see ``isolated_run``)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MOST_CHARACTERS = 1000
 
 
 def main(channel: int, task: IO[bytes]) -> None:
-    """Reads a task and sends messages of one JSON object each: ``begun``, or why nothing can be
-    tried; then the outcome of each setting (``isolated_run.Outcome``), up to the first that does
-    harm.
+    """Reads a task and sends messages of one JSON object each: ``begun``, or the reason why no
+    setting can be tried; then the outcome of each setting (``isolated_run.Outcome``), up to the
+    first that does harm.
 
     Args:
         channel: descriptor of a socket that keeps the bounds of messages.
@@ -80,7 +80,7 @@ def _outcome(
     data: tuple[Tensor, ...],
 ) -> dict[str, str]:
     """Returns the outcome of a run, as a message. An exception does no harm elsewhere either, but
-    says nothing of what the setting does when it runs to its end."""
+    leaves the setting's full run unknown."""
     try:
         with flags_of(problem, data[0].device.type):
             harm = harm_of(implementation, settings, problem, data)
@@ -100,8 +100,8 @@ def harm_of(
     problem: ConvProblem,
     data: tuple[Tensor, ...],
 ) -> str:
-    """Runs an implementation on copies of ``data`` between guard bands, and returns what it does
-    wrong; empty if nothing."""
+    """Runs an implementation on copies of ``data`` between guard bands, and returns its fault;
+    empty if it has none."""
     text = of_implementation(implementation.name, implementation.version, settings).text
     recipe, device = implementation.built(problem, settings), data[0].device
     plan = recipe_plan(problem, text, recipe, device.index or 0)

@@ -1,11 +1,11 @@
-"""Runs each setting of a user's implementation in a separate process before it runs in this one.
+"""First runs of each setting of a user's implementation, in a separate process.
 
-There it may hang, end the process, leave the GPU in an error, write to memory that is not its own,
-or compute something else, and harms nobody. What has passed is remembered for this version on this
-GPU model (``store.checked_outputs``). What has not is left out for the rest of this process.
+There it may hang, end the process, leave the GPU in an error, write to foreign memory, or compute
+something else, and harms nobody. A setting that has passed is remembered for this version on this
+GPU model (``store.checked_outputs``). Others are left out for the rest of this process.
 
-The separate process leads a process group, which ends as a whole: killed by this process, or by a
-watcher in the group once this process is gone, however it ended.
+The separate process leads a process group, which ends as a whole. This process kills it, or a
+watcher in the group does once this process is gone.
 """
 
 from __future__ import annotations
@@ -43,19 +43,18 @@ from cudnn_autotune.timers.lacking import is_passing
 _log = logging.getLogger(__name__)
 
 START_S = 120.0
-"""Seconds in which the process must import what it needs and reach the GPU."""
+"""Seconds in which the process must finish its imports and reach the GPU."""
 RUN_S = 60.0
 """Seconds in which it must then build and run one setting."""
 END_S = 10.0
-"""Seconds in which it must end once it is killed. The driver may hold it longer."""
+"""Seconds in which a killed process must end. The driver may hold it longer."""
 MOST_HARMFUL = 3
-"""Number of settings that may do harm until the others of their version are left out untried. Each
+"""Number of harmful settings after which the others of their version are left out untried. Each
 takes a process, and up to ``RUN_S``."""
 MOST_FAILURES = 3
-"""Number of problems for which a setting is tried as long as it raises."""
+"""Number of problems for which a raising setting is tried."""
 AGAIN_S = 60.0
-"""Seconds for which a setting is left out for a problem after a failure that may pass, such as
-memory that is short."""
+"""Seconds without a setting for a problem after a failure that may pass, such as short memory."""
 _FIRST = 4
 """Number of settings that the mode ``auto`` takes, and one process tries."""
 _MOST_AT_ONCE = 16
@@ -65,8 +64,8 @@ _MOST_BYTES = 1 << 16
 _MOST_SAID = 300
 _POLL_S = 0.05
 
-# The shell becomes the process, of which the background part is the watcher. It reads from the
-# channel, to which this process never writes: the read ends when this process closes it or is gone.
+# The shell becomes the process; its background part is the watcher. That reads from the channel, to
+# which this process never writes: the read ends when this process closes it or is gone.
 _WATCHED = '{ { read -r line; kill -KILL 0; } <&3 & } 3<&0; exec "$@" </dev/null'
 _CODE = (
     "import json, sys; task = open(int(sys.argv[2]), 'rb'); "
@@ -74,7 +73,7 @@ _CODE = (
     "from cudnn_autotune.implementing.isolated_process import main; main(int(sys.argv[1]), task)"
 )
 _KEY = "run in a process of its own"
-"""Stands for the problem in ``checked_outputs``."""
+"""The problem's text in ``checked_outputs``."""
 
 
 @dataclass(frozen=True)
@@ -82,30 +81,32 @@ class Outcome:
     """The outcome of one setting's run; it has passed if both texts are empty."""
 
     harm: str = ""
-    """Description of what it does wrong."""
+    """Description of its fault."""
     failure: str = ""
-    """Reason why it did not run to its end, which need not hold for another problem."""
+    """Reason why it did not run to its end. It may not hold for another problem."""
 
 
 class UntriedError(Exception):
-    """No separate process can try the implementation; the message says why."""
+    """The error of an implementation that no separate process can try; the message has the
+    reason."""
 
 
 class NotImportableError(Exception):
-    """A separate process cannot import the functions by name; the message says why."""
+    """The error of functions that a separate process cannot import by name; the message has the
+    reason."""
 
 
 def check(text: str, problem: ConvProblem, device: int | str) -> None:
-    """Returns if the candidate has run in a separate process and has passed, now or earlier. Does
-    nothing for the implementations of this package, nor for functions that no other process can
-    import, about which the log warns.
+    """Returns if the candidate has passed in a separate process, now or earlier. Does nothing for
+    the implementations of this package. Functions that no other process can import pass, too, with
+    a warning in the log.
 
     Args:
-        text: text of a candidate that is offered for ``problem``.
+        text: text of an offered candidate for ``problem``.
         device: index of a CUDA device, or ``"cpu"``.
 
     Raises:
-        ImplementationError: it must not run in this process; the message says why.
+        ImplementationError: it must not run in this process; the message has the reason.
     """
     named = parse(text)
     implementation = registry.get(named)
@@ -120,14 +121,14 @@ def check(text: str, problem: ConvProblem, device: int | str) -> None:
 
 
 def forget(name: str) -> None:
-    """Forgets what this process knows of an implementation. Does not wait for a run of it."""
+    """Forgets this process's knowledge of an implementation. Does not wait for a run of it."""
     with _changed:
         for key in [key for key in _versions if key[0] == name]:
             del _versions[key]
 
 
 class _Version:
-    """The knowledge of this process about a version of an implementation on a device."""
+    """This process's knowledge of a version of an implementation on a device."""
 
     def __init__(self, implementation: UserImplementation, device: int | str) -> None:
         self._implementation = implementation
@@ -135,21 +136,21 @@ class _Version:
         self.running: set[str] = set()
         """Settings that a thread of this process is trying."""
         self._tried: dict[str, str] = {}
-        """Setting -> why it is left out; empty if it has passed."""
+        """Setting -> the reason why it is left out; empty if it has passed."""
         self._failures: dict[str, dict[ConvProblem, str]] = {}
-        """Setting -> why it failed for a problem."""
+        """Setting -> problem -> the reason of a failure."""
         self._passing: dict[tuple[str, ConvProblem], tuple[str, float]] = {}
-        """Setting and problem -> why it failed for a reason that may pass, and the time from which
-        on it is tried again."""
+        """Setting and problem -> the reason of a failure that may pass, and the time of the next
+        try."""
         self._untried: str | None = None
-        """Why settings that are not tried are left out, empty if they are not; None: they are to be
+        """The reason why untried settings are left out, empty if they are not; None: they must be
         tried."""
         self._harmful = 0
         """Number of settings that did harm."""
 
     def why_left_out(self, settings: str, problem: ConvProblem) -> str:
-        """Returns why the settings must not run for the problem, or an empty text. Tries them if
-        that is not known, or waits for the thread that does."""
+        """Returns the reason why the settings must not run for the problem, or an empty text. Tries
+        unknown ones, or waits for the thread that does."""
         while True:
             with _changed:
                 _changed.wait_for(lambda: settings not in self.running)
@@ -174,8 +175,8 @@ class _Version:
         return None
 
     def _tried_with(self, settings: str, problem: ConvProblem) -> list[str]:
-        """Returns these settings and those that a process tries together with them, which a search
-        probably asks for next: to start a process takes seconds."""
+        """Returns these settings and those that a process tries with them. A search probably needs
+        these next, and starting a process takes seconds."""
         try:
             offered = self._implementation.settings_for(problem)
         except Exception:  # a user's function
@@ -278,18 +279,18 @@ def run_elsewhere(
     problem: ConvProblem,
     device: int | str,
 ) -> Iterator[Outcome]:
-    """Runs settings of an implementation on random data in a new process, one after the other, and
-    yields the outcome of each, in their order. It stops behind the first that does harm, since what
-    the process computes after that may be wrong for it.
+    """Runs settings of an implementation on random data in a new process, and yields the outcome of
+    each, in their order. It stops behind the first harmful one, which may spoil later results of
+    the process.
 
     Raises:
         NotImportableError, UntriedError: none of the settings was tried.
     """
-    # The other functions, which may have no name, are not asked there.
+    # The process does not call the other functions, which may have no name.
     runs = replace(implementation, supports=callable, settings=())
     try:
         task = _pickled((runs, tuple(settings), problem_to_json(problem), device))
-    except Exception as error:  # any kind, as objects may say themselves how they are pickled
+    except Exception as error:  # any kind, as objects may define their own pickling
         raise NotImportableError(f"it cannot be imported by name ({error})") from None
     with _separate_process(task) as child:
         begun = child.message(START_S, "the other process")
@@ -306,9 +307,9 @@ def run_elsewhere(
 
 
 class _ByName(pickle.Pickler):
-    """Pickles functions and classes by name without importing their modules. The import of a module
-    may be what waits for this thread: its own code runs a convolution, for which a thread of the
-    search asks what it defines."""
+    """A pickler of functions and classes by name, without importing their modules. The import of a
+    module may be waiting for this thread: its code runs a convolution, for which a thread of the
+    search needs the module's functions."""
 
     def reducer_override(self, obj: Any) -> Any:
         is_named = isinstance(obj, (FunctionType, type)) and obj is not imported
@@ -346,7 +347,7 @@ def _separate_process(task: bytes) -> Iterator[_SeparateProcess]:
     with ExitStack() as stack:
         try:
             given, said = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-            # Python itself passes over what is no text.
+            # Python itself ignores entries that are no text.
             paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
             given.write(json.dumps(paths).encode() + b"\n" + task)
             given.seek(0)
@@ -400,8 +401,8 @@ class _SeparateProcess:
         self._said = said
 
     def message(self, seconds: float, who: str) -> dict[str, Any]:
-        """Returns the next message; if there is none within the seconds, one with the ``harm`` that
-        the process does, as a sentence about ``who``."""
+        """Returns the next message; if there is none in these seconds, a message with the process's
+        ``harm``, as a sentence about ``who``."""
         deadline = time.monotonic() + seconds
         while True:
             end = self._end()  # read before the channel, which may hold a message from before
@@ -423,7 +424,7 @@ class _SeparateProcess:
             # Nothing else has its number, as it is not reaped yet, and the watcher is in its group.
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(OSError):
-            self._channel.shutdown(socket.SHUT_RDWR)  # the watcher kills what is left
+            self._channel.shutdown(socket.SHUT_RDWR)  # the watcher kills the rest
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -434,10 +435,10 @@ class _SeparateProcess:
             )
 
     def _end(self) -> str:
-        """Returns how the process has ended, or an empty text. It is not reaped."""
+        """Returns the way in which the process has ended, or an empty text. It is not reaped."""
         try:
             info = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # something else in this program has waited for it
+        except ChildProcessError:  # other code in this program has waited for it
             return "has ended"
         if info is None:
             return ""
@@ -463,7 +464,8 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
 
 
 _changed = threading.Condition()
-"""Guards what is below and the fields of all versions; it is never held during a run."""
+"""The guard of the variables below and the fields of all versions. It is never held during a
+run."""
 _versions: dict[tuple[str, str, int | str], _Version] = {}
 """By name, version and device."""
 _is_busy = False
@@ -478,7 +480,7 @@ def _after_fork() -> None:
     _is_busy = False
     for version in _versions.values():
         version.running.clear()
-    for channel in _channels:  # while it is open here, the watcher takes the parent for alive
+    for channel in _channels:  # while open here, it keeps the watcher from acting
         channel.close()
     _channels.clear()
 

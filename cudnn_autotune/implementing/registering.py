@@ -1,5 +1,5 @@
-"""Registers users' implementations, which then compete with cuDNN's engines, and builds the plans
-of all implementations."""
+"""The registration of users' implementations, which then compete with cuDNN's engines, and the
+plans of all implementations."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from cudnn_autotune.tuning import remembering
 _log = logging.getLogger(__name__)
 _MOST_REPORTED = 1024
 _reported: OrderedDict[str, None] = OrderedDict()
-"""The last texts and errors that the log has, each once. An error may name a problem, of which a
-program may have any number."""
+"""The last logged texts and errors, each once. Errors may name problems, and a program may have any
+number of these."""
 
 
 def register_implementation(
@@ -38,40 +38,40 @@ def register_implementation(
     numerical_notes: Sequence[str] = (),
     behavior_notes: Sequence[str] = BEHAVIOR_NOTES,
 ) -> Callable[[Build], Build]:
-    """Returns a decorator that registers a way of computing convolutions, which competes with
-    cuDNN's engines from the next call on, as ``name@version:settings``.
+    """Returns a decorator that registers a program for convolutions. It competes with cuDNN's
+    engines from the next call on, as ``name@version:settings``.
 
-    It decorates ``build(problem, settings)``, which returns what computes the problem: a function,
-    or a ``recipe.Recipe``. The function is called as ``function(x, w, y, *added, workspace)``: the
-    forward convolution's input, weight and output, then the bias and the residual of a problem that
-    has them, then ``workspace`` (uint8), all on the GPU that is current. It launches kernels on the
-    current stream that write all of y (fprop), x (dgrad) or w (wgrad), and returns nothing. It is
-    called in each call of the convolution, also while a CUDA graph is captured. ``build`` may be
-    called on any thread, and must not run convolutions of this package: a search may wait for it
-    that they would wait for.
+    It decorates ``build(problem, settings)``, which returns a function that computes the problem,
+    or a ``recipe.Recipe``. The function is called as ``function(x, w, y, *added, workspace)``.
+    These are the forward convolution's input, weight and output, then the bias and the residual of
+    a problem that has them, then ``workspace`` (uint8), all on the current GPU. It launches kernels
+    on the current stream that write all of y (fprop), x (dgrad) or w (wgrad), and returns nothing.
+    It runs in each call of the convolution, also while a CUDA graph is captured. ``build`` may be
+    called on any thread. It must not run convolutions of this package: they could wait for a search
+    that waits for it.
 
-    All choices of this process are forgotten, as by :func:`forget`. Decisions that are stored serve
-    all the same: a new search (``cudnn-autotune tune --retune``, a store in the mode ``retune``)
-    compares them with the implementation. docs/how-to/own-implementation.md has examples, and says
-    what keeps a wrong implementation from doing harm.
+    All choices of this process are forgotten, as by :func:`forget`. Stored decisions serve all the
+    same: only a new search (``cudnn-autotune tune --retune``, a store in the mode ``retune``)
+    compares them with the implementation. docs/how-to/own-implementation.md has examples, and the
+    protection from wrong implementations.
 
     Args:
         name: an identifier in lower case, of at most 64 characters.
         version: printable ASCII without blanks, ``:`` and ``@``. Choices are remembered under it,
-            so it must change whenever ``build`` or what it launches does.
-        supports: ``supports(problem)``: whether a :class:`ConvProblem` is computed. It is called
-            for every problem that is searched for, so it must be quick. Where it raises, the
-            implementation is left out, which is logged.
-        settings: texts without blanks, the best guess first, each of which is a candidate of its
-            own; or ``settings(problem)``, which returns them.
+            so it must change with ``build`` and its kernels.
+        supports: ``supports(problem)``: whether a :class:`ConvProblem` is computed. It is called in
+            every search, so it must be quick. If it raises, the implementation is left out, which
+            is logged.
+        settings: texts without blanks, the best guess first, each a candidate of its own; or
+            ``settings(problem)``, which returns them.
         workspace: ``workspace(problem, settings)``: bytes of workspace that a function needs; None:
-            none. A recipe says so itself.
-        numerical_notes: what holds of the output: ``"NONDETERMINISTIC"`` (its bits may differ from
+            none. A recipe has them itself.
+        numerical_notes: properties of the output: ``"NONDETERMINISTIC"`` (its bits may differ from
             run to run), ``"TENSOR_CORE"`` (it rounds float32 to TF32),
             ``"REDUCED_PRECISION_REDUCTION"`` (it sums in half precision). A problem that forbids
             one of them is not offered.
-        behavior_notes: ``("RUNTIME_COMPILATION",)`` where ``build`` compiles, so that it is built
-            on a thread in the background where possible; else ``()``.
+        behavior_notes: ``("RUNTIME_COMPILATION",)`` if ``build`` compiles, and should run on a
+            background thread if possible; else ``()``.
 
     Raises:
         TypeError, ValueError: an argument is not allowed, or an implementation of this name is
@@ -104,8 +104,8 @@ def unregister_implementation(name: str) -> None:
 
 
 def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
-    """Builds the plan of an implementation's candidate (a ``_C.PlanBuilder``). A user's is first
-    run in another process.
+    """Builds the plan of an implementation's candidate (a ``_C.PlanBuilder``). A user's candidate
+    first runs in another process.
 
     Raises:
         ValueError: ``text`` does not parse.
@@ -119,8 +119,8 @@ def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
     try:
         return recipe_plan(problem, text, recipe_of(text, problem, gpu), device)
     except Exception as error:
-        # A search leaves it out without a word, since engines that do not build are many. Without
-        # NVRTC all kernels fail for one reason, which is logged once.
+        # A search leaves it out silently, since many engines do not build. Without NVRTC all
+        # kernels fail for one reason, which is logged once.
         known = (text, str(error))
         if not any(one in _reported for one in known):
             _log.warning("%s does not build; first for %s: %s", text, problem.text, error)

@@ -14,7 +14,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import PythonLaunch, Recipe
 
 Build = Callable[[ConvProblem, str], "Callable[..., None] | Recipe"]
-"""(problem, settings) -> what computes the problem."""
+"""(problem, settings) -> the function or recipe that computes the problem."""
 Settings = Sequence[str] | Callable[[ConvProblem], Sequence[str]]
 
 NUMERICAL_NOTES = ("NONDETERMINISTIC", "TENSOR_CORE", "REDUCED_PRECISION_REDUCTION")
@@ -68,15 +68,15 @@ class UserImplementation:
         ]
 
     def settings_for(self, problem: ConvProblem) -> Sequence[str]:
-        """Returns the settings that are offered for a problem that is supported, the best guess
-        first. Raises what the user's function raises."""
+        """Returns the offered settings for a supported problem, the best guess first. Errors are
+        the user's function's."""
         return _settings(self.settings(problem)) if callable(self.settings) else self.settings
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
         return self.built(problem, settings)
 
     def built(self, problem: ConvProblem, settings: str) -> Recipe:
-        """Returns what :meth:`recipe` returns, which is for the GPU that is current.
+        """Returns the result of :meth:`recipe`, for the current GPU.
 
         Raises:
             TypeError: ``build`` returns neither a function nor a recipe.

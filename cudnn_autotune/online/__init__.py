@@ -1,5 +1,4 @@
-"""The room of choices that the caller's own calls decide: the mode ``online``, and trials of new
-sizes."""
+"""Choices that the caller's own calls decide: the mode ``online``, and trials of new sizes."""
 
 from cudnn_autotune.core.late import imported
 

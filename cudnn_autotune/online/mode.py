@@ -1,22 +1,21 @@
-"""``online``: candidates take turns in the caller's own calls, none of which stalls for long.
+"""``online``: turns of candidates in the caller's own calls, without a long stall.
 
-The heuristics' first plan serves the first call. In each of the next ones a candidate is built, and
-a check of it on the call's own tensors is enqueued. Engines that cuDNN compiles at run time are
-compiled on background threads, and checked once they are compiled. Then one of every two calls,
-drawn at random, runs the candidate whose turn it is, between two events for which the call does not
-wait, until one candidate is the fastest or no gap matters any more. The other call runs the leader
-so far, and is not timed. Only this mode measures under the model's own cache contents, power draw
-and other load on the GPU. Until then consecutive calls may differ in the last bits. Under
-deterministic settings the first plan stays, and while a stream is being captured the leader so far
-runs.
+The heuristics' first plan serves the first call. Each of the next calls builds a candidate, and
+enqueues a check of it on the call's own tensors. Engines that cuDNN compiles at run time are
+compiled on background threads, and checked afterwards. Then one of every two calls, drawn at
+random, runs the next candidate in turn, between two events for which it does not wait. The other
+call runs the leader so far, and is not timed. This ends when one candidate is the fastest or no gap
+matters any more. Only this mode measures under the model's own cache contents, power draw and other
+load on the GPU. Until the end consecutive calls may differ in the last bits. Under deterministic
+settings the first plan stays. During a stream's capture the leader so far runs.
 
 The number of turns is bounded: the slower half of the candidates gives way after a number of turns,
 and so on, until one is left. If the race is decided before the last engine is compiled, the fastest
-so far serves all calls, and those that are compiled later race with it. A trial that the end of the
-process interrupts goes on in the next.
+so far serves all calls, and later engines race with it. If the process ends during a trial, the
+next one continues it.
 
-A budget bounds how long those calls wait in total: once it is spent no further candidate joins, and
-the evidence says so. Turns are calls that the caller makes anyway.
+A budget bounds the total wait of the preparing calls: once it is spent no further candidate joins,
+and the evidence says so. Turns are calls that the caller makes anyway.
 
 ``race`` judges the turns, ``tuner`` and ``preparation`` carry the mode out.
 """
@@ -39,8 +38,8 @@ class Online:
 
     def shortlist(self, candidates: Candidates, limit: int = 0) -> list[Candidate]:
         """Returns the candidates of the trial: the short list of ``auto``, since each further one
-        takes turns from the caller, but for what mode FALLBACK lists that is precompiled, one call
-        of which may stall the caller (docs/findings/fallback-mode.md).
+        costs turns of the caller. Mode FALLBACK's precompiled ones are left out: one call may stall
+        the caller (docs/findings/fallback-mode.md).
 
         Args:
             limit: most of cuDNN's engine configs; 0: those of the short list. With a limit they are

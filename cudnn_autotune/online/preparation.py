@@ -1,4 +1,4 @@
-"""``online`` in the caller's calls, where candidates are prepared."""
+"""The part of ``online`` in the caller's calls: the preparation of candidates."""
 
 from __future__ import annotations
 
@@ -31,37 +31,36 @@ from cudnn_autotune.tuning.prefetching import PlanFuture, build_ahead
 
 _log = logging.getLogger(__name__)
 
-# Calls between two looks for candidates that have been compiled.
+# Number of calls between two looks for compiled candidates.
 _CALLS_BETWEEN_LOOKS = 8
-# A call does not wait for its check; later ones see what has come of it.
+# A call does not wait for its check; later calls see the verdict.
 _MOST_CHECKED_AT_ONCE = 4
 
 
 class OnlinePreparation:
-    """Prepares the candidates of a problem on the GPU, one step in each of the caller's calls.
+    """The preparation of a problem's candidates on the GPU, one step in each of the caller's calls.
 
-    The first step lists the candidates, and has those compiled in the background that are compiled
-    at run time. Each later step builds one of the others, or takes one that is compiled, and
+    The first step lists the candidates, and begins the background compilation of engines that cuDNN
+    compiles at run time. Each later step builds another candidate, or takes a compiled one, and
     enqueues a check of its output on the call's own tensors. No step waits for the GPU: a candidate
-    joins the trial in the step that sees that it is right. The candidate that serves until then is
-    checked before all others. Only ``_C.OnlineTrial`` holds this object, so that its plans are
-    freed on a caller's thread.
+    joins the trial in the step that sees a right output. The provisional candidate is checked
+    before all others. Only ``_C.OnlineTrial`` holds this object, so that its plans are freed on a
+    caller's thread.
 
-    cuDNN captures a stream of its own while it answers a heuristic query, and another thread's
-    ``torch.cuda.synchronize()`` fails then ("operation not permitted when stream is
-    capturing"). So queries, and all that runs on the GPU, belong into a call; to compile a plan
-    captures nothing.
+    cuDNN captures a stream of its own while it answers a heuristic query. Another thread's
+    ``torch.cuda.synchronize()`` fails then ("operation not permitted when stream is capturing"). So
+    queries, and all work on the GPU, belong into a call; compiling a plan captures no stream.
 
     Args:
-        choice: the choice that serves until the trial is decided.
+        choice: the choice that serves until the trial's decision.
         first, plan: the candidate and plan of ``choice``.
         prepared: receives the results, which the tuner's thread reads.
         shortlist: picks the candidates to compare, as of ``strategy.Traits``.
-        nearby: what was fast on similar problems.
-        budget_ms: wall time that all steps together may take, in milliseconds; once it is spent,
-            no other candidate joins. A step that has begun is always finished. None: no limit.
-        earlier: what an earlier process has found. What it has eliminated does not join, and the
-            others join in the order in which it left them.
+        nearby: fast candidates of similar problems.
+        budget_ms: most wall time of all steps together in milliseconds; None: no limit. Once it is
+            spent, no other candidate joins. A begun step is always finished.
+        earlier: the record of an earlier process. Its eliminated candidates do not join, and the
+            others join in its order.
     """
 
     def __init__(
@@ -94,14 +93,14 @@ class OnlinePreparation:
         self._forget()
 
     def __call__(self, *tensors: Tensor) -> tuple[_C.Plan | None, int]:
-        """Does the next step (a ``_C.PreparationStep``); returns the plan of the candidate that
-        joins, and after how many calls the next step follows (0: none)."""
+        """Does the next step (a ``_C.PreparationStep``); returns the plan of the joining candidate,
+        and the number of calls to the next step (0: none)."""
         start_s = time.perf_counter()
         try:
             joins = self._step(tensors)
         except Exception:
-            # An error must not reach the caller, who is served in any case, so it is logged. As
-            # text, since a handler that keeps log records would keep the tensors of its frames.
+            # An error must not reach the caller, who is served in any case, so it is logged. It is
+            # logged as text: a handler that keeps log records would keep the tensors of its frames.
             why = traceback.format_exc()
             _log.error("%s: online gave up; its first plan stays\n%s", self._problem.text, why)
             self._end(broken=True)
@@ -114,8 +113,8 @@ class OnlinePreparation:
             self._drop_pending()
         if joins is not None:
             self._prepared.joining.append(joins[0])
-            # One more step follows in any case, so that the candidate has joined before the
-            # preparation ends.
+            # One more step always follows, so that the candidate has joined before the preparation
+            # ends.
             return joins[1], 1
         is_built = any(built.done() for built in self._compiling.values())
         if self._pending or self._checking or is_built:
@@ -126,7 +125,7 @@ class OnlinePreparation:
         return None, 0
 
     def _step(self, tensors: Operands) -> tuple[Candidate, _C.Plan] | None:
-        """Does the next step; returns the candidate that joins by it, and its plan."""
+        """Does the next step; returns the joining candidate and its plan."""
         if self._search is None:
             self._list(tensors)
             return None
@@ -136,7 +135,7 @@ class OnlinePreparation:
         return joins
 
     def _check_next(self, tensors: Operands) -> None:
-        """Builds the next candidate, or takes one that is compiled, and begins to check it."""
+        """Builds the next candidate, or takes a compiled one, and begins to check it."""
         compiled = (c for c, built in self._compiling.items() if built.done())
         candidate = self._pending.popleft() if self._pending else next(compiled, None)
         if candidate is None:
@@ -144,7 +143,7 @@ class OnlinePreparation:
         self._seen += 1
         try:
             plan = self._plan_of(candidate)
-            # Its offer may say less.
+            # Its offer may report less.
             if not admits(self._choice.workspace_limit, plan.workspace_bytes):
                 raise _C.PlanError(f"it needs {plan.workspace_bytes} bytes of workspace")
             verdict = checking.begin(self._problem, candidate.text, plan, tensors)
@@ -157,7 +156,7 @@ class OnlinePreparation:
             self._checking.append((candidate, plan, verdict))
 
     def _note(self, candidate: Candidate, failure: BaseException | str, tensors: Operands) -> None:
-        """Notes a failure of a candidate that need not be one in another trial."""
+        """Notes a failure that need not recur in another trial."""
         lacks = self._prepared.lacking
         if isinstance(failure, torch.OutOfMemoryError):
             wanted = available_bytes(self._choice.device) + bytes_of(tensors)
@@ -167,7 +166,7 @@ class OnlinePreparation:
 
     def _concluded(self, tensors: Operands) -> tuple[Candidate, _C.Plan] | None:
         """Returns the candidate whose check is over next, and its plan, if it is right and is to
-        join. Where the call's tensors did not tell, it is checked once more, on random ones."""
+        join. If the call's tensors gave no verdict, it is checked once more, on random ones."""
         if not self._checking or not self._checking[0][2].is_ready:
             return None
         candidate, plan, verdict = self._checking.popleft()
@@ -227,7 +226,7 @@ class OnlinePreparation:
         if error := built.exception():
             raise _C.PlanError(str(error))
         plan = built.result()
-        assert plan is not None  # None is what is not kept, and this was compiled
+        assert plan is not None  # None is a plan that is not kept, and this one was compiled
         return plan
 
     def _drop_pending(self) -> None:
@@ -254,16 +253,16 @@ class OnlinePreparation:
 
 
 class LazyPreparation:
-    """The preparation step of a trial, which begins the trial when it first runs, if :meth:`start`
-    has not."""
+    """The preparation step of a trial. Its first run begins the trial, if :meth:`start` has not."""
 
     def __init__(self) -> None:
         self.begin: Callable[[], _C.PreparationStep] | None = None
-        """Begins the trial, and returns the step of its preparation; called once."""
+        """The function, called once, that begins the trial and returns its preparation step."""
         self._step: _C.PreparationStep | None = None
 
     def start(self) -> bool:
-        """Begins the trial; returns False if the system gives no thread: then what serves stays."""
+        """Begins the trial; returns False if the system gives no thread: then the serving candidate
+        stays."""
         assert self.begin is not None
         try:
             self._step, self.begin = self.begin(), None
@@ -273,7 +272,7 @@ class LazyPreparation:
         return True
 
     def __call__(self, *tensors: Tensor) -> tuple[_C.Plan | None, int]:
-        """A ``_C.PreparationStep``."""
+        """Runs as a ``_C.PreparationStep``."""
         if self._step is None and not self.start():
             return None, 0
         assert self._step is not None

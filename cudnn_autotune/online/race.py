@@ -1,4 +1,4 @@
-"""The race of ``online``: decides from the times of candidates' turns in the caller's calls."""
+"""The race of ``online``: a decision from the times of candidates' turns in the caller's calls."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ class KeptTurns:
 
     text: str
     times_ms: tuple[float, ...] = ()
-    """The time of its turn in each round, in milliseconds; 0 in a round without. Empty if it was
-    eliminated."""
+    """The milliseconds of its turn in each round, 0 without a turn; empty if it was eliminated."""
     eliminated: str = ""
-    """The reason for which it was eliminated; empty if it takes turns."""
+    """The reason for its elimination; empty if it takes turns."""
     time_ms: float | None = None
     """Milliseconds of a call, if it was eliminated."""
     samples: int = 0
@@ -51,11 +50,11 @@ class KeptTurns:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """The candidates of a trial, those that take turns first, from the fastest to the slowest."""
+    """The candidates of a trial: first the remaining ones, from the fastest to the slowest."""
 
     candidates: tuple[KeptTurns, ...] = ()
     regret_bound: float = 0.0
-    """Largest relative lead that a candidate which gave way may have over those that take turns."""
+    """Largest possible relative lead of a candidate that gave way over the remaining ones."""
 
     @cached_property
     def by_text(self) -> dict[str, KeptTurns]:
@@ -80,26 +79,26 @@ class TrialRecord:
 
     @classmethod
     def from_json(cls, tree: object) -> TrialRecord:
-        """Raises ValueError if ``tree`` is not what :meth:`to_json` returns."""
+        """Inverts :meth:`to_json`; raises ValueError for another ``tree``."""
         found = json_dataclass.decode(cls, tree)
         kept = (replace(one, text=canonical(one.text)) for one in found.candidates)
         return replace(found, candidates=tuple(kept))
 
 
-# The constants are from docs/findings/single-calls.md. A candidate is eliminated after two turns in
-# each of which it took this many times the best.
+# The constants are from docs/findings/single-calls.md. A candidate is eliminated after two turns
+# with this ratio to the best.
 _SLOW = 1.5
 _LEAST_ROUNDS = 8
-# After this many rounds the better of two candidates is taken, decided or not. Where more take
-# turns, the worse half of them gives way after as many turns of all together, so that the number of
-# a trial's turns is bounded (sequential halving: Karnin, Koren and Somekh, ICML 2013).
+# After this many rounds the better of two candidates is taken, decided or not. If more take turns,
+# the worse half gives way after the same number of turns of all together. So the number of a
+# trial's turns is bounded (sequential halving: Karnin, Koren and Somekh, ICML 2013).
 _MOST_ROUNDS = 48
 _HALVING_ROUNDS = 6
-# The race is judged again when it has this many more rounds (relative), and one at least: judging
+# The relative number of further rounds, one at least, before the race is judged again: judging
 # costs the callers some time of Python's lock, and all looks share the confidence. By simulation a
-# look after a tenth more rounds decides no earlier, and one after half takes a tenth more turns.
+# tenth does not decide earlier, and a half takes a tenth more turns.
 _LOOK_AFTER = 0.35
-# Turns of each candidate that tell roughly which is the fastest, before any comparison.
+# Turns of each candidate for a rough order, before any comparison.
 _RECENT = 3
 
 
@@ -110,18 +109,18 @@ _RULES = RaceRules(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS)
 class OnlineRace:
     """A race whose turns are taken elsewhere. Candidates have numbers, in the order of joining.
 
-    Only rounds in which all that are compared had a turn compare them. So a candidate that joins
-    late is not compared with what others took before, and the limit of rounds begins again; until
-    it has had two turns, the others are compared without it.
+    A comparison uses the rounds in which all of its candidates had a turn. So a late candidate is
+    not compared with others' earlier times, and the limit of rounds begins again. Until it has had
+    two turns, the others are compared without it.
     """
 
     candidates: list[Candidate]
     rules: RaceRules = _RULES
     earlier: TrialRecord = field(default_factory=TrialRecord)
-    """The findings of an earlier process, whose rounds count as if they were this race's first."""
+    """The findings of an earlier process, whose rounds count as this race's first."""
     turns: int = 0
     eliminated: dict[int, str] = field(default_factory=dict)
-    """The reason for which each was eliminated or failed, by number."""
+    """The reason for each elimination or failure, by number."""
     failed: set[int] = field(default_factory=set)
     standings: Standings[int] = field(default_factory=Standings)
     _more_rounds: int = 1
@@ -172,8 +171,8 @@ class OnlineRace:
         self._drop(number, why)
 
     def judge(self) -> int | None:
-        """Eliminates candidates that cannot be the fastest; returns the choice's number once
-        decided."""
+        """Eliminates candidates that cannot be the fastest; returns the choice's number at the
+        decision."""
         standings = self.standings
         if not standings.survivors:
             return None
@@ -194,18 +193,18 @@ class OnlineRace:
         return self._tied()[0][0] if self._criterion.is_finished() else None
 
     def settle(self, chosen: int) -> None:
-        """Eliminates all but ``chosen``, which the race is decided on, so that what joins later is
-        compared with that only."""
+        """Eliminates all but ``chosen``, the winner so far: later candidates are compared with it
+        only."""
         why = f"gave way to {self.candidates[chosen].text}, before others joined"
         self._give_way(chosen, self.active - {chosen}, why)
 
     def turns_to_next_look(self) -> int:
-        """Returns the number of further turns after which the race is to be judged again."""
+        """Returns the number of turns until the race is judged again."""
         return self._more_rounds * len(self.standings.survivors)
 
     def leader(self) -> int | None:
-        """Returns the best so far: of the last comparison or, while some have not been compared,
-        by the last turns of each; None before the first turn."""
+        """Returns the best so far, by the last comparison; by each one's last turns if some have
+        not been compared; None before the first turn."""
         log_time, recent = self.standings.log_time, self._recent
         alive = self.standings.survivors
         if all(i in log_time for i in alive if i in recent):
@@ -215,22 +214,21 @@ class OnlineRace:
         return min(known, key=lambda i: statistics.median(recent[i]), default=None)
 
     def next_best(self) -> int | None:
-        """Returns the best candidate that runs, eliminated or not, for when nothing can be
-        decided."""
+        """Returns the best candidate that runs, eliminated or not, for a race without a
+        decision."""
         left = [i for i in range(len(self.candidates)) if i not in self.failed]
         active = self.active
         return min(left, key=lambda i: (i not in active, self._low(i)), default=None)
 
     def revive(self) -> None:
-        """Reinstates the candidates that were eliminated by comparison with one that has failed
-        since."""
+        """Reinstates the candidates that a candidate eliminated which has failed since."""
         survivors = [i for i in range(len(self.candidates)) if i not in self.failed]
         self.standings.survivors = survivors
         for number in survivors:
             self.eliminated.pop(number, None)
 
     def record(self) -> TrialRecord:
-        """Returns what a later process needs to go on with this race."""
+        """Returns the record by which a later process continues this race."""
         taking = sorted(self.active, key=lambda i: self.standings.log_time.get(i, math.inf))
         log_ms = self._log_ms[np.isfinite(self._log_ms[:, taking]).any(axis=1)]
         times_ms = np.exp(np.where(np.isfinite(log_ms), log_ms, -math.inf))
@@ -256,9 +254,9 @@ class OnlineRace:
         """Returns the selection.
 
         Args:
-            budget_ms: the budget if it left candidates out, in which case no regret bound is
-                claimed; else None.
-            left_out: candidates that did not join because an earlier process has eliminated them.
+            budget_ms: the budget if it left candidates out, so that no regret bound is claimed;
+                else None.
+            left_out: candidates that did not join, eliminated by an earlier process.
         """
         standings = self.standings
         order, rule = self._tied()
@@ -298,17 +296,18 @@ class OnlineRace:
         return Measurement(candidate, time_ms, samples, low_ms, high_ms, eliminated=why)
 
     def _regret_bound(self, chosen: int, over: Collection[int] | None = None) -> float:
-        """Returns the bound over all survivors, or those in ``over``, and over those that gave
+        """Returns the bound over all survivors (or those in ``over``) and all candidates that gave
         way."""
         bound, earlier = self.standings.regret_bound(chosen, over), self._settled_bound
         return max(bound, earlier) if chosen == self._settled else (1 + bound) * (1 + earlier) - 1
 
     def _most_rounds(self, count: int) -> int:
-        """Returns the number of rounds after which ``count`` candidates are decided, or halved."""
+        """Returns the number of rounds after which ``count`` candidates are halved, or two
+        decided."""
         return max(_HALVING_ROUNDS, math.ceil(2 * self.rules.most_rounds / max(count, 2)))
 
     def _halve(self) -> None:
-        """Has the worse half of the candidates give way once all have had turns enough."""
+        """Lets the worse half of the candidates give way once all have had enough turns."""
         order = sorted(self.standings.survivors, key=self.standings.log_time.__getitem__)
         left = list(order)
         while len(left) > 2 and self.standings.rounds >= self._most_rounds(len(left)):
@@ -318,14 +317,15 @@ class OnlineRace:
             self._give_way(left[0], gone, "in the worse half after {} turns")
 
     def _give_way(self, best: int, gone: set[int], why: str) -> None:
-        """Eliminates candidates that may yet be faster than ``best``, and keeps by how much."""
+        """Eliminates candidates that may yet be faster than ``best``, and records the possible
+        lead."""
         over = gone | {i for i in self.active if i == self._settled}
         self._settled_bound, self._settled = self._regret_bound(best, over), best
         for number in gone:
             self._drop(number, why.format(self._samples(number)))
 
     def _next_look(self) -> int:
-        """Returns the round in which the race is to be judged again."""
+        """Returns the round in which the race is judged again."""
         standings, rules = self.standings, self.rules
         half_width = standings.half_width[standings.best]
         lead = max(standings.leads(but=standings.best), default=0.0)
@@ -342,8 +342,8 @@ class OnlineRace:
         self.eliminated[number] = why
 
     def _comparable(self) -> tuple[list[int], Floats]:
-        """Returns the survivors that have had turns in two rounds or more together, and those
-        rounds: all survivors if possible, else without those that joined last."""
+        """Returns survivors with turns in two or more common rounds, and these rounds: all
+        survivors if possible, else without the latest ones."""
         has_turn = np.isfinite(self._log_ms)
         found = [i for i in self.standings.survivors if has_turn[:, i].sum() >= 2]
         found.sort(key=lambda i: (int(has_turn[:, i].argmax()), i))
@@ -357,7 +357,7 @@ class OnlineRace:
     def _drop_slow(self) -> None:
         alive = list(self.standings.survivors)
         has_turn = np.isfinite(self._log_ms[:, alive])
-        # Times from before the last one joined may be those of another clock.
+        # Times from before the last one joined may be of another clock.
         since = has_turn.argmax(axis=0).max(initial=0)
         turns, has_turn = self._log_ms[since:, alive], has_turn[since:]
         lows = np.where(has_turn.sum(axis=0) >= 2, turns.min(axis=0), math.inf)

@@ -1,4 +1,4 @@
-"""Begins a trial, by which later calls decide about the choice that serves a first one."""
+"""The begin of a trial, in which later calls decide about the choice that serves the first one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def begin(
     budget_ms: float | None = None,
     first_step: int | None = None,
 ) -> _C.OnlineTrial | None:
-    """Begins a trial, whose first candidate serves until later calls have decided.
+    """Begins a trial, whose first candidate serves until the decision.
 
     Args:
         since: the problem's ``choice_log.generation`` when the choice was begun.
         shortlist, nearby, budget_ms: as of :class:`OnlinePreparation`.
         first_step: the number of the call in which the candidates are prepared; None: the next one
-            after the thread that decides has started.
+            after the tuner's thread has started.
 
     Returns:
         The trial; None if the system gives no thread for it.
@@ -48,7 +48,7 @@ def _preparation(
     nearby: Sequence[Candidate],
     budget_ms: float | None,
 ) -> OnlinePreparation:
-    """Begins a trial on the tuner's thread, and returns the step that prepares it in the calls."""
+    """Begins a trial on the tuner's thread, and returns its preparation step for the calls."""
     choice, prepared = first.choice, Prepared()
     assert choice.chosen is not None
     candidate, committer = choice.chosen.candidate, OnlineCommitter(choice, prepared, since)

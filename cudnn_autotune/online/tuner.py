@@ -1,8 +1,8 @@
-"""Decides the trials of ``online`` on a background thread.
+"""The tuner: a background thread that decides the trials of ``online``.
 
 The callers' threads never wait for it: C++ assigns turns and collects their times
-(csrc/conv/online_trial.h), and this thread compares them (``online.race``). It only computes,
-and keeps what it has found for the next process. All that needs the GPU is done in the calls
+(csrc/conv/online_trial.h), and this thread compares them (``online.race``). It only computes, and
+keeps its findings for the next process. All work on the GPU is done in the calls
 (``preparation.OnlinePreparation``).
 """
 
@@ -37,11 +37,11 @@ _OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what was fast 
 _PERIOD_S = 0.01
 # The period while no new samples arrive, as between two epochs.
 _LONGEST_IDLE_S = 0.16
-# While the thread computes, it holds Python's lock, which callers need. With many trials it steps
-# less often, so that it uses this share of a core, but not so rarely that decisions are late.
+# The share of a core for the thread: while it computes, it holds Python's lock, which callers need.
+# With many trials it steps less often, down to a limit.
 _SHARE = 0.01
 _LONGEST_S = 0.5
-# A process that is killed loses the turns of this time.
+# A killed process loses the turns of this time.
 _KEEP_EVERY_S = 10.0
 # At exit the thread finishes its step, which takes some milliseconds.
 _EXIT_S = 10.0
@@ -49,22 +49,22 @@ _EXIT_S = 10.0
 
 @dataclass(eq=False)
 class Prepared:
-    """The candidates and checks that a trial's calls have prepared: calls write it, the tuner's
+    """The candidates and checks that a trial's calls have prepared. Calls write it, and the tuner's
     thread reads it.
 
     It holds no plan, no search and no tensor: those must be freed on a caller's thread.
     """
 
     joining: deque[Candidate] = field(default_factory=deque)
-    """Candidates that are built and right, in the order in which they join the trial. A candidate
-    is put here before it joins."""
+    """Built and right candidates, in the order in which they join the trial. A candidate is put
+    here before it joins."""
     first_fails: str = ""
-    """The reason for which the first candidate cannot be chosen; empty if it is right or not yet
+    """The reason why the first candidate cannot be chosen; empty if it is right or not yet
     checked."""
     lacking: Lacking = NOTHING
-    """The resources for want of which candidates were left out, and that a later trial may have."""
+    """The resources whose lack left candidates out, and that a later trial may have."""
     left_out: list[Candidate] = field(default_factory=list)
-    """Candidates that need not join, because an earlier process has eliminated them."""
+    """Candidates that do not join, eliminated by an earlier process."""
     checks: OutputChecks = field(default_factory=OutputChecks)
     """The checks of the candidates' outputs."""
     remarks: list[str] = field(default_factory=list)
@@ -78,12 +78,11 @@ class Prepared:
 
 
 class OnlineCommitter:
-    """Commits the decision of one problem's trial, on the tuner's thread, which must not touch the
-    GPU.
+    """The commit of one problem's trial, on the tuner's thread, which must not touch the GPU.
 
     Args:
         first: the choice that serves until then.
-        prepared: the checks of the candidates' outputs, and what was lacking for them.
+        prepared: the checks of the candidates' outputs, and the lacking resources.
         since: the problem's ``choice_log.generation`` when ``first`` was begun.
     """
 
@@ -99,7 +98,7 @@ class OnlineCommitter:
 
     @property
     def chosen_elsewhere(self) -> str | None:
-        """The text that another thread's trial of the same problem has decided on."""
+        """The text of the winner of another thread's trial of the same problem."""
         first = self._first
         known = choice_log.find(first.problem, first.policy, first.device)
         if known is None or known.total_samples == 0 or known.lacking:
@@ -123,11 +122,11 @@ class OnlineCommitter:
         return bool(lacks)
 
     def keep(self, record: TrialRecord | None) -> None:
-        """Keeps what the trial has found so far for a later process; None: nothing any more."""
+        """Keeps the trial's findings so far for a later process; None removes them."""
         kept_plans.keep_trial(*self._name, record and record.to_json())
 
     def earlier(self) -> TrialRecord:
-        """Returns what an earlier process has found of the same problem, and could not decide."""
+        """Returns an earlier process's findings on the same problem without a decision."""
         tree = kept_plans.find_trial(*self._name)
         try:
             return TrialRecord() if tree is None else TrialRecord.from_json(tree)
@@ -144,7 +143,7 @@ class OnlineCommitter:
 
 @dataclass(eq=False)
 class Trial:
-    """One problem that its callers' calls are deciding."""
+    """One problem, while its callers' calls decide."""
 
     schedule: _C.TurnSchedule
     first: Candidate
@@ -168,7 +167,7 @@ class Trial:
     def step(self) -> bool:
         """Reads and judges new samples; returns False once the trial is over."""
         if not self.committer.is_wanted:
-            # Usually no caller holds the trial any more, unless it began while its problem was
+            # Callers have usually released the trial by now, unless it began while its problem was
             # being forgotten.
             self.schedule.decide(self.race.next_best() or 0)
             return False
@@ -205,7 +204,7 @@ class Trial:
         return True
 
     def keep(self) -> None:
-        """Keeps what has been found since the last time."""
+        """Keeps the findings since the last time."""
         self._kept_s = time.monotonic()
         if self.race.turns > self._kept_turns:
             self._kept_turns = self.race.turns
@@ -224,15 +223,15 @@ class Trial:
         self.committer.keep(None)
 
     def _wait_with(self, chosen: int) -> None:
-        """Has ``chosen`` serve every call until another candidate joins."""
+        """Lets ``chosen`` serve every call until another candidate joins."""
         self.schedule.rest(len(self.race.candidates))
         for number in self.race.active - {chosen}:
             self.schedule.drop(number)
         self.race.settle(chosen)
 
     def end_undecided(self) -> None:
-        """Ends a trial that cannot decide: with its first candidate, else with the best that has
-        not failed, else with PyTorch's own path."""
+        """Ends a trial that cannot decide, with its first candidate, else the best one that has not
+        failed, else PyTorch's own path."""
         stays = 0 in self.race.active
         left = 0 if stays else self.race.next_best()
         remarks = tuple(self.prepared.remarks)
@@ -254,14 +253,14 @@ class Trial:
         self.schedule.decide(left, is_provisional)
 
     def _note_memory(self) -> None:
-        """Notes the candidates that failed in a turn for want of memory."""
+        """Notes the candidates that failed in a turn because memory was short."""
         if self.schedule.ran_out_of_memory:
             for number in self.race.failed:
                 need = max(1, self.race.candidates[number].workspace_bytes)
                 self.prepared.lacking = self.prepared.lacking.and_memory(need)
 
     def _adopt(self) -> bool:
-        """Ends the trial with the decision of another thread, if that candidate runs here."""
+        """Ends the trial with another thread's decision, if that candidate runs here."""
         text = self.committer.chosen_elsewhere
         for number, candidate in enumerate(self.race.candidates):
             if candidate.text == text and number not in self.race.failed:
@@ -289,8 +288,8 @@ class Trial:
         return bool(samples or failures or joining or first_fails)
 
     def _judge(self) -> int | None:
-        """Judges the race if enough turns are new; returns the number of the chosen candidate once
-        it is decided."""
+        """Judges the race if enough turns are new; returns the chosen candidate's number at the
+        decision."""
         if self._chosen is not None or self.race.turns < self._judge_at:
             return self._chosen
         before = self.race.active
@@ -307,13 +306,14 @@ class Trial:
 
 
 def next_period_s(last_s: float, is_idle: bool, spent_s: float, trials: int) -> float:
-    """Seconds to sleep after steps of all trials that took ``spent_s`` seconds of CPU time."""
+    """Returns the seconds of sleep after steps of all trials that took ``spent_s`` seconds of CPU
+    time."""
     wanted_s = min(2 * last_s, _LONGEST_IDLE_S) if is_idle else _PERIOD_S
     return max(wanted_s, min(spent_s / _SHARE, trials * _PERIOD_S, _LONGEST_S))
 
 
 class OnlineTuner:
-    """Steps all trials on one thread, which runs while there are any."""
+    """The thread that steps all trials, and runs while there are any."""
 
     def __init__(self) -> None:
         self._cpu_s = 0.0
@@ -321,14 +321,14 @@ class OnlineTuner:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Begins without trials: a forked process has neither their calls nor the thread."""
+        """Forgets all trials: a forked process has neither their calls nor the thread."""
         self._lock = threading.Lock()
         self._trials: list[Trial] = []
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
     def add(self, trial: Trial) -> None:
-        """Steps a trial from now on.
+        """Adds a trial to the thread's steps.
 
         Raises:
             RuntimeError: the system gives no thread. The trial is then not added.
@@ -346,7 +346,7 @@ class OnlineTuner:
 
     @property
     def undecided(self) -> int:
-        """The number of problems that are still being decided."""
+        """The number of undecided problems."""
         with self._lock:
             return len(self._trials)
 
@@ -358,13 +358,13 @@ class OnlineTuner:
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of all steps so far, in seconds: the longest that callers may have waited for
-        Python's lock."""
+        """CPU seconds of all steps so far: the longest possible wait of callers for Python's
+        lock."""
         return self._cpu_s
 
     def stop(self) -> None:
-        """Ends the thread for good, as must be done at exit before the interpreter is finalised,
-        and keeps what the trials have found."""
+        """Ends the thread for good, before the interpreter is finalised at exit, and keeps the
+        trials' findings."""
         self._stopped.set()
         with self._lock:
             thread, trials = self._thread, list(self._trials)

@@ -1,2 +1,2 @@
-"""The mode ``sustained``: what a race cannot show, the time at the steady clock of a board that
-throttles."""
+"""The mode ``sustained``: the time at the steady clock of a board that throttles, which a race
+cannot show."""

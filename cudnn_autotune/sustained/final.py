@@ -1,10 +1,10 @@
-"""The steady-state final: sustained runs after a race, and which candidate wins in the long run.
+"""The steady-state final: sustained runs after a race, and the winner in the long run.
 
-More runs reduce the noise better than longer ones (see ``run``): times are averaged, and
-candidates near the best are measured again, in mirrored order. Differences below a percent remain
-uncertain even so; there the race, which is more precise, decides. The score of a candidate is
-``log(steady time) + burst_weight * log(time in the race)``, and the race's leader has a small
-advantage. The constants are from docs/findings/power-limit.md.
+More runs reduce the noise better than longer ones (see ``run``): times are averaged, and candidates
+near the best are measured again, in mirrored order. Differences below a percent remain uncertain;
+there the race, which is more precise, decides. The score of a candidate is ``log(steady time) +
+burst_weight * log(time in the race)``, and the race's leader has a small advantage. The constants
+are from docs/findings/power-limit.md.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from cudnn_autotune.sustained.run import (
 )
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 
-# The slowest of three runs or more is left out if the power was not read.
+# If the power was not read, the slowest of three runs or more is left out.
 _TRIMMED_FROM = 3
 _PRIOR_FREEDOM = 4
-# Times at the power limit, however many runs they are from, differ by this much from those of long
-# runs (docs/findings/power-limit.md).
+# Times at the power limit, from any number of runs, differ by this much from times of long runs
+# (docs/findings/power-limit.md).
 _POWER_ERROR = 0.0065
 
 
@@ -55,10 +55,10 @@ class SteadyTimes:
     """The terms added to the log time of each contender: its weighted loss in the race, and the
     advantage that only the race's leader has."""
     logs: dict[Candidate, list[SteadyLog]] = field(default_factory=dict)
-    """The runs of each candidate that did not fail."""
+    """The successful runs of each candidate."""
     finalists: list[Candidate] = field(default_factory=list)
     is_out_of_time: bool = False
-    """Whether the budget excluded a run that the final asked for."""
+    """Whether the budget excluded a run of the final."""
 
     @property
     def readings(self) -> int:
@@ -69,7 +69,7 @@ class SteadyTimes:
         return {c: math.exp(self.mean(c)) for c in self.logs}
 
     def noise(self, *candidates: Candidate) -> float:
-        """Returns the part of :meth:`error` that more runs would reduce."""
+        """Returns the part of :meth:`error` that more runs can reduce."""
         scale = self._scale()
         return math.hypot(*(scale / math.sqrt(_weights(self.logs[c]).sum()) for c in candidates))
 
@@ -83,7 +83,7 @@ class SteadyTimes:
         return self.mean(candidate) + self.handicaps.get(candidate, 0.0)
 
     def doubt(self, candidate: Candidate) -> float:
-        """Returns how much larger the standard error of its score is than the smallest one."""
+        """Returns the difference of its score's standard error to the smallest one."""
         return self.noise(candidate) - min(self.noise(c) for c in self.logs)
 
     def best(self) -> Candidate:
@@ -92,9 +92,9 @@ class SteadyTimes:
     def mean(self, candidate: Candidate) -> float:
         """Returns the weighted mean of the log times.
 
-        Where the power was not read, the worst of three runs or more is left out, since the
-        candidate before it may have lowered its clock. It counts until all finalists have three
-        runs: the best of two against the best two of three would be no fair comparison.
+        If the power was not read, the worst of three runs or more is left out, since the candidate
+        before it may have lowered its clock. It counts until all finalists have three runs: the
+        best of two against the best two of three would be unfair.
         """
         runs = self.logs[candidate]
         others = [self.logs.get(c, ()) for c in self.finalists]
@@ -125,7 +125,7 @@ def _weights(runs: Sequence[SteadyLog]) -> npt.NDArray[np.float64]:
 
 
 class FinalCriterion(StoppingCriterion[SteadyTimes]):
-    """Stops the final once the best finalist leads, or once no further pass is allowed.
+    """The criterion that the best finalist leads, or no further pass is allowed.
 
     Args:
         affords_pass: returns whether the budget affords another pass of the finalists.
@@ -137,8 +137,7 @@ class FinalCriterion(StoppingCriterion[SteadyTimes]):
         self._passes = -1
 
     def add_measurement(self, measurement: SteadyTimes) -> None:
-        """Takes the times so far into account: once before the first further pass, then after
-        each."""
+        """Adds the times so far: once before the first further pass, then after each."""
         self._passes += 1
         is_over = not measurement.finalists
         if is_over or (self._passes > 0 and self._is_decided(measurement)):
@@ -160,11 +159,11 @@ class FinalCriterion(StoppingCriterion[SteadyTimes]):
 
 # Chunks of 40 ms in a first run: nine of ten runs of 160 ms include a power reading of an H200.
 _FIRST_CHUNKS = 4
-# A first run favours the leader, whose clock still falls, by this much over contenders, whose
+# In a first run the leader, whose clock still falls, has this advantage over contenders, whose
 # clocks still rise. Only a candidate that is further behind is eliminated after it.
 _FIRST_RUN_BIAS = 0.02
 # On a board whose clock settles slowly a first run is less reliable, because the run before it
-# still affects the clock. There only a candidate that is this far behind is eliminated.
+# still affects the clock. There this distance eliminates a candidate.
 _SLOW_BOARD_MARGIN = 0.2
 
 
@@ -174,7 +173,7 @@ class SteadyFinal:
     Args:
         found: the search, whose last race is over.
         probe: the run of the race's leader, which ended just before.
-        contenders: as :func:`contenders.could_win` returns them.
+        contenders: as of :func:`contenders.could_win`.
     """
 
     def __init__(
@@ -197,8 +196,7 @@ class SteadyFinal:
                 for c in contenders
             }
         )
-        # A run is planned to take this many times as long as by the times of the race, where the
-        # clock is higher.
+        # A planned run's duration over the one by the times of the race, where the clock is higher.
         self._slower = max(1.0, probe.steady_ms / leader_ms)
         # A board on which the leader's clock settled at once does the same for the contenders.
         self._is_patient = not probe.settled_at_once
@@ -213,7 +211,7 @@ class SteadyFinal:
         times, leader = self._times, self._leader
         self._keep(self._probe)
         self._run_first()
-        # Bounds of the scores, where some runs are less certain than others.
+        # Bounds of the scores, if some runs are less certain than others.
         high = {c: times.score(c) + times.doubt(c) for c in times.logs}
         low = {c: times.score(c) - times.doubt(c) for c in times.logs}
         order = sorted((c for c in high if c != leader), key=high.__getitem__)
@@ -252,8 +250,8 @@ class SteadyFinal:
         pytorchs, logs = self._found.pytorchs, self._times.logs
         most = self._rules.most + any(c.text == pytorchs for c in self._contenders)
         for candidate in self._contenders:
-            # A candidate that beats the leader shows that the sustained order differs: others may
-            # be still faster.
+            # If a candidate beats the leader, the sustained order differs: others may be still
+            # faster.
             to_beat = logs[self._leader][0].value - self._rules.equal
             more = any(first.value < to_beat for (first, *_) in logs.values())
             if len(logs) >= most + more or not self._affords([candidate], _FIRST_CHUNKS):

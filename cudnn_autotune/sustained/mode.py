@@ -1,9 +1,9 @@
-"""``sustained``: a race, and a steady-state final where the board throttles and it could matter.
+"""``sustained``: a race, and a steady-state final if the board throttles and it could matter.
 
 After the race its leader runs alone for 0.16 s. If the clock holds, or if no candidate could beat
 the leader at any clock, the race has decided. Else the contenders get sustained runs too, and their
-times in the race are weighed against their steady times (``final``). ``run`` says why a race cannot
-show steady times.
+times in the race are weighed against their steady times (``final``). ``run`` explains why a race
+cannot show steady times.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sustained.final import SteadyFinal, SteadyTimes
 from cudnn_autotune.sustained.run import SustainedRun, run_alone, run_ms
 
-# The constants of the contenders, which could be faster than the race's leader in a sustained run,
-# are from the records behind docs/findings/power-limit.md and of benchmarks/audit_layers.py.
-# Configs of one family slow down alike in sustained runs: of 36 pairs on H200s within 1.0 % in the
-# median, 2.9 % in nine of ten, 6.6 % at most; other pairs within 0.8, 4.9 and 10.7 %.
+# Contenders could be faster than the race's leader in a sustained run. Their constants are from the
+# records behind docs/findings/power-limit.md and of benchmarks/audit_layers.py. Configs of one
+# family slow down alike in sustained runs: 36 pairs on H200s within 1.0 % in the median, 2.9 % in
+# nine of ten, 6.6 % at most; other pairs within 0.8, 4.9 and 10.7 %.
 _FAMILY_SPREAD = 0.05
 # A second config of a family gets a sustained run, too, if it is this near to the race's leader: in
-# 4 of 82 layers on which H200s throttle, such a config was the best, by 1 %.
+# 4 of 82 layers that throttle H200s, such a config was the best, by 1 %.
 _ALIKE_WITHIN = 0.02
-# A race may overestimate a candidate's time by this factor, which the choice of contenders allows
-# for.
+# The choice of contenders assumes that a race may overestimate a candidate's time by this factor.
 _RACE_ERROR = 0.01
 
 
 def could_win(
     found: SearchState, steady_ms: float, max_clock_mhz: float | None, rules: FinalRules
 ) -> list[Candidate]:
-    """Returns the contenders: first what PyTorch would run, then the others, the most promising
-    first.
+    """Returns the contenders: first PyTorch's candidate, then the others, the most promising first.
 
-    They are within ``rules.reach`` of the leader, and their optimistic time, with what they lose in
-    the race by ``rules.burst_weight``, is below ``steady_ms``. They are the fastest of each family
-    of configs, and of one family a second one if it is near enough to the leader.
+    They are within ``rules.reach`` of the leader. Their optimistic time, with their loss in the
+    race weighted by ``rules.burst_weight``, is below ``steady_ms``. They are the fastest of each
+    family of configs, and a family's second one if it is near enough to the leader.
 
     Args:
         steady_ms: milliseconds of a call of the leader in its sustained run.
@@ -56,7 +54,7 @@ def could_win(
         behind = (found.ms(candidate) or math.inf) / leader_ms
         if behind >= rules.reach:
             continue
-        # A candidate whose possible gain is within the tie width need not run.
+        # A candidate with a possible gain within the tie width need not run.
         least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** rules.burst_weight
         if least_ms >= steady_ms * (1 - TIE_WIDTH):
             continue
@@ -75,10 +73,10 @@ def could_win(
 def least_steady_ms(
     found: SearchState, steady_ms: Mapping[Candidate, float], max_clock_mhz: float | None
 ) -> dict[Candidate, float]:
-    """Returns a lower bound of the steady time of each candidate that raced but had no sustained
-    run. The bound is the optimistic time. Where a config of the same family had a sustained run, it
-    is at least the time in the race with that config's slowdown. Both start from the lower end of
-    the interval of the time in the race.
+    """Returns a lower bound of the steady time of each candidate that raced without a sustained
+    run. The bound is the optimistic time. If a config of the same family had a sustained run, it is
+    at least the time in the race with that config's slowdown. Both use the lower end of the race's
+    interval.
 
     Args:
         steady_ms: steady times of the candidates that had sustained runs.
@@ -129,11 +127,11 @@ class SteadyState:
 
 
 def _probe_leader(found: SearchState) -> SustainedRun | None:
-    """Runs the race's leader alone, or the next best where it fails.
+    """Runs the race's leader alone, or the next best if it fails.
 
     Returns:
-        The run; None if the budget does not allow it, so that the race decides, or if no candidate
-        is left.
+        The run. None if the budget forbids it, so that the race decides, or if no candidate is
+        left.
     """
     while found.last.survivors:
         leader = found.leader
@@ -178,7 +176,7 @@ def _selection(
     best = times.best()
     logs = {c: math.log(found.sustained_ms[c]) for c in times.logs}
     near = [c for c in times.finalists if logs[c] - logs[best] <= final_rules.equal]
-    # A race's leader that lost its place in the final does not get it back by the rules for ties.
+    # The rules for ties do not give a race's leader its place back that it lost in the final.
     equal = [c for c in near if c != probe.candidate or c == best]
     # Among candidates with equal steady times the fastest in the race wins; rules decide ties.
     in_turns = {c: found.ms(c) or math.inf for c in equal}
@@ -198,8 +196,8 @@ def _selection(
 def _regret_bound(
     chosen: Candidate, times: SteadyTimes, found: SearchState, max_clock_mhz: float | None
 ) -> float | None:
-    """Returns how much slower than any other candidate the chosen one may be in the long run,
-    relative; None where the budget ended the final.
+    """Returns the largest possible relative loss of the chosen candidate to any other in the long
+    run; None if the budget ended the final.
 
     Candidates with sustained runs enter with two standard errors, the others with their lower
     bounds.

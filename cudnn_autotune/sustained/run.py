@@ -1,18 +1,18 @@
-"""A sustained run: one candidate runs alone until the clock is steady.
+"""A sustained run: one candidate alone until the clock is steady.
 
-Candidates that take turns share one clock, so that the power of one is charged to another. On a
-board that draws ``P_static + D_i * f^alpha`` and is held at ``P_cap``, candidate i takes about
-``max(t_i(f_max), E_i / P_cap)`` in the long run, where E_i is the energy of a call: under a cap the
-order is that of energy. Only a sustained run shows it.
+Candidates that take turns share one clock, so that one pays for another's power. Let a board draw
+``P_static + D_i * f^alpha`` and be held at ``P_cap``. In the long run candidate i takes about
+``max(t_i(f_max), E_i / P_cap)``, where E_i is the energy of a call. So under a cap energy decides
+the order, which only a sustained run shows.
 
-A power controller samples every 50 to 100 ms and oscillates: on an H200 the clock falls in one step
-after 60 to 80 ms and swings from there on, so that two runs of a tenth of a second of one candidate
-differ by some 2 %, and those of half a second by 0.5 %. Where the board's power was read in a run,
-its distance from the cap gives the error of a run (``timers.board_power``), and corrected runs of a
-tenth of a second differ by half a percent. The constants are from docs/findings/power-limit.md.
+A power controller samples every 50 to 100 ms and oscillates. On an H200 the clock falls in one step
+after 60 to 80 ms and swings from there on. So two runs of one candidate of a tenth of a second
+differ by some 2 %, and runs of half a second by 0.5 %. If the board's power was read in a run, its
+distance from the cap gives the run's error (``timers.board_power``). Corrected runs of a tenth of a
+second differ by half a percent. The constants are from docs/findings/power-limit.md.
 
-A run uses the caller's own tensors, with a hot cache: between flushes of the cache the board would
-rest. So a run does not see what a cold cache costs: where calls take some ten microseconds,
+A run uses the caller's own tensors, with a hot cache: during flushes of the cache the board would
+rest. So a run does not see the cost of a cold cache: with calls of some ten microseconds,
 candidates differ in that by up to a percent.
 """
 
@@ -35,17 +35,17 @@ from cudnn_autotune.timers.timer import Batch, Timer
 _BATCH_MS = 5.0
 # Shorter calls run in the batches of the race, whose CUDA graphs exist already.
 _SHORT_MS = 0.05
-# A run whose end is within this of its third chunk counts as settled at once.
+# A run whose end is this near to its third chunk counts as settled at once.
 _AT_ONCE = 0.05
-# Standard deviations of log(steady time) from run to run: by the end of the run, by one reading of
-# the power near the limit, and by one far from it.
+# Standard deviations of log(steady time) between runs: by the end of the run, by one reading of the
+# power near the limit, and by one far from it.
 RUN_SIGMA = 0.02
 _READING_SIGMA = 0.005
 FAR_READING_SIGMA = 0.015
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 _THROTTLED = 0.015
-# A run is steady once its last chunk and the
-# one two before it differ by less than the power controller's oscillation explains.
+# A run is steady once its last chunk and the one two before it differ by less than the power
+# controller's oscillation.
 _STEADY = 0.015
 _DRIFT = 0.007
 _STEADY_AT_ONCE = 0.004
@@ -53,8 +53,8 @@ _STEADY_AT_ONCE = 0.004
 _SETTLING = 0.5
 # A controller that moves the clock in one step shows about the steady time in the third chunk.
 _AT_ONCE_CHUNKS = 3
-# The fourth chunk is then within this of the third (16 layers on an H200: 1.6 % at most). Where it
-# is not, the clock falls slowly, and extrapolating from a few chunks is not reliable.
+# The fourth chunk is then this near to the third (16 layers on an H200: 1.6 % at most). If not, the
+# clock falls slowly, and extrapolating from a few chunks is not reliable.
 _ONE_STEP = 0.02
 _CHUNK_MS = 40.0
 _MOST_RUN_MS = 1000.0
@@ -71,14 +71,13 @@ class SustainedRun:
     calls: int
     gpu_ms: float
     steady_batches: int
-    """The number of batches at the end that count as steady."""
+    """The number of steady batches at the end."""
     chunks_ms: tuple[float, ...]
     """Milliseconds of a call in each chunk of 40 ms."""
     at_limit_ms: tuple[float, ...] = ()
     """Milliseconds of a call at the board's power limit, by each reading of its power."""
     is_far: bool = False
-    """Whether those readings are all far from the limit, so that the clock is not the steady
-    one."""
+    """Whether all these readings are far from the limit: the clock is not the steady one."""
 
     @property
     def steady_ms(self) -> float:
@@ -130,10 +129,10 @@ def run_sustained(
     """Runs ``candidate`` alone until its time is steady.
 
     Args:
-        call_ms: about what a call takes.
-        least_chunks: chunks of 40 ms that run in any case.
+        call_ms: approximate milliseconds of a call.
+        least_chunks: least number of chunks of 40 ms.
         rules: the rules of the race before it.
-        most_ms: GPU time that no chunk after those may exceed.
+        most_ms: GPU time that no further chunk may exceed.
         is_patient: if False, the time counts as steady after ``least_chunks``.
 
     Returns:
@@ -149,7 +148,7 @@ def run_sustained(
     gpu_ms = 0.0
     wanted = least_chunks
     while not criterion.is_finished():
-        # One run of the timer has all of them, because the GPU would be idle between two runs.
+        # One run of the timer has them all, because the GPU would be idle between two runs.
         samples = timer.run([Batch(candidate, calls, "hot")] * (per_chunk * wanted))
         for sample in samples:
             if sample.error:
@@ -188,7 +187,7 @@ def run_alone(
     found: SearchState, candidate: Candidate, chunks: int, is_patient: bool = True
 ) -> SustainedRun | None:
     """Runs a candidate of a search alone, adds the run to the search's totals, and records the
-    board's clock and throttle reasons right after it.
+    board's clock and throttle reasons after it.
 
     Args:
         chunks, is_patient: as ``least_chunks`` and ``is_patient`` of :func:`run_sustained`.
@@ -227,12 +226,12 @@ def run_ms(chunks: int, call_ms: float) -> float:
 
 
 def _batches(batch_ms: float) -> int:
-    """Returns the number of batches in a chunk, whose mean needs two."""
+    """Returns the number of batches in a chunk, at least two for a mean."""
     return max(2, round(_CHUNK_MS / batch_ms))
 
 
 class SteadyCriterion(StoppingCriterion[Sequence[float]]):
-    """Stops a sustained run once its time is steady, or when there is no time for another chunk.
+    """The criterion that a sustained run's time is steady, or there is no time for another chunk.
 
     Args:
         calls_per_chunk: calls in a chunk of 40 ms.
@@ -248,7 +247,7 @@ class SteadyCriterion(StoppingCriterion[Sequence[float]]):
         """Milliseconds of a call, chunk by chunk."""
 
     def add_measurement(self, measurement: Sequence[float]) -> None:
-        """Takes further chunks into account: milliseconds of a call in each."""
+        """Adds further chunks: milliseconds of a call in each."""
         self.chunks += measurement
         gpu_ms = sum(self.chunks) * self.calls_per_chunk
         next_ms = self.chunks[-1] * self.calls_per_chunk

@@ -1,10 +1,10 @@
-"""Starts fresh processes that measure, and exchanges messages with them.
+"""Fresh processes that measure, and the messages with them.
 
-Every mode and run has a process of its own, because PyTorch never tunes again a shape that it has
-seen, and because cuDNN loads kernels lazily. Every process has an empty store of compiled kernels
-(``CUDA_CACHE_PATH``), too: otherwise the first mode would pay half a second for each kernel that
-the others then find. Starting a process takes seconds, so the next one starts while the current one
-works; it touches no GPU before its first message.
+Every mode and run has a process of its own, because PyTorch never tunes a known shape again, and
+cuDNN loads kernels lazily. Every process has an empty store of compiled kernels
+(``CUDA_CACHE_PATH``), too: otherwise the first mode would pay half a second for each kernel of the
+others. Starting a process takes seconds, so the next one starts while the current one works; it
+touches no GPU before its first message.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ Started = TypeVar("Started", bound="Process")
 
 
 class ProcessFailure(RuntimeError):
-    """A worker died, hung or could not start, and is gone; what it answered before is valid."""
+    """The error of a worker that died, hung or could not start, and is gone. Its earlier answers
+    are valid."""
 
 
 class CaseFailure(RuntimeError):
-    """A worker could not do a case, and can go on with the next one."""
+    """The error of a worker that could not do a case, and can continue with the next one."""
 
 
 class Poisoned(RuntimeError):
-    """A failure after which a worker cannot do any further work."""
+    """A failure after which a worker cannot work any more."""
 
 
 class Process:
     """A worker process; it starts at once.
 
     Args:
-        modules: modules that the process imports first; they may register a user's modes.
+        modules: the first imports of the process; they may register a user's modes.
         command: starts another program with the protocol of :mod:`.worker`.
         environment: variables in addition to those of this process.
     """
@@ -70,7 +71,7 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            # Its group is killed with all that it has started. Ctrl-C reaches this process alone.
+            # Its group is killed with all children. Ctrl-C reaches this process alone.
             process_group=0,
             env={
                 **os.environ,
@@ -108,7 +109,7 @@ class Process:
     def send(self, request: dict[str, Any]) -> None:
         """Sends a message to the process."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it died, and the next read reports why
+        with contextlib.suppress(OSError):  # it died, and the next read reports the reason
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
 
@@ -129,8 +130,8 @@ class Process:
         return answer.get("result")
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Ends the process and what it has started, after ``patience_s`` in which it may end by
-        itself with its context."""
+        """Ends the process and its children, after ``patience_s`` in which it may end by itself
+        with its context."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -161,8 +162,8 @@ class Process:
         self._answers.put(None)
 
     def answer(self, limit_s: float) -> dict[str, Any]:
-        """Returns the process's next message. Raises ProcessFailure if it died, or says nothing
-        within ``limit_s`` and was killed."""
+        """Returns the process's next message. Raises ProcessFailure if it died, or was killed
+        without a message within ``limit_s``."""
         try:
             line = self._answers.get(timeout=max(0.0, limit_s))
         except queue.Empty:
@@ -183,7 +184,7 @@ def started_ahead(
     names: Iterable[str], start: Callable[[str], Started], ahead: int = 1
 ) -> Generator[Started, None, None]:
     """Yields processes in turn, each started ``ahead`` turns before it is needed, and closes them
-    all. ``start`` makes the one of a name."""
+    all. ``start`` makes a name's process."""
     waiting: collections.deque[Started] = collections.deque()
     try:
         for name in names:

@@ -1,11 +1,11 @@
-"""``python -m cudnn_autotune.tools.worker`` is one fresh process of an audit.
+"""One fresh process of an audit: ``python -m cudnn_autotune.tools.worker``.
 
 It exchanges JSON, one message a line, with the process that started it (``processes``). It says
 ``{"ready": true}`` once everything is imported. The first message that it gets sets it up and may
 start a CUDA context. Each further message is a case, which it answers by ``{"result": ...}`` or
 ``{"error": text}``, with ``"fatal": true`` if the process cannot do any further work. It ends when
-its input ends. The first message names the module whose ``open_backend`` makes what does the work,
-such as ``gpu.GpuBackend``.
+its input ends. The first message names the module whose ``open_backend`` makes the backend, such as
+``gpu.GpuBackend``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _PR_SET_PDEATHSIG = 1
 def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
     """Answers until ``requests`` end.
 
-    It imports ``modules`` before it says that it is ready, so that no measured time includes that.
+    It imports ``modules`` before it reports that it is ready, so that no measured time includes
+    that.
     """
     for name in modules:
         importlib.import_module(name)
@@ -47,7 +48,7 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
                 backend = module.open_backend(request)
                 say({"set up": True})
                 continue
-            with events.SEARCHES.shown_elsewhere():  # the process that asks shows progress
+            with events.SEARCHES.shown_elsewhere():  # the calling process shows progress
                 result = backend.work(request["task"], request["case"], request)
         except Poisoned as error:
             say({"error": str(error), "fatal": True})
@@ -67,8 +68,8 @@ def main() -> None:
 
 
 def _die_with_parent() -> None:
-    """Has the kernel kill this process when the one that started it is gone, whatever is running.
-    While modules are imported, the end of the input ends it as well."""
+    """Lets the kernel kill this process when its parent is gone, at any point. During imports, the
+    end of the input ends it as well."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
