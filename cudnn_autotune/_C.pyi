@@ -279,10 +279,6 @@ def set_weight_kernels(kernels: Callable[..., bytes]) -> None:
     """Sets what compiles the kernel of ``fold_weights``, called with (device, dtype of the weights,
     dtype of the results)."""
 
-def set_norm_fallback(
-    forward: Callable[..., Sequence[Tensor | None]],
-    backward: Callable[..., Sequence[Tensor | None]],
-) -> None: ...
 def set_norm_form(form: int) -> None:
     """Sets the form of norms' plans in all threads: its place in FORMS of norms/plan.py,
     from 1 on, or 0 for the one that was adopted, else the first one."""
@@ -371,14 +367,9 @@ def frontend_find(
     """Returns the index in ``plans``, the time in ms and the samples of each plan, fastest first,
     and the samples of all plans."""
 
-def page_cycles(memory: Tensor) -> list[int]:
-    """The latency, in cycles, of each 4 KiB page of ``memory`` (uint8, on a GPU, contiguous).
-
-    It is measured from the multiprocessor with the highest number; all zeros if no block ran there.
-    """
-
 def far_pages(cycles: Sequence[int]) -> list[int]:
-    """The pages in the far partition of the L2 cache; empty if the latencies form one group."""
+    """The pages in the far partition of the L2 cache, by the latencies of all in cycles from the
+    multiprocessor with the highest number; empty if these form one group."""
 
 def workspace_pages(device: int) -> tuple[int, int]:
     """Returns the number of pages for small workspaces, and how many of them are free. Waits until

@@ -179,13 +179,11 @@ else:
     if extension_available():
         PlanError: type[RuntimeError] = _C.PlanError
         CudnnError: type[RuntimeError] = _C.CudnnError
-        _norms = "cudnn_autotune.norms.operators"
         _kept = "cudnn_autotune.store.kept_plans"
         _C.set_plan_builder(late("cudnn_autotune.implementing.registering:build"))
         _C.set_miss_handler(late("cudnn_autotune.tuning.miss:choose"))
         _C.set_capture_miss_handler(late("cudnn_autotune.tuning.serving:during_capture"))
-        _C.set_norm_planner(late(f"{_norms}:load_plan"))
-        _C.set_norm_fallback(late(f"{_norms}:forward"), late(f"{_norms}:backward"))
+        _C.set_norm_planner(late("cudnn_autotune.norms.operators:load_plan"))
         _C.set_norm_chooser(late("cudnn_autotune.norms.choices:choose_function"))
         _C.set_weight_kernels(late("cudnn_autotune.compile.weights.operators:kernel_code"))
         _C.keep_plans("RUNTIME_COMPILATION", late(f"{_kept}:find"), late(f"{_kept}:keep"))

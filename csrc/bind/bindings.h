@@ -2,6 +2,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+
 namespace cudnn_autotune {
 
 // The parts of the module `_C`. cudnn_autotune/_C.pyi describes what they bind. Those that follow
@@ -49,6 +51,18 @@ PyMethodDef* python_conv_methods();
 // `_C.set_norm_device(name)` sets the type of device whose norms the kernels may compute: "cuda",
 // or in tests "cpu".
 PyMethodDef* python_norm_methods();
+
+// Binds a guard as a context manager of Python, which must be entered and left on one thread.
+template <typename Guard>
+void bind_context(pybind11::module_& m, const char* name) {
+  struct Context {
+    std::optional<Guard> guard;
+  };
+  pybind11::class_<Context>(m, name)
+      .def(pybind11::init<>())
+      .def("__enter__", [](Context& context) { context.guard.emplace(); })
+      .def("__exit__", [](Context& context, const pybind11::args&) { context.guard.reset(); });
+}
 
 void bind_plans(pybind11::module_& m);  // what builds and runs them, and what keeps compiled ones
 // ConvProblem and EngineList. It comes before the rest, because it loads libcudnn's functions.

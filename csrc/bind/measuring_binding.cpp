@@ -1,8 +1,6 @@
 #include "bind/bindings.h"
 
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <pybind11/stl.h>
 
 #include <array>
@@ -112,26 +110,6 @@ void bind_plan_timer(py::module_& m) {
           py::arg("batches"), py::arg("lead"), WithoutGilCall());
 }
 
-// The latency, in cycles, of each whole 4 KiB page of `memory`, from the multiprocessor with the
-// highest number (core/cuda/page_distance.h). Empty where the driver does not take the kernel.
-std::vector<uint32_t> page_cycles(const at::Tensor& memory) {
-  constexpr auto kBytes = static_cast<int64_t>(PageDistance::kPageBytes);
-  TORCH_CHECK_VALUE(memory.is_cuda() && memory.is_contiguous() && memory.scalar_type() == at::kByte,
-                    "memory must be a contiguous uint8 tensor on a GPU");
-  const c10::DeviceGuard guard(memory.device());
-  const PageDistance* distance = PageDistance::of_current_device();
-  const int64_t count = memory.numel() / kBytes;
-  if (distance == nullptr || count == 0) return {};
-  const auto cycles = at::zeros({count + 1}, memory.options().dtype(at::kInt));
-  memory.zero_();
-  distance->measure(c10::cuda::getCurrentCUDAStream(), memory.data_ptr(),
-                    static_cast<uint32_t>(count),
-                    reinterpret_cast<uint32_t*>(cycles.data_ptr<int32_t>()));
-  const at::Tensor host = cycles.cpu();
-  const auto* first = reinterpret_cast<const uint32_t*>(host.const_data_ptr<int32_t>());
-  return {first, first + count};
-}
-
 void bind_checking(py::module_& m) {
   m.def(
       "compare_output",
@@ -150,7 +128,6 @@ void bind_checking(py::module_& m) {
 }
 
 void bind_pages(py::module_& m) {
-  m.def("page_cycles", &page_cycles, py::arg("memory"), WithoutGilCall());
   m.def("far_pages", &PageDistance::far, py::arg("cycles"));
   m.def(
       "workspace_pages",

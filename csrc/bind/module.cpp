@@ -39,16 +39,6 @@ class Probe {
   std::optional<ProbeGuard> guard_;
 };
 
-// OwnPathGuard likewise.
-class OwnPath {
- public:
-  void enter() { guard_.emplace(); }
-  void exit() { guard_.reset(); }
-
- private:
-  std::optional<OwnPathGuard> guard_;
-};
-
 void bind_settings(py::module_& m) {
   py::class_<Settings>(m, "Settings")
       .def_property_readonly("sampling",
@@ -75,10 +65,7 @@ void bind_policies(py::module_& m) {
       .def_readonly("workspace_limit", &ProcessWidePolicy::workspace_limit);
   m.def("process_wide", &process_wide);
   m.def("exchange_process_wide", &exchange_process_wide, py::arg("policy"));
-  py::class_<OwnPath>(m, "OwnPath")
-      .def(py::init<>())
-      .def("__enter__", &OwnPath::enter)
-      .def("__exit__", [](OwnPath& own, const py::args&) { own.exit(); });
+  bind_context<OwnPathGuard>(m, "OwnPath");
   m.def(
       "policy_of_call",
       [](const at::Tensor& input) -> std::optional<std::pair<std::string, int64_t>> {

@@ -38,18 +38,6 @@ std::shared_ptr<NormPlan> make_plan(const std::vector<LaunchTuple>& launches,
                                     floats);
 }
 
-// Calls what computes an operator in Python. None stands for an undefined tensor.
-template <typename Tensors, typename... Arguments>
-Tensors call_fallback(const py::function& function, const Arguments&... arguments) {
-  const py::gil_scoped_acquire gil;
-  const auto found = function(arguments...).template cast<std::vector<OptionalTensor>>();
-  constexpr size_t kCount = std::tuple_size_v<Tensors>;
-  if (found.size() != kCount) throw std::invalid_argument("a norm's fallback returns more or less");
-  std::array<at::Tensor, kCount> tensors;
-  for (size_t i = 0; i < kCount; ++i) tensors[i] = found[i].value_or(at::Tensor());
-  return std::apply([](const auto&... each) { return Tensors(each...); }, tensors);
-}
-
 // The functions are never released, because operators may be called as long as the process lives.
 void set_planner(const py::function& function) {
   auto* const planner = new py::function(function);
@@ -63,16 +51,6 @@ void set_planner(const py::function& function) {
           .cast<std::shared_ptr<NormPlan>>();
     });
   });
-}
-
-void set_fallback(const py::function& forward, const py::function& backward) {
-  auto* const forwards = new py::function(forward);
-  auto* const backwards = new py::function(backward);
-  set_norm_fallback(
-      [=](const auto&... arguments) { return call_fallback<NormResults>(*forwards, arguments...); },
-      [=](const auto&... arguments) {
-        return call_fallback<NormGradients>(*backwards, arguments...);
-      });
 }
 
 void set_chooser(const py::function& function) {
@@ -102,28 +80,14 @@ void set_kernels(const py::function& function) {
       });
 }
 
-// NormsByKernelsGuard, for a `with` block of Python.
-class NormsByKernels {
- public:
-  void enter() { guard_.emplace(); }
-  void exit() { guard_.reset(); }
-
- private:
-  std::optional<NormsByKernelsGuard> guard_;
-};
-
 }  // namespace
 
 void bind_norms(py::module_& m) {
   py::class_<NormPlan, std::shared_ptr<NormPlan>>(m, "NormPlan")
       .def(py::init(&make_plan), py::arg("launches"), py::arg("division"), py::arg("workspace"),
            py::arg("counters"), py::arg("pointers"), py::arg("floats"));
-  py::class_<NormsByKernels>(m, "NormsByKernels")
-      .def(py::init<>())
-      .def("__enter__", &NormsByKernels::enter)
-      .def("__exit__", [](NormsByKernels& norms, const py::args&) { norms.exit(); });
+  bind_context<NormsByKernelsGuard>(m, "NormsByKernels");
   m.def("set_norm_planner", &set_planner, py::arg("planner"));
-  m.def("set_norm_fallback", &set_fallback, py::arg("forward"), py::arg("backward"));
   m.def("set_norm_chooser", &set_chooser, py::arg("chooser"));
   m.def("forget_aten_norms", &forget_norms);
   m.def("is_of_kernels", &is_of_kernels, py::arg("mean"));

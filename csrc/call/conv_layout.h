@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
@@ -13,6 +14,29 @@
 // strides can be read in two ways, and ATen's functions do not all read them alike.
 
 namespace cudnn_autotune {
+
+// The strides of a new tensor, contiguous as (N, C, *spatial), or with `in_rows` as (N, *spatial,
+// C). Those of one without elements are torch's too.
+inline c10::DimVector dense_strides(at::IntArrayRef size, bool in_rows) {
+  if (!in_rows) return c10::contiguous_strides(size);
+  c10::DimVector strides(size.size(), 1);
+  int64_t place = size[1];
+  for (size_t d = size.size(); d-- > 0;) {
+    if (d == 1) continue;
+    strides[d] = place;
+    place *= size[d];
+  }
+  return strides;
+}
+
+// Whether a tensor has these strides; that of a dimension of size 1 does not matter.
+inline bool is_dense(const at::Tensor& tensor, bool in_rows) {
+  const auto expected = dense_strides(tensor.sizes(), in_rows);
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) != 1 && tensor.stride(d) != expected[d]) return false;
+  }
+  return true;
+}
 
 inline at::MemoryFormat channels_last_format(int64_t dims) {
   switch (dims) {
@@ -152,14 +176,8 @@ inline GradientLayouts gradient_layouts(const at::Tensor& grad_output, const at:
 // The tensor with exactly the strides that a new one of this layout has, also where a size of 1
 // leaves them open. It is copied only if its elements have other places.
 inline at::Tensor with_strides_of(at::MemoryFormat format, const at::Tensor& tensor) {
-  const auto size = tensor.sizes();
-  c10::DimVector strides = c10::contiguous_strides(size);
-  if (format == at::MemoryFormat::ChannelsLast && size.size() == 3) {  // images of height 1
-    strides = {size[1] * size[2], 1, size[1]};
-  } else if (format == at::MemoryFormat::ChannelsLast) {
-    strides = c10::get_channels_last_strides_2d(size);
-  }
-  if (format == at::MemoryFormat::ChannelsLast3d) strides = c10::get_channels_last_strides_3d(size);
+  const auto size = tensor.sizes();  // of a 1-d convolution too: images of height 1
+  const auto strides = dense_strides(size, format != at::MemoryFormat::Contiguous);
   if (tensor.strides() == at::IntArrayRef(strides)) return tensor;
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     if (size[d] > 1 && tensor.stride(d) != strides[d]) {

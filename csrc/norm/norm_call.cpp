@@ -1,11 +1,11 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/MemoryFormat.h>
-#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <cstdint>
 
+#include "call/conv_layout.h"
 #include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
@@ -53,15 +53,8 @@ bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input) {
 }
 
 bool has_plain_strides(const at::Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  switch (tensor.suggest_memory_format()) {
-    case at::MemoryFormat::ChannelsLast:
-      return tensor.strides() == at::IntArrayRef(c10::get_channels_last_strides_2d(sizes));
-    case at::MemoryFormat::ChannelsLast3d:
-      return tensor.strides() == at::IntArrayRef(c10::get_channels_last_strides_3d(sizes));
-    default:
-      return tensor.strides() == at::IntArrayRef(c10::contiguous_strides(sizes));
-  }
+  const bool in_rows = tensor.suggest_memory_format() != at::MemoryFormat::Contiguous;
+  return tensor.strides() == at::IntArrayRef(dense_strides(tensor.sizes(), in_rows));
 }
 
 bool suits_operator(const NormCall& call) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "call/conv_layout.h"
 #include "core/problem/check.h"
 #include "norm/aten_norms.h"
 #include "norm/norm_ops.h"
@@ -19,32 +20,9 @@ namespace {
 // A mask has a byte for each vector of so many bytes (cudnn_autotune/norms/tile.cuh).
 constexpr int64_t kMaskedBytes = 16;
 
-// Never destroyed, because calls may come while the process exits.
-struct NormFallback {
-  std::function<NormSignature> forward;
-  std::function<NormBackwardSignature> backward;
-
-  static NormFallback& instance() {
-    static auto* fallback = new NormFallback();
-    return *fallback;
-  }
-};
-
-// Whether a tensor is contiguous: as (N, C, *spatial), or with `rows` as (N, *spatial, C).
-bool is_dense(const at::Tensor& tensor, bool rows) {
-  int64_t expected = 1;
-  const auto fits = [&](int64_t dim) {
-    const int64_t size = tensor.size(dim);
-    if (size != 1 && tensor.stride(dim) != expected) return false;
-    expected *= size;
-    return true;
-  };
-  if (rows && !fits(1)) return false;
-  for (int64_t dim = tensor.dim() - 1; dim > 1; --dim) {
-    if (!fits(dim)) return false;
-  }
-  return (rows || fits(1)) && fits(0);
-}
+// The key of what Python registered for all backends: it computes calls that the kernels do not
+// take, and refuses bad ones.
+constexpr c10::DispatchKeySet kByPyTorch(c10::DispatchKey::CPU);
 
 // A call's input in the layout in which it is computed, and its sizes.
 struct NormInput {
@@ -210,7 +188,7 @@ NormResults batch_norm_act(const at::Tensor& input, const OptionalTensor& weight
   at::Tensor unbiased_var;
   const auto found = computed(call, residual, activation, &unbiased_var);
   if (!found) {
-    return NormFallback::instance().forward(input, weight, bias, residual, activation, eps);
+    return norm_op().redispatch(kByPyTorch, input, weight, bias, residual, activation, eps);
   }
   const at::Tensor mask =
       found->mask.defined() ? found->mask : NormInput(found->output).empty_vector(at::kByte, 0);
@@ -225,9 +203,9 @@ NormGradients batch_norm_act_backward(const at::Tensor& grad_output,
                                       std::string_view activation,
                                       std::array<bool, 4> output_mask) {
   const auto by_pytorch = [&] {
-    return NormFallback::instance().backward(grad_output, grad_output_2, input, output, weight,
-                                             bias, residual, mean, inv_std, activation,
-                                             output_mask);
+    return norm_backward_op().redispatch(kByPyTorch, grad_output, grad_output_2, input, output,
+                                         weight, bias, residual, mean, inv_std, activation,
+                                         output_mask);
   };
   const auto is_statistic = [&](const at::Tensor& values) {
     return is_parameter(values, input) && values.scalar_type() == at::kFloat;
@@ -349,11 +327,6 @@ std::optional<NormOutputs> norm_by_kernels(const NormCall& call, std::string_vie
     return std::nullopt;
   }
   return computed(call, /*residual=*/no_tensor(), activation, /*unbiased_var=*/nullptr);
-}
-
-void set_norm_fallback(std::function<NormSignature> forward,
-                       std::function<NormBackwardSignature> backward) {
-  NormFallback::instance() = {std::move(forward), std::move(backward)};
 }
 
 }  // namespace cudnn_autotune

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -116,9 +115,5 @@ class NormCallSignature {
 // value is enough of it, as NORM_ACTIVATIONS of cudnn_autotune/norms/reference.py says.
 bool is_derived_by_output(std::string_view activation);
 bool is_derived_by_mask(std::string_view activation);
-
-// What computes calls that the kernels do not take, and refuses bad ones. Only in builds with CUDA.
-void set_norm_fallback(std::function<NormSignature> forward,
-                       std::function<NormBackwardSignature> backward);
 
 }  // namespace cudnn_autotune

@@ -3,7 +3,6 @@
 #include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
 #include <array>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "call/conv_layout.h"
 #include "call/fallback_counts.h"
 #include "call/torch_bridge.h"
 #include "core/cuda/cuda_driver.h"
@@ -100,31 +100,6 @@ int kind_of(at::ScalarType dtype) {
   }
 }
 
-using WeightSizes = c10::SmallVector<int64_t, 5>;
-
-WeightSizes weight_strides(at::IntArrayRef shape, bool channels_last) {
-  WeightSizes strides(shape.size());
-  int64_t place = 1;
-  const auto next = [&](size_t dim) {
-    strides[dim] = place;
-    place *= shape[dim];
-  };
-  if (channels_last) next(1);
-  for (size_t dim = shape.size(); dim-- > 0;) {
-    if (!(channels_last && dim == 1)) next(dim);
-  }
-  return strides;
-}
-
-// Whether a weight is dense in a layout. The stride of a dimension of size 1 does not matter.
-bool is_weight_dense(const at::Tensor& weight, bool channels_last) {
-  const WeightSizes expected = weight_strides(weight.sizes(), channels_last);
-  for (int64_t dim = 0; dim < weight.dim(); ++dim) {
-    if (weight.size(dim) != 1 && weight.stride(dim) != expected[dim]) return false;
-  }
-  return true;
-}
-
 using FoldSignature = std::vector<at::Tensor>(at::TensorList weights, at::TensorList vectors,
                                               at::IntArrayRef given, at::ArrayRef<double> eps,
                                               at::ScalarType dtype, bool channels_last);
@@ -141,7 +116,7 @@ bool suits_kernel(at::TensorList weights, at::TensorList vectors, at::IntArrayRe
         weight.numel() == 0 || weight.numel() >= (int64_t{1} << 31)) {
       return false;
     }
-    if (!is_weight_dense(weight, false) && !is_weight_dense(weight, true)) return false;
+    if (!is_dense(weight, false) && !is_dense(weight, true)) return false;
     for (int bit = 0; bit < kVectors; ++bit) {
       if ((given[i] >> bit & 1) == 0) continue;
       if (place == vectors.size()) return false;
@@ -202,7 +177,7 @@ std::vector<at::Tensor> fold_weights(at::TensorList weights, at::TensorList vect
     const at::Tensor& weight = weights[i];
     const auto options = weight.options().dtype(dtype).memory_format(std::nullopt);
     folded.push_back(at::detail::empty_strided_cuda(
-        weight.sizes(), weight_strides(weight.sizes(), channels_last), options));
+        weight.sizes(), dense_strides(weight.sizes(), channels_last), options));
     FoldItem item{};
     item.weight = weight.const_data_ptr();
     item.folded_weight = folded.back().mutable_data_ptr();
@@ -219,7 +194,7 @@ std::vector<at::Tensor> fold_weights(at::TensorList weights, at::TensorList vect
     }
     const int64_t length = weight.numel() / weight.size(0);
     item.rows = static_cast<int>(weight.size(0));
-    item.is_turned = !is_weight_dense(weight, channels_last);
+    item.is_turned = !is_dense(weight, channels_last);
     item.columns = static_cast<int>(weight.size(1));
     item.turns = static_cast<int>(length / weight.size(1));
     if (!channels_last) std::swap(item.columns, item.turns);

@@ -64,10 +64,6 @@ def pages() -> int:
     """How many there are; not all of them are in use, and no earlier test's are still to come."""
     count, _ = _C.workspace_pages(torch.cuda.current_device())
     if not count:
-        cycles = _C.page_cycles(torch.zeros(256 * PAGE, dtype=torch.uint8, device="cuda"))
-        assert len(cycles) == 256, "the kernel was not taken"
-        assert min(cycles) > 0, "the kernel did not run"
-        assert not _C.far_pages(cycles)
         assert torch.cuda.get_device_capability() != (9, 0), "it has two partitions"
         pytest.skip("this GPU's L2 cache has one partition")
     assert settled(unused) > 10, "an earlier test has left none"
