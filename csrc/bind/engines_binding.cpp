@@ -124,13 +124,26 @@ struct EnginesOfGpu {
   std::optional<c10::DeviceIndex> device;
 
   OnDevice on_device() const { return OnDevice(device); }
-  // Throws PlanError.
+  std::vector<Candidate> query(const std::string& mode) const {
+    const auto guard = on_device();
+    return list->query(mode);
+  }
+  Candidate describe(const std::string& text) const {
+    const auto guard = on_device();
+    return list->describe(text);
+  }
+  // The device must be current. Throws PlanError.
   std::shared_ptr<Plan> build(const std::string& text) const {
     if (is_engine(text)) return std::make_shared<EnginePlan>(list->build(text));
     return build_plan(list->problem(), text, device);
   }
+  std::shared_ptr<Plan> build_one(const std::string& text) const {
+    const auto guard = on_device();
+    return build(text);
+  }
   // Null if nothing is kept. Throws PlanError.
   std::shared_ptr<Plan> read_back(const std::string& text) const {
+    const auto guard = on_device();
     auto engine = is_engine(text) ? list->read_back(text) : nullptr;
     return engine == nullptr ? nullptr : std::make_shared<EnginePlan>(std::move(engine));
   }
@@ -236,34 +249,10 @@ void bind_engine_list(py::module_& m) {
                   WithoutGilCall())
       .def_static("by_properties", &engines_by_properties, py::arg("problem"), py::arg("json"),
                   WithoutGilCall())
-      .def(
-          "query",
-          [](EnginesOfGpu& engines, const std::string& mode) {
-            const auto guard = engines.on_device();
-            return engines.list->query(mode);
-          },
-          py::arg("heuristic_mode"), WithoutGilCall())
-      .def(
-          "build",
-          [](EnginesOfGpu& engines, const std::string& text) {
-            const auto guard = engines.on_device();
-            return engines.build(text);
-          },
-          py::arg("text"), WithoutGilCall())
-      .def(
-          "read_back",
-          [](EnginesOfGpu& engines, const std::string& text) {
-            const auto guard = engines.on_device();
-            return engines.read_back(text);
-          },
-          py::arg("text"), WithoutGilCall())
-      .def(
-          "describe",
-          [](EnginesOfGpu& engines, const std::string& text) {
-            const auto guard = engines.on_device();
-            return engines.list->describe(text);
-          },
-          py::arg("engine_text"), WithoutGilCall())
+      .def("query", &EnginesOfGpu::query, py::arg("heuristic_mode"), WithoutGilCall())
+      .def("build", &EnginesOfGpu::build_one, py::arg("text"), WithoutGilCall())
+      .def("read_back", &EnginesOfGpu::read_back, py::arg("text"), WithoutGilCall())
+      .def("describe", &EnginesOfGpu::describe, py::arg("engine_text"), WithoutGilCall())
       .def("build_many", &build_many, py::arg("texts"), py::arg("threads"), WithoutGilCall());
 
   m.def("canonical_engine_text",

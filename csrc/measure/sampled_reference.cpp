@@ -515,11 +515,15 @@ Sample wgrad(const ConvProblem& problem, const Operands& operands, Draw& draw) {
           packed.narrow(0, read + compared, kShapeNumbers)};
 }
 
-// The least positive number of a type. Numbers near it lie so far apart, and right outputs are off
+// The positive numbers of a type. Those near the least lie so far apart, and right outputs are off
 // by as much: gradients in float16 without a loss scale are so small.
-double least_number(at::ScalarType dtype) {
-  return AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "least_number", [] {
-    return static_cast<double>(std::numeric_limits<scalar_t>::denorm_min());
+struct Numbers {
+  double least, largest;
+};
+Numbers numbers_of(at::ScalarType dtype) {
+  return AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "numbers_of", [] {
+    using Limits = std::numeric_limits<scalar_t>;
+    return Numbers{static_cast<double>(Limits::denorm_min()), static_cast<double>(Limits::max())};
   });
 }
 
@@ -543,12 +547,6 @@ double norm_of(const double* numbers, int64_t count) {
   return std::sqrt(std::inner_product(numbers, numbers + count, numbers, 0.0));
 }
 
-double largest_number(at::ScalarType dtype) {
-  return AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "largest_number", [] {
-    return static_cast<double>(std::numeric_limits<scalar_t>::max());
-  });
-}
-
 }  // namespace
 
 Sample sampled(const ConvProblem& problem, const Operands& operands, uint64_t seed) {
@@ -570,10 +568,9 @@ at::Tensor compare_output(const ConvProblem& problem, const Operands& operands, 
   const at::Tensor& output = operands.result(problem.op);
   const auto [found, reference, shape] = sampled(problem, operands, seed);
   // Where the reference overflows the output's type, infinity of its sign is right.
-  const double most = largest_number(output.scalar_type());
+  const auto [least, most] = numbers_of(output.scalar_type());
   reference.clamp_(-most, most);
-  const auto difference =
-      at::softshrink(found.clamp_(-most, most) - reference, least_number(output.scalar_type()));
+  const auto difference = at::softshrink(found.clamp_(-most, most) - reference, least);
   // In float32 the squares of small numbers would be zero, and of large ones infinite.
   const auto both = at::stack({reference, difference}).to(at::kDouble);
   const auto norms = [&](int64_t dim) { return at::linalg_vector_norm(both, 2, dim).flatten(); };

@@ -78,17 +78,19 @@ std::string note_name(Note note) {
 // More kinds of notes than any version of cuDNN has.
 constexpr int64_t kMostNotes = 64;
 
+// Throws CudnnError if a call of cuDNN failed.
+void check(cudnnStatus_t status, const char* call, const ConvProblem& problem) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  throw CudnnError(call, fe::detail::get_error_string(status), problem.text());
+}
+
 template <typename Note>
 std::vector<std::string> notes(cudnnBackendDescriptor_t engine, cudnnBackendAttributeName_t name,
                                cudnnBackendAttributeType_t type, const ConvProblem& problem) {
   std::vector<Note> values(kMostNotes);
   int64_t count = 0;
-  const auto status =
-      fe::detail::get_attribute(engine, name, type, kMostNotes, &count, values.data());
-  if (status != CUDNN_STATUS_SUCCESS) {
-    throw CudnnError("reading an engine's notes", fe::detail::get_error_string(status),
-                     problem.text());
-  }
+  check(fe::detail::get_attribute(engine, name, type, kMostNotes, &count, values.data()),
+        "reading an engine's notes", problem);
   std::vector<std::string> names;
   for (int64_t i = 0; i < std::min(count, kMostNotes); ++i) names.push_back(note_name(values[i]));
   return names;
@@ -99,13 +101,9 @@ fe::ManagedOpaqueDescriptor engine_of(const fe::ManagedOpaqueDescriptor& descrip
   auto engine = fe::make_shared_backend_pointer(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t raw_engine = engine->get_backend_descriptor();
   int64_t count = 0;
-  const auto status =
-      fe::detail::get_attribute(descriptor->get_backend_descriptor(), CUDNN_ATTR_ENGINECFG_ENGINE,
-                                CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw_engine);
-  if (status != CUDNN_STATUS_SUCCESS) {
-    throw CudnnError("reading the engine of a config", fe::detail::get_error_string(status),
-                     problem.text());
-  }
+  check(fe::detail::get_attribute(descriptor->get_backend_descriptor(), CUDNN_ATTR_ENGINECFG_ENGINE,
+                                  CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw_engine),
+        "reading the engine of a config", problem);
   return engine;
 }
 
@@ -122,35 +120,10 @@ EngineConfig engine_config(const fe::ManagedOpaqueDescriptor& descriptor,
   EngineConfig config;
   config.is_unfused = is_unfused;
   std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
-  const auto status = fe::detail::get_engine_id_and_knobs(descriptor, config.engine, knobs);
-  if (status != CUDNN_STATUS_SUCCESS) {
-    throw CudnnError("reading an engine config", fe::detail::get_error_string(status),
-                     problem.text());
-  }
+  check(fe::detail::get_engine_id_and_knobs(descriptor, config.engine, knobs),
+        "reading an engine config", problem);
   for (const auto& [type, value] : knobs) config.knobs[knob_name(type)] = value;
   return config;
-}
-
-std::vector<std::string> behavior_notes(const fe::ManagedOpaqueDescriptor& descriptor,
-                                        const ConvProblem& problem) {
-  return behavior_notes_of(engine_of(descriptor, problem), problem);
-}
-
-// `heuristic_mode` is the one that lists it, or "".
-Candidate described(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
-                    const ConvProblem& problem, const std::string& heuristic_mode) {
-  Candidate candidate;
-  candidate.config = std::move(config);
-  candidate.heuristic_mode = heuristic_mode;
-  auto managed = descriptor;
-  CUDNN_AUTOTUNE_CHECK_FRONTEND(fe::detail::get_workspace_size(managed, candidate.workspace_bytes),
-                                problem);
-  const auto engine = engine_of(descriptor, problem);
-  candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
-      engine->get_backend_descriptor(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-      problem);
-  candidate.behavior_notes = behavior_notes_of(engine, problem);
-  return candidate;
 }
 
 }  // namespace
@@ -205,7 +178,7 @@ struct EngineList::Impl {
   std::shared_ptr<const KeptPlans> keeper(const fe::ManagedOpaqueDescriptor& descriptor) const {
     auto kept = kept_plans();
     if (kept == nullptr || kept->behavior_note.empty()) return kept;
-    const auto notes = behavior_notes(descriptor, problem);
+    const auto notes = behavior_notes_of(engine_of(descriptor, problem), problem);
     const bool is_kept = std::find(notes.begin(), notes.end(), kept->behavior_note) != notes.end();
     return is_kept ? kept : nullptr;
   }
@@ -255,10 +228,21 @@ struct EngineList::Impl {
     return candidates;
   }
 
+  // `mode` is the one that lists it, or "".
   Candidate describe(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
                      const std::string& mode) const {
-    Candidate candidate = described(descriptor, std::move(config), problem, mode);
+    Candidate candidate;
+    candidate.config = std::move(config);
+    candidate.heuristic_mode = mode;
     candidate.compute_capability = compute_capability;
+    auto managed = descriptor;
+    CUDNN_AUTOTUNE_CHECK_FRONTEND(
+        fe::detail::get_workspace_size(managed, candidate.workspace_bytes), problem);
+    const auto engine = engine_of(descriptor, problem);
+    candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
+        engine->get_backend_descriptor(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+        CUDNN_TYPE_NUMERICAL_NOTE, problem);
+    candidate.behavior_notes = behavior_notes_of(engine, problem);
     return candidate;
   }
 
