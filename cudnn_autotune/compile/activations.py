@@ -1,8 +1,8 @@
-"""Finds activations in a functional graph of ATen operators, as Inductor has it.
+"""The search for activations in a functional graph of ATen operators, as Inductor has it.
 
-A graph does not say ``silu``: Inductor decomposes it into a handful of operators, other ones for
-the half types, and other ones in another version of torch. So each activation is traced by the same
-decompositions, and the traced operators are looked for in the graph.
+A graph has no ``silu``: Inductor decomposes it into a handful of operators, which differ for the
+half types and between versions of torch. So each activation is traced by the same decompositions,
+and the traced operators are looked for in the graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 _aten = torch.ops.aten
 
-# A number that stands for the parameter in what is traced, and that no model has by chance.
+# A number for the parameter in traces, which no model has by chance.
 _PARAMETER = 0.6180339887498949
 _PRELU = Activation("prelu")
 _KINDS = [kind for kind in ACTIVATIONS if kind != _PRELU.kind]
@@ -32,13 +32,13 @@ _ALL = [Activation(kind, _PARAMETER if kind in PARAMETERS else None) for kind in
 
 
 def _elu(x: Tensor, alpha: float | None = None) -> Tensor:
-    """Returns what Inductor makes of ELU: it removes multiplications by 1, as by ``alpha``."""
+    """Returns ELU in Inductor's form, without multiplications by 1, as by ``alpha``."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     below = torch.expm1(wide)
     return torch.where(wide > 0, wide, below if alpha is None else below * alpha).to(x.dtype)
 
 
-# The activations of one tensor by all ways to write them.
+# The activations of one tensor in all spellings.
 _SPELLINGS: Sequence[tuple[Activation, Callable[[Tensor], Tensor]]] = (
     *zip(_ALL, _ALL, strict=True),
     (Activation("silu"), lambda x: x * torch.sigmoid(x)),
@@ -65,14 +65,14 @@ class Match:
 
 
 def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node, list[Match]]:
-    """Finds the activations of a functional graph, by the node that they are applied to.
+    """Finds the activations of a functional graph, by their input's node.
 
-    Only those are found whose intermediate values nothing else uses. Where two overlap, as the
+    Activations with intermediate values that other nodes use are not found. If two overlap, as the
     sigmoid within ``x * sigmoid(x)``, both are listed, the one of more nodes first.
 
     Args:
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
-        decompositions: those that the graph was traced with.
+        decompositions: the decompositions of the graph's trace.
     """
     patterns: dict[torch.dtype, list[_Pattern]] = {}
     found: dict[Node, list[Match]] = {}
@@ -105,7 +105,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
 
 
 class _Pattern(NamedTuple):
-    """A way to write an activation, as a traced graph has it."""
+    """A spelling of an activation in a traced graph."""
 
     activation: Activation
     output: Node
@@ -115,7 +115,7 @@ class _Pattern(NamedTuple):
 
 
 def _patterns(dtype: torch.dtype, decompositions: Decompositions) -> list[_Pattern]:
-    """Returns the activations by all ways to write them."""
+    """Returns the activations in all spellings."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 
     def spelled(x: Tensor, slope: Tensor) -> list[Tensor]:
@@ -136,8 +136,8 @@ def _patterns(dtype: torch.dtype, decompositions: Decompositions) -> list[_Patte
 
 
 def _is_per_channel(slope: Node, input: Node) -> bool:
-    """Returns whether a tensor has a number for each channel of another one, which is dimension 1,
-    in its dtype and on its device."""
+    """Returns whether a tensor has a number for each channel (dimension 1) of another one, in its
+    dtype and on its device."""
     value, numbers = input.meta.get("val"), slope.meta.get("val")
     if not isinstance(value, Tensor) or not isinstance(numbers, Tensor):
         return False
@@ -151,21 +151,21 @@ def _is_per_channel(slope: Node, input: Node) -> bool:
 
 
 class _Bound(NamedTuple):
-    """The parts of a graph that stand for those of a pattern."""
+    """The parts of a graph that correspond to a pattern's."""
 
     nodes: Mapping[Node, Node]
-    """Nodes by those of the pattern."""
+    """Pattern's node -> graph's node."""
     parameter: float | None = None
-    """Number in the place of ``_PARAMETER``, once it is known."""
+    """Number instead of ``_PARAMETER``, once it is known."""
 
     def plus(self, pattern: Node, value: Node) -> _Bound:
         return self._replace(nodes={**self.nodes, pattern: value})
 
 
 def _match(pattern: Any, value: Any, bound: _Bound) -> _Bound | None:
-    """Returns what stands for the pattern if ``value`` computes it, or None.
+    """Returns the binding of the pattern if ``value`` computes it, or None.
 
-    ``bound`` is what is known already.
+    ``bound`` is the binding so far.
     """
     if isinstance(pattern, Node):
         if pattern in bound.nodes:
@@ -199,5 +199,5 @@ def _match(pattern: Any, value: Any, bound: _Bound) -> _Bound | None:
 
 
 def _is_closed(nodes: frozenset[Node], output: Node) -> bool:
-    """Returns whether nothing but ``output`` is used outside of ``nodes``."""
+    """Returns whether only ``output`` is used outside of ``nodes``."""
     return all(user in nodes for node in nodes if node is not output for user in node.users)

@@ -1,4 +1,4 @@
-"""Tells which memory the values of a graph of Dynamo lie in, and which calls write into it."""
+"""The memory of the values of a graph of Dynamo, and the calls that write into it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 PLAIN = (FakeTensor, Tensor, nn.Parameter)
-"""The classes of tensors that have no rules of their own."""
+"""The classes of tensors without rules of their own."""
 
 _BATCH_NORMS = (F.batch_norm, torch.batch_norm)
 
@@ -29,25 +29,24 @@ _MODES = (torch.autocast, torch.inference_mode)
 
 
 def value_of(node: Node) -> Any:
-    """Returns what Dynamo has as the value of a node: a fake tensor, or any other."""
+    """Returns the value of a node in Dynamo: a fake tensor, or any other."""
     return node.meta.get("example_value")
 
 
 def fake_tensors(nodes: Iterable[Node]) -> dict[Node, Tensor]:
-    """Returns the nodes that stand for tensors, each with its fake one."""
+    """Returns the nodes of tensors, each with its fake tensor."""
     values = {node: value_of(node) for node in nodes}
     return {node: value for node, value in values.items() if isinstance(value, Tensor)}
 
 
 def storages(values: Any) -> set[int]:
-    """Returns the storages of the tensors among values, and among those that nodes stand for."""
+    """Returns the storages of the tensors among values and among nodes' values."""
     leaves = tree_leaves(tree_map_only(Node, value_of, values))
     return {leaf.untyped_storage()._cdata for leaf in leaves if type(leaf) in PLAIN}
 
 
 def storages_when_run(graph: GraphModule) -> dict[Node, set[int]]:
-    """Returns the storages of each value of a graph when it runs with the fake inputs that Dynamo
-    had."""
+    """Returns the storages of each value of a graph that runs with Dynamo's fake inputs."""
     inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
     modes = (value.fake_mode for value in inputs if isinstance(value, FakeTensor))
     interpreter = torch.fx.Interpreter(graph, garbage_collect_values=False)
@@ -69,12 +68,12 @@ def storages_when_run(graph: GraphModule) -> dict[Node, set[int]]:
 
 
 def written_by(node: Node) -> set[int]:
-    """Returns the storages that a call may write into, those of running statistics aside."""
+    """Returns the storages into which a call may write, without running statistics."""
     return storages(written_operands(node))
 
 
 def written_operands(node: Node) -> Sequence[Node]:
-    """Returns the operands that a call may write into; all of them if it is not known which."""
+    """Returns the operands into which a call may write; all of them if unknown."""
     target, operands = node.target, node.all_input_nodes
     if not node.op.startswith("call") or target in _BATCH_NORMS:
         return ()
@@ -105,7 +104,7 @@ def written_operands(node: Node) -> Sequence[Node]:
 
 
 def written_among(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
-    """Returns the nodes into whose memory a call in a graph of Dynamo may write, running statistics
-    of batch norms aside."""
+    """Returns the nodes into whose memory a call in a graph of Dynamo may write, without running
+    statistics of batch norms."""
     written = {storage for node in graph.nodes for storage in written_by(node)}
     return {node for node in nodes if not written.isdisjoint(storages(node))}

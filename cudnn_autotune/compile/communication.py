@@ -1,4 +1,4 @@
-"""Says whether a program communicates with other processes."""
+"""The test whether a program communicates with other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Namespaces of operators that communicate with other processes, and of PyTorch's and this package's
-# that do not.
+# operators, which do not.
 _COMMUNICATING = {
     *("c10d", "_c10d_functional", "_c10d_functional_autograd"),
     *("c10d_functional", "_dtensor", "symm_mem"),
@@ -29,13 +29,13 @@ def is_among_ranks() -> bool:
 
 
 def all_nodes(graph: GraphModule) -> list[Node]:
-    """Returns the nodes of a graph and of those that are nested in it."""
+    """Returns the nodes of a graph and of its nested graphs."""
     graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
     return [node for one in graphs for node in one.nodes]
 
 
 def namespaces_of(graph: GraphModule) -> set[str]:
-    """Returns the namespaces of the operators of a graph, and of those that are nested in it."""
+    """Returns the namespaces of the operators of a graph and of its nested graphs."""
     # An operator with an effect is an argument of `with_effects`.
     targets = [target for node in all_nodes(graph) for target in (node.target, *node.args)]
     packets = (
@@ -50,11 +50,10 @@ def namespaces_of(graph: GraphModule) -> set[str]:
 
 
 def communicates(graph: GraphModule) -> bool:
-    """Returns whether a graph of operators, or one that is nested in it, has a collective
-    operation.
+    """Returns whether a graph of operators, or a nested one, has a collective operation.
 
-    Among ranks, an operator that is neither PyTorch's nor this package's counts as one, because
-    nobody knows what it does.
+    Among ranks, an operator that is neither PyTorch's nor this package's counts as one, because its
+    effects are unknown.
     """
     namespaces = namespaces_of(graph)
     if is_among_ranks() and namespaces - LOCAL:

@@ -1,4 +1,4 @@
-"""Compares the programs of a graph: their outputs, then their times in turns."""
+"""The comparison of a graph's programs: their outputs, then their times in turns."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from cudnn_autotune.timers.programs import (
 from cudnn_autotune.timers.stopwatch import Stopwatch, occupy
 from cudnn_autotune.tuning.outputs import difference
 
-# The relative gain in GPU time from which another program is kept for captures, beside the one for
-# plain calls.
+# The relative gain in GPU time from which a second program is kept for captures.
 _LEAST_GAIN = 0.01
 
 
@@ -40,9 +39,9 @@ class Comparison:
     gpu_times_ms: Mapping[str, float]
     """Milliseconds of the GPU's part of a call; empty if the inputs are not on a GPU."""
     wrong: Mapping[str, str] = field(default_factory=dict)
-    """Reason why a program fails, or its output is not that of the first one. It is not timed."""
+    """Reason why a program fails, or its output differs from the first one's. It is not timed."""
     is_kept: bool = False
-    """Whether the times are those of an earlier process."""
+    """Whether the times are an earlier process's."""
 
     @property
     def fastest(self) -> str:
@@ -51,8 +50,8 @@ class Comparison:
 
     @property
     def fastest_in_captures(self) -> str:
-        """The program whose calls take the GPU the least time, as in a CUDA graph, in which no host
-        takes part. It is :attr:`fastest` unless another one takes 1 % less."""
+        """The program with the least GPU time, for CUDA graphs, in which no host takes part. It is
+        :attr:`fastest` unless another one takes 1 % less."""
         if not self.gpu_times_ms:
             return self.fastest
         least = min(self.gpu_times_ms, key=self.gpu_times_ms.__getitem__)
@@ -60,7 +59,7 @@ class Comparison:
         return least if gains else self.fastest
 
     def has_times_of(self, programs: Collection[str], on_gpu: bool) -> bool:
-        """Returns whether it has the times of just these programs, by name."""
+        """Returns whether it has the times of exactly these programs, by name."""
         names = set(programs)
         on_gpu_names = names if on_gpu else set()
         return self.times_ms.keys() == names and self.gpu_times_ms.keys() == on_gpu_names
@@ -75,17 +74,17 @@ def compare(
 ) -> Comparison:
     """Runs programs in turns on the same inputs, which they must not change.
 
-    The first program is the reference for the outputs; where it fails, so does this. The random
-    number generators are afterwards what they were.
+    The first program is the reference for the outputs; its failure is raised. The random number
+    generators are restored afterwards.
 
     Args:
-        programs: what to call with ``*inputs``, by name.
+        programs: the callables for ``*inputs``, by name.
         inputs: tensors (on one device) and other values.
-        weights: positions of inputs that are weights. They are not changed where the noise of the
-            outputs is measured (see :func:`difference`).
-        devices: CUDA devices on which the programs compute, beside those of the inputs.
+        weights: positions of weights among the inputs. The measurement of the outputs' noise does
+            not change them (see :func:`difference`).
+        devices: CUDA devices on which the programs compute, beside the inputs' devices.
         kept: the comparison of an earlier process. If it has the times of these programs, and all
-            are right now, nothing is timed.
+            are right now, there is no timing.
 
     Raises:
         torch.OutOfMemoryError: there is not enough memory for all programs.
@@ -130,7 +129,7 @@ def compare(
 
 
 def _outputs(program: Run, inputs: Sequence[Any]) -> list[Tensor]:
-    """Copies of the tensors that a program returns.
+    """Returns copies of a program's output tensors.
 
     A copy outlives the replay of a CUDA graph that would overwrite the output.
     """
@@ -140,7 +139,7 @@ def _outputs(program: Run, inputs: Sequence[Any]) -> list[Tensor]:
 
 
 class _TimedConvolutions(TorchDispatchMode):
-    """Records the GPU's time in ATen's convolutions, by a stopwatch for each."""
+    """A mode that records the GPU's time in ATen's convolutions, by a stopwatch for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,8 +157,8 @@ class _TimedConvolutions(TorchDispatchMode):
 
 
 def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
-    """Returns the milliseconds that the current GPU spends in the convolutions of a call that no
-    compiler has made; 0 where the host is too slow to tell."""
+    """Returns the milliseconds of the current GPU in the convolutions of a call without a compiler;
+    0 if the host is too slow for a measurement."""
     timed = _TimedConvolutions()
     devices = {torch.cuda.current_device(), *cuda_devices(inputs)}
     with generators_kept(devices), torch.no_grad(), own_steps(), timed:
@@ -171,7 +170,7 @@ def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
         if host_s > MOST_AHEAD_S:
             return 0.0
         timed.watches.clear()
-        # The GPU waits until the host is ahead of it, so that it does not wait between kernels.
+        # The GPU spins until the host is ahead of it, so that it does not wait between kernels.
         occupy(2 * host_s)
         run(*inputs)
         torch.cuda.synchronize()
@@ -179,6 +178,6 @@ def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
 
 
 def cuda_devices_of(graph: GraphModule, inputs: Sequence[Any]) -> set[int]:
-    """Returns the indices of the CUDA devices that the values of a graph of Dynamo are on."""
+    """Returns the indices of the CUDA devices of the values of a graph of Dynamo."""
     results = (node.meta.get("example_value") for node in all_nodes(graph))
     return cuda_devices([*inputs, *tree_leaves([*results])])

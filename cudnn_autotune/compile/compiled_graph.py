@@ -1,4 +1,4 @@
-"""A compiled graph, and one that needs no gradient: which of its programs runs."""
+"""A compiled graph, and a graph without gradients, with the choice of its program."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
 EAGER = "pytorch"
 
 RULE = 1
-"""The version of the rule by which programs are compared. Times of another one on disk are measured
-again."""
+"""The version of the rule of comparisons. Times of another one on disk are measured again."""
 
 _log = logging.getLogger(__name__)
 
 _MOST_REFREEZINGS = 3
-# So often a comparison is put off, because results of the caller's step are in use.
+# The number of times that a comparison is deferred, because results of the caller's step are in
+# use.
 _MOST_DEFERRALS = 10
-# The relative gain of fusing a graph's groups from which plain Inductor cannot win, and is not
-# compiled. It differs in nothing else, but that it folds no weights, which takes less.
+# The relative gain of a graph's fused groups from which plain Inductor cannot win, and is not
+# compiled. Its only other difference is that it does not fold weights, which takes less.
 _CLEAR_GAIN = 0.25
-# Nor can it if it leaves the layout as it is, and PyTorch's convolutions alone take longer in that
-# than this multiple of the time of this package's whole program.
+# Nor can it if it keeps the layout, and PyTorch's convolutions alone take longer in that than this
+# multiple of the time of this package's whole program.
 _CLEAR_TIME = 1.25
 
 
 @dataclass
 class Compilation:
-    """The record of what the backend made of one graph."""
+    """The backend's record of one graph."""
 
     mode: str
     """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
@@ -74,11 +74,11 @@ class Compilation:
     is_frozen: bool = False
     """Whether weights are constants of the program, with batch norms folded into convolutions."""
     times_ms: dict[str, float] = field(default_factory=dict)
-    """Median milliseconds of a call by program, if they were compared: ``"inductor"``, or
-    ``"pytorch"``, the graph without a compiler, where the groups or the convolutions alone tell
-    that plain Inductor is slower; ``"cudnn_autotune"``; with ``freezing`` ``"inductor, frozen"``,
-    and with ``memory_format="auto"`` ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune,
-    channels_last"``, whichever the program ``"cudnn_autotune"`` is not."""
+    """Median milliseconds of a call by program, if they were compared. They are
+    ``"cudnn_autotune"`` and ``"inductor"``; or ``"pytorch"``, the graph without a compiler, if the
+    groups or the convolutions alone show that plain Inductor is slower. ``freezing`` adds
+    ``"inductor, frozen"``. ``memory_format="auto"`` adds the program in the other layout,
+    ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune, channels_last"``."""
     gpu_times_ms: dict[str, float] = field(default_factory=dict)
     """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
     source: str = "tuned"
@@ -87,7 +87,7 @@ class Compilation:
     chosen: str = OURS
     """Program that runs."""
     chosen_in_captures: str = OURS
-    """Program that runs where the caller captures a CUDA graph, in which no host takes part."""
+    """Program that runs while the caller captures a CUDA graph, in which no host takes part."""
     note: str = ""
 
     @property
@@ -141,10 +141,10 @@ class ComparedGraph(ABC):
     def _find_kept(
         self, graph: GraphModule, inputs: Sequence[Any], options: Options, *parts: object
     ) -> None:
-        """Looks for the comparison of equal programs by an earlier process.
+        """Looks for an earlier process's comparison of equal programs.
 
         Args:
-            parts: what a program has of this package, beside its convolutions.
+            parts: a program's parts of this package, beside its convolutions.
         """
         mode = registered_mode(options.sampling or get_sampling())
         if not store_settings.is_used() or sampling.traits(mode).decides_later:
@@ -160,22 +160,22 @@ class ComparedGraph(ABC):
         self._kept = verdicts.find_kept(self._index, self._name, Comparison)
 
     def _keep(self, comparison: Comparison) -> None:
-        """Keeps a comparison for the next process, once: further ones are of fewer programs."""
+        """Keeps a comparison for the next process, once: further ones have fewer programs."""
         if self._name and not (comparison.is_kept or comparison.wrong) and are_settled():
             verdicts.keep(self._index, self._name, comparison)
         self._name, self._kept = "", None
 
     @abstractmethod
     def _choose(self, contenders: Mapping[str, Any], inputs: Sequence[Any]) -> None:
-        """Compares programs, and keeps the fastest of those that are right."""
+        """Compares programs, and keeps the fastest right one."""
 
     def _choose_if_free(self, inputs: Sequence[Any]) -> None:
-        """Chooses now, or puts it off, and gives it up in the end: the programs hold memory."""
+        """Chooses now or defers the choice, but not for ever: the programs hold memory."""
         with self._on_device():
             is_free = not is_within_step()
         if is_free:
             contenders, self._contenders = self._contenders, {}
-            # A program that is compiled meanwhile draws numbers too, where kernels are tried.
+            # Compiling a program meanwhile draws numbers too, for trials of kernels.
             with generators_kept(self._devices):
                 self._choose(contenders, inputs)
             return
@@ -184,7 +184,7 @@ class ComparedGraph(ABC):
             self._give_up("each call is within a step of Inductor's CUDA graphs")
 
     def _give_up(self, reason: str) -> None:
-        """Keeps the program that runs, for a reason why nothing is compared."""
+        """Keeps the running program without a comparison, for a reason."""
         self._contenders = {}
         self._record.note = f"not compared: {reason}"
         _log.info("a compiled graph was %s", self._record.note)
@@ -194,7 +194,7 @@ class ComparedGraph(ABC):
     ) -> Comparison | None:
         """Compares programs as of :func:`compare`; returns None if there is not enough memory."""
         try:
-            # The device that is synchronised to time programs is the current one.
+            # Timing synchronises the current device.
             with self._on_device():
                 comparison = compare(programs, inputs, weights, self._devices, self._kept)
         except torch.OutOfMemoryError:
@@ -210,8 +210,8 @@ class ComparedGraph(ABC):
 
 
 class CompiledGraph(ComparedGraph):
-    """A compiled graph that needs no gradient. It runs the fastest of its programs: in plain calls
-    by the time of a call, while a CUDA graph is captured by the GPU's part of it."""
+    """A compiled graph without gradients. It runs the fastest of its programs: in plain calls by
+    the time of a call, in captures of a CUDA graph by the GPU's part of it."""
 
     def __init__(
         self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
@@ -223,19 +223,19 @@ class CompiledGraph(ComparedGraph):
         self._refreezings = 0
         self._plain: Program | None = None
         self._is_clear = False
-        # It judges equal groups once, also when weights have changed.
+        # It judges equal groups once, even after a change of weights.
         self._judge = JUDGES[options.fuse]()
         if (ours := self._if_possible(OURS, inputs)) is None:
             self._use_plain(inputs, record.note)
             return
         self._use(OURS, ours)
         if ours.weights is not None and self._has_symbols:
-            # Only while Dynamo compiles it is known what symbols stand for.
+            # The values of symbols are known only while Dynamo compiles.
             self._plain_program(inputs)
         if not options.compare:
             return
         if ours.communicates or ours.writes:
-            # Ranks count calls by their own clocks, and one would wait for another for ever.
+            # Ranks count calls by their own clocks: they would wait for each other for ever.
             why = "communicates between ranks" if ours.communicates else "writes into its inputs"
             self._give_up(f"the graph {why}")
             return
@@ -244,7 +244,7 @@ class CompiledGraph(ComparedGraph):
         in_place = [one.is_in_place for one in ours.concatenations]
         self._find_kept(graph, inputs, options, fused, in_place, ours.memory_format)
         may_be_clear = (self._is_clear or ours.is_laid_out) and not self._has_symbols
-        # It may have taken plain Inductor's program to decide.
+        # The decision may have needed plain Inductor's program.
         may_be_clear &= self._kept is None or EAGER in self._kept.times_ms
         if may_be_clear and options.memory_format is None and ours.weights is None:
             # Only the outputs are compared.
@@ -257,7 +257,7 @@ class CompiledGraph(ComparedGraph):
             self._add(f"{OURS}, {OTHER_LAYOUT[ours.memory_format]}", inputs)
 
     def _use(self, name: str, program: Program) -> None:
-        """From now on this program runs."""
+        """Makes this program run from now on."""
         self._current = program
         self._record.chosen, self._record.is_frozen = name, program.weights is not None
         if program.groups:
@@ -266,7 +266,7 @@ class CompiledGraph(ComparedGraph):
         self._use_in_captures(name, program)
 
     def _use_in_captures(self, name: str, program: Program) -> None:
-        """From now on this program runs while a CUDA graph is captured."""
+        """Makes this program run in captures of CUDA graphs from now on."""
         self._captured = program
         self._record.chosen_in_captures = name
 
@@ -277,7 +277,8 @@ class CompiledGraph(ComparedGraph):
         return self._plain
 
     def _if_possible(self, name: str, inputs: Sequence[Any]) -> Program | None:
-        """Returns a program; None if it cannot be compiled, and the record's note says why."""
+        """Returns a program; None if it cannot be compiled, with the reason in the record's
+        note."""
         graph, options = self._graph, self._options
         try:
             if name == PLAIN:
@@ -299,7 +300,7 @@ class CompiledGraph(ComparedGraph):
             self._contenders[name] = program
 
     def _use_plain(self, inputs: Sequence[Any], reason: str) -> None:
-        """From now on Inductor's own program runs, as ``torch.compile(model)`` makes it."""
+        """Makes Inductor's own program run from now on, as of ``torch.compile(model)``."""
         self._contenders = {}
         self._use(PLAIN, self._plain_program(inputs))
         self._record.note = reason
@@ -309,8 +310,8 @@ class CompiledGraph(ComparedGraph):
         if is_capturing():
             weights = self._captured.weights
             if weights is not None and not weights.are_those_of(inputs):
-                # Weights that are folded in a capture have values after a replay only, and nothing
-                # is compiled in one. The first run of a program may compile kernels.
+                # Weights folded in a capture have values only after a replay, and a capture forbids
+                # compilation. The first run of a program may compile kernels.
                 has_run = PLAIN in self._record.times_ms
                 return (self._plain_program(inputs).run if has_run else self._graph)(*inputs)
             return self._captured.run(*inputs)
@@ -335,8 +336,8 @@ class CompiledGraph(ComparedGraph):
                 or self._plain_is_slower(contenders[EAGER], comparison, inputs)
             )
         ):
-            # A compiler's outputs differ from PyTorch's, as where they draw random numbers, or
-            # PyTorch needs more memory, or plain Inductor may be the fastest.
+            # A compiler's outputs differ from PyTorch's, for example by random numbers, or PyTorch
+            # needs more memory, or plain Inductor may be the fastest.
             self._choose({PLAIN: self._plain_program(inputs), OURS: contenders[OURS]}, inputs)
             return
         if comparison is None:
@@ -359,8 +360,8 @@ class CompiledGraph(ComparedGraph):
     def _plain_is_slower(
         self, eager: Program, comparison: Comparison, inputs: Sequence[Any]
     ) -> bool:
-        """Returns whether plain Inductor, whose convolutions are those of PyTorch, is slower than
-        this package's program by these alone."""
+        """Returns whether plain Inductor's convolutions, which are PyTorch's, alone take longer
+        than this package's program."""
         if not comparison.gpu_times_ms:
             return False
         try:
@@ -373,7 +374,7 @@ class CompiledGraph(ComparedGraph):
         )
 
     def _follow_weights(self, inputs: Sequence[Any]) -> None:
-        """Compiles the program again where its weights have changed, or leaves them variable."""
+        """Compiles the program again if its weights have changed, or makes them variable."""
         self._refreezings += 1
         if self._refreezings <= _MOST_REFREEZINGS and not self._has_symbols:
             _log.info("the weights of a compiled graph have changed: it is compiled again")
@@ -402,7 +403,7 @@ def is_capturing() -> bool:
 
 def is_within_step() -> bool:
     """Returns whether Inductor's CUDA graphs of the current device hold results of the current
-    step, such as those of the graph before a graph break. Other steps would overwrite them."""
+    step, such as of the graph before a graph break. Other steps would overwrite them."""
     trees = sys.modules.get(CUDA_GRAPH_TREES)
     if trees is None or not torch.cuda.is_initialized():
         return False

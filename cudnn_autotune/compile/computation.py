@@ -1,6 +1,6 @@
-"""The facts that the time of a computation depends on, as text: of a graph, or of calls.
+"""The conditions of a computation's time as text: of a graph, or of calls.
 
-What was measured once holds for an equal text. Facts that cannot be told have no text, and their
+A measurement holds for an equal text. Conditions that cannot be described have no text, and their
 computation is measured in each process.
 """
 
@@ -39,7 +39,7 @@ _WRITTEN_OUT = (
 
 def text_of(value: Any) -> str:
     """Returns a value as text, a tensor without its numbers. Equal values have equal texts in all
-    processes; an object of another kind is told by its class."""
+    processes. Objects of other kinds are described by their class."""
     if isinstance(value, Tensor):
         kind = f" {type(value).__qualname__}" if is_traceable_wrapper_subclass(value) else ""
         steps = tuple(value.stride()) if value.layout == torch.strided else value.layout
@@ -64,8 +64,8 @@ def text_of(value: Any) -> str:
 
 
 def of_graph(graph: GraphModule, inputs: Sequence[Any]) -> str | None:
-    """Returns the text of a graph of Dynamo and of those that are nested in it, without the names
-    of values; None if sizes are dynamic."""
+    """Returns the text of a graph of Dynamo and of its nested graphs, without names of values; None
+    if sizes are dynamic."""
     nodes = all_nodes(graph)
     values = [*inputs, *(node.meta.get("example_value") for node in nodes)]
     if any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves(values)):
@@ -86,9 +86,9 @@ def of_graph(graph: GraphModule, inputs: Sequence[Any]) -> str | None:
 
 @contextmanager
 def recorded() -> Iterator[list[str]]:
-    """Yields a list that has one text in the end, of the operators that run in the ``with`` block,
-    with their operands. It stays empty if Dynamo has compiled some of the code: that runs as it was
-    written here, and nothing tells how it was compiled."""
+    """Yields a list that has one text at the end: the operators that run in the ``with`` block,
+    with their operands. It stays empty if Dynamo has compiled some of the code: that runs
+    uncompiled here, and its compilation is unknown."""
     found: list[str] = []
     digest, is_compiled = hashlib.sha256(), False
 
@@ -108,7 +108,7 @@ def recorded() -> Iterator[list[str]]:
 
 
 def _is_in_compiled() -> bool:
-    """Returns whether Dynamo has compiled some of the functions that are being called."""
+    """Returns whether Dynamo has compiled a function on the call stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -119,9 +119,9 @@ def _is_in_compiled() -> bool:
 
 
 def conditions(device_type: str) -> str:
-    """Returns what the time of any computation depends on in this process, beside the GPU, cuDNN,
-    torch and the implementations: versions and settings. On a CPU also the machine."""
-    # The kernels are needed by whatever computes norms.
+    """Returns the conditions of any computation's time in this process: versions and settings, and
+    on a CPU the machine. The GPU, cuDNN, torch and implementations are not among them."""
+    # Every computation of norms needs the kernels.
     with IMPORTING:
         from cudnn_autotune.norms import plan
 
@@ -146,11 +146,10 @@ def conditions(device_type: str) -> str:
 
 
 def of_inductor(options: Mapping[str, Any]) -> str | None:
-    """Returns the configuration of Inductor with which a graph is compiled; None if it has passes
-    of the user's.
+    """Returns Inductor's configuration for a graph; None if it has passes of the user's.
 
     Args:
-        options: what the caller changes of it.
+        options: the caller's changes.
     """
     from torch._inductor import config
 

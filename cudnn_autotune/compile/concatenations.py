@@ -1,11 +1,11 @@
-"""Finds concatenations in a functional graph of ATen operators whose parts convolutions can write
-in place.
+"""The search for concatenations, in a functional graph of ATen operators, whose parts convolutions
+can write in place.
 
 A concatenation copies its parts, and a dense block copies them again for each of its convolutions.
 Here the largest one becomes a tensor of its own. Convolutions write their slices of its channels
-and read slices of it (``conv_fused_into_``), the other concatenations of the block are slices too,
-and what no convolution writes is copied once. Where norms read the concatenations, as in a
-DenseNet, the kernels that Inductor makes of these read slices, and not many parts.
+and read slices of it (``conv_fused_into_``). The block's other concatenations are slices too, and
+parts that no convolution writes are copied once. If norms read the concatenations, as in a
+DenseNet, Inductor's kernels of these read slices, and not many parts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem
 _cat = torch.ops.aten.cat.default
 _convolution = torch.ops.aten.convolution.default
 _fused = torch.ops.cudnn_autotune.conv_fused.default
-# Its last arguments where a call leaves them out: activation, sampling, workspace limit, slope.
+# The defaults of its last arguments: activation, sampling, workspace limit, slope.
 _DEFAULTS = ("", "", -1, None)
 
 
 @dataclass(frozen=True)
 class ConcatenationReport:
-    """Concatenations of a graph that have parts in common, and whether convolutions write them."""
+    """Concatenations of a graph with common parts, and whether convolutions write them."""
 
     parts: int
     """Number of parts of the largest one."""
@@ -41,8 +41,8 @@ class ConcatenationReport:
     is_in_place: bool
     reason: str
     in_place_ms: float | None = None
-    """Milliseconds of its convolutions and copies in place, and of kernels that read what no
-    convolution reads; None if that was not measured."""
+    """Milliseconds of its convolutions and copies in place, and of kernels that read the parts that
+    no convolution reads; None if not measured."""
     several_ms: float | None = None
     """Milliseconds of its convolutions and of kernels that concatenate."""
 
@@ -80,8 +80,8 @@ class ConvolutionCall(NamedTuple):
 
     @classmethod
     def reading(cls, user: Node) -> ConvolutionCall | None:
-        """Returns the convolution that a user of a value is, or whose input the user marks; None if
-        it is neither."""
+        """Returns the convolution that uses a value, directly or through a mark; None for other
+        users."""
         if user.target is _mark_input:
             found = [cls.of(convolution) for convolution in user.users]
             return found[0] if len(found) == 1 else None
@@ -104,8 +104,8 @@ class ConvolutionCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """Concatenations of a graph of which the largest one can be a tensor of its own, and the others
-    slices of its channels."""
+    """Concatenations of a graph: the largest one can be a tensor of its own, and the others slices
+    of its channels."""
 
     parts: tuple[Node, ...]
     """Parts of the largest one."""
@@ -145,7 +145,7 @@ class Family:
         return [cat for cat, first, count in slices if first <= place < first + count]
 
     def parts_of(self, cat: Node) -> list[Node]:
-        """Returns the parts of the largest concatenation that one of them has."""
+        """Returns the parts of the largest concatenation that are in this one."""
         return [part for part in self.parts if cat in self.concatenations_of(part)]
 
     def is_slice(self, node: Node) -> bool:
@@ -153,10 +153,10 @@ class Family:
         return node in self.written or node in self.concatenations
 
     def problems(self) -> list[ConvProblem]:
-        """Returns the convolutions as the problems that they are in place.
+        """Returns the convolutions' problems in place.
 
         Raises:
-            ValueError: cuDNN does not count as far as the sizes of one.
+            ValueError: the sizes of one are too large for cuDNN.
         """
         return [self._problem(one) for one in self.convolutions]
 
@@ -178,14 +178,14 @@ class Family:
 
 
 def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
-    """Finds concatenations of channels of which convolutions can write parts, or several of which
-    have parts in common.
+    """Finds concatenations of channels with parts that convolutions can write, or with common
+    parts.
 
     Args:
-        graph: nodes call operators of ATen and of this package, write nothing, and have their fake
-            tensors in ``meta["val"]``. Groups are fused already.
-        channels_last: whether 2-d convolutions will run in channels_last, also if the strides in
-            the graph are others.
+        graph: nodes call operators of ATen and of this package, write into no operand, and have
+            their fake tensors in ``meta["val"]``. Groups are fused already.
+        channels_last: whether 2-d convolutions will run in channels_last, even if the graph has
+            other strides.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
     parts_of: dict[Node, tuple[Node, ...]] = {}
@@ -201,7 +201,7 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
         slices = _slices_of(parts)
         cats = [whole, *(cat for cat in parts_of if cat is not whole and cat not in taken)]
         for cat in cats:
-            # One that is a part has a slice, and its own parts may have others besides.
+            # A concatenation that is a part has a slice, and its own parts may have others, too.
             if cat not in parts and (place := _place_of(parts_of[cat], parts)) is not None:
                 slices[cat] = (slices[parts[place]][0], cat.meta["val"].shape[1])
         family = _family(parts, slices, channels_last, order)
@@ -212,8 +212,7 @@ def find_families(graph: Graph, *, channels_last: bool) -> list[Family]:
 
 
 def _is_of_images(cat: Node) -> bool:
-    """Returns whether a node concatenates channels of images whose sizes are known, in a dtype that
-    is served."""
+    """Returns whether a node concatenates channels of images of known sizes, in a served dtype."""
     parts: Any = cat.args[0]
     value, dim = cat.meta["val"], cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
     return (
@@ -230,11 +229,11 @@ def _is_of_images(cat: Node) -> bool:
 
 
 def _flat_parts(cat: Node, parts_of: dict[Node, tuple[Node, ...]]) -> tuple[Node, ...]:
-    """Returns the parts of a concatenation, with those of a part that is one too in its place, as
-    where a block appends: ``x = cat([x, y])``.
+    """Returns the parts of a concatenation. A part that is a concatenation is replaced by its own
+    parts, as in a block that appends: ``x = cat([x, y])``.
 
     Args:
-        parts_of: those of concatenations before it.
+        parts_of: the parts of earlier concatenations.
     """
     given: Any = cat.args[0]
     parts = [part for one in given for part in parts_of.get(one, (one,))]
@@ -251,8 +250,8 @@ def _slices_of(parts: Sequence[Node]) -> dict[Node, tuple[int, int]]:
 
 
 def _place_of(some: Sequence[Node], parts: Sequence[Node]) -> int | None:
-    """Returns the index at which a sequence of parts begins in a longer one; None if that does not
-    contain it."""
+    """Returns the index of a sequence of parts in a longer one; None if that does not contain
+    it."""
     place = parts.index(some[0]) if some[0] in parts else len(parts)
     return place if tuple(parts[place : place + len(some)]) == tuple(some) else None
 
@@ -263,12 +262,12 @@ def _family(
     channels_last: bool,
     order: dict[Node, int],
 ) -> Family | None:
-    """Returns concatenations as a family, without those that somebody needs as a dense tensor; None
-    if the largest one is such or its pixels are not aligned, or nothing would be saved.
+    """Returns concatenations as a family, without those needed as a dense tensor. None if the
+    largest one is needed so, its pixels are not aligned, or there is no saving.
 
-    A concatenation that convolutions read is a tensor that something has to write. One that they do
-    not read is computed in the kernels that read it: it saves something only if a part that a
-    convolution writes would otherwise be read for another one too.
+    A concatenation that convolutions read is a tensor that must be written. Others are computed in
+    the kernels that read them. These save something only if a part written by a convolution would
+    otherwise be read for another concatenation, too.
     """
     cats = tuple(node for node in slices if node not in parts)
     whole = cats[0].meta["val"]
@@ -277,11 +276,11 @@ def _family(
         return None
 
     def fits(node: Node, one: ConvolutionCall) -> bool:
-        """Returns whether a convolution can have a slice as its input or its output."""
+        """Returns whether a convolution can read or write a slice."""
         return slices[node][0] % step == 0 and (channels_last or one.is_channels_last())
 
     def readers(node: Node) -> list[ConvolutionCall] | None:
-        """Returns the convolutions that read a node; None if some user cannot read slices."""
+        """Returns the convolutions that read a node; None if a user cannot read slices."""
         found = []
         for user in node.users:
             one = ConvolutionCall.reading(user)
@@ -297,7 +296,7 @@ def _family(
         if reading is None and cat is cats[0]:
             return None
         if reading is None or all(user in cats for user in cat.users):
-            # It stays a concatenation of slices, or nothing reads it any more.
+            # It stays a concatenation of slices, or has no readers any more.
             del slices[cat]
         else:
             convolutions.update((one.node, one) for one in reading)

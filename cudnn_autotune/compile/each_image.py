@@ -1,4 +1,4 @@
-"""Finds convolutions whose groups are the images of a batch, and convolves each image by itself."""
+"""Convolutions whose groups are the images of a batch, replaced by convolutions of each image."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def convolve_each_image(graph: GraphModule) -> None:
     """Replaces convolutions whose groups are the images of a batch, and the reshapes around them,
     by calls that convolve each image with its filters.
 
-    StyleGAN2 and dynamic convolutions use groups so. In channels_last the images would be woven
-    into each other, pixel by pixel. These calls compute in channels_last, so :func:`in_layout` has
-    to put the graph into it afterwards.
+    StyleGAN2 and dynamic convolutions use groups so. In channels_last the images would be
+    interleaved pixel by pixel. These calls compute in channels_last, so :func:`in_layout` has to
+    put the graph into it afterwards.
     """
     for node in graph.graph.find_nodes(op="call_function", target=conv2d):
         _convolve_each_image(graph.graph, node)
@@ -44,7 +44,7 @@ def _convolve_each_image(graph: Graph, node: Node) -> None:
         return
     apart, together, filters, output, *others = (tuple(one.shape) for one in tensors.values())
     sizes = (*apart, *together, *filters, *output)
-    # A reshape may be a view of what is written into, or a copy of it.
+    # A reshape may be a view of a tensor that is written into, or a copy of it.
     is_known = len(apart) == 4 and all(isinstance(size, int) for size in sizes)
     if not is_known or written_among(graph, (images, joined, node)):
         return
@@ -67,7 +67,7 @@ def _convolve_each_image(graph: Graph, node: Node) -> None:
 
 
 def _reshapes(node: Any) -> bool:
-    """Returns whether a node of a graph of Dynamo is a tensor in another shape."""
+    """Returns whether a node of a graph of Dynamo reshapes a tensor."""
     return isinstance(node, Node) and (
         (node.op == "call_method" and node.target in ("reshape", "view"))
         or (node.op == "call_function" and node.target is torch.reshape)

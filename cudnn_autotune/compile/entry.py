@@ -1,8 +1,8 @@
 """The entry of the backend ``cudnn_autotune`` of ``torch.compile``.
 
-Inductor compiles the graph as it would, but convolutions are this package's operators, and where
-no gradient is needed each group of a convolution, residual addition and activation is one call of
-``conv_fused`` if that is faster. The whole program is then timed against plain Inductor's.
+Inductor compiles the graph as usual, but convolutions are this package's operators. Without
+gradients, a group of a convolution, residual addition and activation is one call of ``conv_fused``
+if that is faster. The whole program is then timed against plain Inductor's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _records: deque[Compilation] = deque(maxlen=_MOST_RECORDS)
 
 
 def compilations() -> list[Compilation]:
-    """Returns what the backend compiled in this process, the last 256 graphs, oldest first."""
+    """Returns the records of the last 256 graphs that the backend compiled in this process, oldest
+    first."""
     return list(_records)
 
 
@@ -44,14 +45,16 @@ def backend(
     """Compiles a graph of Dynamo. ``torch.compile(model, backend="cudnn_autotune")`` calls this.
 
     Args:
-        mode: one of ``torch.compile``'s.
-        options: ``sampling`` and ``workspace_limit`` of the convolutions, as a layer takes them;
-            ``freezing`` (False): whether weights become constants where no gradient is needed, for
-            a model whose weights do not change any more; ``fuse``, for groups, and ``norms``, for
-            batch norms in training: ``"measure"``, ``"always"`` or ``"never"``; ``compare`` (True):
-            whether to time the program against plain Inductor's at the first call, and to keep the
-            faster one; ``memory_format``: ``"auto"`` compares a program in the other layout too.
-            All others are Inductor's.
+        mode: a mode of ``torch.compile``.
+        options: the following; all others are Inductor's.
+            ``sampling``, ``workspace_limit``: of the convolutions, as a layer takes them.
+            ``freezing`` (False): whether weights become constants if no gradient is needed, for a
+            model whose weights do not change any more.
+            ``fuse`` for groups, ``norms`` for batch norms in training: ``"measure"``, ``"always"``
+            or ``"never"``.
+            ``compare`` (True): whether to time the program against plain Inductor's at the first
+            call, and to keep the faster one.
+            ``memory_format``: ``"auto"`` compares a program in the other layout too.
 
     Raises:
         ValueError: an option is unknown, or its value not allowed.
@@ -73,14 +76,14 @@ def backend(
             )
             _log.warning("%s", record.note)
         return TrainingGraph(graph, example_inputs, settings, record).__call__
-    # Dynamo copies the attributes of what it is given, and so would keep all first programs.
+    # Dynamo copies the attributes of its argument, and so would keep all first programs.
     return CompiledGraph(graph, example_inputs, settings, record).__call__
 
 
 def _why_plain(
     graph: GraphModule, tensors: Sequence[Tensor], settings: Options, needs_gradient: bool
 ) -> str | None:
-    """Returns why this backend has nothing to do for a graph; None if it has."""
+    """Returns the reason why this backend leaves a graph to Inductor; None if it does not."""
     mark = torch.ops.cudnn_autotune.mark_input
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     if not targets & {mark, mark.default, *COUNTERPARTS}:

@@ -1,4 +1,4 @@
-"""The operators' fake kernels, for ``torch.compile``. Shapes and strides are those of the kernels
+"""The operators' fake kernels, for ``torch.compile``. Shapes and strides are as in the kernels
 (csrc/conv/conv_cuda.cpp)."""
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def _check_operands(a: Tensor, b: Tensor) -> None:
 
 
 def _empty(size: Sequence[int], a: Tensor, b: Tensor, has_height_1: bool) -> Tensor:
-    """A result of operands ``a`` and ``b``, channels_last as images of height 1 or as they are."""
+    """Returns a result of operands ``a`` and ``b``, channels_last as images of height 1 or as they
+    are."""
     if not has_height_1:
         memory_format = conv_memory_format(a, b)
         return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=memory_format)
@@ -57,7 +58,7 @@ def _(
     if pads:  # PyTorch pads so for padding="same"
         rest = [after - before for before, after in zip(padding[:n], padding[n:], strict=True)]
         padded = F.pad(input, [size for one in reversed(rest) for size in (0, one)])
-    # PyTorch's operator refuses what does not fit.
+    # PyTorch's operator refuses unfit arguments.
     output = torch.ops.aten.convolution(
         padded, weight, bias, stride, padding[:n], dilation, False, [0] * n, groups
     )
@@ -102,7 +103,7 @@ def _(
                 f"{list(slope.shape)} and {slope.dtype}"
             ),
         )
-    # Elementwise operators of ATen's keep the layout of what they are given.
+    # Elementwise operators of ATen's keep the layout of their operands.
     return convolved
 
 
@@ -164,7 +165,7 @@ def _(
     return _empty(output.shape, input, weight, has_height_1)
 
 
-# The sizes of a gradient are given. What does not fit them is refused by the kernels.
+# The sizes of a gradient are given. The kernels refuse operands that do not fit.
 
 
 @torch.library.register_fake("cudnn_autotune::conv_dgrad")

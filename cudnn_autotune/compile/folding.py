@@ -1,10 +1,11 @@
-"""Folds what scales and shifts the channels of a convolution's output into its weight and bias.
+"""The folding of operators that scale and shift the channels of a convolution's output into its
+weight and bias.
 
-A batch norm in eval mode does that, and so do a layer scale and torchvision's FrozenBatchNorm2d. In
-a functional graph of ATen operators they are additions, subtractions, multiplications and divisions
-by one number for each channel, or for all of them. The program computes the folded weights at each
-call, of what the parameters and buffers are then, so they are never stale. One operator,
-``fold_weights``, does that for all of them.
+Such are a batch norm in eval mode, a layer scale and torchvision's FrozenBatchNorm2d. In a
+functional graph of ATen operators they are additions, subtractions, multiplications and divisions
+by one number for each channel, or for all. The program computes the folded weights at each call
+from the current parameters and buffers, so they are never stale. One operator, ``fold_weights``,
+computes them all.
 """
 
 from __future__ import annotations
@@ -49,24 +50,24 @@ _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     _aten.sqrt.default: lambda x: x ** Rational(1, 2),
     _aten.rsqrt.default: lambda x: x ** Rational(-1, 2),
 }
-# A constant beyond these could take a weight or a bias out of float16's range.
+# Constants beyond these limits could take a weight or a bias out of float16's range.
 _LEAST_FACTOR, _MOST_NUMBER = 2.0**-10, 2.0**10
 
 
 @dataclass(frozen=True)
 class Folding:
-    """A convolution with a folded weight and bias, which stands beside what it replaces."""
+    """A convolution with a folded weight and bias, beside the nodes that it replaces."""
 
     convolution: Node
     """Convolution with the folded weight and bias."""
     result: Node
-    """Convolution, or its conversion to the dtype of what it replaces."""
+    """Convolution, or its conversion to the replaced nodes' dtype."""
     original: tuple[Node, ...]
-    """Convolution that is set aside, and the nodes after it that were folded, in order."""
+    """The original convolution, and the folded nodes after it, in order."""
     computed: tuple[Node, ...]
     """Nodes that compute the folded weight and bias, in order."""
     operator: Node | None
-    """Call of ``fold_weights`` among ``computed``; None if the weight stays what it is."""
+    """Call of ``fold_weights`` among ``computed``; None if the weight does not change."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,21 @@ class _Chain:
     """A convolution, and the nodes after it that scale and shift its channels."""
 
     nodes: tuple[Node, ...]
-    """Convolution, and those after it."""
+    """The convolution, and the nodes after it."""
     steps: tuple[tuple[Any, Node | float], ...]
-    """Operator and its other operand, for each that scales or shifts."""
+    """Operator and its other operand, for each step that scales or shifts."""
 
 
 def fold(graph: Graph, weights: Iterable[Node]) -> list[Folding]:
-    """Folds what follows convolutions into their weights and biases, wherever it can.
+    """Folds the operators behind convolutions into their weights and biases where possible.
 
-    The arithmetic is that of ``torch.nn.utils.fusion.fuse_conv_bn_weights``, in float32 (float64
-    for float64), and is rounded once. :func:`settle` has to be called afterwards.
+    The arithmetic is as in ``torch.nn.utils.fusion.fuse_conv_bn_weights``, in float32 (float64 for
+    float64), and rounded once. :func:`settle` has to be called afterwards.
 
     Args:
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
-        weights: the placeholders that hold the model's parameters and buffers. Only what is
-            computed of these alone is folded.
+        weights: the placeholders of the model's parameters and buffers. Only values computed from
+            these alone are folded.
     """
     fixed = _computed_of(graph, weights)
     convolutions = graph.find_nodes(op="call_function", target=_convolution)
@@ -104,10 +105,11 @@ def fold(graph: Graph, weights: Iterable[Node]) -> list[Folding]:
 
 
 def settle(graph: Graph, foldings: Sequence[Folding]) -> None:
-    """Takes back the foldings whose convolution was not fused, and removes what the others replace.
+    """Takes back the foldings of unfused convolutions, and removes the nodes that the others
+    replace.
 
-    A compiler computes a batch norm in the kernel after an unfused convolution for nothing. The
-    weights that stay folded are computed by one operator.
+    A compiler computes a batch norm in the kernel after an unfused convolution at no cost. One
+    operator computes the weights that stay folded.
     """
     left = set(graph.nodes)
     kept = [folding for folding in foldings if folding.convolution not in left]
@@ -134,11 +136,11 @@ def settle(graph: Graph, foldings: Sequence[Folding]) -> None:
 
 
 def _set_aside(*_: object) -> None:
-    """Stands for the original convolution until it is settled, so that nothing else takes it."""
+    """Replaces the original convolution until it is settled, so that no other pass takes it."""
 
 
 def _computed_of(graph: Graph, weights: Iterable[Node]) -> set[Node]:
-    """Returns the nodes whose values depend on nothing but ``weights``."""
+    """Returns the nodes whose values depend only on ``weights``."""
     fixed = set(weights)
     for node in graph.nodes:
         if _is_pure(node) and all(arg in fixed for arg in node.all_input_nodes):
@@ -147,7 +149,7 @@ def _computed_of(graph: Graph, weights: Iterable[Node]) -> set[Node]:
 
 
 def _is_pure(node: Node) -> bool:
-    """Returns whether it makes no difference where in the graph a node is."""
+    """Returns whether a node's place in the graph makes no difference."""
     target: Any = node.target
     if target in (fold_weights, operator.getitem):
         return True
@@ -180,8 +182,8 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
         nodes.append(user)
         if steps and user.meta["val"].dtype == output.dtype:
             found = _Chain(tuple(nodes), tuple(steps))
-    # Some versions of Inductor leave out that a result is rounded to 16 bits before what is
-    # computed in float32, such as an activation.
+    # Some versions of Inductor omit the rounding of a result to 16 bits before computations in
+    # float32, such as an activation.
     is_longer = len(steps) > (0 if found is None else len(found.steps))
     last = nodes[-1]
     if is_longer and last.meta["val"].dtype == torch.float32 and _is_rounded(last, output.dtype):
@@ -190,8 +192,7 @@ def _chain(convolution: Node, fixed: Collection[Node]) -> _Chain | None:
 
 
 def _is_rounded(node: Node, dtype: torch.dtype) -> bool:
-    """Returns whether whatever is computed of a value is pointwise until it is rounded to a
-    dtype."""
+    """Returns whether all computations from a value are pointwise until a rounding to a dtype."""
     left, seen = [node], {node}
     while left:
         users = left.pop().users
@@ -212,7 +213,7 @@ def _channelwise_operand(
     user: Node, value: Node, output: Tensor, fixed: Collection[Node]
 ) -> Node | float | None:
     """Returns the operand, a number or one of ``fixed``, that scales or shifts the channels of a
-    value; None if there is none."""
+    value; None if none does."""
     if user.target not in (_add, _sub, _mul, _div) or user.kwargs:
         return None
     one, other = user.args
@@ -237,7 +238,7 @@ def _channelwise_operand(
 
 
 def _hoist(graph: Graph, needed: Iterable[Node], before: Node) -> None:
-    """Moves nodes, and those that they are computed of, before a node that they do not need."""
+    """Moves nodes, and their operands' nodes, before a node that they do not need."""
     moved: set[Node] = set()
     left = list(needed)
     while left:
@@ -256,7 +257,7 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
     """Puts a convolution with a folded weight and bias beside a chain.
 
     Args:
-        before: the node before which these are computed.
+        before: the node behind the new ones.
     """
     original = chain.nodes[0]
     output: Tensor = original.meta["val"]
@@ -324,7 +325,7 @@ def _folded(graph: Graph, chain: _Chain, before: Node) -> Folding:
 
 @dataclass(frozen=True)
 class _Given:
-    """Operands that ``fold_weights`` computes a weight and a bias of."""
+    """Operands of ``fold_weights`` for a weight and a bias."""
 
     vectors: dict[int, Node]
     """Vectors by their bits, in the order of these."""
@@ -340,8 +341,8 @@ class _Given:
 
 
 def _unrounded(node: Any, dtype: torch.dtype) -> Any:
-    """Returns a tensor before it was rounded from a dtype, as autocast rounds a weight, which is to
-    be rounded once, when it is folded."""
+    """Returns a tensor before its rounding from a dtype, as of a weight under autocast. A folded
+    weight is rounded only once."""
     is_rounded = node.target is _convert and node.meta["val"].dtype in DTYPES
     if is_rounded and node.args[0].meta["val"].dtype == dtype:
         return node.args[0]
@@ -349,10 +350,10 @@ def _unrounded(node: Any, dtype: torch.dtype) -> Any:
 
 
 def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | None:
-    """Returns the vectors of what a chain computes, if it is
-    ``(y + bias - mean) * scale / sqrt(variance + eps) + shift`` in any spelling; else None.
+    """Returns the vectors of a chain's computation, if it is ``(y + bias - mean) * scale /
+    sqrt(variance + eps) + shift`` in any spelling; else None.
 
-    A vector that occurs twice could cancel out, which it does not where it is zero or infinite.
+    A vector that occurs twice could cancel out, but not where it is zero or infinite.
     """
     leaves: dict[Expr, Node] = {}
     read: list[Expr] = []
@@ -434,12 +435,12 @@ def _scale_and_shift(
     wide: Callable[[Any], Node],
     channels: int,
 ) -> dict[int, Node]:
-    """Puts nodes into the graph that compute the scale and the shift of a chain, where there are,
-    and returns them by their bits.
+    """Adds nodes to the graph that compute the scale and the shift of a chain, if any, and returns
+    them by their bits.
 
     Args:
         call: makes a node of a target and its arguments.
-        wide: returns a node's value as a vector in the dtype to compute in.
+        wide: returns a node's value as a vector in the dtype of the computation.
         channels: the length of these vectors.
     """
     scale = None
@@ -469,7 +470,7 @@ def _scale_and_shift(
 
 
 def _fold_together(graph: Graph, calls: Sequence[Node]) -> None:
-    """Replaces calls of ``fold_weights`` by one, before which their operands are."""
+    """Replaces calls of ``fold_weights`` by one, behind all their operands."""
     of_each: list[Any] = [call.args[:4] for call in calls]
     operands = [[*itertools.chain(*column)] for column in zip(*of_each, strict=True)]
     together = graph.call_function(fold_weights, (*operands, *calls[0].args[4:]))

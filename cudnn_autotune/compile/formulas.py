@@ -1,20 +1,20 @@
-"""Formulas from which a compiler makes fewer passes over tensors in channels_last.
+"""Formulas that need fewer passes over tensors in channels_last after compilation.
 
-Inductor takes the statistics of a group norm from ``x.view(N, groups, -1)``. Where the channels of
-a place are neighbours in memory, a group lies in small pieces, and the kernel reads these one by
-one, or a copy of the tensor. Here each channel has its own mean and variance, and those of a group
-follow from them: the tensor is read twice and written once, in the order in which it lies.
+Inductor takes the statistics of a group norm from ``x.view(N, groups, -1)``. If the channels of a
+place are neighbours in memory, a group lies in small pieces. The kernel reads these one by one, or
+a copy of the tensor. Here each channel has its own mean and variance, and a group's follow from
+them. The tensor is read twice and written once, in its order in memory.
 
-Results share no memory with an input, and have the strides that PyTorch gives on a GPU, because a
-reshape behind them, and what is written into that, depend on strides. It costs nothing where a
-compiler chooses the layout: Inductor takes the memory format of a copy as no more than a wish.
+Results share no memory with an input, and have PyTorch's strides on a GPU: a reshape behind them,
+and writes into that, depend on strides. This has no cost if a compiler chooses the layout: for
+Inductor a copy's memory format is only a wish.
 
-The nearest neighbours of an upsampled place are looked up by Inductor in a table. It does not see
-in which order that reads, and writes volumes in the order of contiguous ones, in float32. Here they
-are a view.
+Inductor looks up the nearest neighbours of an upsampled place in a table. It does not see the order
+of these reads, and writes volumes in the order of contiguous ones, in float32. Here they are a
+view.
 
-Images that have filters of their own are convolved one by one. As the groups of one convolution
-they would be woven into each other, pixel by pixel.
+Images with filters of their own are convolved one by one. As the groups of one convolution they
+would be interleaved pixel by pixel.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Computes :func:`torch.nn.functional.group_norm`: by channels where that takes fewer passes,
-    and with its errors.
+    """Computes :func:`torch.nn.functional.group_norm`, by channels if that takes fewer passes;
+    raises as that function.
 
     Args:
         input: (N, C, *spatial).
         num_groups: a divisor of C.
         weight, bias: (C,), or None.
-        eps: what is added to a variance.
+        eps: the number added to a variance.
     """
     if _suits(input, num_groups, weight, bias):
         memory_format = torch.contiguous_format
@@ -67,13 +67,14 @@ def group_norm(
 def _by_channels(
     input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Computes a group norm in float32 by the statistics of channels, and rounds it once, in the
-    layout of the input."""
+    """Computes a group norm in float32 by the statistics of channels, rounded once, in the layout
+    of the input."""
     images, channels = input.shape[:2]
     wide = input.float()
     var, mean = torch.var_mean(wide, [*range(2, input.dim())], correction=0)
     if num_groups < channels:
-        # The variance of a group is the mean of those of its channels, and that of their means.
+        # The variance of a group is the mean of its channels' variances, plus the variance of their
+        # means.
         of_groups = (images, num_groups, channels // num_groups)
         between, mean = torch.var_mean(mean.view(of_groups), -1, correction=0, keepdim=True)
         var = var.view(of_groups).mean(-1, keepdim=True) + between
@@ -90,8 +91,9 @@ def _by_channels(
 
 
 def _in_memory(x: Tensor) -> Tensor:
-    """Returns a small tensor that a compiler computes once, and not for each place that reads it:
-    what reads many tensors is not computed together with an activation and a padding behind it."""
+    """Returns a small tensor that a compiler computes once, and not for each place that reads it. A
+    kernel that reads many tensors is not computed together with an activation and a padding behind
+    it."""
     return x.as_strided(x.shape, x.stride())
 
 
@@ -105,8 +107,8 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Computes :func:`torch.nn.functional.instance_norm`: without running statistics as a group
-    norm whose groups are channels.
+    """Computes :func:`torch.nn.functional.instance_norm`; without running statistics as a group
+    norm with channels as groups.
 
     Args:
         input: (N, C, *spatial).
@@ -130,8 +132,8 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """Computes :func:`torch.nn.functional.interpolate`: nearest neighbours as a view where each
-    length grows by a factor of 1 to 16 that is a power of two.
+    """Computes :func:`torch.nn.functional.interpolate`; nearest neighbours as a view if each length
+    grows by 1, 2, 4, 8 or 16.
 
     Args:
         input: (N, C, *spatial).
@@ -203,11 +205,11 @@ FORMULAS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     F.instance_norm: instance_norm,
     F.interpolate: interpolate,
 }
-"""The functions of PyTorch's, each with the one that computes the same by another formula."""
+"""PyTorch's functions -> functions that compute the same by another formula."""
 
 
 def _suits(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Returns whether nothing about a norm is odd, and its groups are large."""
+    """Returns whether a norm is an ordinary one with large groups."""
     if not all(isinstance(size, int) for size in input.shape):
         return False
     if input.dim() < 3 or input.dtype not in _DTYPES or num_groups <= 0:

@@ -1,7 +1,7 @@
-"""Makes weights of a graph of Dynamo constants, and tells when they are no longer what they were.
+"""Weights of a graph of Dynamo as constants, and the detection of their changes.
 
-Dynamo hands the weights to the graph at each call, so a program that has them as constants looks
-first whether the same ones are given, and whether something was written into them.
+Dynamo hands the weights to the graph at each call. A program with constant weights first checks
+that the same ones are given, without writes into them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _version = operator.attrgetter("_version")
 
 
 class FrozenWeights:
-    """The weights among the inputs of a graph, as they were when they became constants.
+    """The weights among the inputs of a graph, in their state when they became constants.
 
     Args:
-        positions: those of the weights among the inputs.
+        positions: the weights' positions among the inputs.
         inputs: all inputs.
     """
 
@@ -33,10 +33,10 @@ class FrozenWeights:
         self._addresses = list(map(Tensor.data_ptr, self._pick))
 
     def are_those_of(self, inputs: Sequence[Any]) -> bool:
-        """Returns whether the same weights are given, and nothing was written into them since.
+        """Returns whether the same weights are given, without a write into them since.
 
-        A write that PyTorch itself does not count is not seen: one through ``.data``, or by a CUDA
-        kernel that PyTorch does not know of.
+        Writes that PyTorch itself does not count are not seen: through ``.data``, or by a CUDA
+        kernel unknown to PyTorch.
         """
         given = [inputs[i] for i in self._positions]
         return (
@@ -48,7 +48,7 @@ class FrozenWeights:
 
 def weights_of(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
     """Returns the positions, among the inputs of a graph, of parameters and buffers of modules that
-    can be watched. An input that Dynamo made symbolic sizes for is none."""
+    can be watched. Inputs with symbolic sizes are left out."""
     positions = []
     placeholders = graph.graph.find_nodes(op="placeholder")
     for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
@@ -63,7 +63,7 @@ def weights_of(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
 def with_constants(
     graph: GraphModule, inputs: Sequence[Any], positions: Sequence[int]
 ) -> GraphModule:
-    """Returns a copy of a graph with the inputs at ``positions`` as attributes, which are the given
+    """Returns a copy of a graph with the inputs at ``positions`` as attributes with the given
     tensors."""
     frozen = copied(graph)
     placeholders: list[Node] = frozen.graph.find_nodes(op="placeholder")

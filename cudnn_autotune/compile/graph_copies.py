@@ -1,4 +1,4 @@
-"""Copies a graph of Dynamo, and replaces PyTorch's functions in the copy by this package's."""
+"""Copies of a graph of Dynamo, in which this package's functions replace PyTorch's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_our_convolutions(
 
 
 def use_formulas(graph: GraphModule) -> None:
-    """Lets norms and upsampling in a graph of Dynamo be computed as suits channels_last."""
+    """Replaces norms and upsampling in a graph of Dynamo by formulas for channels_last."""
     for target, formula in FORMULAS.items():
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.target = formula

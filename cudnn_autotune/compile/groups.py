@@ -1,5 +1,5 @@
-"""Finds groups of a convolution, residual addition and activation in a functional graph of ATen
-operators, as Inductor has it, and makes each one call of ``cudnn_autotune::conv_fused``.
+"""Groups of a convolution, residual addition and activation in a functional graph of ATen
+operators, as Inductor has it. Each becomes one call of ``cudnn_autotune::conv_fused``.
 
 The engines of that operator are searched like those of any convolution.
 """
@@ -22,8 +22,8 @@ from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem, a
 _aten = torch.ops.aten
 _convolution = _aten.convolution.default
 
-# Operators besides the pointwise ones that Inductor computes in the kernel of what they read. By
-# name, because some exist only when Inductor is imported.
+# Operators that Inductor computes in the kernel of their operands, besides the pointwise ones. They
+# are named, because some exist only when Inductor is imported.
 _READ_IN_PLACE = (
     "aten.cat.default",  # its parts are computed into it, or copied
     "aten.mean.dim",
@@ -39,7 +39,7 @@ _READ_IN_PLACE = (
 
 @dataclass(frozen=True)
 class GroupReport:
-    """A convolution of a graph, and whether it was fused with what follows it."""
+    """A convolution of a graph, and whether it was fused with following nodes."""
 
     text: str
     """Computation in words: ``conv + bias + relu``."""
@@ -47,9 +47,9 @@ class GroupReport:
     is_fused: bool
     reason: str
     fused_ms: float | None = None
-    """Milliseconds of a call that computes it at once; None if that was not measured."""
+    """Milliseconds of one call for all; None if not measured."""
     several_ms: float | None = None
-    """Milliseconds of the convolution by itself and of a kernel for what follows it."""
+    """Milliseconds of the convolution by itself and of a kernel for the following nodes."""
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.output_shape))
@@ -70,12 +70,12 @@ class Group:
     slope: Node | None = None
     """Node of PReLU's slopes, one for each channel; None for other activations."""
     is_stored: bool = False
-    """Whether its value has to be written to memory, even where a compiler makes one kernel of
-    pointwise operators: something else than those reads it."""
+    """Whether its value has to be written to memory, because other than pointwise operators read
+    it. A compiler makes one kernel of these."""
     channels_last: bool = False
-    """Whether the graph will run in channels_last, also if the strides in it are others."""
+    """Whether the graph will run in channels_last, even if it has other strides."""
     obstacle: str | None = None
-    """Reason why ``conv_fused`` does not take the convolution, which is a group by itself then;
+    """Reason why ``conv_fused`` does not take the convolution, which is then a group by itself;
     None if it does."""
 
     @property
@@ -137,14 +137,14 @@ class Group:
         return bool(self.convolution.args[6])
 
     def problem(self) -> ConvProblem:
-        """Returns the group as a problem, with the flags of PyTorch's defaults: a 1-d one in
-        channels_last as one of images of height 1, and a transposed convolution, to which a bias is
-        added later, as a gradient of the input.
+        """Returns the group as a problem, with PyTorch's default flags. A 1-d one in channels_last
+        has images of height 1. A transposed convolution is a gradient of the input; its bias is
+        added later.
 
-        Sizes that are symbolic are taken by their hints, which are those of the first call.
+        Symbolic sizes have their values of the first call.
 
         Raises:
-            ValueError: cuDNN does not count as far as these sizes, or one depends on data.
+            ValueError: a size is too large for cuDNN, or depends on data.
         """
         x, w = self.input.meta["val"], self.weight.meta["val"]
         stride, padding, dilation, groups = self.geometry
@@ -173,7 +173,7 @@ class Group:
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """Returns a size, or what a symbolic one is at the first call.
+    """Returns a size; of a symbolic one its value at the first call.
 
     Raises:
         ValueError: the size depends on data.
@@ -191,17 +191,16 @@ def _hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
 def find_groups(
     graph: Graph, decompositions: Decompositions, *, channels_last: bool = False
 ) -> list[Group]:
-    """Finds the groups of a functional graph: one for each convolution, in the graph's order. No
-    node is in two of them.
+    """Finds the groups of a functional graph: one for each convolution, in the graph's order.
+    Groups have no common nodes.
 
     An addition of the outputs of two convolutions goes to the one that comes later in the graph,
     with the other as its residual.
 
     Args:
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
-        decompositions: those that the graph was traced with.
-        channels_last: whether the graph will run in channels_last, also if the strides in it are
-            others.
+        decompositions: the decompositions of the graph's trace.
+        channels_last: whether the graph will run in channels_last, even if it has other strides.
     """
     activations = find_activations(graph, decompositions)
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -236,7 +235,7 @@ def find_groups(
 
 
 def reads_in_place(user: Node) -> bool:
-    """Returns whether Inductor computes a node in the kernel of what it reads."""
+    """Returns whether Inductor computes a node in the kernel of its operands."""
     operator = user.target
     return isinstance(operator, torch._ops.OpOverload) and (
         torch.Tag.pointwise in operator.tags or str(operator) in _READ_IN_PLACE
@@ -244,7 +243,7 @@ def reads_in_place(user: Node) -> bool:
 
 
 def _obstacle(convolution: Node) -> str | None:
-    """Returns why ``conv_fused`` does not take a convolution; None if it does."""
+    """Returns the reason why ``conv_fused`` does not take a convolution; None if it does."""
     x, w, b, _, _, _, transposed, _, _ = convolution.args
     values = [node.meta["val"] for node in (x, w, b) if isinstance(node, Node)]
     if transposed:
@@ -260,7 +259,7 @@ def _obstacle(convolution: Node) -> str | None:
 
 
 def _residual_addition(convolution: Node) -> tuple[Node, Node] | None:
-    """Returns the addition that is the only use of a convolution's output, and its other operand,
+    """Returns the addition that is the only user of a convolution's output, and its other operand,
     if that is a tensor of the same shape and dtype."""
     if len(convolution.users) != 1:
         return None
@@ -290,7 +289,7 @@ def is_same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _only_use(tail: Node, found: Sequence[Match], claimed: set[Node]) -> Match | None:
-    """Returns the activation that is all that uses the value of ``tail``, in its dtype."""
+    """Returns the activation that is the only user of ``tail``, in its dtype."""
     dtype = tail.meta["val"].dtype
     for one in found:
         is_only = set(tail.users) <= one.nodes and not one.nodes & claimed
@@ -303,11 +302,11 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
     """Replaces the nodes of each group by one call of ``conv_fused``.
 
     Args:
-        groups: some of those found in the graph, in its order. They do not hold afterwards.
+        groups: groups found in the graph, in its order. They are invalid afterwards.
     """
     fused_of: dict[Node | None, Node] = {}
-    # From the last one: an output may be an operand of a later call, which is updated then. It may
-    # also be the residual or the slopes of a convolution before it.
+    # The last one comes first: an output may be an operand of a later call, which is updated then.
+    # It may also be the residual or the slopes of a convolution before it.
     for group in reversed(groups):
         residual, slope = (fused_of.get(node, node) for node in (group.residual, group.slope))
         operands = (group.input, group.weight, group.bias, residual)
@@ -328,7 +327,7 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
 
 
 def _flat(graph: Graph, node: Node) -> Node:
-    """Returns a node of one dimension with the numbers of another one."""
+    """Returns another node flattened to one dimension."""
     if node.target is _aten.view.default and node.args[0].meta["val"].dim() == 1:  # type: ignore[union-attr]
         return node.args[0]  # type: ignore[return-value]
     flat = graph.call_function(_aten.reshape.default, (node, [-1]))

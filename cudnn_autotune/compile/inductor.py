@@ -1,32 +1,32 @@
-"""Lowers marked convolutions to this package's operators in Inductor, for ``torch.compile``.
+"""Lowerings of marked convolutions to this package's operators in Inductor, for ``torch.compile``.
 
 Inductor counts ``aten.convolution`` when it decides whether a graph runs in channels_last, and it
-folds batch norms into nothing else. So a call that is served stays PyTorch's operator, with a
-marked input (``functional.marked``):
+folds batch norms only into these. So a served call stays PyTorch's operator, with a marked input
+(``functional.marked``):
 
     aten.convolution(mark_input(input, sampling, workspace_limit), weight, ...)
 
-The marker computes nothing. It carries the call's policy through Inductor's passes, and it makes
-the graph, and with it the key of Inductor's caches, another than that of PyTorch's own layer. When
-the layout is settled and ``aten.convolution`` is lowered, one whose input is marked becomes
-``conv_fprop`` or ``conv_transpose``; under ``max-autotune`` it is one choice beside Inductor's
+The marker has no computation. It carries the call's policy through Inductor's passes, and it
+distinguishes the graph, and so the key of Inductor's caches, from PyTorch's own layer. When the
+layout is settled and ``aten.convolution`` is lowered, a call with a marked input becomes
+``conv_fprop`` or ``conv_transpose``. Under ``max-autotune`` it is one choice beside Inductor's
 templates.
 
-The output of a transposed convolution has a marker too. Without one Inductor would fold what
-follows into the weight, and it folds wrongly where there are as many input as output channels: it
-scales the input channels (torch 2.11).
+The output of a transposed convolution has a marker too. Without one Inductor would fold following
+operators into the weight. That is wrong for equal numbers of input and output channels: it scales
+the input channels (torch 2.11).
 
-Weights and biases with batch norms folded into them, and weights in another layout, are computed at
-each call by one operator for all, ``fold_weights`` of ``compile/weights/operators.py``.
+One operator, ``fold_weights`` of ``compile/weights/operators.py``, computes at each call all
+weights and biases with folded batch norms, and weights in another layout.
 
-Batch norms that the backend ``cudnn_autotune`` found are operators with a backward of their own.
-They compute in the layout of their input.
+Batch norms of the backend ``cudnn_autotune`` are operators with a backward of their own. They
+compute in the layout of their input.
 
 The backward of a marked convolution decomposes into this package's operators when the joint graph
 is traced, because Inductor decides by the forward. They take the input itself, so that the mark is
-not saved for the backward. Whatever computes their gradient writes it straight into the layout that
-they run in, once for both. (``aten.convolution_backward`` gets it in the order of strides that
-eager mode would have, and then copies it: 3 % of a training step of ConvNeXt.)
+not saved for the backward. Their gradient is written directly into their layout, once for both.
+(``aten.convolution_backward`` gets it in eager mode's order of strides, and then copies it: 3 % of
+a training step of ConvNeXt.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cudnn_autotune.engines.conv_layout import (
     is_image_of_height_1,
     is_wgrad_of_height_1,
 )
-from cudnn_autotune.norms import operators as operators  # it defines those of norms
+from cudnn_autotune.norms import operators as operators  # it defines the norms' operators
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ def _backward_of_marked(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Decomposes ``aten.convolution_backward`` of a marked input into this package's operators.
 
-    Returns NotImplemented where the input is not marked, and for an output padding of a stride or
-    more, which makes no gradient of a convolution.
+    Returns NotImplemented if the input is not marked, and for an output padding of a stride or
+    more, which is no gradient of a convolution.
     """
     if transposed and any(p >= s for p, s in zip(output_padding, stride, strict=True)):
         return NotImplemented
@@ -112,8 +112,8 @@ def _backward_of_marked(
 
 
 def _unmarked(tensor: Tensor) -> tuple[Tensor, tuple[str, int]] | None:
-    """Returns the tensor that a mark in the graph that is being traced was put on, and the policy;
-    None if the tensor is not marked."""
+    """Returns the original of a marked tensor, in the graph being traced, and the policy; None if
+    the tensor is not marked."""
     from torch.fx import Proxy
     from torch.fx.experimental import proxy_tensor
 
@@ -133,7 +133,7 @@ def _unmarked(tensor: Tensor) -> tuple[Tensor, tuple[str, int]] | None:
 
 
 class _MarkedConvolution:
-    """Takes the place of Inductor's ``ExternKernelChoice`` for ATen's convolution, and of its
+    """The replacement of Inductor's ``ExternKernelChoice`` for ATen's convolution, and of its
     ``conv_layout``."""
 
     def __init__(self, choices: dict[bool, Any], sampling: str, workspace_limit: int) -> None:
@@ -141,8 +141,8 @@ class _MarkedConvolution:
         self._policy = {"sampling": sampling, "workspace_limit": workspace_limit}
 
     def layout(self, input: Any, weight: Any, _: None, **kwargs: Any) -> Any:
-        """Returns the layout of the operator's result. ATen's may be another one, as in float64 on
-        a CPU."""
+        """Returns the layout of the operator's result. ATen's may differ, as in float64 on a
+        CPU."""
         import torch._inductor.ir
         from torch._inductor.virtualized import V
 
@@ -155,7 +155,7 @@ class _MarkedConvolution:
         return ir.FixedLayout(input.get_device_or_error(), input.get_dtype(), *sizes)
 
     def _geometry(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of the operator between the bias and the policy."""
+        """Returns the arguments of the operator between the bias and the policy."""
         names = ["stride", "padding", "dilation"]
         if kwargs["transposed"]:
             names.append("output_padding")
@@ -172,7 +172,7 @@ class _MarkedConvolution:
 
 
 def _stride_order(rank: int, memory_format: torch.memory_format) -> list[int]:
-    """The order of strides as Inductor writes it, in which the innermost dimension has 0."""
+    """Returns the order of strides in Inductor's form: the innermost dimension has 0."""
     if memory_format == torch.contiguous_format:
         return list(range(rank - 1, -1, -1))
     return [rank - 1, 0, *range(rank - 2, 0, -1)]
@@ -183,10 +183,10 @@ def _is_fprop_of_height_1(input: Tensor, weight: Tensor) -> bool:
 
 
 def _order_of(a: Tensor, b: Tensor, has_height_1: bool) -> list[int]:
-    """The order of strides that an operator computes in for operands ``a`` and ``b``.
+    """Returns an operator's order of strides for operands ``a`` and ``b``.
 
     Args:
-        has_height_1: whether they are those of a 1-d convolution, computed as images of height 1.
+        has_height_1: whether they are a 1-d convolution's, computed as images of height 1.
     """
     memory_format = torch.channels_last if has_height_1 else conv_memory_format(a, b)
     return _stride_order(a.dim(), memory_format)
@@ -215,7 +215,7 @@ def _register(conv: Any) -> None:
         for transposed, operator in ((False, _conv_fprop), (True, _conv_transpose))
     }
 
-    # For each graph the values that were laid out for one operator, and serve others.
+    # For each graph, the values laid out for one operator, which serve others.
     laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
     def in_order(argument: Any, value: Any, order: list[int]) -> Any:
@@ -230,14 +230,14 @@ def _register(conv: Any) -> None:
         input: Any = V.graph.current_node.args[0]
         is_autotuned = config.max_autotune or config.max_autotune_gemm
         if getattr(input, "target", None) is not _mark_input or (
-            # In that mode Inductor may choose after the graph is gone that a C++ call is made from.
+            # In that mode Inductor may choose after the graph of a C++ call is gone.
             V.graph.cpp_wrapper and is_autotuned
         ):
             return lower_aten(*args, **kwargs)
         weight: Any = V.graph.current_node.args[1]
         value = weight.meta["val"]
         if value.dim() == 3 and value.dtype != torch.float64 and is_channels_last_image(value):
-            # Without this a weight that is computed would be contiguous.
+            # Without this a computed weight would be contiguous.
             order = _stride_order(3, torch.channels_last)
             args = (args[0], in_order(weight, args[1], order), *args[2:])
         for choice in choices.values():
@@ -266,7 +266,7 @@ def _register(conv: Any) -> None:
     def lay_out_fused(
         node: Any, input: Any, weight: Any, bias: Any, residual: Any, *others: Any, **slope: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Puts the operands of a fused convolution into the layout that it runs in."""
+        """Puts the operands of a fused convolution into its layout."""
         values = [argument.meta["val"] for argument in node.args[:2]]
         order = _order_of(values[0], values[1], _is_fprop_of_height_1(*values))
         if V.graph.layout_opt and values[0].dim() == 4 and values[0].dtype != torch.float64:
@@ -281,7 +281,8 @@ def _register(conv: Any) -> None:
     def lay_out_into(
         node: Any, output: Any, *operands: Any, **slope: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Puts the operands of one that writes into a tensor into the layout of that."""
+        """Puts the operands of a convolution that writes into a tensor into that tensor's
+        layout."""
         order = _stride_order(4, torch.channels_last)
         laid_out = list(operands)
         for i in (0, 1, 3):  # input, weight and residual
@@ -290,7 +291,7 @@ def _register(conv: Any) -> None:
         return (output, *laid_out), slope
 
     def lay_out_weights(node: Any, weights: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
-        """Lets weights be folded into the layout that their convolutions run in."""
+        """Lets weights be folded into their convolutions' layout."""
         *rest, dtype, channels_last = others
         # Inductor's choice for aten.convolution
         of_2d = all(len(weight.get_size()) == 4 for weight in weights)
@@ -298,8 +299,8 @@ def _register(conv: Any) -> None:
         return (weights, *rest, dtype, channels_last), {}
 
     def lay_out_norm(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
-        """Puts the operands of a batch norm, or of its backward, that have the shape of its input
-        into the layout of that."""
+        """Puts the operands of a batch norm, or its backward, with the shape of its input into the
+        input's layout."""
         names = [argument.name for argument in node.target._schema.arguments]
         input = node.args[names.index("input")].meta["val"]
         memory_format = torch._prims_common.suggest_memory_format(input)
@@ -308,7 +309,7 @@ def _register(conv: Any) -> None:
         order = _stride_order(input.dim(), memory_format)
         laid_out = list(operands)
         for i, (name, value) in enumerate(zip(names, operands, strict=False)):
-            # A mask that is given for the output has a layout of its own.
+            # A mask instead of the output has a layout of its own.
             if value is not None and name in _NORM_OPERANDS and len(value.get_size()) == len(order):
                 laid_out[i] = in_order(node.args[i], value, order)
         return tuple(laid_out), {}

@@ -1,5 +1,5 @@
-"""Decides which groups of a graph are fused and which concatenations are written in place: as asked
-for, or by measuring both forms on the GPU."""
+"""The decisions on groups of a graph (fused or not) and concatenations (in place or not): by
+option, or by a measurement of both forms on the GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _fused_into = torch.ops.cudnn_autotune.conv_fused_into_.default
 
 
 RULE = 1
-"""The version of the rule of a verdict. Verdicts of another one on disk are measured again."""
+"""The version of the rule of a verdict. Verdicts of another version on disk are measured again."""
 
 
 class Verdict(NamedTuple):
@@ -51,7 +51,7 @@ class _Times:
 
 
 Judge = Callable[[Any], Verdict]
-"""Says whether to fuse a group, or to write a family of concatenations in place."""
+"""A function from a group or a family of concatenations to the decision on it."""
 
 
 def always(_: object) -> Verdict:
@@ -59,13 +59,13 @@ def always(_: object) -> Verdict:
 
 
 def never(reason: str) -> Judge:
-    """Returns a judge that fuses nothing, for a reason."""
+    """Returns a judge against every fusion, for a reason."""
     return lambda _: Verdict(False, reason)
 
 
 class Measured:
-    """Fuses groups and writes families in place where that is faster, on the GPU that they are on.
-    What is like another one is measured once, and kept on disk for the next process."""
+    """The judge that measures on the GPU whether fused groups and families in place are faster.
+    Equal ones are measured once, and kept on disk for the next process."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Verdict] = {}
@@ -75,8 +75,8 @@ class Measured:
         if isinstance(forms, str):
             return Verdict(False, forms)
         if self.known(forms) is None:
-            # While a graph is being compiled, calls on tensors may be recorded, and PyTorch takes
-            # its Python decompositions in place of its kernels.
+            # During a graph's compilation calls on tensors may be recorded, and PyTorch may use
+            # Python decompositions instead of its kernels.
             with (
                 _disable_current_modes(),
                 no_python_dispatcher(),
@@ -87,7 +87,7 @@ class Measured:
         return self._known[forms.key]
 
     def known(self, forms: _GroupForms | _FamilyForms) -> Verdict | None:
-        """Returns the verdict of this process, or of an earlier one, on forms like these."""
+        """Returns the verdict of this process, or of an earlier one, on equal forms."""
         if forms.key not in self._known:
             kept = verdicts.find_kept(forms.device.index, _name(forms), _Times)
             if kept is not None:
@@ -109,7 +109,7 @@ def _verdict(forms: _GroupForms | _FamilyForms, times: _Times, source: str = "")
 
 
 def _forms_of(change: Group | Family) -> _GroupForms | _FamilyForms | str:
-    """Returns the forms of a group or a family to measure, or why they cannot be measured."""
+    """Returns the forms of a group or a family to measure, or the reason why that is impossible."""
     if change.device.type != "cuda":
         return f"it is on the device {change.device}"
     try:
@@ -119,7 +119,7 @@ def _forms_of(change: Group | Family) -> _GroupForms | _FamilyForms | str:
 
 
 def _measured(forms: _GroupForms | _FamilyForms) -> Verdict:
-    """Times both forms, and is for ``fused`` where that is the faster one."""
+    """Times both forms; the verdict is for ``fused`` if that is the faster one."""
     try:
         # Autocast would make other problems of these.
         with (
@@ -138,7 +138,7 @@ def _measured(forms: _GroupForms | _FamilyForms) -> Verdict:
 class _GroupForms:
     """The two forms of a group: one call, and several kernels.
 
-    A compiler makes one kernel of all that follows a convolution, or none if the next kernel reads
+    A compiler makes one kernel of all nodes after a convolution, or none if the next kernel reads
     the convolution's output anyway.
     """
 
@@ -169,7 +169,7 @@ class _GroupForms:
         _, residual, _ = added_operands(self._problem, added)
         *geometry, _, sampling, workspace_limit = self._options
         y = _fprop(x, w, None, *geometry, sampling, workspace_limit)
-        # This reads and writes what a generated kernel would, at the speed of the memory.
+        # This reads and writes as a generated kernel would, at the speed of the memory.
         if self._group.is_stored and residual is not None:
             torch.add(y, residual, out=y)
         elif self._group.is_stored:
@@ -180,8 +180,8 @@ class _FamilyForms:
     """The two forms of a family's convolutions and copies: in place, and with concatenations.
 
     Inductor computes a concatenation that no convolution reads in the kernels that read it, up to a
-    number of parts, and else before them. A pass by ATen that does the same stands for these: it
-    reads and writes as many bytes.
+    number of parts, and else before them. Here a pass by ATen with the same reads and writes
+    replaces these.
     """
 
     kind, names = "family", ("in place", "with copies")
@@ -198,7 +198,8 @@ class _FamilyForms:
         ]
 
     def operands(self) -> Sequence[tuple[Tensor, dict[Node, Tensor]]]:
-        """Returns one set: the tensor of the family, and those of parts and operands by node."""
+        """Returns one set: the tensor of the family, and the parts' and operands' tensors by
+        node."""
         family = self._family
         operands = (node for one in family.convolutions for node in one.operands)
         nodes = {*family.parts, *(node for node in operands if node is not None)}
@@ -255,11 +256,11 @@ def _random(node: Node) -> Tensor:
 
 
 def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> list[GroupReport]:
-    """Fuses the groups of a graph that a judge is for. If it measures, the engines of the other
-    convolutions begin to be compiled, for the first call of the program.
+    """Fuses the groups of a graph that a judge decides to fuse. If it measures, the engines of the
+    other convolutions begin to be compiled, for the first call of the program.
 
     Returns:
-        What became of each group, in their order.
+        The report on each group, in their order.
     """
     pairs = [*zip(groups, _verdicts(groups, judge), strict=True)]
     if isinstance(judge, Measured):
@@ -271,8 +272,8 @@ def fuse_judged(graph: GraphModule, groups: Sequence[Group], judge: Judge) -> li
 
 
 def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
-    """Returns what the judge says of each group. If it measures them, the engines of all are
-    compiled side by side, and those whose engines are compiled are measured first."""
+    """Returns the judge's verdict on each group. If it measures them, the engines of all are
+    compiled side by side, and groups with compiled engines are measured first."""
     found = [Verdict(False, group.obstacle or "") for group in groups]
     searches: dict[int, Sequence[Search]] = {}
     for number, group in enumerate(groups):
@@ -289,8 +290,7 @@ def _verdicts(groups: Sequence[Group], judge: Judge) -> list[Verdict]:
 
 
 def _searches(forms: _GroupForms | _FamilyForms, judge: Judge) -> Sequence[Search]:
-    """Returns the searches that a judge waits for: those of both forms, or none where a verdict is
-    known."""
+    """Returns the searches of both forms, for which a judge waits; none if a verdict is known."""
     is_known = isinstance(judge, Measured) and judge.known(forms) is not None
     return () if is_known else forms.searches
 
@@ -302,7 +302,7 @@ def _alone(groups: Iterable[Group]) -> Iterator[Search]:
             continue  # it is PyTorch's own
         try:
             alone = replace(group.problem(), bias=False, residual=False, activation="")
-        except ValueError:  # the first call says what is wrong
+        except ValueError:  # the first call reports the fault
             continue
         yield _search(alone, group.device, *group.policy)
 
@@ -312,14 +312,14 @@ def _are_ready(searches: Sequence[Search]) -> bool:
 
 
 def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[ConcatenationReport]:
-    """Lets convolutions write into the concatenations of a graph that a judge is for.
+    """Lets convolutions write into the concatenations of a graph, if a judge decides so.
 
     Args:
         graph, channels_last: as of :func:`find_families`.
         judge: decides for each family.
 
     Returns:
-        What became of each family, in the graph's order.
+        The report on each family, in the graph's order.
     """
     families = find_families(graph, channels_last=channels_last)
     pairs = [(family, judge(family)) for family in families]
@@ -331,8 +331,8 @@ def write_in_place(graph: Graph, judge: Judge, *, channels_last: bool) -> list[C
 
 
 def gain(groups: Iterable[GroupReport]) -> float:
-    """Returns by how much longer a program takes for groups without any fusion, as a part of the
-    time that it takes with those that are fused; 0 if nothing was measured."""
+    """Returns the relative increase of a program's time for groups without any fusion, over its
+    time with the fused ones; 0 without measurements."""
     taken = without = 0.0
     for one in groups:
         if one.fused_ms is not None and one.several_ms is not None:
@@ -346,4 +346,4 @@ JUDGES: Mapping[str, Callable[[], Judge]] = {
     "always": lambda: always,
     "never": lambda: never("it was asked for"),
 }
-"""Makes the judge of a graph, by the option ``fuse``."""
+"""Functions that make the judge of a graph, by the option ``fuse``."""

@@ -1,4 +1,4 @@
-"""Puts a graph of Dynamo into another memory format, where that changes nothing but strides."""
+"""Copies of a graph of Dynamo in another memory format, if that changes only strides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cudnn_autotune.nn.counterparts import CONVOLUTIONS
 
 OTHER_LAYOUT = {"contiguous": "channels_last", "channels_last": "contiguous"}
 _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-# A convolution of fewer channels a group has engines for contiguous tensors that transpose nothing.
+# A convolution of fewer channels a group has engines for contiguous tensors without transpositions.
 _FEW_CHANNELS = 16
 _HALF_TYPES = {torch.float16, torch.bfloat16}
 _GROUPS = 6  # the position of ``groups`` among the arguments of every convolution
@@ -41,11 +41,11 @@ _BY_STRIDES = {
 
 
 def favours_channels_last(graph: GraphModule) -> bool:
-    """Returns whether a graph of Dynamo whose layout Inductor leaves as it is, since it has no 2-d
-    convolutions or has grouped ones, is likely to be faster in channels_last.
+    """Returns whether a graph of Dynamo is likely to be faster in channels_last, if Inductor keeps
+    its layout. It does so without 2-d convolutions, or with grouped ones.
 
-    Engines for half types compute in it, and those that take contiguous tensors transpose them
-    before and after, but for depthwise convolutions and few channels.
+    Engines for half types compute in channels_last. Except for depthwise convolutions and few
+    channels, they transpose contiguous tensors before and after.
     """
     work = {True: 0.0, False: 0.0}
     has_2d = has_groups = False
@@ -72,20 +72,19 @@ def favours_channels_last(graph: GraphModule) -> bool:
 def in_layout(
     graph: GraphModule, memory_format: str, *, with_constants: bool = False
 ) -> GraphModule:
-    """Returns a copy of a graph whose weights of convolutions, and inputs of as many dimensions if
-    these are 4 or 5, are copied into a layout first. Its outputs have the strides that those of the
-    given graph have.
+    """Returns a copy of a graph that first copies weights of convolutions into a layout, and inputs
+    with the same number of dimensions if that is 4 or 5. Its outputs have the given graph's
+    strides.
 
     Args:
         memory_format: ``"contiguous"`` or ``"channels_last"``.
-        with_constants: whether weights become constants, so that Inductor copies each just once.
+        with_constants: whether weights become constants, so that Inductor copies each only once.
 
     Raises:
-        ValueError: an output of the graph shares memory with an input or another output, or its
-            strides are not known ahead; a call in it writes into what would be copied, or into
-            memory that other tensors share in one layout only, or may read memory by strides; a
-            tensor wraps others.
-        Exception: whatever a call raises that another layout does not suit.
+        ValueError: an output of the graph shares memory with an input or another output, or has
+            unknown strides; a call writes into a tensor to copy, or into memory that other tensors
+            share in one layout only; a call may read memory by strides; a tensor wraps others.
+        Exception: an error of a call that does not allow another layout.
     """
     if _reads_by_strides(graph):
         raise ValueError("one of its operators may read memory by strides")
@@ -137,13 +136,14 @@ def in_layout(
 
 
 def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node, Node]) -> None:
-    """Raises ValueError if layouts decide which values of a graph of Dynamo share memory that is
-    written into or returned, as where a reshape is a view in one of them and a copy in the other.
+    """Raises ValueError if the layout decides which values of a graph of Dynamo share memory that
+    is written into or returned. For example, a reshape is a view in one layout and a copy in the
+    other.
 
     Args:
         given: the graph.
-        graph: a copy of it that is laid out.
-        laid_out: the node of the copy for each of the graph.
+        graph: a copy of it in another layout.
+        laid_out: the graph's node -> the copy's node.
     """
     found = storages_when_run(graph)
     taken = {one for node in graph.graph.find_nodes(op="placeholder") for one in found[node]}
@@ -165,8 +165,8 @@ def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node
 
 
 def _reads_by_strides(graph: GraphModule) -> bool:
-    """Returns whether a call in a graph of Dynamo may read memory by the strides that its operands
-    have in PyTorch, as an operator of somebody else's may."""
+    """Returns whether a call in a graph of Dynamo may read memory by its operands' strides in
+    PyTorch, as a foreign operator may."""
     targets = [node.target for node in all_nodes(graph) if node.op.startswith("call")]
     names = {str(getattr(target, "__name__", target)).partition(".")[0] for target in targets}
     return bool(names & _BY_STRIDES or namespaces_of(graph) - LOCAL)
@@ -184,8 +184,8 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
 
 
 def _repeated(weights: Iterable[Node]) -> list[Node]:
-    """Returns the inputs of a graph whose filters larger weights of convolutions repeat: StyleGAN2
-    scales the same ones for each image, and so reads them many times."""
+    """Returns the inputs of a graph whose filters are repeated in larger weights of convolutions:
+    StyleGAN2 scales the same filters for each image, and so reads them many times."""
     found = []
     for weight in weights:
         shape = weight.meta["example_value"].shape
@@ -211,10 +211,10 @@ def _lay_out_weights(
     lay_out: Callable[[Sequence[Tensor], str], list[Tensor]],
     memory_format: str,
 ) -> None:
-    """Puts weights of convolutions into a layout, which the convolutions compute in.
+    """Puts weights of convolutions into the convolutions' layout.
 
-    The inputs of the graph among them are laid out by one call of ``lay_out`` for each dtype. A
-    weight that the graph computes is laid out by itself, so that Inductor writes it so at once.
+    One call of ``lay_out`` for each dtype lays out the graph's inputs among them. A weight that the
+    graph computes is laid out by itself, so that Inductor writes it in this layout.
 
     Args:
         readers: the nodes that read each weight so.
@@ -237,7 +237,7 @@ def _lay_out_weights(
                     reader.replace_input_with(weight, copy)
 
 
-# Inductor traces what these do with the tensors that it has for their inputs.
+# Inductor traces these functions with its tensors for their inputs.
 
 
 def _laid_out(x: Tensor, memory_format: str) -> Tensor:
@@ -245,13 +245,14 @@ def _laid_out(x: Tensor, memory_format: str) -> Tensor:
 
 
 def _each_laid_out(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
-    """Weights of convolutions in a layout, 1-d ones as images of height 1, each for itself."""
+    """Returns weights of convolutions in a layout, 1-d ones as images of height 1, each for
+    itself."""
     return [_laid_out(weight, memory_format) for weight in weights]
 
 
 def _laid_out_together(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
-    """Weights of convolutions in a layout, 1-d ones as images of height 1. One operator copies
-    those whose elements move."""
+    """Returns weights of convolutions in a layout, 1-d ones as images of height 1. One operator
+    copies all weights whose elements move."""
     is_last = memory_format == "channels_last"
     found: dict[int, Tensor] = {}
     for i, weight in enumerate(weights):

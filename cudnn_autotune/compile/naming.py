@@ -1,4 +1,4 @@
-"""Makes the backend known to ``torch.compile`` by its name. Its first use imports it."""
+"""The backend's name for ``torch.compile``. Its first use imports the backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "cudnn_autotune"
 
 
 def _register(registry: Any) -> None:
-    """Makes the name known where no entry point of an installed package does."""
+    """Registers the name if no entry point of an installed package does."""
     if NAME not in entry_points(group="torch_dynamo_backends").names:
         registry.register_backend(late("cudnn_autotune.compile.entry:backend"), name=NAME)
 

@@ -1,12 +1,12 @@
-"""Makes batch norms of a training graph, with what follows them, operators of this package.
+"""Batch norms of a training graph, with following nodes, as operators of this package.
 
-They are looked for in the graph that Dynamo hands over, before autograd, so that the operator's own
-backward takes the place of what autograd and Inductor would make of it. That graph calls PyTorch's
-functions, and some write into their operands. What an operator replaces is therefore only what
-nobody else can see: values with one reader each, whose operands nothing writes into in between.
+They are looked for in Dynamo's graph, before autograd, so that the operator's own backward replaces
+autograd's and Inductor's. That graph calls PyTorch's functions, and some write into their operands.
+So an operator replaces only values with one reader each, whose operands are not written into in
+between.
 
 The statistics of all norms are updated together at the end of the graph, and so are their counters:
-a kernel for each would cost more than what it computes.
+a kernel for each would cost more than its computation.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ADDITIONS: Mapping[Any, bool] = {
     "__iadd__": True,
 }
 
-# Activations by what a graph calls, with the parameters after the first.
+# Activations by the graph's call, with the parameters after the first.
 _ACTIVATIONS: Mapping[Any, tuple[str, Sequence[str]]] = {
     F.relu: ("relu", ("inplace",)),
     torch.relu: ("relu", ()),
@@ -88,7 +88,7 @@ class NormReport:
 
 @dataclass(frozen=True)
 class Norm:
-    """A batch norm in training mode, and the nodes after it that one operator computes with it."""
+    """A batch norm in training mode, and the following nodes that one operator computes with it."""
 
     node: Node
     """Call of PyTorch's function."""
@@ -121,7 +121,7 @@ class Norm:
         return None if mean is None else (mean, variance)
 
     def report(self) -> NormReport:
-        """Returns what is known before it is decided on. Without an obstacle there is no reason."""
+        """Returns the report before a decision. Without an obstacle there is no reason."""
         sizes = value_of(self.arguments["input"]).shape
         known = (size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes)
         shape = tuple(-1 if size is None else int(size) for size in known)
@@ -184,16 +184,16 @@ def _arguments(node: Node) -> dict[str, Any]:
 
 
 def _sharing(graph: Graph) -> Counter[int]:
-    """Returns how many inputs of a graph lie in each memory."""
+    """Returns the number of inputs of a graph in each memory."""
     inputs = graph.find_nodes(op="placeholder")
     return Counter(storage for node in inputs for storage in storages(node))
 
 
 def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str | None:
-    """Returns why a batch norm is left to PyTorch; None if it is not.
+    """Returns the reason why a batch norm is left to PyTorch; None if it is not.
 
     Args:
-        sharing: how many inputs of the graph lie in each memory.
+        sharing: the number of inputs of the graph in each memory.
     """
     names = ("input", "weight", "bias", "running_mean", "running_var")
     tensors = [arguments[name] for name in names]
@@ -205,7 +205,7 @@ def _obstacle(arguments: Mapping[str, Any], sharing: Mapping[int, int]) -> str |
     if x.dtype == torch.float64:
         return "it is in torch.float64"
     if arguments["input"].target in _CONCATENATIONS:
-        # Generated code need not hold the whole: it reads the parts, in the backward once more.
+        # Generated code need not hold the whole: it reads the parts, also in the backward.
         return "its input is a concatenation, which takes less memory in parts"
     if (reason := unsupported(x, weight, bias)) is not None:
         return reason
@@ -233,7 +233,7 @@ def _with_residual(norm: Norm) -> Norm | None:
     other: Any = second if first is tail else first
     if not isinstance(other, Node) or type(value_of(other)) not in PLAIN:
         return None
-    # Nobody else may see that it writes into its first operand.
+    # No other node may see that it writes into its first operand.
     if _ADDITIONS[addition.target] and first is not tail and not _is_new(other):
         return None
     ours, theirs = value_of(tail), value_of(other)
@@ -274,8 +274,8 @@ def _only_user(node: Node) -> Node | None:
 
 
 def _is_whole(norm: Norm) -> bool:
-    """Returns whether the norm may be computed where its last node is: between its nodes no other
-    one writes into an operand, or changes a mode such as that of autograd."""
+    """Returns whether the norm may be computed at its last node: no other node in between writes
+    into an operand, or changes a mode such as autograd's."""
     operands = [norm.arguments[name] for name in ("input", "weight", "bias")] + [norm.residual]
     memory = storages(operands)
     node = norm.node
@@ -289,8 +289,8 @@ def _is_whole(norm: Norm) -> bool:
 
 
 def _saved(norm: Norm) -> set[int]:
-    """Returns the memory that the operator saves for its backward while PyTorch's functions may
-    not: something may write into it later."""
+    """Returns the memory that the operator, but maybe not PyTorch's functions, saves for its
+    backward: a later call may write into it."""
     if norm.activation == "identity":
         return set()
     saved = [norm.arguments["bias"], norm.residual]
@@ -309,18 +309,18 @@ def running_statistics(graph: Graph) -> set[Node]:
 
 def _begins_transform(node: Node) -> bool:
     """Returns whether a call begins a transform of ``torch.func`` or forward-mode autograd, under
-    which tensors are more than what the graph knows of them."""
+    which tensors have parts unknown to the graph."""
     name = getattr(node.target, "__name__", "")
     return name.endswith("_increment_nesting") or name in ("enter_dual_level", "_enter_dual_level")
 
 
 def serve_norms(graph: Graph, norms: Sequence[Norm]) -> None:
-    """Replaces norms by calls of ``batch_norm_act``, and updates the running statistics of all of
-    them, and the counters of the graph, by few operators at its end.
+    """Replaces norms by calls of ``batch_norm_act``. Few operators at the graph's end update all
+    their running statistics, and the graph's counters.
 
     Args:
-        norms: those found in the graph, in its order; those with an obstacle stay what they are.
-            They do not hold afterwards.
+        norms: norms found in the graph, in its order; norms with an obstacle do not change. They
+            are invalid afterwards.
     """
     replaced: dict[Node, Node] = {}
 

@@ -1,8 +1,8 @@
-"""Compiles programs of a graph of Dynamo by Inductor: plain, with constant weights, with fused
+"""Programs of a graph of Dynamo, compiled by Inductor: plain, with constant weights, with fused
 groups.
 
-Inductor folds batch norms into convolutions only if their parameters are constants of the graph. A
-graph that was compiled so ignores what is written into the model's weights afterwards.
+Inductor folds batch norms into convolutions only if their parameters are constants of the graph.
+Such a program ignores later writes into the model's weights.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Options:
     norms: str = "measure"
     memory_format: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
-    """Options of Inductor, among them those that ``mode`` stands for."""
+    """Options of Inductor, with the mode's options."""
 
     @classmethod
     def read(cls, mode: str | None, options: Mapping[str, Any] | None) -> Options:
-        """Returns the options that ``torch.compile`` was given.
+        """Returns the options of a call of ``torch.compile``.
 
         Raises:
             ValueError: an option is unknown, or its value not allowed.
@@ -108,7 +108,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled graph, and what is known of it."""
+    """A compiled graph and its properties."""
 
     run: Run
     weights: FrozenWeights | None = None
@@ -118,13 +118,13 @@ class Program:
     writes: bool = False
     """Whether it writes into its inputs."""
     memory_format: str | None = None
-    """Layout that its convolutions compute in, ``"channels_last"`` or ``"contiguous"``; None if
-    they have no choice, or it is not known."""
+    """Layout of its convolutions, ``"channels_last"`` or ``"contiguous"``; None if they have no
+    choice, or it is unknown."""
     communicates: bool = False
     """Whether it communicates with other processes."""
     is_laid_out: bool = False
-    """Whether it is in channels_last because of :func:`favours_channels_last`, where plain Inductor
-    leaves the layout as it is."""
+    """Whether it is in channels_last because of :func:`favours_channels_last`; plain Inductor keeps
+    the layout."""
 
 
 def compile_plain(
@@ -133,11 +133,11 @@ def compile_plain(
     patches: Mapping[str, Any],
     inner_compile: Callable[..., Any] | None = None,
 ) -> Run:
-    """Compiles a graph, which Inductor may change, by Inductor.
+    """Compiles a graph by Inductor, which may change it.
 
     Args:
         patches: of Inductor's configuration.
-        inner_compile: Inductor's compiler of ATen graphs, or one around it.
+        inner_compile: Inductor's compiler of ATen graphs, or a wrapper of it.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -147,7 +147,7 @@ def compile_plain(
 
 
 def compile_frozen(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Program:
-    """Compiles a graph, which stays what it is, with its weights as constants."""
+    """Compiles a graph, without changing it, with its weights as constants."""
     positions = weights_of(graph, inputs)
     run = _with_weights_frozen(graph, inputs, positions, options.inductor)
     return Program(run, FrozenWeights(positions, inputs))
@@ -160,17 +160,17 @@ def compile_fused(
     judge: Judge,
     memory_format: str | None = None,
 ) -> Program:
-    """Compiles a graph, which stays what it is, with this package's convolutions and fused groups.
+    """Compiles a graph, without changing it, with this package's convolutions and fused groups.
 
     Batch norms are folded: once, if weights become constants, else by the program at each call.
 
     Args:
-        judge: decides which groups are fused.
+        judge: decides on the groups.
         memory_format: as of :func:`in_layout`; None leaves the layout to Inductor, or makes it
-            channels_last where :func:`favours_channels_last` says so and that is possible.
+            channels_last by :func:`favours_channels_last` if possible.
 
     Raises:
-        Exception: whatever the graph raises in another layout.
+        Exception: the graph's in another layout.
     """
     if memory_format is None and favours_channels_last(graph):
         try:
@@ -219,8 +219,8 @@ def _compile_fused(
 
 
 def tagged() -> AbstractContextManager[None]:
-    """Makes the keys of Inductor's caches those of this package's version. Another one may lower
-    its operators in another way."""
+    """Adds this package's version to the keys of Inductor's caches. Another version may lower its
+    operators in another way."""
     tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
     patched: AbstractContextManager[None]
     patched = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
@@ -228,10 +228,10 @@ def tagged() -> AbstractContextManager[None]:
 
 
 class _FusingCompiler:
-    """Inductor's compiler of inference graphs, which fuses groups before.
+    """Inductor's compiler of inference graphs, with fusion of groups before it.
 
     Args:
-        judge: decides which groups are fused.
+        judge: decides on the groups.
         weights: the positions of parameters and buffers among the inputs of the graph of Dynamo.
         inputs: the number of these inputs.
     """
@@ -243,7 +243,7 @@ class _FusingCompiler:
         self.groups: list[GroupReport] = []
         self.concatenations: list[ConcatenationReport] = []
         self.written: tuple[bool, ...] = ()
-        """Whether it writes into each input of the graph, weights that are constants first."""
+        """Whether it writes into each input of the graph, constant weights first."""
         self.memory_format: str | None = None
         self.communicates = False
 
@@ -262,7 +262,7 @@ class _FusingCompiler:
         channels_last = GraphLowering.decide_layout_opt(graph, is_inference=True)
         self.memory_format = _memory_format(graph, channels_last)
         self.communicates = communicates(graph)
-        # Each rank would measure for itself, and all have to run the same program.
+        # Each rank would measure for itself, but all have to run the same program.
         judge = self._judge
         if self.communicates and isinstance(judge, Measured):
             judge = never("it is in a graph that communicates between ranks")
@@ -277,7 +277,7 @@ class _FusingCompiler:
             stack.enter_context(tagged())
             is_changed = any(one.is_in_place for one in self.concatenations)
             if is_changed or any(group.is_fused for group in self.groups):
-                # Inductor would decide again on the layout, by what is left of ATen's convolutions.
+                # Inductor would decide again on the layout, by the remaining ATen's convolutions.
                 decision = config.patch(
                     layout_optimization=channels_last, force_layout_optimization=channels_last
                 )
@@ -286,7 +286,7 @@ class _FusingCompiler:
 
     def _weights_in(self, graph: GraphModule) -> list[Node]:
         """Returns the placeholders of an ATen graph for weights; none if it has other inputs than
-        Dynamo's graph, as where a tensor subclass is taken apart."""
+        Dynamo's graph, as for the parts of a tensor subclass."""
         placeholders = graph.graph.find_nodes(op="placeholder")
         if len(placeholders) != self._inputs:
             return []
@@ -294,7 +294,7 @@ class _FusingCompiler:
 
 
 def _memory_format(graph: GraphModule, channels_last: bool) -> str | None:
-    """Returns the layout that the convolutions of an ATen graph compute in, as ``Program`` has it.
+    """Returns the layout of an ATen graph's convolutions, as in ``Program``.
 
     Args:
         channels_last: Inductor makes the 2-d ones channels_last.
@@ -322,7 +322,7 @@ def _with_weights_frozen(
     patches: Mapping[str, Any],
     inner_compile: Callable[..., Any] | None = None,
 ) -> Run:
-    """Compiles a graph with constants in place of the inputs at ``positions``."""
+    """Compiles a graph with constants instead of the inputs at ``positions``."""
     import torch._functorch.config
     from torch._inductor.codecache import PyCodeCache
 
@@ -330,10 +330,10 @@ def _with_weights_frozen(
     if positions:
         patches = with_joint_pass(patches, mark_transposed)
     with ExitStack() as stack:
-        # Nothing requires a gradient. Inductor makes weights constants only without gradients.
+        # No tensor requires a gradient. Inductor makes weights constants only without gradients.
         stack.enter_context(torch.no_grad())
         if inner_compile is not None:
-            # The cache's key does not say that groups are fused.
+            # The cache's key does not show that groups are fused.
             uncached = torch._functorch.config.patch(enable_autograd_cache=False)
             stack.enter_context(uncached)
         if not positions:
@@ -352,8 +352,8 @@ def _with_weights_frozen(
 
 
 def with_joint_pass(patches: Mapping[str, Any], rewrite: Callable[[Graph], None]) -> dict[str, Any]:
-    """Returns patches of Inductor's configuration with a pass over the graph of ATen operators,
-    that of forward and backward where there are both. It comes after the user's passes.
+    """Returns patches of Inductor's configuration with a pass over the graph of ATen operators, the
+    joint one if there is a backward. It comes after the user's passes.
 
     Args:
         rewrite: the pass, a function of this package.
@@ -371,7 +371,7 @@ def with_joint_pass(patches: Mapping[str, Any], rewrite: Callable[[Graph], None]
             rewrite(graph)
 
         def uuid(self) -> Any:
-            """The key by which Inductor caches; None if one of the user's has none."""
+            """Returns the key of Inductor's caches; None if a pass of the user's has none."""
             keys = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in before]
             return None if None in keys else ("cudnn_autotune", version(), rewrite.__name__, *keys)
 
@@ -379,9 +379,9 @@ def with_joint_pass(patches: Mapping[str, Any], rewrite: Callable[[Graph], None]
 
 
 def mark_transposed(graph: Graph) -> None:
-    """Marks the outputs of transposed convolutions, so that Inductor folds nothing into their
-    weights. It takes the first dimension of a weight for the output channels, and these are in the
-    second one there."""
+    """Marks the outputs of transposed convolutions against Inductor's folding into their weights.
+    Inductor assumes output channels in the first dimension of a weight, but here they are in the
+    second one."""
     mark_output = torch.ops.cudnn_autotune.mark_output.default
     convolution = torch.ops.aten.convolution.default
     for node in graph.find_nodes(op="call_function", target=convolution):
@@ -395,8 +395,8 @@ def mark_transposed(graph: Graph) -> None:
 
 
 def _drop_constants(modules: Sequence[ModuleType]) -> None:
-    """Frees the folded weights of a program that is not used any more. Inductor keeps the modules
-    that it generates, which have them as attributes, as long as the process lives."""
+    """Frees the folded weights of an unused program. Inductor keeps its generated modules, which
+    have them as attributes, as long as the process lives."""
     for module in modules:
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor):

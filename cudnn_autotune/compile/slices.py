@@ -1,4 +1,4 @@
-"""Replaces concatenations by slices of one tensor, which convolutions write in place."""
+"""The replacement of concatenations by slices of one tensor, which convolutions write in place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
     """Makes one tensor of each family of concatenations, whose slices are written in place.
 
     Args:
-        families: some of those found in the graph, in its order. They do not hold afterwards.
+        families: families found in the graph, in its order. They are invalid afterwards.
     """
     if not families:
         return
@@ -32,7 +32,7 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
     replaced: dict[Node, Node] = {}
     for family in families:
         _replace(graph, family, replaced)
-    # Inductor gives outputs the strides of the graph's tensors, which follow those of the slices.
+    # Inductor gives outputs the strides of the graph's tensors, which follow the slices' strides.
     for node, expected in strides.items():
         value = replaced.get(node, node)
         users = tuple(value.users)
@@ -43,7 +43,8 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
 
 
 def _behind(graph: Graph, families: Sequence[Family]) -> list[Node]:
-    """Returns the values computed from families that a graph returns, or returns views of."""
+    """Returns the values, computed from families, that a graph returns (or views of which it
+    returns)."""
     behind = {node for family in families for node in (*family.parts, *family.concatenations)}
     for node in graph.nodes:
         if not behind.isdisjoint(node.all_input_nodes):
@@ -60,7 +61,7 @@ def _behind(graph: Graph, families: Sequence[Family]) -> list[Node]:
 
 
 def _is_view(node: Node) -> bool:
-    """Returns whether a node's value has its memory in common with its first argument."""
+    """Returns whether a node's value shares memory with its first argument."""
     schema = getattr(node.target, "_schema", None)
     aliased = schema.arguments[0].alias_info if schema and schema.arguments else None
     return aliased is not None and not aliased.is_write
@@ -70,8 +71,7 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
     """Makes one tensor of a family.
 
     Args:
-        replaced: the new node of each value that was replaced, by the node that the family knows;
-            those of this family are added.
+        replaced: the family's node -> the new node; this family's ones are added.
     """
 
     def now(node: Node) -> Node:

@@ -1,2 +1,2 @@
-"""Weights of convolutions that a compiled program lays out, and folds batch norms into, at each
-call."""
+"""Weights of convolutions: their layout and folded batch norms, computed by a compiled program at
+each call."""

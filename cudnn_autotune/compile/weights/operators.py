@@ -1,8 +1,8 @@
-"""The operator ``fold_weights``: weights of convolutions in a layout and a dtype, with batch norms
-folded into them and into the biases, all at once.
+"""The operator ``fold_weights``: all weights of convolutions in a layout and a dtype, with batch
+norms folded into them and into the biases.
 
-Inductor could generate that, but compiles a kernel for a few hundred tensors for ten seconds, and
-transposes small filters at a fiftieth of the memory's speed. On a GPU it is one kernel of this
+Inductor could generate that. But it compiles a kernel for a few hundred tensors for ten seconds,
+and transposes small filters at a fiftieth of the memory's speed. On a GPU it is one kernel of this
 package (``fold.cu``, csrc/weights/weights_cuda.cpp).
 """
 
@@ -17,7 +17,7 @@ from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.problem import strides_of
 
 SCALE, VARIANCE, MEAN, BIAS, SHIFT = (1 << i for i in range(5))
-"""The vectors that a weight may have, in the order in which they are given, by their bits."""
+"""The bits of the vectors that a weight may have, in the vectors' order."""
 _VECTORS = (SCALE, VARIANCE, MEAN, BIAS, SHIFT)
 _THREADS = 256
 
@@ -31,7 +31,7 @@ fold_weights = torch.ops.cudnn_autotune.fold_weights.default
 
 
 def laid_out(weights: Sequence[Tensor], channels_last: bool) -> list[Tensor]:
-    """Returns copies of weights of one dtype in a layout, as :func:`strides_of` says."""
+    """Returns copies of weights of one dtype in a layout, as of :func:`strides_of`."""
     count = len(weights)
     found: list[Tensor] = torch.ops.cudnn_autotune.fold_weights(
         list(weights), [], [0] * count, [0.0] * count, weights[0].dtype, channels_last
@@ -68,21 +68,21 @@ def reference(
 
     Args:
         weights: (K, C, *kernel) each.
-        vectors: (K,) each; those of a weight are one behind the other, in the order of the bits.
+        vectors: (K,) each; a weight's vectors are adjacent, in the order of the bits.
         given: the bits of the vectors that each weight has.
         eps: of each weight, added to its variance.
         dtype: of the results. It is computed in float32, or float64 for float64, and rounded once.
-        channels_last: the layout of the folded weights, as :func:`strides_of` says.
+        channels_last: the layout of the folded weights, as of :func:`strides_of`.
 
     Returns:
-        ``weight * s`` for all weights, where ``s = scale / sqrt(variance + eps)``; then
-        ``(bias - mean) * s + shift`` for each that has a bias, a mean or a shift.
+        ``weight * s`` for all weights, where ``s = scale / sqrt(variance + eps)``; then ``(bias -
+        mean) * s + shift`` for each with a bias, a mean or a shift.
     """
     folded, biases = [], []
     of_each = _vectors_of(vectors, given)
     for weight, own, added in zip(weights, of_each, eps, strict=True):
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        # One without vectors is copied, of whatever dtype it is.
+        # A weight without vectors is copied, in any dtype.
         value = weight.to(wide) if own else weight
         scale = own[SCALE].to(wide) if SCALE in own else None
         if VARIANCE in own:
@@ -133,7 +133,7 @@ def kernel_code(device: int, weight: torch.dtype, folded: torch.dtype) -> bytes:
     Raises:
         PlanError: it does not compile.
     """
-    # Programs that fold nothing need not import the kernels.
+    # Programs without folding need not import the kernels.
     with IMPORTING:
         from cudnn_autotune.engines.compiled_kernels import cubin
         from cudnn_autotune.engines.recipe import Kernel
