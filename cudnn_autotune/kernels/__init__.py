@@ -1,2 +1,2 @@
-"""Kernels of our own, a folder for each kind: their CUDA sources, and how each is launched. Beside
-the folders is what several of them share."""
+"""Kernels of our own, a folder for each kind: their CUDA sources and launches. The files beside the
+folders are common to several kinds."""

@@ -1,4 +1,4 @@
-"""The implementations that the package brings, in the order in which they are asked."""
+"""The package's implementations, in the order of their offers."""
 
 from __future__ import annotations
 

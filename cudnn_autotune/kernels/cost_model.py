@@ -1,9 +1,9 @@
-"""The cost model that all kernels share: the clocks of the busiest multiprocessor.
+"""The common cost model of all kernels: the clocks of the busiest multiprocessor.
 
-A multiprocessor runs its blocks in rounds, several at a time. Their throughput binds it if they are
-many or large: the tensor cores, the issue of instructions, or memory. Else the latency of a block
-binds it, once a round. A kernel's tiling says how many clocks these are; the constants were fitted
-to measured times.
+A multiprocessor runs its blocks in rounds, several at a time. If they are many or large, their
+throughput binds it: the tensor cores, the issue of instructions, or memory. Else the latency of a
+block binds it, once a round. A kernel's tiling gives the clocks; the constants were fitted to
+measured times.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def occupancy(gpu: Gpu, threads: int, registers: int, shared_bytes: int) -> int:
-    """Returns the blocks that a multiprocessor holds at a time.
+    """Returns the resident blocks of a multiprocessor.
 
     Args:
         threads: threads of a block.
-        registers: registers of a thread, which are allotted in eights.
+        registers: registers of a thread, allotted in eights.
         shared_bytes: dynamic shared memory of a block.
     """
     whole_warps = ceil_div(threads, 32) * 32
@@ -38,7 +38,7 @@ def busiest_clocks(blocks: float, busy: float, rounds: float, latency: float) ->
     Args:
         blocks: blocks of that multiprocessor.
         busy: clocks of a block in the unit that binds its throughput.
-        rounds: rounds of blocks that run at a time.
-        latency: clocks of a block that has the multiprocessor for itself.
+        rounds: rounds of simultaneous blocks.
+        latency: clocks of a block alone on the multiprocessor.
     """
     return max(blocks * busy, rounds * latency)

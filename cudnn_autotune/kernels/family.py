@@ -1,4 +1,4 @@
-"""A kernel family: one implementation's tilings, and the GPUs that have its instructions."""
+"""A kernel family: one implementation's tilings, and the GPUs with its instructions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Tiling(Protocol):
 
     @property
     def settings(self) -> str:
-        """The text by which the tiling is offered and remembered."""
+        """The text of the tiling in offers and choices."""
 
 
 AnyTiling = TypeVar("AnyTiling", bound=Tiling)
 
 
 class KernelFamily(ABC, Generic[AnyTiling]):
-    """A kernel with all tilings in which it is launched."""
+    """A kernel with all its tilings."""
 
     name: ClassVar[str]
     version: ClassVar[str]
@@ -45,8 +45,8 @@ class KernelFamily(ABC, Generic[AnyTiling]):
 
     @abstractmethod
     def tilings(self, problem: ConvProblem, gpu: Gpu) -> Sequence[AnyTiling]:
-        """Returns the tilings worth a measurement on a GPU that has the kernel's instructions, the
-        best guess first; none if the kernel does not compute the problem."""
+        """Returns the tilings worth a measurement on a GPU with the kernel's instructions, the best
+        guess first; none if the kernel does not compute the problem."""
 
     @abstractmethod
     def build(self, problem: ConvProblem, tiling: AnyTiling, gpu: Gpu) -> Recipe:
@@ -67,7 +67,7 @@ class KernelFamily(ABC, Generic[AnyTiling]):
         """Returns the launches of the tiling with these settings.
 
         Raises:
-            ValueError: no tiling that is offered has these settings.
+            ValueError: no offered tiling has these settings.
         """
         offered = _tilings(self, problem, gpu)
         for tiling in offered:
@@ -83,19 +83,19 @@ class KernelFamily(ABC, Generic[AnyTiling]):
 @functools.lru_cache(maxsize=2048)
 def _tilings(family: KernelFamily[Any], problem: ConvProblem, gpu: Gpu) -> tuple[Any, ...]:
     """Returns the tilings; none on a GPU without the kernel's instructions. Planning takes
-    milliseconds, and a search asks several times."""
+    milliseconds, and a search calls it several times."""
     is_older = gpu.compute_capability < family.min_capability
     return () if is_older else tuple(family.tilings(problem, gpu))
 
 
 def operands(problem: ConvProblem) -> tuple[Address, Address, Address]:
-    """Returns the tensor that a fprop or dgrad reads, the weight, and the tensor that it writes."""
+    """Returns the input of a fprop or dgrad, the weight, and the result."""
     x, w, y = Address("x"), Address("w"), Address("y")
     return (y, w, x) if problem.op == "dgrad" else (x, w, y)
 
 
 def addends(problem: ConvProblem) -> tuple[Address | Int64, Address | Int64]:
-    """Returns the bias and the residual; null pointers in place of those that there are not."""
+    """Returns the bias and the residual; null pointers for missing ones."""
     return (
         Address("bias") if problem.bias else NULL,
         Address("residual") if problem.residual else NULL,
@@ -108,7 +108,7 @@ def slope(problem: ConvProblem) -> Address | Int64:
 
 
 def epilogue_macros(problem: ConvProblem) -> tuple[tuple[str, str | int], ...]:
-    """Returns the macros that tell a kernel what it adds to its sums."""
+    """Returns the macros of a kernel's epilogue."""
     return (
         ("HAS_BIAS", int(problem.bias)),
         ("HAS_RESIDUAL", int(problem.residual)),

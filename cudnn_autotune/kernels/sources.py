@@ -1,4 +1,4 @@
-"""The CUDA sources of the kernels, as NVRTC takes them."""
+"""The CUDA sources of the kernels for NVRTC, and the implementations' versions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ _NAMED = re.compile(r'"(\w+\.cuh?)"')
 
 @functools.cache
 def source(package: str, *file_names: str) -> str:
-    """Returns sources of a package's folder, one behind the other, with device.cuh before them;
-    together they include nothing."""
+    """Returns sources of a package's folder, one behind the other, with device.cuh before them.
+    They need no includes."""
     return text(__package__, "device.cuh") + "".join(text(package, name) for name in file_names)
 
 
 @functools.cache
 def text(package: str, file_name: str) -> str:
-    """Returns a source in a package's folder, with the name by which a compiler's messages call
-    it."""
+    """Returns a source in a package's folder, with its name for a compiler's messages."""
     return f'#line 1 "{file_name}"\n{_read(f"{_place(package)}/{file_name}")}'
 
 
 def activation_macros(name: str) -> tuple[tuple[str, str | int], ...]:
-    """Returns the macros that tell device.cuh an activation; ``""`` is none."""
+    """Returns device.cuh's macros for an activation; ``""`` is none."""
     if name == "":
         return (("ACTIVATION", 0),)
     activation = Activation.named(name)
@@ -50,13 +49,13 @@ def activation_macros(name: str) -> tuple[tuple[str, str | int], ...]:
 
 
 def files_of(source: str) -> list[str]:
-    """Returns the names of the files that a kernel's source consists of; none for a user's."""
+    """Returns the names of a kernel's source's files; none for a user's."""
     return re.findall(r'^#line 1 "(.+)"$', source, re.MULTILINE)
 
 
 def version_of(module: str) -> str:
-    """Returns the version of an implementation: a digest of all files of the package whose change
-    may change its results or what it offers (see :func:`files_behind`).
+    """Returns the version of an implementation: a digest of all files of the package that may
+    change its results or offers (see :func:`files_behind`).
 
     Args:
         module: the module's ``__name__``.
@@ -66,10 +65,10 @@ def version_of(module: str) -> str:
 
 
 def files_behind(module: str) -> set[str]:
-    """Returns the files that an implementation depends on, as paths below the package.
+    """Returns the files behind an implementation, as paths below the package.
 
-    These are its module, the modules of this room and of its own that it imports, but for this one,
-    those that they import, and the sources that any of them names, which are in its folder.
+    These are its module, and the modules of this room and of its own that it imports, directly or
+    not, without this one. The sources that these name, in their folders, are among them.
     """
     found: set[str] = set()
     waiting = [f"{_place(module)}.py"]
@@ -83,7 +82,7 @@ def files_behind(module: str) -> set[str]:
 
 @functools.cache
 def _files_of_module(path: str) -> tuple[str, ...]:
-    """Returns the files that a module imports or names itself."""
+    """Returns the files that a module itself imports or names."""
     code, folder = _read(path), path.rpartition("/")[0]
     rooms = {_KERNELS, path.partition("/")[0]}
     found = [f"{folder}/{name}" for name in _NAMED.findall(code)]
@@ -100,7 +99,7 @@ def _files_of_module(path: str) -> tuple[str, ...]:
 
 
 def _place(module: str) -> str:
-    """Returns where a module or a package is, as a path below this package."""
+    """Returns the path of a module or a package below this package."""
     return module.removeprefix(f"{_PACKAGE}.").replace(".", "/")
 
 

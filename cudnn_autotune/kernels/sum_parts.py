@@ -1,4 +1,4 @@
-"""The second launch of a gradient of weights: sums of blocks become the gradient."""
+"""The second launch of a gradient of weights, which adds sums of blocks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 from cudnn_autotune.kernels.sources import ELEMENTS, source
 
 _ARRAYS_OF_A_THREAD = 8
-"""Arrays whose elements a thread loads together."""
+"""Arrays in one load of a thread."""
 _MOST_PARTS = 32
 _FEWEST_WARPS = 4
-"""Warps of a block, if there is no more to divide."""
+"""Least warps of a block."""
 
 
 def sums_bytes(problem: ConvProblem, arrays: int) -> int:
-    """Bytes of the sums: float32, (arrays, weights)."""
+    """Returns the bytes of the sums: float32, (arrays, weights)."""
     return 4 * arrays * math.prod(problem.weight_shape)
 
 
 def sum_launch(problem: ConvProblem, arrays: int, most_numbers: int = 4) -> KernelLaunch:
-    """Returns what adds the arrays at the workspace's beginning, and writes the gradient.
+    """Returns the launch that adds the arrays at the workspace's beginning, and writes the
+    gradient.
 
     Args:
-        most_numbers: Numbers of an array that a thread adds: one, for few weights, or four.
+        most_numbers: a thread's numbers of an array: one, for few weights, or four.
     """
     weights = math.prod(problem.weight_shape)
     is_whole = weights % 4 == 0 and problem.alignment[1] >= 4 * problem.dtype.itemsize

@@ -42,7 +42,7 @@ _MOST_GRID_Y = 65535
 
 @dataclass(frozen=True)
 class Tile:
-    """The output pixels of one thread: the settings of an offer."""
+    """The output pixels of one thread, which are the settings of an offer."""
 
     channels: int
     columns: int
@@ -56,7 +56,7 @@ class Tile:
 
 
 class Depthwise(KernelFamily[BlockTile | Tile]):
-    """Depthwise convolutions and their dgrad in channels_last: any stride, dilations up to
+    """Depthwise convolutions and their dgrad in channels_last. It takes any stride, dilations up to
     twice the image, float16, bfloat16 and float32, and in fprop several outputs a channel.
 
     Pixels in the padding count as zeros, which an infinite weight makes NaN.
@@ -99,8 +99,8 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
         tiles: list[Tile] = []
         longest = height.residue_length(problem.op)
         for channels, columns in _shapes(problem):
-            # Two waves of threads or more, but the beginnings of tiles, where products and loads
-            # are repeated, must stay few.
+            # Two waves of threads or more, but few beginnings of tiles, where products and loads
+            # are repeated.
             wanted = 2 * gpu.multiprocessors * _THREADS_AT_ONCE
             parts = -(-wanted // _tiles(problem, channels, columns))
             repeated = -(-height.taps // height.stride) - 1
@@ -114,7 +114,8 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
 
 
 def _is_faster_on_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Returns whether it is a 5x5 of stride 1, which tensor cores compute in half the time."""
+    """Returns whether the filter is a 5x5 of stride 1, which tensor cores compute in half the
+    time."""
     return (
         problem.dtype != torch.float32
         and problem.spatial_dims == 2
@@ -130,8 +131,8 @@ def _is_faster_on_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
 def _shapes(problem: ConvProblem) -> list[tuple[int, int]]:
     """Returns channels and columns of threads' tiles, the best guess first.
 
-    Of those that leave room for as many threads as the registers allow, and for more registers
-    or wider accesses, the one with the fewest instructions an element.
+    For each limit of registers and each width of accesses, it is the tile within the limit that has
+    the fewest instructions an element.
     """
     itemsize = problem.dtype.itemsize
     taps = math.prod(problem.weight_shape[2:])
@@ -165,8 +166,8 @@ def _shapes(problem: ConvProblem) -> list[tuple[int, int]]:
 
 
 def _estimate(problem: ConvProblem, channels: int, columns: int) -> tuple[float, int]:
-    """Returns the instructions an element that is written, and the registers, of a tile of one
-    thread. It knows the compiler's results for some kernels."""
+    """Returns a thread's tile's instructions per written element, and its registers. It has the
+    compiler's results for some kernels."""
     depth, height, width = dimensions(problem)
     taps = depth.taps * height.taps * width.taps
     slots = -(-height.taps // height.stride)
@@ -201,7 +202,7 @@ def _tiles(problem: ConvProblem, channels: int, columns: int) -> int:
 
 
 def _tile_counts(problem: ConvProblem, tile: Tile) -> tuple[int, int, int]:
-    """Returns the tiles along rows, along columns, and those of a channel in all images."""
+    """Returns the tiles along rows, along columns, and of a channel in all images."""
     depth, height, width = dimensions(problem)
     tiles_down = height.dilation * -(-height.residue_length(problem.op) // tile.rows)
     tiles_across = width.dilation * -(-width.residue_length(problem.op) // tile.columns)

@@ -32,11 +32,11 @@ class _Tiling:
 
 
 class Depthwise1d(KernelFamily[_Tiling]):
-    """Depthwise convolutions of 1-d tensors in contiguous layout, with a multiplier, stride and
-    dilation of 1 and 2 to 9 taps, such as the causal ones of Mamba: fprop with every epilogue, and
-    dgrad, in float16, bfloat16 and float32.
+    """Depthwise convolutions of contiguous 1-d tensors with 2 to 9 taps, such as Mamba's causal
+    ones. Multiplier, stride and dilation are 1. It has fprop with every epilogue, and dgrad, in
+    float16, bfloat16 and float32.
 
-    An output is NaN or infinite only if what it depends on makes it so.
+    An output is NaN or infinite only because of its own operands.
     """
 
     name = "depthwise_1d"

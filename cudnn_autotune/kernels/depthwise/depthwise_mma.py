@@ -71,7 +71,7 @@ class _Layer(PlanarLayer):
 
     @property
     def copy_bytes(self) -> int:
-        """The greatest copies of which every row of the input has a whole number."""
+        """Bytes of the largest copy that divides every row of the input."""
         size = _VECTOR_BYTES
         while not self.is_channels_last and (2 * self.in_size[1] % size or self.alignment % size):
             size //= 2
@@ -79,7 +79,7 @@ class _Layer(PlanarLayer):
 
     @functools.cached_property
     def chained(self) -> int:
-        """Among how many warps the rows of a filter are divided."""
+        """Number of warps that share the rows of a filter."""
         for chained in range(1, self.kernel[0] + 1):
             rows = ceil_div(self.kernel[0], chained)
             if rows * self.steps + 4 * (rows - 1) <= _STATE_REGISTERS:
@@ -168,12 +168,12 @@ class _Tiling:
         return self.layout["SHARED_BYTES"]
 
     def resident(self, gpu: Gpu) -> int:
-        """Blocks that a multiprocessor holds at a time."""
+        """Returns the resident blocks of a multiprocessor."""
         registers = self.layer.state_registers * self.warp_channels + _OTHER_REGISTERS
         registers += 2 * max(0, self.layer.steps - 5)  # the inputs of an mma
         if self.layer.chained > 1:
             registers += _CHAINED_REGISTERS * (self.warp_channels - 1)
-        # Offers of an H100 stay what they were: its last kilobyte of shared memory is not counted.
+        # An H100's last kilobyte of shared memory is not counted, so that its offers do not change.
         of_shared = gpu.shared_bytes // (self.shared_bytes + gpu.reserved_shared_bytes)
         threads = 32 * self.warps
         return min(occupancy(gpu, threads, min(registers, 255), self.shared_bytes), of_shared)
@@ -182,14 +182,14 @@ class _Tiling:
         """Estimates the clocks of the busiest multiprocessor."""
         layer = self.layer
         blocks = ceil_div(self.blocks, gpu.multiprocessors)
-        # A chained warp does not multiply rows that its part of the filter does not meet.
+        # A chained warp does not multiply rows outside of its part of the filter.
         rows = self.rows + layer.filter_rows - 1
         if self.rows == self.out_rows and layer.chained == 1:
             rows -= min(max(layer.padding[0], 0), rows - self.rows)
         products = layer.filter_rows * ceil_div(layer.steps, 2)
         issue = (_STEP_INSTRUCTIONS / self.warp_channels + _CHANNEL_INSTRUCTIONS + products) / 0.8
         clocks = max(issue, 4 * layer.filter_rows * layer.steps)
-        # Copies of 16 bytes are half of what the L2 cache delivers.
+        # Copies of 16 bytes are half of the L2 cache's rate.
         waste = 1.2 if layer.is_channels_last and self.channels <= 8 else 1.0
         busy = self.warps / 4 * self.warp_channels * clocks * waste
         rounds = ceil_div(blocks, self.resident(gpu))
@@ -197,8 +197,8 @@ class _Tiling:
 
 
 def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
-    # The filter of a chain of three and more takes so many registers that four channels fill half
-    # of a multiprocessor.
+    # The filter of a chain of three and more takes many registers: four channels fill half of a
+    # multiprocessor.
     for channels in (4, 8) if layer.chained > 2 else (8, 16, 32):
         for warp_channels in (1, 2):
             whole = _Tiling(layer, channels, warp_channels, 1)
@@ -240,7 +240,7 @@ class DepthwiseMma(KernelFamily[_Tiling]):
     It computes fprop, with every epilogue, and dgrad, in channels_last and contiguous, for filters
     of more than nine taps. The number of channels is a multiple of 8. A NaN or an infinity in an
     input reaches the outputs that depend on it, and no others. In a channel with a weight that is
-    not finite, NaN may stand for an infinity.
+    not finite, NaN may replace an infinity.
     """
 
     name = "depthwise_mma"

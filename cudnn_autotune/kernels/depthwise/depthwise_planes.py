@@ -33,7 +33,7 @@ _MOST_ROW_THREADS = 128  # threads side by side in a row of a tile
 
 @dataclass(frozen=True)
 class Tile:
-    """The output pixels of one block: the settings of an offer."""
+    """The output pixels of one block, which are the settings of an offer."""
 
     columns: int
     """Columns of y, or groups of ``stride`` columns of x, per thread."""
@@ -52,8 +52,8 @@ class Tile:
 
 
 class DepthwisePlanes(KernelFamily[Tile]):
-    """Depthwise convolutions and their dgrad in contiguous layout, in one to three dimensions:
-    strides and dilations up to what registers hold, float16, bfloat16 and float32.
+    """Depthwise convolutions and their dgrad in contiguous layout, in one to three dimensions,
+    float16, bfloat16 and float32. Registers limit strides and dilations.
 
     Pixels in the padding count as zeros, which an infinite weight makes NaN.
     """
@@ -136,19 +136,19 @@ def _shapes(problem: ConvProblem, height: Dimension, width: Dimension) -> Iterat
 
 
 def _even(length: int, most: int) -> int:
-    """Returns the size of parts of at most ``most``, about as large as each other."""
+    """Returns the size of about equal parts of at most ``most``."""
     return -(-length // -(-length // most))
 
 
 def _planes(problem: ConvProblem) -> int:
-    """Returns how many planes of the written tensor are adjacent: in 3-d those of a channel, else
-    those of all channels of all images."""
+    """Returns the number of adjacent planes of the written tensor: in 3-d a channel's, else all
+    channels' of all images."""
     shape = problem.output_shape if problem.op == "fprop" else problem.input_shape
     return shape[2] if problem.spatial_dims == 3 else shape[0] * shape[1]
 
 
 def _columns(op: str, width: Dimension) -> int:
-    """Columns of y, or groups of columns of x."""
+    """Returns the columns of y, or groups of columns of x."""
     if op == "fprop":
         return width.output
     return (width.size - 1 + width.padding) // width.stride - width.padding // width.stride + 1
@@ -191,7 +191,7 @@ class _Geometry:
         self.vectors_in = -(-(columns_in + self.shift) // self.vector_in)
         self.pitch = -(-self.vectors_in * self.vector_in // (4 * phases)) * 4
         self.pitch_out = -(-(columns_out + self.vector_out - 1) // 4) * 4
-        # More threads than the tile has, if registers allow, so that more loads are under way.
+        # More threads than the tile needs, if registers allow, so that more loads are under way.
         sums = slots * tile.columns * (height.stride * width.stride if self.is_dgrad else 1)
         taps = depth.taps * height.taps * width.taps
         window = (tile.columns - 1) * width.stride + (width.taps - 1) * width.dilation + 1
@@ -204,14 +204,15 @@ class _Geometry:
         )
 
     def _vector(self, width: int) -> int:
-        """Elements in a vector of at most 16 bytes that every row begins aligned to."""
+        """Returns the elements of a vector of at most 16 bytes to which every row's begin is
+        aligned."""
         itemsize = self.problem.dtype.itemsize
         most = min(16, *self.problem.alignment) // itemsize
         return math.gcd(width, max(1, most))
 
     @property
     def tiles(self) -> tuple[int, int, int]:
-        """Along planes, rows and columns."""
+        """The tiles along planes, rows and columns."""
         tile, (_, height, width) = self.tile, self.dimensions
         return (
             -(-_planes(self.problem) // tile.planes),

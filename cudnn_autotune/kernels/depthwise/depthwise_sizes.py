@@ -31,8 +31,8 @@ class Dimension:
     dilation: int
 
     def residue_length(self, op: str) -> int:
-        """Returns how many y pixels share inputs: those at a distance of the dilation. For dgrad
-        they are groups of ``stride`` x pixels."""
+        """Returns the number of y pixels that share inputs: those at a distance of the dilation.
+        For dgrad they are groups of ``stride`` x pixels."""
         if op != "dgrad":
             return -(-self.output // self.dilation)
         period = self.stride * self.dilation
@@ -41,7 +41,7 @@ class Dimension:
 
 
 def dimensions(problem: ConvProblem) -> tuple[Dimension, Dimension, Dimension]:
-    """Returns depth, height and width; those that the problem lacks have one pixel."""
+    """Returns depth, height and width; missing ones have one pixel."""
     found = [
         Dimension(*values)
         for values in zip(
@@ -60,7 +60,7 @@ def dimensions(problem: ConvProblem) -> tuple[Dimension, Dimension, Dimension]:
 
 @dataclass(frozen=True)
 class Layer:
-    """A depthwise problem in the words of the kernels that run on CUDA cores."""
+    """A depthwise problem in the terms of the kernels on CUDA cores."""
 
     op: str
     images: int
@@ -70,7 +70,7 @@ class Layer:
     width: Dimension
     itemsize: int
     alignment: int
-    """Bytes that x and y begin at a multiple of."""
+    """Alignment of x and y in bytes."""
 
     @classmethod
     def of(cls, problem: ConvProblem) -> Self:
@@ -87,7 +87,7 @@ class Layer:
 
     @property
     def slots(self) -> int:
-        """Rows of y that a row of x meets in one depth."""
+        """Rows of y with a product with a row of x, in one depth."""
         return -(-self.height.taps // self.height.stride)
 
     @property
@@ -98,8 +98,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class PlanarLayer:
-    """A depthwise problem of one or two dimensions and of stride 1, with height and width; a dgrad
-    as the forward convolution of dy that it is."""
+    """A depthwise problem of one or two dimensions and of stride 1, with height and width. A dgrad
+    is the forward convolution of dy."""
 
     images: int
     channels: int
@@ -107,10 +107,11 @@ class PlanarLayer:
     out_size: tuple[int, int]
     kernel: tuple[int, int]
     padding: tuple[int, int]
-    """Before the first row and column. Negative where a gradient has more columns than needed."""
+    """Padding before the first row and column; negative if a gradient has more columns than
+    needed."""
     is_channels_last: bool
     alignment: int
-    """Bytes that x and y begin at a multiple of."""
+    """Alignment of x and y in bytes."""
 
     @classmethod
     def of(cls, problem: ConvProblem) -> Self:
@@ -128,28 +129,28 @@ class PlanarLayer:
 
     @property
     def is_signal(self) -> bool:
-        """Whether it has one row, which is divided into segments that are computed as rows."""
+        """Whether it has one row, whose segments are computed as rows."""
         return self.in_size[0] == self.out_size[0] == self.kernel[0] == 1 and not self.padding[0]
 
 
 def is_dilation_small(problem: ConvProblem) -> bool:
-    """Returns whether most threads of kernels that share pixels by their residue modulo the
-    dilation have some; and to go over the residues is quick."""
+    """Returns whether the dilation is small. Kernels share pixels by their residues modulo the
+    dilation: then most threads have pixels, and loops over residues are quick."""
     return all(
         d.dilation <= min(_MOST_DILATION, 2 * d.size, 2 * d.output) for d in dimensions(problem)[1:]
     )
 
 
 def is_depthwise(problem: ConvProblem) -> bool:
-    """Returns whether each output channel has one input channel, and the sizes are such that the
-    kernels of this folder count pixels in 32 bits."""
+    """Returns whether each output channel has one input channel, and 32 bits suffice for the pixel
+    counts of this folder's kernels."""
     return (
         problem.op in ("fprop", "dgrad")
         and problem.dtype in ELEMENTS
         and problem.weight_shape[1] == 1
         and problem.groups > 1
         and (problem.op == "fprop" or problem.weight_shape[0] == problem.groups)
-        # If they have a common divisor, some x pixels reach no y pixel, and no tile has them.
+        # If they have a common divisor, some x pixels reach no y pixel, and are in no tile.
         and (
             problem.op == "fprop"
             or all(math.gcd(d.stride, d.dilation) == 1 for d in dimensions(problem)[1:])
@@ -163,8 +164,8 @@ def is_depthwise(problem: ConvProblem) -> bool:
 
 
 def is_for_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Returns whether the products bound the problem, and tensor cores can compute them: large
-    kernels at stride 1 in the half types."""
+    """Returns whether products bound the problem, and tensor cores can compute them: large kernels
+    at stride 1 in the half types."""
     return (
         gpu.compute_capability >= MMA_CAPABILITY
         and problem.dtype != torch.float32
@@ -175,13 +176,13 @@ def is_for_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
 
 
 def added(problem: ConvProblem) -> list[Address]:
-    """Returns the arguments of what a kernel adds to its sums."""
+    """Returns the arguments of a kernel's epilogue."""
     return [Address("bias")] * problem.bias + [Address("residual")] * problem.residual
 
 
 def is_depthwise_wgrad(problem: ConvProblem) -> bool:
-    """Returns whether it is a depthwise wgrad with a multiplier of 1, whose sizes are such that the
-    kernels count rows and columns in 32 bits."""
+    """Returns whether it is a depthwise wgrad with a multiplier of 1, and 32 bits suffice for the
+    kernels' counts of rows and columns."""
     taps = [d * k for d, k in zip(problem.dilation, problem.weight_shape[2:], strict=True)]
     tiles = [64 * d * s for d, s in zip(problem.dilation, problem.stride, strict=True)]
     return (

@@ -1,4 +1,4 @@
-"""Tiles of depthwise convolutions whose pixels lie in shared memory: offers of ``depthwise``."""
+"""Tiles of depthwise convolutions with pixels in shared memory: offers of ``depthwise``."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _Numbers = Any
 
 @dataclass(frozen=True)
 class BlockTile:
-    """The output pixels of one block, which are the settings of an offer; or many such tiles, whose
-    columns, rows and threads are arrays."""
+    """The output pixels of one block, which are the settings of an offer; or many such tiles, with
+    arrays of columns, rows and threads."""
 
     layer: Layer
     gpu: Gpu
@@ -89,7 +89,7 @@ class BlockTile:
         return self.layer.images * self.chunks * math.prod(self.tiles)
 
     def _read(self, units: _Numbers, d: Dimension) -> _Numbers:
-        """Returns the pixels that a number of units, pixels of y or groups of x, need."""
+        """Returns the pixels read for a number of units (pixels of y or groups of x)."""
         if self.layer.op == "fprop":
             return (units - 1) * d.stride + d.taps
         return units + -(-d.taps // d.stride) - 1
@@ -163,14 +163,14 @@ class BlockTile:
         moved = self.layer.itemsize * self.groups * self.channels * (self.pixels_read + written)
         memory = blocks * moved / _BYTES_A_CLOCK
         waves = -(-blocks // self.residents)
-        # Blocks that begin together do not hide each other's copies.
+        # Simultaneously begun blocks do not hide each other's copies.
         hidden = 1 - np.maximum(1 / self.residents, 1 / waves)
         total = np.maximum(issue, memory) + np.minimum(issue, memory) * (1 - hidden)
         return total + _BLOCK_LATENCY * (0.7 + 0.3 * waves)
 
 
 def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
-    """Returns those that are worth a measurement, the best guess first."""
+    """Returns the tiles worth a measurement, the best guess first."""
     is_half = problem.dtype != torch.float32
     is_stride_one = all(s == 1 for s in problem.stride)
     if (

@@ -38,7 +38,7 @@ _PIXEL_INSTRUCTIONS = 6  # besides those for each channel
 
 @dataclass(frozen=True)
 class _Tile:
-    """The pixels and taps that a thread multiplies at a time."""
+    """The pixels and taps of a thread's products at a time."""
 
     layer: Layer
     channels: int
@@ -59,12 +59,12 @@ class _Tile:
 
     @property
     def window(self) -> int:
-        """Columns of x that it meets."""
+        """Columns of x in its products."""
         return (self.columns - 1) * self.layer.width.stride + self.layer.width.taps
 
     @property
     def _pixels(self) -> int:
-        """Pixels of x that a step reads."""
+        """Pixels of x in a step's reads."""
         height = self.layer.height
         return min(height.stride, height.taps) * self.depths * self.window
 
@@ -92,7 +92,7 @@ class _Tile:
 
     @property
     def lanes(self) -> int:
-        """Threads of a block side by side in channels: eight fill whole sectors."""
+        """Adjacent threads of a block along channels: eight fill whole sectors."""
         groups = self.layer.channels // self.channels
         chunks = -(-groups // _MOST_LANES)
         return min(groups, -(-groups // (8 * chunks)) * 8)
@@ -104,7 +104,7 @@ class _Tile:
 
     @property
     def tiles_at_a_time(self) -> int:
-        """Tiles that a block computes at a time."""
+        """Simultaneous tiles of a block."""
         return max(1, self.most_threads // self.lanes)
 
     @property
@@ -149,7 +149,7 @@ class _Tile:
         return min(needed, self.blocks_at_once(gpu))
 
     def with_best_rows(self, gpu: Gpu) -> _Tile:
-        """Returns the tile with which the busiest thread has the fewest steps."""
+        """Returns the tile with the fewest steps of the busiest thread."""
 
         def steps(tile: _Tile) -> int:
             a_time = tile.splits(gpu) * self.tiles_at_a_time
@@ -171,7 +171,7 @@ def _tiles(layer: Layer) -> list[_Tile]:
         and layer.channels % count == 0
     ]
     wide = [count for count in widths if count * layer.itemsize > 2]
-    # Loads of two bytes are for odd channels, and for so many taps that nothing else fits.
+    # Loads of two bytes are for odd channels, and for many taps, if nothing else fits.
     return list(_tiles_of(layer, wide)) or list(_tiles_of(layer, widths))
 
 
@@ -194,8 +194,8 @@ def _tiles_of(layer: Layer, widths: list[int]) -> Iterator[_Tile]:
 
 
 class DepthwiseWgrad(KernelFamily[_Tile]):
-    """Weight gradients of depthwise convolutions with a multiplier of 1, in channels_last: any
-    stride, dilations up to twice the image, up to 49 taps in a depth, float16, bfloat16 and
+    """Weight gradients of depthwise convolutions with a multiplier of 1, in channels_last. It takes
+    any stride, dilations up to twice the image, up to 49 taps in a depth, float16, bfloat16 and
     float32.
 
     A NaN or an infinity reaches the weights that depend on it, and no others. x counts as zero
@@ -237,7 +237,7 @@ class DepthwiseWgrad(KernelFamily[_Tile]):
         is_large = min(layer.height.taps, layer.width.taps) >= 5 and problem.spatial_dims < 3
         has_pairs = problem.dtype != torch.float32 and layer.channels % 2 == 0
         if is_large and is_plain and has_pairs and layer.alignment >= 4:
-            return []  # bound by the products, of which tensor cores compute more
+            return []  # bound by products, and tensor cores compute more of them
         tiles = [tile for tile in _tiles(layer) if tile.channel_chunks < 1 << 16]
         found = [tile.with_best_rows(gpu) for tile in tiles]
         return [tile for tile in found if tile.tile_count <= INT32_MAX]

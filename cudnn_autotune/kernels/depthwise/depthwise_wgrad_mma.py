@@ -36,7 +36,7 @@ class _Layer(PlanarLayer):
 
     @property
     def blocks(self) -> int:
-        """Column blocks of dy that a column block of x meets."""
+        """Column blocks of dy in products with a column block of x."""
         return ceil_div(self.kernel[1] + 7, 8)
 
     @property
@@ -46,7 +46,7 @@ class _Layer(PlanarLayer):
 
     @property
     def tile_size(self) -> tuple[int, int]:
-        """The rows of 8 columns, or blocks of 8 rows, and the column blocks that there are."""
+        """The numbers of rows of 8 columns, or of blocks of 8 rows, and of column blocks."""
         if self.is_signal:
             return ceil_div(self.out_size[1], 64), 1
         return ceil_div(self.out_size[0], 8), ceil_div(self.out_size[1], 8)
@@ -91,7 +91,7 @@ class _Tiling:
 
     @property
     def load_channels(self) -> int:
-        """Channels that a thread reads at once."""
+        """Channels in one read of a thread."""
         if not self.layer.is_channels_last:
             return 1
         is_four = self.channels % 4 == self.layer.channels % 4 == 0 and self.layer.alignment >= 8
@@ -139,11 +139,11 @@ class _Tiling:
         return self.layout["SHARED_BYTES"]
 
     def resident(self, gpu: Gpu) -> int:
-        """Blocks that a multiprocessor holds at a time."""
+        """Returns the resident blocks of a multiprocessor."""
         return occupancy(gpu, 32 * self.warps, self.registers, self.shared_bytes)
 
     def items_a_split(self, gpu: Gpu) -> int:
-        """Returns the items of a block if all blocks are to be on the GPU at once."""
+        """Returns the items of a block such that all blocks are on the GPU at once."""
         groups = ceil_div(self.layer.channels, self.channels)
         blocks = gpu.multiprocessors * self.resident(gpu)
         return ceil_div(self.items, max(1, blocks // groups))
@@ -168,7 +168,7 @@ class _Tiling:
             vectors = read_rows * (self.column_blocks + s.blocks - 1) + rows * self.column_blocks
         vectors *= self.tiles
         mma = self.channels * products * _MMA_CLOCKS
-        # A vector is written once; how many accesses read it from the L1 cache is a guess.
+        # A vector is written once; the number of its reads from the L1 cache is a guess.
         accesses = self.channels * (matrices + vectors * 4 / 8)
         sector = max(self.channels * 2, _SECTOR) if s.is_channels_last else self.channels * 2
         memory = vectors * 8 * sector / _BYTES_A_CLOCK
@@ -177,7 +177,7 @@ class _Tiling:
         blocks = ceil_div(groups * self.splits(gpu), gpu.multiprocessors)
         rounds = ceil_div(blocks, resident)
         latency = mma + accesses + memory + _ITEM_CLOCKS
-        # Blocks of the last round are as many as those of the others, if there are others.
+        # The last round has the same number of blocks as the others, if there are others.
         blocks = rounds * min(blocks, resident)
         item = busiest_clocks(blocks, max(mma, accesses, memory), rounds, latency)
         return self.items_a_split(gpu) * item
@@ -216,9 +216,9 @@ def _best_tilings(layer: _Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
 
 
 class DepthwiseWgradMma(KernelFamily[_Tiling]):
-    """Weight gradients of depthwise convolutions with a multiplier of 1, of stride and dilation 1,
-    in the half types: one and two dimensions, channels_last with an even number of channels, and
-    contiguous.
+    """Weight gradients of depthwise convolutions with multiplier, stride and dilation of 1, in the
+    half types. It takes one and two dimensions, contiguous, and channels_last with an even number
+    of channels.
 
     A NaN or an infinity reaches the weights that depend on it, and no others. x counts as zero
     outside of its image, which an infinite dy makes NaN.

@@ -1,2 +1,2 @@
-"""Convolutions with few channels of the input, such as a model's first, or of the output, and
-gradients of their weights, on tensor cores from compute capability 8.0 on."""
+"""Convolutions with few channels of the input or of the output, such as a model's first, and their
+weights' gradients. They need tensor cores of compute capability 8.0 or later."""

@@ -17,16 +17,16 @@ _SOURCES = ("few_channels_rows.cuh", "few_channels_pairs.cuh", "few_channels.cu"
 _MOST_ROWS, _MOST_COLUMNS = 16, 128
 """Limits of a tile, in output pixels. In an output of height 1 it has up to 8 times the columns."""
 _BYTES_OF_A_CLOCK = 16
-"""Bytes per clock that a multiprocessor moves from and to memory, estimated."""
+"""Estimated bytes per clock of a multiprocessor from and to memory."""
 _CLOCKS_OF_A_TILE = 300
-"""Clocks that a tile costs besides, estimated."""
+"""Estimated further clocks of a tile."""
 _MOST_OFFERS = 5
 _WARPS = 8
 _OTHER_REGISTERS, _RESIDUAL_REGISTERS = 28, 8
 """Registers per thread besides the weights, the sums and the image's fragments, as in cubins."""
 _MOST_REGISTERS = 240
 _MOST_WEIGHT_REGISTERS = 64
-"""Registers per eight channels. A larger window is a matrix for cuDNN."""
+"""Most registers per eight channels. A larger window is a matrix for cuDNN."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class _Tiling:
     columns: int
     """Columns of output pixels in a block's tile."""
     n_tiles: int
-    """Eights of output channels that a warp computes."""
+    """Eights of output channels of a warp."""
     m_tiles: int
-    """Groups of 16 pixels that it computes at a time."""
+    """Its simultaneous groups of 16 pixels."""
     blocks: int
-    """Blocks that a multiprocessor is to hold."""
+    """Intended resident blocks of a multiprocessor."""
 
     @property
     def settings(self) -> str:
@@ -52,7 +52,7 @@ class _Tiling:
 
 @dataclass(frozen=True)
 class _Geometry(Rows):
-    """Geometry, by the names that few_channels.cu uses."""
+    """Geometry, by the names in few_channels.cu."""
 
     @property
     def phases(self) -> int:
@@ -90,7 +90,8 @@ def _warps(problem: ConvProblem, settings: _Tiling) -> tuple[int, int]:
 
 
 def _grid(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int, int]:
-    """Tiles along the output's rows and columns, all tiles, and blocks along channels."""
+    """Returns the tiles along the output's rows and columns, all tiles, and blocks along
+    channels."""
     n, channels, p, q = problem.output_shape
     tiles_p, tiles_q = -(-p // settings.rows), -(-q // settings.columns)
     along_channels = _warps(problem, settings)[1] * 8 * settings.n_tiles
@@ -98,8 +99,8 @@ def _grid(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int, int]:
 
 
 class FewChannels(KernelFamily[_Tiling]):
-    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 channels in and
-    a multiple of 8 out, no dilation, no groups."""
+    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 input channels,
+    output channels a multiple of 8, no dilation, no groups."""
 
     name = "few_channels"
     version = version_of(__name__)
@@ -118,7 +119,7 @@ class FewChannels(KernelFamily[_Tiling]):
                 if problem.weight_shape[0] % (8 * n_tiles) == 0 and used <= _MOST_REGISTERS:
                     blocks = min(4, gpu.sm_registers // (32 * _WARPS * used))
                     found.append(_tiled(n_tiles, m_tiles, blocks, problem, gpu))
-        # Enough warps hide latencies, and each fragment of the image should serve many products.
+        # Enough warps hide latencies, and each fragment of the image should have many products.
         found.sort(
             key=lambda s: (
                 s.n_tiles > 1,
@@ -175,7 +176,8 @@ class FewChannels(KernelFamily[_Tiling]):
 
 
 def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Tiling:
-    """Chooses the tile, and fewer blocks a multiprocessor if their shared memory does not fit."""
+    """Returns the settings with a tile, and fewer blocks a multiprocessor if their shared memory
+    does not fit."""
     geometry = _Geometry(problem)
     p = problem.output_shape[2]
     most = [_MOST_COLUMNS << i for i in range(4)] if p == 1 else [_MOST_COLUMNS]
@@ -201,8 +203,8 @@ def _columns(geometry: _Geometry, most: int) -> int:
 
 
 def _clocks(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
-    """Estimates the clocks for which a multiprocessor is busy: a large tile copies fewer elements
-    twice, but warps and blocks should have equal shares."""
+    """Estimates the busy clocks of a multiprocessor. A large tile copies fewer elements twice, but
+    warps and blocks should have equal shares."""
     geometry = _Geometry(problem)
     _, _, tiles, blocks_y = _grid(problem, settings)
     warps_m, warps_n = _warps(problem, settings)
@@ -213,7 +215,7 @@ def _clocks(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> int:
     height = (settings.rows - 1) * problem.stride[0] + problem.weight_shape[2]
     image = 2 * height * geometry.tile_pitch(settings.columns)
     output = 2 * settings.rows * settings.columns * warps_n * 8 * settings.n_tiles
-    # Much of the image comes from the L2 cache. Nothing is computed until the first tile is here.
+    # Much of the image comes from the L2 cache. Products begin when the first tile is here.
     moved = (image // 2 + output) // _BYTES_OF_A_CLOCK
     resident = max(1, gpu.multiprocessors * settings.blocks // blocks_y)
     a_tile = products + moved + _CLOCKS_OF_A_TILE

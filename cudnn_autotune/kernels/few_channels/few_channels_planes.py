@@ -1,5 +1,5 @@
-"""Forward convolutions of contiguous images and signals with few channels, of the input or of the
-output, on tensor cores."""
+"""Forward convolutions of contiguous images and signals with few input or output channels, on
+tensor cores."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _MOST_ROWS = 16
 _MOST_PIXELS = 512
 """Output pixels of a tile."""
 _LEAST_COLUMNS = 16
-"""Columns of an output whose rows are worth vectors."""
+"""Least columns of an output for vectors along rows."""
 _MOST_BLOCKS = 4
 _MOST_WEIGHT_REGISTERS, _MOST_REGISTERS = 128, 240
 _OTHER_REGISTERS = 40
 """Registers per thread besides the weights and the sums, estimated."""
 _BYTES_OF_A_CLOCK = 13
-"""Bytes per clock that a multiprocessor moves from and to memory, estimated."""
+"""Estimated bytes per clock of a multiprocessor from and to memory."""
 _INSTRUCTIONS_OF_A_CLOCK = 2.5
 _INSTRUCTIONS_OF_A_TILE = 250 * _WARPS
 """Instructions of a block besides those for pixels, estimated."""
 _CLOCKS_OF_A_TILE = 1000
-"""Clocks from one tile of a block to its next one if nothing else binds, estimated."""
+"""Estimated clocks from one tile of a block to its next one, without another bound."""
 _MOST_OFFERS = 4
 
 
@@ -47,13 +47,13 @@ class _Tiling:
     columns: int
     """Columns of output pixels in a block's tile."""
     warps_c: int
-    """Warps of a block that have channels of their own; others share the pixels."""
+    """Warps of a block with channels of their own; others share the pixels."""
     m_tiles: int
-    """Sixteens of output channels that a warp computes."""
+    """Sixteens of output channels of a warp."""
     n_tiles: int
-    """Eights of pixels that it computes at a time."""
+    """Its simultaneous eights of pixels."""
     blocks: int
-    """Blocks that a multiprocessor is to hold."""
+    """Intended resident blocks of a multiprocessor."""
 
     @property
     def channels(self) -> int:
@@ -69,7 +69,7 @@ class _Tiling:
 
 
 class _Geometry(Rows):
-    """Sizes by the names that few_channels_planes.cu uses."""
+    """Sizes by the names in few_channels_planes.cu."""
 
     @property
     def row_pairs(self) -> int:
@@ -97,9 +97,9 @@ class _Geometry(Rows):
 
 
 class FewChannelsPlanes(KernelFamily[_Tiling]):
-    """Implicit GEMM for first and last layers: float16 and bfloat16, contiguous, 1-d and 2-d, 1 to
-    8 channels in and 8 or more out, or the other way round, no dilation, no groups. It computes
-    gradients of the input of such layers with stride 1, too."""
+    """Implicit GEMM for first and last layers: float16 and bfloat16, contiguous, 1-d and 2-d, no
+    dilation, no groups. They have 1 to 8 input channels and 8 or more output channels, or vice
+    versa. It computes gradients of the input of such layers with stride 1, too."""
 
     name = "few_channels_planes"
     version = version_of(__name__)
@@ -184,7 +184,8 @@ def _view(problem: ConvProblem) -> ConvProblem | None:
 
 
 def _grid(geometry: _Geometry, tiling: _Tiling) -> tuple[int, int, int, int]:
-    """Tiles along the output's rows and columns, all tiles, and blocks along channels."""
+    """Returns the tiles along the output's rows and columns, all tiles, and blocks along
+    channels."""
     n, channels, p, q = geometry.problem.output_shape
     tiles_p, tiles_q = -(-p // tiling.rows), -(-q // tiling.columns)
     return tiles_p, tiles_q, n * tiles_p * tiles_q, -(-channels // tiling.channels)
@@ -196,7 +197,7 @@ def _tilings(geometry: _Geometry, gpu: Gpu) -> Iterator[_Tiling]:
     for m_tiles, warps_c, n_tiles in product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
         weights = 2 * geometry.registers * m_tiles
         registers = weights + 4 * m_tiles * n_tiles + _OTHER_REGISTERS + 2 * m_tiles * problem.bias
-        # A block of more channels than there are would compute nothing in half of its warps.
+        # In a block of more channels than the layer has, half of the warps would be idle.
         is_idle = m_tiles * warps_c > 1 and 8 * m_tiles * warps_c >= k
         if is_idle or weights > _MOST_WEIGHT_REGISTERS or registers > _MOST_REGISTERS:
             continue
@@ -217,7 +218,7 @@ def _clocks(geometry: _Geometry, tiling: _Tiling, gpu: Gpu) -> float:
     """Estimates the clocks of the busiest multiprocessor."""
     _, _, tiles, blocks_y = _grid(geometry, tiling)
     pixels, q = tiling.rows * tiling.columns, geometry.problem.output_shape[3]
-    # For eight pixels, a warp issues products and what they read, stages sums, and more.
+    # For eight pixels, a warp issues products and their loads, stages sums, and more.
     products = geometry.registers * (tiling.m_tiles / 2 + 2 + 1.5 * geometry.is_odd)
     staging = tiling.m_tiles * (12 if q % 2 else 8)
     computing = pixels // 8 * tiling.warps_c * (products + staging + 25 / tiling.n_tiles)

@@ -11,7 +11,7 @@ from cudnn_autotune.kernels.sources import ELEMENTS
 
 _MOST_CHANNELS = 8
 _MOST_OUTPUT_CHANNELS = 65536
-"""A grid has at most 65535 blocks along them."""
+"""A grid has at most 65535 blocks along output channels."""
 _MOST_ELEMENTS = 2**30
 """Elements of a padded row of the image: the kernels count them in 32 bits."""
 
@@ -24,8 +24,8 @@ def is_computed(
     """Returns whether a kernel for few channels computes a problem of its operation.
 
     Args:
-        in_tf32: whether it does so in TF32, too.
-        memory_format: the one that it computes in.
+        in_tf32: whether the kernel computes in TF32, too.
+        memory_format: the kernel's memory format.
     """
     if problem.spatial_dims != 2:
         return False
@@ -50,19 +50,19 @@ def is_computed(
 
 @dataclass(frozen=True)
 class Rows:
-    """Sizes that a problem determines, by the names that few_channels_rows.cuh uses."""
+    """Sizes that a problem determines, by the names in few_channels_rows.cuh."""
 
     problem: ConvProblem
     """The problem, with two dimensions."""
 
     @property
     def is_planar(self) -> bool:
-        """Whether the channels of an image are planes, and do not lie together in its pixels."""
+        """Whether the channels of an image are planes, and not together in its pixels."""
         return self.problem.memory_format == torch.contiguous_format
 
     @property
     def channels(self) -> int:
-        """Elements of a pixel that lie together."""
+        """Adjacent elements of a pixel."""
         return 1 if self.is_planar else self.problem.input_shape[1]
 
     @property
@@ -84,14 +84,14 @@ class Rows:
 
     @property
     def copy(self) -> int:
-        """The most elements that a copy may have: rows of the image begin at a multiple."""
+        """The most elements of a copy: rows of the image begin at a multiple."""
         row_elements = self.problem.input_shape[3] * self.channels
         size = self.problem.dtype.itemsize
         most = min(self.problem.alignment[0], 16) // size
         return next((n for n in (8, 4, 2) if row_elements % n == 0 and n <= most), 1)
 
     def pitch(self, columns: int, window: int) -> int:
-        """Elements of a row of a tile, whose windows have ``window`` elements a row."""
+        """Returns the elements of a row of a tile, whose windows have ``window`` elements a row."""
         return -(-(self.left + self.pixel_step * (columns - 1) + window) // 8) * 8
 
     @property

@@ -21,7 +21,7 @@ _LEAST_BLOCKS = 16
 _MOST_COLUMNS = 128
 _MOST_OFFERS = 5
 _MOST_SUMS = 160
-"""Registers of a thread for sums: with 8 warps a block, 255 registers are all it may have."""
+"""Registers of a thread for sums: with 8 warps a block, it has at most 255 registers."""
 _SUMS_OF_TWO_BLOCKS, _SUMS_OF_THREE_BLOCKS = 80, 32
 _MOST_ELEMENTS = 400
 """Elements of a window. A larger one is a matrix for cuDNN."""
@@ -32,11 +32,11 @@ class _Tiling:
     columns: int
     """Columns of output pixels in a block's tile."""
     m_tiles: int
-    """Sixteens of output channels that a block computes."""
+    """Sixteens of output channels of a block."""
     warps_n: int
     """Warps of a block that share the window's elements."""
     blocks: int
-    """Blocks that a multiprocessor is to hold."""
+    """Intended resident blocks of a multiprocessor."""
 
     @property
     def settings(self) -> str:
@@ -47,8 +47,9 @@ class _Tiling:
 
 
 class FewChannelsWgrad(KernelFamily[_Tiling]):
-    """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 1 to 8 channels in
-    and a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
+    """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 1 to 8 input
+    channels, output channels a multiple of 8, no dilation, no groups. Sums of blocks are added in a
+    fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(__name__)
@@ -131,23 +132,25 @@ class FewChannelsWgrad(KernelFamily[_Tiling]):
 
 
 def _n_tiles(problem: ConvProblem, warps_n: int) -> int:
-    """Eights of the window's elements that a warp computes."""
+    """Returns the eights of the window's elements of a warp."""
     return -(-math.prod(problem.weight_shape[1:]) // (8 * warps_n))
 
 
 def _tile_rows(problem: ConvProblem) -> int:
-    """Rows of the output in a tile. Of half types an mma takes pixels below each other."""
+    """Returns the rows of the output in a tile. Of half types an mma takes pixels below each
+    other."""
     return 1 if problem.may_use_tf32 or _segments(problem) > 1 else 2
 
 
 def _segments(problem: ConvProblem) -> int:
-    """Segments of a row of the output in a tile: two where there is no second row to pair."""
+    """Returns the segments of a row of the output in a tile: two if there is no second row to
+    pair."""
     is_signal = problem.output_shape[2] == problem.weight_shape[2] == 1 and problem.padding[0] == 0
     return 2 if is_signal and not problem.may_use_tf32 else 1
 
 
 def _tiles(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int]:
-    """Tiles along the output's rows and columns, and all tiles."""
+    """Returns the tiles along the output's rows and columns, and all tiles."""
     n, _, p, q = problem.output_shape
     tiles_p = -(-p // _tile_rows(problem))
     tiles_q = -(-q // (_segments(problem) * settings.columns))
@@ -155,8 +158,8 @@ def _tiles(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int]:
 
 
 def _grid(problem: ConvProblem, settings: _Tiling, gpu: Gpu) -> tuple[int, int]:
-    """Blocks that share the tiles, and blocks along the output's channels. The sums of all blocks
-    should not be more bytes than the operands."""
+    """Returns the blocks that share the tiles, and blocks along the output's channels. The sums of
+    all blocks should not have more bytes than the operands."""
     blocks_y = -(-problem.weight_shape[0] // (16 * settings.m_tiles))
     resident = gpu.multiprocessors * settings.blocks // blocks_y
     numbers = math.prod(problem.input_shape) + math.prod(problem.output_shape)
@@ -185,15 +188,16 @@ def _shared_bytes(problem: ConvProblem, settings: _Tiling) -> int:
 
 
 def _cost(problem: ConvProblem, m_tiles: int, n_tiles: int, warps_n: int) -> float:
-    """Returns the accesses to shared memory for 16 pixels, which bind before the tensor cores do. A
-    block that has a multiprocessor for itself waits more."""
+    """Returns the accesses to shared memory for 16 pixels, which bind before the tensor cores. A
+    block alone on a multiprocessor waits more."""
     blocks_y = -(-problem.weight_shape[0] // (16 * m_tiles))
     waits = 1.5 if 4 * m_tiles * n_tiles > _SUMS_OF_TWO_BLOCKS else 1.0
     return waits * blocks_y * warps_n * (4 * m_tiles + 2 * n_tiles)
 
 
 def _fitted(settings: _Tiling, problem: ConvProblem, gpu: Gpu) -> _Tiling:
-    """Makes tiles narrower until the blocks' shared memory fits and each multiprocessor has one."""
+    """Returns settings with narrower tiles, whose shared memory fits and which give each
+    multiprocessor one."""
     while True:
         of_a_block = _shared_bytes(problem, settings) + gpu.reserved_shared_bytes
         fitting = gpu.sm_shared_bytes // of_a_block

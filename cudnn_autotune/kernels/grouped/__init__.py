@@ -1,2 +1,2 @@
-"""Grouped 2-d convolutions of 4 to 56 channels a group and their gradients, on tensor cores from
-compute capability 8.0 on."""
+"""Grouped 2-d convolutions of 4 to 56 channels a group and their gradients, on tensor cores of
+compute capability 8.0 or later."""

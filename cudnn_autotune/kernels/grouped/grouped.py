@@ -28,14 +28,14 @@ from cudnn_autotune.kernels.grouped.grouped_layer import (
 
 _SOURCES = ("grouped_tile.cuh", "grouped_multiply.cuh", "grouped.cu")
 _MOST_SUMS = 16
-"""Tiles of 16 x 8 of a warp, which take four registers each."""
+"""Most tiles of 16 x 8 of a warp, each with four registers."""
 _MOST_ROWS = 8
 
 
 @dataclass(frozen=True)
 class _Item:
-    """The outputs that a warp computes at a time: 16 pixels of ``rows`` rows, in ``groups`` groups,
-    of ``n_tiles`` x 8 output channels."""
+    """The simultaneous outputs of a warp: 16 pixels of ``rows`` rows, in ``groups`` groups, of
+    ``n_tiles`` x 8 output channels."""
 
     rows: int
     groups: int
@@ -140,7 +140,7 @@ def _tilings(layer: Layer, gpu: Gpu) -> tuple[Tiling, ...]:
 class Grouped(KernelFamily[Tiling]):
     """Forward and input gradient of grouped convolutions, by grouped.cu.
 
-    An output is NaN or infinite only if its own group's operands make it so.
+    An output is NaN or infinite only because of its own group's operands.
     """
 
     name = "grouped"

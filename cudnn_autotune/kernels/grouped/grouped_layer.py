@@ -1,4 +1,4 @@
-"""Grouped convolutions in the words of their kernels, and their division among blocks and warps."""
+"""Grouped convolutions in the terms of their kernels, and their division among blocks and warps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cudnn_autotune.kernels.cost_model import busiest_clocks, occupancy
 _MOST_OFFERS = 4
 _MOST_BLOCK_CHANNELS = 128
 _L2_BYTES_A_CLOCK = 24
-"""To and from a multiprocessor, about, while all read and write."""
+"""Approximate bytes to and from a multiprocessor, while all read and write."""
 _L2_REQUEST_CLOCKS = 2.4
 _L2_SECTOR_CLOCKS = 1.65
-"""L2 clocks per request of up to 128 bytes, and per 32 bytes read, from each of 132 multiprocessors
-that are all busy, as measured on an H200."""
+"""L2 clocks per request of up to 128 bytes, and per 32 bytes read, from each of 132 busy
+multiprocessors, as measured on an H200."""
 _MOST_ISSUED_A_CLOCK = 3.2
 _WARPS_OF_HALF = 8
-"""Instructions of a multiprocessor if it had very many warps, and the warps for half of that, as
+"""Instructions of a multiprocessor with very many warps, and the warps for half of that, as
 measured on an H200."""
 _COPY_INSTRUCTIONS = 8
 """Instructions of a warp for 32 copies."""
@@ -32,7 +32,7 @@ _COPY_INSTRUCTIONS = 8
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension of a tile, as ``Axis`` of grouped_tile.cuh has it."""
+    """One dimension of a tile, as ``Axis`` of grouped_tile.cuh."""
 
     kernel: int
     stride: int
@@ -59,7 +59,7 @@ class Axis:
         return -(-max(0, self.kernel - first) // self.phases)
 
     def extent(self, tile: int) -> int:
-        """Returns the input elements that ``tile`` units read."""
+        """Returns the input elements of ``tile`` units."""
         if not self.is_dgrad:
             return (tile - 1) * self.stride + self.kernel
         return tile + _reach(self)
@@ -67,7 +67,7 @@ class Axis:
 
 @functools.lru_cache(maxsize=256)
 def _reach(axis: Axis) -> int:
-    """Returns the input elements that a tile of a gradient reads beside one a unit."""
+    """Returns the input elements of a gradient's tile beside one a unit."""
     ends = [
         ((phase + axis.pad) // axis.stride, axis.taps(phase))
         for phase in range(axis.phases)
@@ -78,8 +78,8 @@ def _reach(axis: Axis) -> int:
 
 @dataclass(frozen=True)
 class Layer:
-    """A problem in the words of the kernels: "in" is what a tile with a halo is read of, "out" what
-    its pixels are: x and y, and for dgrad y and x."""
+    """A problem in the terms of the kernels: "in" is the tensor of a tile with a halo, "out" the
+    tensor of its pixels. They are x and y, and for dgrad y and x."""
 
     images: int
     y: Axis
@@ -87,7 +87,7 @@ class Layer:
     group_in: int
     group_out: int
     merge: int
-    """Groups that are computed as one, whose width is a multiple of 8."""
+    """Number of groups computed as one, whose width is a multiple of 8."""
     merged_groups: int
     element_bytes: int
     """2, or 4 for products in TF32."""
@@ -111,13 +111,13 @@ class Layer:
 
 
 def _widest(problem: ConvProblem) -> int:
-    """Channels a group above which cuDNN's engines are faster, as measured on an H200 (64 wide:
-    1.2 to 2.2 times). They are slow at gradients of the input with a stride."""
+    """Returns the channels a group above which cuDNN's engines are faster, as measured on an H200
+    (64 wide: 1.2 to 2.2 times). They are slow at gradients of the input with a stride."""
     return 64 if problem.op == "dgrad" and max(problem.stride) > 1 else 56
 
 
 def layer_of(problem: ConvProblem) -> Layer | None:
-    """Returns the problem in the kernels' words, or None if they do not compute it."""
+    """Returns the problem in the kernels' terms, or None if they do not compute it."""
     c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
     merge = 1 if c % 8 == k % 8 == 0 else 2
     if not (
@@ -154,7 +154,7 @@ def layer_of(problem: ConvProblem) -> Layer | None:
 
 @dataclass(frozen=True)
 class Tile:
-    """The outputs that a block computes at a time, of each phase."""
+    """The simultaneous outputs of a block, of each phase."""
 
     images: int
     rows: int
@@ -165,7 +165,7 @@ class Tile:
         return self.images * self.rows * self.columns
 
     def counts(self, layer: Layer) -> tuple[int, int, int]:
-        """Tiles of the layer: of images, of rows and of columns."""
+        """Returns the tiles of the layer: of images, of rows and of columns."""
         return (
             -(-layer.images // self.images),
             -(-layer.y.units // self.rows),
@@ -173,17 +173,17 @@ class Tile:
         )
 
     def in_pixels(self, layer: Layer) -> int:
-        """Pixels of the input in shared memory."""
+        """Returns the pixels of the input in shared memory."""
         columns = -(-layer.x.extent(self.columns) // layer.x.in_step) * layer.x.in_step
         return self.images * layer.y.extent(self.rows) * columns
 
     def read_pixels(self, layer: Layer) -> int:
-        """Returns how many input pixels of a tile lie in the images, at most."""
+        """Returns the largest number of a tile's input pixels inside the images."""
         return min(self.in_pixels(layer), self.images * layer.y.in_size * layer.x.in_size)
 
 
 def tiles_of(layer: Layer) -> list[Tile]:
-    """Returns tiles whose width is a multiple of 8, as the banks of shared memory want it."""
+    """Returns tiles with a width of a multiple of 8, for the banks of shared memory."""
     height, width = layer.y.units, layer.x.units
     whole = -(-width // 8) * 8
     tiles = []
@@ -236,18 +236,18 @@ class Tiling:
     block_groups: int
     """Merged groups of a block."""
     warp: tuple[tuple[str, int], ...]
-    """Macros that say what a warp computes at a time."""
+    """Macros of the simultaneous work of a warp."""
     stages: int
     warps: int
     shared_bytes: int
     runs: int
-    """Blocks that the tiles of the same groups are divided among."""
+    """Blocks that share the tiles of the same groups."""
     blocks: int
     """Blocks that share the work of a tile and its groups."""
     resident: int
-    """Blocks that a multiprocessor holds at a time."""
+    """Resident blocks of a multiprocessor."""
     score: float
-    """Clocks of the layer, estimated to rank tilings."""
+    """Estimated clocks of the layer, which rank tilings."""
 
     @property
     def settings(self) -> str:
@@ -262,13 +262,14 @@ def divisors(number: int) -> list[int]:
 
 
 def n_tiles_of(chunks: int) -> list[int]:
-    """Returns how many of ``chunks`` 8-channel tiles a warp may take: at most 4, unless prime."""
+    """Returns the possible numbers of ``chunks`` 8-channel tiles of a warp: at most 4, unless
+    prime."""
     most = chunks if chunks in (5, 7) else max(d for d in divisors(chunks) if d <= 4)
     return [most, 2] if most == 4 else [most]
 
 
 def block_groups_of(layer: Layer) -> list[int]:
-    """Returns how many merged groups a block may take."""
+    """Returns the possible numbers of merged groups of a block."""
     width = 8 * max(layer.in_chunks, layer.out_chunks)
     return [d for d in divisors(layer.merged_groups) if d == 1 or d * width <= _MOST_BLOCK_CHANNELS]
 
@@ -280,16 +281,16 @@ class Work:
     mma: float
     """Matrix products of 16 x 8 x 16 (16 x 8 x 8 in TF32) in all warps."""
     matrices: float
-    """Matrices of 128 bytes that all warps load from shared memory."""
+    """Loads of matrices of 128 bytes from shared memory by all warps."""
     instructions: float
     """Instructions of all warps, except copies to shared memory."""
     copies: int
     """Copies of 16 bytes to shared memory."""
     in_pixels: int
-    """Input pixels that lie inside the images."""
+    """Input pixels inside the images."""
     out_pixels: int
     out_bytes: int
-    """Bytes of an output pixel that are adjacent, or are copied together."""
+    """Adjacent, or together copied, bytes of an output pixel."""
     out_loads: int
     """Passes of an output through shared memory."""
     once_bytes: float = 0.0
@@ -321,7 +322,7 @@ def tiling_of(
         rounds = -(-tiles // (slots // abreast))
     runs = min(-(-tiles // rounds), 65535)
 
-    # Clocks of a tile: tensor cores multiply 1024 pairs a clock (512 in TF32), shared among warps
+    # Clocks of a tile. Tensor cores multiply 1024 pairs a clock (512 in TF32), shared among warps
     # in four parts; shared memory moves 128 bytes.
     balance = -(-resident * warps // 4) * 4 / (resident * warps)
     in_bytes = block_groups * layer.in_chunks * layer.chunk_bytes
@@ -341,7 +342,7 @@ def tiling_of(
     )
     # A warp alone takes 8 clocks for an mma, and some 30 for the instructions of a copy.
     alone = (8 * work.mma + 30 * work.copies / 32) / warps
-    # Only other blocks fill the pauses of one that waits for its tile.
+    # Only other blocks fill the pauses of a block that waits for its tile.
     pause = (1.0 if stages == 1 else 0.4) / resident
     once = resident * work.once_bytes / _L2_BYTES_A_CLOCK
     score = busiest_clocks(rounds * resident, clocks * (1 + pause), rounds, alone) + once
@@ -353,15 +354,15 @@ def tiling_of(
 
 @functools.lru_cache(maxsize=256)
 def _requests(together: int, most: int) -> float:
-    """Returns how many aligned chunks of ``most`` bytes are touched by ``together`` adjacent bytes,
-    on average over neighbours."""
+    """Returns the number of aligned chunks of ``most`` bytes touched by ``together`` adjacent
+    bytes, on average over neighbours."""
     ends = [together * i for i in range(9)]
     return sum(-(-end // most) - start // most for start, end in itertools.pairwise(ends)) / 8
 
 
 def best(tilings: Iterable[Tiling]) -> tuple[Tiling, ...]:
-    """Returns the best, and others that differ in two of what no estimate decides: the groups, the
-    tile, the stages."""
+    """Returns the best, and others that differ from better ones in two of groups, tile and stages,
+    which no estimate decides."""
     chosen: list[Tiling] = []
     for tiling in sorted(tilings, key=lambda tiling: tiling.score):
         if len(chosen) < _MOST_OFFERS and all(

@@ -29,14 +29,14 @@ from cudnn_autotune.kernels.sum_parts import sum_launch, sums_bytes
 
 _SOURCES = ("grouped_tile.cuh", "grouped_wgrad_operands.cuh", "grouped_wgrad.cu")
 _MOST_SUMS = 20
-"""Tiles of 16 x 8 of a warp, which take four registers each, unless one pair has more."""
+"""Most tiles of 16 x 8 of a warp, each with four registers, unless one pair has more."""
 _MOST_PRODUCTS = 256
-"""The mma in the unrolled loop over rows."""
+"""Most mma in the unrolled loop over rows."""
 _MOST_WARPS = 12
 
 
 def _weights(layer: Layer) -> int:
-    """Elements that are written."""
+    """Returns the number of written elements."""
     taps = layer.y.kernel * layer.x.kernel
     return layer.merged_groups * layer.merge * layer.group_out * layer.group_in * taps
 
@@ -48,7 +48,7 @@ def _pairs(layer: Layer) -> int:
 
 @dataclass(frozen=True)
 class _Item:
-    """The part of the gradient in a warp: ``pairs`` of 8-channel chunks of column taps, for all row
+    """A warp's part of the gradient: ``pairs`` of 8-channel chunks of column taps, for all row
     taps, and ``n_tiles`` x 8 output channels."""
 
     pairs: int
@@ -65,7 +65,7 @@ def _items_of(layer: Layer) -> list[_Item]:
 
 
 def _rows_of(tile: Tile, products: int) -> int:
-    """Returns the number of rows of the tile that a warp unrolls, with ``products`` mma a row."""
+    """Returns the number of unrolled rows of the tile in a warp, with ``products`` mma a row."""
     return max(d for d in divisors(tile.rows) if d == 1 or d * products <= _MOST_PRODUCTS)
 
 
@@ -129,7 +129,7 @@ def _tilings(layer: Layer, gpu: Gpu) -> tuple[Tiling, ...]:
 class GroupedWgrad(KernelFamily[Tiling]):
     """Weight gradient of grouped convolutions, by grouped_wgrad.cu and sum_parts.cu.
 
-    A gradient is NaN or infinite only if a product that it consists of is, where padding is zero.
+    A gradient is NaN or infinite only if one of its products is, with zeros as padding.
     """
 
     name = "grouped_wgrad"

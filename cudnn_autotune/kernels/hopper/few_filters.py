@@ -29,25 +29,25 @@ _POSITIONS = 64
 """Positions of a product of matrices."""
 _MOST_FILTERS, _MOST_MATRIX_COLUMNS = 64, 256
 _MOST_FILTER_COLUMNS = 9
-"""Columns of a filter at most: a warp asks the next one for 8 of its 16 positions."""
+"""Most columns of a filter: a warp needs 8 of the next one's 16 positions."""
 _MOST_WARPGROUPS = 4
 _WINDOW_COLUMNS = (8, 16, 32, 64)
 _STAGES = (3, 2)
 _MOST_PLANES = 10
-"""Planes of a stage at most."""
+"""Most planes of a stage."""
 _MOST_OFFERS = 2
 _OTHER_REGISTERS, _MORE_REGISTERS = 64, 24
-"""Registers of a thread beside those for sums, and more of them where a stage has many products."""
+"""Registers of a thread beside its sums, and further ones if a stage has many products."""
 _FEW_PRODUCTS = 12
-"""Products of a warpgroup in a stage that need no more registers."""
+"""Most products of a warpgroup in a stage without further registers."""
 _MOST_RESIDENT = 4
 # The numbers below were fitted to the times of tilings of nine layers on an H200.
 _PRODUCT_FACTOR = 1.33
-"""Clocks of a product by those that its bound allows."""
+"""Ratio of a product's clocks to its bound."""
 _WINDOW_ROW_CLOCKS, _FILTER_ROW_CLOCKS = 0.44, 0.57
 """Clocks of a block to issue the copy of 16 bytes."""
 _BYTES_A_CLOCK = 12.6
-"""Bytes of inputs and outputs that a multiprocessor copies in a clock, while all do."""
+"""Copied bytes of inputs and outputs of a multiprocessor in a clock, while all copy."""
 _STORE_CLOCKS, _EIGHT_CLOCKS = 900, 39
 """Clocks to add and store the sums of a tile: at least, and for each 64 positions and 8 filters."""
 _LATENCY = 3300
@@ -56,7 +56,7 @@ _LATENCY = 3300
 
 @dataclass(frozen=True)
 class _Layer:
-    """A problem in the kernel's words: "in" is x, and "out" y; for dgrad they are y and x."""
+    """A problem in the kernel's terms: "in" is x, and "out" y; for dgrad they are y and x."""
 
     is_dgrad: bool
     images: int
@@ -75,11 +75,11 @@ class _Layer:
     dilation: tuple[int, ...]
     """Dilation of the filter's depths and of its rows; its columns have none."""
     first: tuple[int, ...]
-    """Depth, row and column of the input at which the filter of the first output begins."""
+    """Depth, row and column of the input at the begin of the first output's filter."""
 
     @property
     def out_width(self) -> int:
-        """Output channels in a matrix: as many, or the next multiple of 8."""
+        """Output channels in a matrix, rounded up to a multiple of 8."""
         return -(-self.out_channels // 8) * 8
 
     @property
@@ -88,7 +88,7 @@ class _Layer:
 
 
 def _layer_of(problem: ConvProblem) -> _Layer | None:
-    """Returns the problem in the kernel's words, or None if it does not compute it."""
+    """Returns the problem in the kernel's terms, or None if it does not compute it."""
     dims = problem.spatial_dims
     if not (
         problem.op != "wgrad"
@@ -115,7 +115,7 @@ def _layer_of(problem: ConvProblem) -> _Layer | None:
         x, y, c, k, in_stride, out_stride = y, x, k, c, k, c
         reach = ((n - 1) * d for n, d in zip((depths, rows, columns), dilation, strict=True))
         first = tuple(p - r for p, r in zip(padding, reach, strict=True))
-    # Layers of one row are those of ``implicit_gemm_1d``.
+    # Layers of one row are left to ``implicit_gemm_1d``.
     if not (
         depths * rows > 1
         and 1 < columns <= _MOST_FILTER_COLUMNS
@@ -145,7 +145,7 @@ class _Tiling:
     columns: int
     """Columns of output pixels in a block's tile."""
     window_columns: int
-    """Positions from a row of the window to its next one."""
+    """Positions from one row of the window to the next."""
     planes: int
     """Eights of input channels of a stage."""
     stages: int
@@ -181,8 +181,8 @@ class _Tiling:
 
     @property
     def positions(self) -> int:
-        """Positions of the input in a stage: those of the window, and of the rows behind it that
-        the last matrix has."""
+        """Positions of the input in a stage: of the window, and of the last matrix's rows behind
+        it."""
         layer = self.layer
         below = (layer.rows - 1) * layer.dilation[1] * self.window_columns
         return self.warpgroups * _POSITIONS + below
@@ -204,7 +204,7 @@ class _Tiling:
         return ring + self.filter_bytes + 4 * self.warpgroups * (scratch + exchange)
 
     def resident(self, gpu: Gpu) -> int:
-        """Returns the blocks that a multiprocessor holds at a time."""
+        """Returns the resident blocks of a multiprocessor."""
         registers = self.layer.matrix_columns // 2 + _OTHER_REGISTERS
         if self.planes > 8 or self.layer.rows * self.planes // 2 > _FEW_PRODUCTS:
             registers += _MORE_REGISTERS
@@ -214,7 +214,7 @@ class _Tiling:
     def clocks(self, gpu: Gpu) -> float:
         """Estimates the clocks of the busiest multiprocessor.
 
-        A block copies, multiplies and stores one after the other; other blocks do so meanwhile.
+        A block copies, multiplies and stores one after the other, at the same time as other blocks.
         """
         layer, n = self.layer, self.layer.matrix_columns
         products = self.warpgroups * layer.depths * layer.rows * layer.in_channels / 16
@@ -239,7 +239,7 @@ def _tilings(layer: _Layer, gpu: Gpu) -> Iterator[_Tiling]:
         range(1, _MOST_WARPGROUPS + 1), _WINDOW_COLUMNS
     ):
         columns = _tile_columns(layer, window_columns)
-        # The narrowest window is for images as narrow. Of wider ones it copies much twice.
+        # The narrowest window is for narrow images. Of wider ones it copies much twice.
         if columns == 0 or (window_columns == 8 and columns < layer.out_size[2]):
             continue
         height = layer.out_size[1]
@@ -258,7 +258,7 @@ def _tile_columns(layer: _Layer, window_columns: int) -> int:
     """Returns the columns of a tile whose window has ``window_columns``; 0 if there is none."""
     width, lacking = layer.out_size[2], layer.columns - 1
     padding = -layer.first[2]
-    # Columns beyond the right edge may be those of the next row beyond its left edge.
+    # Columns beyond the right edge may be the next row's beyond its left edge.
     if (
         padding >= 0
         and padding + layer.in_size[2] <= window_columns
@@ -272,8 +272,7 @@ def _tile_columns(layer: _Layer, window_columns: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _best(layer: _Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
-    """Returns the tilings that are estimated to be fastest, each of another number of
-    warpgroups."""
+    """Returns the tilings with the least estimates, each of another number of warpgroups."""
     found = sorted(_tilings(layer, gpu), key=lambda tiling: tiling.clocks(gpu))
     best: dict[int, _Tiling] = {}
     for tiling in found:
@@ -285,10 +284,10 @@ class FewFilters(KernelFamily[_Tiling]):
     """Forward and input gradient of convolutions with few output channels by few_filters.cu.
 
     It computes 2-d and 3-d layers of float16 and bfloat16 in channels_last, of stride 1 and without
-    groups, whose filters have 2 to 9 columns and more than one row, with a multiple of 16 channels
-    in and 64 out at most: fprop with every epilogue, but without a residual if the output's
-    channels are no multiple of 8, and dgrad of a multiple of 8, where x has as many at most. Input
-    and output of fprop may be slices of the channels of larger tensors. A NaN or an infinity in an
+    groups. Filters have 2 to 9 columns and more than one row. Input channels are a multiple of 16,
+    and output channels 64 at most; for dgrad those are y's and x's, and x's a multiple of 8. fprop
+    has every epilogue, but no residual if the output channels are no multiple of 8. Input and
+    output of fprop may be slices of the channels of larger tensors. A NaN or an infinity in an
     input reaches the outputs that depend on it, and no others.
     """
 

@@ -34,18 +34,18 @@ _POSITIONS = 64
 """Positions of a product of matrices."""
 _STAGES = 4
 _STAGE_BYTES = 12 << 10
-"""Bytes of filters that a stage has at least, unless there are fewer."""
+"""Least bytes of filters in a stage, unless there are fewer."""
 _ZERO_BYTES = _POSITIONS * ROW_BYTES
 _MOST_SUMS, _FEW_SUMS = 128, 80
-"""Registers of a thread for sums, and as many of them as leave enough of half of all."""
+"""Most registers of a thread for sums, of all registers and of half of them."""
 _HALF_OF_REGISTERS = 128
-"""Registers of a thread where 512 threads share a multiprocessor."""
+"""Registers of a thread if 512 threads share a multiprocessor."""
 _MOST_RESIDENT = 8
 _MOST_OFFERS = 2
 _ROW_CLOCKS = 0.6
-"""Clocks of a multiprocessor to copy a row of the filters, which its L1 cache mostly has."""
+"""Clocks of a multiprocessor for copying a row of the filters, mostly from its L1 cache."""
 _LATENCY = 2500
-"""Clocks of a block before its first product and behind its last one, about."""
+"""Approximate clocks of a block before its first product and behind its last one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Tiling(BlockTile):
     """The outputs of a block."""
 
     keeps_filters: bool
-    """Whether a block goes over several tiles, and has all filters in shared memory."""
+    """Whether a block has several tiles, and all filters in shared memory."""
 
     @property
     def settings(self) -> str:
@@ -61,8 +61,8 @@ class _Tiling(BlockTile):
 
     @property
     def registers(self) -> int:
-        # So that a multiprocessor holds two blocks of 256 threads. ptxas would spill more sums, and
-        # as many in four matrices.
+        # So a multiprocessor holds two blocks of 256 threads. ptxas would spill more sums, and this
+        # number in four matrices.
         has_few = self.m_tiles <= 2 and self.m_tiles * self.n_tile // 2 <= _FEW_SUMS
         return min(super().registers, _HALF_OF_REGISTERS) if has_few else super().registers
 
@@ -76,7 +76,7 @@ class _Tiling(BlockTile):
 
     @property
     def abreast(self) -> int:
-        """Blocks that compute other channels or phases of the same tile."""
+        """Blocks with other channels or phases of the same tile."""
         return self.layer.groups * self.slices * self.layer.phases
 
     def grid(self, gpu: Gpu) -> tuple[int, int, int]:
@@ -94,7 +94,7 @@ class _Tiling(BlockTile):
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the input of a tile; its output takes the same place."""
+        """Bytes of the input of a tile, and later of its output."""
         scratch = 4 * self.warpgroups * 16 * (2 * self.n_tile + 16)
         return max(self.layer.planes * self.pitch * ROW_BYTES, scratch)
 
@@ -125,12 +125,11 @@ class _Tiling(BlockTile):
         return (1 + self.keeps_filters) * self.buffer_bytes + filters + _ZERO_BYTES
 
     def most_resident(self, gpu: Gpu, shared_bytes: int = 0) -> int:
-        """Returns the blocks that a multiprocessor holds at a time, of as many bytes of shared
-        memory."""
+        """Returns the resident blocks of a multiprocessor, with these bytes of shared memory."""
         return min(occupancy(gpu, self.threads, self.registers, shared_bytes), _MOST_RESIDENT)
 
     def resident(self, gpu: Gpu) -> int:
-        """Returns the blocks that a multiprocessor holds at a time."""
+        """Returns the resident blocks of a multiprocessor."""
         return self.most_resident(gpu, self.shared_bytes)
 
     def clocks(self, gpu: Gpu) -> float:
@@ -173,7 +172,7 @@ def _tilings(layer: Layer, gpu: Gpu) -> Iterator[_Tiling]:
 
 @functools.lru_cache(maxsize=256)
 def _best(layer: Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
-    """Returns the tilings that are estimated to be fastest."""
+    """Returns the tilings with the least estimates."""
     found = sorted(_tilings(layer, gpu), key=lambda tiling: tiling.clocks(gpu))
     return tuple(found[:_MOST_OFFERS])
 
@@ -181,9 +180,10 @@ def _best(layer: Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
 class ImplicitGemm1d(KernelFamily[_Tiling]):
     """Forward and input gradient of 1-d convolutions by implicit_gemm_1d.cu.
 
-    It computes layers of float16 and bfloat16 in channels_last whose groups have a multiple of 8
-    channels in and out: fprop of stride 1 with every epilogue, and dgrad, of any stride without a
-    dilation. A NaN or an infinity in an input reaches the outputs that depend on it, and no others.
+    It computes layers of float16 and bfloat16 in channels_last whose groups have multiples of 8
+    input and output channels. It has fprop of stride 1 with every epilogue, and dgrad of any stride
+    without a dilation. A NaN or an infinity in an input reaches the outputs that depend on it, and
+    no others.
     """
 
     name = "implicit_gemm_1d"

@@ -1,4 +1,4 @@
-"""1-d convolutions in the words of their kernels on compute capability 9.0, and a block's tile."""
+"""1-d convolutions in the terms of their kernels on compute capability 9.0, and a block's tile."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from cudnn_autotune.kernels.hopper import wgmma
 ROW_BYTES = 16
 """Bytes of 8 channels."""
 MOST_BLOCKS = 65535
-"""Blocks of a grid in its second and in its third dimension, at most."""
+"""Most blocks of a grid in its second and in its third dimension."""
 BYTES_A_CLOCK = 16
-"""Bytes of inputs and outputs that a multiprocessor copies in a clock, about, while all do."""
+"""Approximate copied bytes of inputs and outputs of a multiprocessor in a clock, while all copy."""
 _OTHER_REGISTERS = 64
-"""Registers of a thread beside those for sums."""
+"""Registers of a thread beside its sums."""
 _WIDEST_TILE = 128
-"""Channels of a tile at most."""
+"""Most channels of a tile."""
 _WIDEST = 128
-"""Channels above which cuDNN's engines do well if there are no groups and no stride."""
+"""Channels above which cuDNN's engines are fast without groups and stride."""
 _PRODUCT_FACTOR = 1.3
-"""Clocks of a product by those that its bound allows, as measured on an H200 of fprop."""
+"""Ratio of a product's clocks to its bound, as measured on an H200 in fprop."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A problem in the words of the kernels: "in" is x, and "out" y; for dgrad they are y and x."""
+    """A problem in the terms of the kernels: "in" is x, and "out" y; for dgrad they are y and x."""
 
     is_dgrad: bool
     images: int
@@ -51,12 +51,12 @@ class Layer:
 
     @property
     def taps(self) -> int:
-        """Taps that an output depends on, at most."""
+        """Most taps of an output."""
         return ceil_div(self.kernel, self.phases)
 
     @property
     def units(self) -> int:
-        """Positions of the output in a phase, at most."""
+        """Most positions of the output in a phase."""
         return ceil_div(self.out_length, self.phases)
 
     @property
@@ -65,9 +65,9 @@ class Layer:
 
 
 def layer_of(problem: ConvProblem) -> Layer | None:
-    """Returns the problem in the kernels' words, or None if they do not compute it.
+    """Returns the problem in the kernels' terms, or None if they do not compute it.
 
-    In channels_last a 1-d problem is one of images of height 1, but any height will do.
+    In channels_last a 1-d problem has images of height 1, but any height is allowed.
     """
     c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
     if not (
@@ -100,14 +100,14 @@ def layer_of(problem: ConvProblem) -> Layer | None:
 
 
 def n_tiles_of(layer: Layer) -> list[int]:
-    """Returns how many channels of a group a block may take: the two widest tiles that divide
-    them."""
+    """Returns the possible numbers of a block's channels: the two widest tiles that divide a
+    group's."""
     return [n for n in range(8, _WIDEST_TILE + 8, 8) if layer.out_width % n == 0][-2:]
 
 
 @dataclass(frozen=True)
 class BlockTile:
-    """Matrices of 64 rows that the warpgroups of a block compute."""
+    """The matrices of 64 rows of a block's warpgroups."""
 
     layer: Layer
     warpgroups: int
@@ -122,7 +122,7 @@ class BlockTile:
 
     @property
     def slices(self) -> int:
-        """Blocks that divide the output's channels of a group."""
+        """Blocks that share the output channels of a group."""
         return self.layer.out_width // self.n_tile
 
     @property
@@ -140,7 +140,7 @@ class BlockTile:
         return max(self.n_tile / 2, 16 + self.n_tile / 4) * _PRODUCT_FACTOR
 
     def defines(self, problem: ConvProblem) -> dict[str, str | int]:
-        """Returns the macros that both kernels have."""
+        """Returns the macros of both kernels."""
         return {
             "ELEMENT": sources.ELEMENTS[problem.dtype],
             "WARPGROUPS": self.warpgroups,
@@ -158,7 +158,7 @@ class BlockTile:
         *,
         has_registers: bool = False,
     ) -> Kernel:
-        """Returns the function of a source of this folder, with what it includes before it."""
+        """Returns the function of a source of this folder, behind its included sources."""
         own = ("implicit_gemm_1d_planes.cuh", file_name)
         instructions = wgmma.source(self.n_tile, has_registers=has_registers)
         texts = (instructions, *(sources.text(__package__, name) for name in own))

@@ -33,7 +33,7 @@ _MOST_SUMS = 144
 _MOST_RUNS = 64
 _MOST_OFFERS = 3
 _LATENCY = 3000
-"""Clocks of a block before its first product and behind its last one, about."""
+"""Approximate clocks of a block before its first product and behind its last one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Tiling(BlockTile):
     """The sums of a block."""
 
     runs: int
-    """Blocks that positions are divided among."""
+    """Blocks that share the positions."""
 
     @property
     def settings(self) -> str:
@@ -59,7 +59,7 @@ class _Tiling(BlockTile):
 
     @property
     def blocks(self) -> int:
-        """Blocks that the matrices of a group are divided among."""
+        """Blocks that share the matrices of a group."""
         rows = self.layer.kernel if self.by_planes else ceil_div(self.layer.kernel, 8)
         return ceil_div(rows * self.of_taps, self.m_tiles * self.warpgroups)
 
@@ -69,7 +69,7 @@ class _Tiling(BlockTile):
 
     @property
     def pitch(self) -> int:
-        """Rows of a plane of x, an odd number: what the taps of any block reach."""
+        """Rows of a plane of x, an odd number, which any block's taps reach."""
         matrices, taps = self.m_tiles * self.warpgroups, 1 if self.by_planes else 8
         rows = ceil_div(matrices - 1, self.of_taps) + 1
         return (_TILE + (rows * taps - 1) * self.layer.dilation) | 1
@@ -84,7 +84,7 @@ class _Tiling(BlockTile):
         return _STAGES * self.stage_bytes + ROW_BYTES  # a row of zeros
 
     def resident(self, gpu: Gpu) -> int:
-        """Returns the blocks that a multiprocessor holds at a time."""
+        """Returns the resident blocks of a multiprocessor."""
         return occupancy(gpu, self.threads, self.registers, self.shared_bytes)
 
     def clocks(self, gpu: Gpu) -> float:
@@ -124,7 +124,7 @@ def _tilings(layer: Layer, gpu: Gpu) -> Iterator[_Tiling]:
 
 @functools.lru_cache(maxsize=256)
 def _best(layer: Layer, gpu: Gpu) -> tuple[_Tiling, ...]:
-    """Returns the tilings that are estimated to be fastest, which divide sums in different ways."""
+    """Returns the tilings with the least estimates, which divide sums in different ways."""
     found: dict[tuple[int, ...], _Tiling] = {}
     for one in sorted(_tilings(layer, gpu), key=lambda tiling: tiling.clocks(gpu)):
         found.setdefault((one.warpgroups * one.m_tiles, one.n_tile), one)
@@ -135,8 +135,8 @@ class ImplicitGemm1dWgrad(KernelFamily[_Tiling]):
     """The weight's gradient of 1-d convolutions by implicit_gemm_1d_wgrad.cu and sum_parts.cu.
 
     It computes layers of stride 1 with groups, of the kinds that ``implicit_gemm_1d`` computes. A
-    gradient is NaN or infinite only if a product that it consists of is. x counts as zero outside
-    of its signal, which a dy that is not finite makes NaN.
+    gradient is NaN or infinite only if one of its products is. x counts as zero outside of its
+    signal, which a dy that is not finite makes NaN.
     """
 
     name = "implicit_gemm_1d_wgrad"

@@ -1,2 +1,2 @@
-"""Rewrites: other problems whose solution, by cuDNN or our kernels, is that of the one at hand, and
-products of spectra by PyTorch."""
+"""Rewrites: other problems with the same solution, by cuDNN or our kernels, and products of spectra
+by PyTorch."""

@@ -46,23 +46,23 @@ _INNER: tuple[Implementation, ...] = (
     ImplicitGemm1d(),
     ImplicitGemm1dWgrad(),
 )
-"""Kernels whose time in channels_last on an H200, 2 x 3 us for two launches, and the bytes of the
-tensors read and written once more at 3 TB/s are together less than the best contiguous time.
-``depthwise`` is not among them: for its layers ``depthwise_planes`` takes less."""
+"""Kernels that are worth the transpositions on an H200. Their time in channels_last, 2 x 3 us for
+two launches, and the tensors' bytes once more at 3 TB/s are together less than the best contiguous
+time. ``depthwise`` is not among them: for its layers ``depthwise_planes`` takes less."""
 _CONTIGUOUS = DepthwiseWgradMma()
-"""A kernel for contiguous tensors, which takes less where it computes the problem."""
+"""A kernel for contiguous tensors, which takes less if it computes the problem."""
 _MOST_OFFERS = 3
 _IN_WORKSPACE = 32
-"""The alignment of tensors in the workspace, in bytes, as problems have it."""
+"""The alignment of tensors in the workspace, in bytes, in the problems' terms."""
 
 
 class ChannelsLast:
-    """Transposes the operands of a contiguous problem to channels_last, runs one of the package's
-    kernels, and transposes the result back.
+    """A rewrite of a contiguous problem: its operands are transposed to channels_last for one of
+    the package's kernels, and the result is transposed back.
 
-    Settings are the name and the settings of the implementation that runs, ``name:settings``. A
-    tensor that lies alike in both layouts, with one channel or one pixel, is used as it is. A NaN
-    or an infinity goes where that implementation sends it.
+    Settings are the inner implementation's name and settings, ``name:settings``. A tensor with one
+    channel or one pixel lies alike in both layouts, and is used as it is. A NaN or an infinity
+    spreads as in that implementation.
     """
 
     name = "channels_last"
@@ -81,7 +81,7 @@ class ChannelsLast:
 
 
 def _offered(problem: ConvProblem, gpu: Gpu) -> list[tuple[Offer, Implementation]]:
-    """Returns offers with the implementations that they run."""
+    """Returns offers with their inner implementations."""
     if (
         problem.memory_format != torch.contiguous_format
         or min(problem.alignment) < LEAST_ALIGNED
@@ -111,7 +111,7 @@ def _shape(problem: ConvProblem, name: Buffer) -> tuple[int, ...]:
 
 
 def _transposed(problem: ConvProblem) -> Iterator[Buffer]:
-    """Yields the tensors that lie in another way in channels_last."""
+    """Yields the tensors with another order in channels_last."""
     names: list[Buffer] = ["x", "w", "y"]
     if problem.residual:
         names.append("residual")
@@ -119,7 +119,7 @@ def _transposed(problem: ConvProblem) -> Iterator[Buffer]:
 
 
 def _inner(problem: ConvProblem) -> ConvProblem:
-    """Returns the problem in channels_last, a 1-d one as that of images of height 1. Its transposed
+    """Returns the problem in channels_last, a 1-d one with images of height 1. Its transposed
     tensors lie in the workspace."""
     transposed = set(_transposed(problem))
     x, w, y = (
@@ -131,7 +131,7 @@ def _inner(problem: ConvProblem) -> ConvProblem:
 
 
 def _room(problem: ConvProblem, name: Buffer) -> int:
-    """Returns the bytes in the workspace of a tensor that is transposed."""
+    """Returns the bytes in the workspace of a transposed tensor."""
     return workspace_room(math.prod(_shape(problem, name)) * problem.dtype.itemsize)
 
 
@@ -160,7 +160,7 @@ def _around(problem: ConvProblem, inner: Recipe) -> Recipe:
 
 
 def _moved(launch: object, places: dict[Buffer, Address]) -> KernelLaunch:
-    """Returns a kernel's launch with its addresses moved to where the tensors are."""
+    """Returns a kernel's launch with its addresses moved to the tensors' places."""
     assert isinstance(launch, KernelLaunch)
     return replace(launch, arguments=tuple(_argument(a, places) for a in launch.arguments))
 

@@ -17,28 +17,27 @@ from cudnn_autotune.kernels.sources import version_of
 _LEAST_TAPS = {torch.float16: 130, torch.bfloat16: 130, torch.float32: 64}
 """The fewest taps by type. ``depthwise_mma`` computes fewer in 16 bits."""
 _PRODUCTS_PER_S = 3.2e12
-"""Products a second of the direct kernels that cuDNN has, as measured on an H100 with 1025 taps."""
+"""Products a second of cuDNN's direct kernels, as measured on an H100 with 1025 taps."""
 _BYTES_PER_S = 3e12
 _BYTES_OF_AN_ELEMENT = 48
-"""Bytes that transforms read and write for each element of a row, padded; an estimate."""
+"""Estimated bytes of transforms' reads and writes for each element of a row, padded."""
 _LAUNCHES_S = 35e-6
-"""Seconds that some ten launches take; an estimate."""
+"""Estimated seconds of some ten launches."""
 
 
 class Fft:
-    """Multiplies spectra of the rows, which PyTorch's functions compute in float32.
+    """Products of the rows' spectra, which PyTorch's functions compute in float32.
 
-    Rows are images' channels. Let X, W and Y be the spectra of x, w and y, where x begins behind
-    the padding and zeros follow each row, so many that nothing wraps around. Then y is
-    ``X conj(W)`` transformed back, x's gradient is ``Y W``, and w's is the sum of ``X conj(Y)``
-    over the images.
+    Rows are images' channels. Let X, W and Y be the spectra of x, w and y. x begins behind the
+    padding, and enough zeros follow each row that it does not wrap around. Then y is ``X conj(W)``
+    transformed back, x's gradient is ``Y W``, and w's is the sum of ``X conj(Y)`` over the images.
 
     An error is relative to the largest numbers of a row, and not to each number of the result. A
-    NaN or infinity spreads to the whole row, or where it is in a filter, to the channel in all
-    images. The note is cuDNN's for its engines of this kind.
+    NaN or infinity spreads to the whole row; from a filter, to the channel in all images. The note
+    is cuDNN's for its engines of this kind.
 
-    What PyTorch's functions allocate counts as workspace. cuFFT plans a transform of a new size in
-    its first call, which is not to be captured into a CUDA graph.
+    Allocations of PyTorch's functions count as workspace. cuFFT plans a transform of a new size in
+    its first call, which must not be captured into a CUDA graph.
     """
 
     name = "fft"
@@ -73,7 +72,7 @@ def _is_computed(problem: ConvProblem) -> bool:
 
 
 def _is_faster(problem: ConvProblem) -> bool:
-    """Returns whether a direct kernel is estimated to take longer."""
+    """Returns whether a direct kernel has a longer estimate."""
     rows = problem.input_shape[0] * problem.input_shape[1]
     direct = rows * problem.output_shape[2] * problem.weight_shape[2] / _PRODUCTS_PER_S
     moved = rows * _length(problem) * _BYTES_OF_AN_ELEMENT
@@ -83,16 +82,16 @@ def _is_faster(problem: ConvProblem) -> bool:
 def _length(problem: ConvProblem) -> int:
     """Returns the number of elements of a padded row: one without large factors.
 
-    With padding p before and p' behind a row of L elements, what wraps around in L + max(p, p')
-    elements are zeros, or is no part of the result. A filter, which may be longer, fits too.
+    With padding p before and p' behind a row of L elements, elements that wrap around in L + max(p,
+    p') elements are zeros, or not in the result. A filter, which may be longer, fits too.
     """
     needed = max(problem.input_shape[2] + max(problem.padding), problem.weight_shape[2])
     return min(factor << (-(-needed // factor) - 1).bit_length() for factor in (1, 3, 5, 7, 9))
 
 
 def _allocated_bytes(problem: ConvProblem) -> int:
-    """Returns about how many bytes PyTorch allocates in each call, at most at a time: of the larger
-    operand the padded rows, their spectrum, a copy of it and the transform back, and half of these
+    """Estimates PyTorch's most allocated bytes at a time in a call. They are, of the larger
+    operand, the padded rows, their spectrum, a copy of it and the transform back; and half of these
     of the other operand."""
     n, channels = problem.input_shape[:2]
     others = n * channels if problem.op == "wgrad" else channels
@@ -100,7 +99,7 @@ def _allocated_bytes(problem: ConvProblem) -> int:
 
 
 def _compute(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, *others: Tensor) -> None:
-    """Computes a problem, as a :class:`PythonLaunch` does."""
+    """Computes a problem, as a :class:`PythonLaunch`."""
     length, before = _length(problem), problem.padding[0]
 
     def spectrum(rows: Tensor, begin: int = 0, norm: str = "backward") -> Tensor:
@@ -112,7 +111,7 @@ def _compute(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, *others: Ten
         product = spectrum(x, before).mul_(spectrum(y).conj_physical_()).sum(0)
         w.copy_(torch.fft.irfft(product, length)[:, None, : w.shape[2]])
         return
-    # The filters' spectrum, which is small, is divided by the length, and not the result.
+    # The filters' small spectrum is divided by the length, and not the result.
     filters = spectrum(w[:, 0], norm="forward")
     if problem.op == "dgrad":
         product = spectrum(y).mul_(filters)

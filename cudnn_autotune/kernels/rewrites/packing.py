@@ -1,4 +1,4 @@
-"""Tensors in a packed form: several pixels share the channels of one, and zeros pad it."""
+"""Tensors in a packed form: a pixel's channels hold several pixels, padded with zeros."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _THREADS = 256
 _WIDEST = 16
 """Bytes of the widest load and store."""
 LEAST_ALIGNED = _WIDEST
-"""Bytes that every tensor's address is a multiple of."""
+"""Alignment of every tensor in bytes."""
 _BYTES_OF_A_THREAD = 32
 _MOST_ITEMS = 8
 
 
 def pair(values: Sequence[int]) -> tuple[int, int]:
-    """Returns a height and a width as what they are to a type checker."""
+    """Returns a height and a width as a pair, for type checkers."""
     height, width = values
     return height, width
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The places of a plain tensor's pixels in a packed one; packing.cu defines both.
+    """The places of a plain tensor's pixels in a packed one, as in packing.cu.
 
-    Sizes are in elements. Pairs are those of height and width.
+    Sizes are in elements. Pairs are height and width.
     """
 
     images: int
@@ -43,8 +43,8 @@ class Packing:
     """Height and width of the plain tensor."""
     channels: int
     run: int
-    """Elements of a packed pixel that one row of the plain tensor fills: ``phases[1] * channels``,
-    and zeros."""
+    """Elements of a packed pixel from one row of the plain tensor: ``phases[1] * channels``, and
+    zeros."""
     packed_images: int
     packed_size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -52,7 +52,7 @@ class Packing:
     """Rows and columns of plain pixels in a packed one."""
     offset: tuple[int, int] = (0, 0)
     limit: tuple[int, int] | None = None
-    """Plain pixels at this row or column and behind it are zero in both forms; None: all count."""
+    """Row and column from which plain pixels are zero in both forms; None: all count."""
 
     @property
     def is_flat(self) -> bool:
@@ -63,8 +63,8 @@ class Packing:
 
     @property
     def stretch(self) -> int:
-        """The elements of a plain row that a run takes lie side by side. Where they begin, and how
-        many exist, are multiples of this number of elements."""
+        """A run's elements of a plain row are adjacent. Their begin and their number are multiples
+        of this number of elements."""
         limit = self.size if self.limit is None else self.limit
         widths = (self.stride[1], self.phases[1], self.offset[1], self.size[1], limit[1])
         return self.channels * math.gcd(*widths)

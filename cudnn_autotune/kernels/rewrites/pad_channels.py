@@ -1,4 +1,4 @@
-"""Channels padded with zeros to a number that engines with tensor cores take."""
+"""Channels padded with zeros to a number for engines with tensor cores."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from cudnn_autotune.kernels.rewrites.rewrite import (
 )
 
 _GRANULE = 8
-"""Channels of 16-bit types of which engines with tensor cores want a multiple."""
+"""The divisor of channels for engines with tensor cores, in 16-bit types."""
 _FEWEST: Mapping[str, int] = {"fprop": 17, "dgrad": 1, "wgrad": 9}
-"""Input channels from which padding gained on an H200. cuDNN has other engines for fewer, and the
+"""Input channels from which padding gained on an H200. For fewer, cuDNN has other engines, and the
 package has kernels."""
 
 
 class PadChannels(Rewrite):
-    """Pads input channels, output channels or both with zeros.
+    """A rewrite with input channels, output channels or both padded with zeros.
 
-    Let x', w', y' be the tensors with channels ``C' >= C`` and ``K' >= K``, of which the further
-    ones are zero in the operands. Then the first K channels of fprop's y', the first C of dgrad's
-    dx' and the first K x C filters of wgrad's dw' are the result. To a sum that is kept, a further
-    channel adds ``0 * 0``, so non-finite values go where the engine sends them. A bias is
-    padded as K is, so the engine has the epilogue in this form, too.
+    Let x', w', y' be the tensors with channels ``C' >= C`` and ``K' >= K``; further ones are zero
+    in the operands. Then the first K channels of fprop's y', the first C of dgrad's dx' and the
+    first K x C filters of wgrad's dw' are the result. A further channel adds ``0 * 0`` to a kept
+    sum, so non-finite values spread as in the engine. A bias is padded as K is, so the engine has
+    the epilogue in this form, too.
 
-    Engines of 16-bit types with tensor cores want channels in multiples of 8.
+    Engines of 16-bit types with tensor cores need channels in multiples of 8.
 
     In ``channels_last`` only: cuDNN's engines for NCHW pad while they transpose.
     """
@@ -42,8 +42,8 @@ class PadChannels(Rewrite):
     name = "pad_channels"
 
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
-        """Returns a form of a convolution without groups if its channels are not what engines want,
-        and are as many as the constants above say."""
+        """Returns a form of a convolution without groups if its channels are no multiple of 8, and
+        no fewer than the constants above."""
         if problem.groups > 1 or not is_channels_last(problem) or not may_use_half(problem, gpu):
             return None
         k, c = problem.weight_shape[:2]

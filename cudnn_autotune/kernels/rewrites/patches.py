@@ -1,4 +1,4 @@
-"""Windows side by side, as those that cut patches, as a matrix product."""
+"""Adjacent windows, as in cutting patches, as a matrix product."""
 
 from __future__ import annotations
 
@@ -31,40 +31,39 @@ from cudnn_autotune.kernels.rewrites.transpose import (
 )
 
 _GRANULE_BYTES = 16
-"""Bytes of which engines with tensor cores want a pixel's channels to be a multiple."""
+"""The divisor of the bytes of a pixel's channels for engines with tensor cores."""
 _MOST_CHANNELS = 8
-"""Input channels above which engines have no need of gathered windows."""
+"""Input channels above which engines do not need gathered windows."""
 _LEAST_WINDOW = 513
-"""Elements of a filter of two dimensions from which windows are gathered. ``few_channels`` computes
-smaller ones."""
+"""Elements of a 2-d filter from which windows are gathered. ``few_channels`` computes smaller
+ones."""
 
 
 class Patches(Rewrite):
-    """Makes channels of the pixels of a window, where no two windows share one.
+    """A rewrite that turns a window's pixels into channels, if windows do not overlap.
 
-    Without padding, and with a stride that is the kernel's size, ``y = W X'``: W has a filter in
-    each row, and X' a window in each column. So it is a convolution of kernel size 1 with as many
-    channels as a filter has elements.
+    Without padding, and with a stride of the kernel's size, ``y = W X'``: W has a filter in each
+    row, and X' a window in each column. So it is a convolution of kernel size 1, with a channel for
+    each element of a filter.
 
-    Where the kernel is as large as the input, x itself is X' and w is W, in both layouts and up to
-    three dimensions, since both tensors are dense in the same order. Nothing is copied, unless
-    engines want the number of elements padded with zeros.
+    If the kernel is as large as the input, x itself is X' and w is W, since both are dense in the
+    same order. This holds in both layouts and up to three dimensions. There is no copy, unless
+    engines need the number of elements padded with zeros.
 
     Else rows of windows are gathered in one launch. In ``channels_last`` the pixels of a window in
-    height and width become channels, which then lie as they do in w, and its depth stays a kernel
-    of the inner problem. In a contiguous tensor each channel is an image of its own, so the
-    channels become a dimension that the inner kernel fills, and w is used as it is again; y is
-    transposed.
+    height and width become channels, in the order of w, and its depth stays a kernel of the inner
+    problem. In a contiguous tensor each channel is an image of its own. So the channels become a
+    dimension that the inner kernel fills, and w is again used as it is; y is transposed.
 
-    Every row of a window is padded with zeros to a part of what tensor cores want. These meet zeros
-    only, so non-finite values go where the engine sends them.
+    Every row of a window is padded with zeros to a part of the tensor cores' multiple. These are
+    multiplied by zeros only, so non-finite values spread as in the engine.
     """
 
     name = "patches"
     note = "TENSOR_CORE"
 
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
-        """Returns a form where :func:`is_computed`, in types that tensor cores take."""
+        """Returns a form if :func:`is_computed`, in the tensor cores' types."""
         if not is_computed(problem):
             return None
         if not may_use_half(problem, gpu) and not may_use_tf32(problem, gpu):
@@ -94,8 +93,8 @@ class Patches(Rewrite):
 
 
 def is_computed(problem: ConvProblem) -> bool:
-    """Returns whether windows lie side by side, and either cover the input or are worth gathering:
-    those of a few channels, in fprop and wgrad."""
+    """Returns whether windows are adjacent, and either cover the input or are worth gathering: with
+    few channels, in fprop and wgrad."""
     c, *kernel = problem.weight_shape[1:]
     if problem.groups > 1 or any(problem.padding) or max(problem.dilation) > 1:
         return False
@@ -115,7 +114,7 @@ def _covers_the_input(problem: ConvProblem) -> bool:
 
 
 def _as_matrices(problem: ConvProblem, granule: int) -> Form:
-    """Returns the form in which each image is a pixel of one row."""
+    """Returns the form with each image as a pixel of one row."""
     n, k = problem.input_shape[0], problem.weight_shape[0]
     window = math.prod(problem.weight_shape[1:])
     channels = round_up(window, granule)
@@ -127,8 +126,8 @@ def _as_matrices(problem: ConvProblem, granule: int) -> Form:
 
 
 def _gathered(problem: ConvProblem, granule: int) -> Form:
-    """Returns the form in which height and width of a window are a pixel's channels, and the
-    windows of a plane are the pixels of a row."""
+    """Returns the form with height and width of a window as a pixel's channels, and the windows of
+    a plane as the pixels of a row."""
     (n, c), k = problem.input_shape[:2], problem.weight_shape[0]
     depth, *size = _depth_height_width(problem.input_shape)
     kernel_depth, *kernel = _depth_height_width(problem.weight_shape)

@@ -32,7 +32,7 @@ _COMPILED = "RUNTIME_COMPILATION"
 
 @dataclass(frozen=True)
 class Form:
-    """A problem in another form: an inner problem, for which some tensors are packed.
+    """A problem in another form: an inner problem with some packed tensors.
 
     Operands are packed into the workspace before an engine solves the inner problem, and a result
     is unpacked behind it.
@@ -40,35 +40,35 @@ class Form:
 
     inner: ConvProblem
     packings: Mapping[Buffer, Packing]
-    """Packings of the tensors that are not used as they are."""
+    """Packings of the tensors that need one."""
 
 
 class Rewrite(ABC):
-    """An implementation that solves a problem by an engine of cuDNN for another problem.
+    """An implementation by an engine of cuDNN for another problem.
 
     Settings are the text of the inner problem's engine.
     """
 
     name: str
     modes: Sequence[str] = ("A",)
-    """The heuristic modes of cuDNN that list the engines."""
+    """The heuristic modes of cuDNN whose engines are offered."""
     note: str = ""
-    """The numerical note that an engine must have; empty if any will do."""
+    """The required numerical note of an engine; empty for any engine."""
 
     def __init__(self) -> None:
         self.version = sources.version_of(type(self).__module__)
 
     @abstractmethod
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
-        """Returns a problem's other form; None where it would not be faster.
+        """Returns a problem's other form; None if it would not be faster.
 
         Raises:
             ValueError: a tensor of the inner problem is too large for cuDNN.
         """
 
     def build(self, problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
-        """Returns the launches around an engine of the inner problem: those that pack its operands,
-        and those that unpack its result."""
+        """Returns the launches of an engine of the inner problem, with launches that pack its
+        operands and unpack its result."""
         inner, written = form.inner, RESULTS[problem.op]
         places: dict[Buffer, Address] = {name: Address(name) for name in _buffers(problem)}
         copies: dict[Buffer, Copy] = {}
@@ -88,7 +88,7 @@ class Rewrite(ABC):
         return Recipe(tuple(launches), used)
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        """Returns the inner problem's engines that cuDNN's heuristics rank first."""
+        """Returns offers of the inner problem's engines that cuDNN's heuristics rank first."""
         return _offers(self, problem, gpu)
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
@@ -102,15 +102,15 @@ class Rewrite(ABC):
 
 @functools.lru_cache(maxsize=1024)
 def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ...]:
-    """Returns the offers. A query of engines takes some 3 ms, so what comes of it is kept."""
+    """Returns the offers. A query of engines takes some 3 ms, so its result is kept."""
     if gpu.device is None:
         return ()
     try:
         form = rewrite.form(problem, gpu)
     except ValueError:
         return ()
-    # Some rewrites of tensors that are less aligned ended in "misaligned address" on an H200. The
-    # emulation finds no such access of copy_tensors, which leaves the engines of cuDNN 9.19.
+    # Some rewrites of less aligned tensors ended in "misaligned address" on an H200. The emulation
+    # finds no such access of copy_tensors, so engines of cuDNN 9.19 remain as the cause.
     if form is None or (form.packings and min(problem.alignment) < LEAST_ALIGNED):
         return ()
     try:

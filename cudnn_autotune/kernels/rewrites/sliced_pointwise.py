@@ -1,4 +1,4 @@
-"""A strided convolution with a kernel of one element, as a dense one of the pixels it reads."""
+"""A strided convolution with a kernel of one element, as a dense one of its read pixels."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from cudnn_autotune.kernels.rewrites.packing import Packing, pair
 from cudnn_autotune.kernels.rewrites.rewrite import Form, Rewrite, is_channels_last, may_use_half
 
 _FEWEST: Mapping[str, int] = {"fprop": 1024, "dgrad": 512}
-"""Input channels from which the copy is cheap beside the product, as measured on an H200."""
+"""Input channels from which the copy is cheap relative to the product, as measured on an H200."""
 
 
 class SlicedPointwise(Rewrite):
-    """Gathers the pixels that are read, so that a stride of 1 is left.
+    """A rewrite that gathers the read pixels, so that the stride becomes 1.
 
     With a kernel of 1 x 1, stride s and padding p, output pixel o depends on input pixel
     ``o * s - p`` alone. Let x'[o] be that pixel, or zero in the padding. Then
 
     - fprop: ``y[o] = w x'[o]``, a convolution of stride 1 without padding;
-    - dgrad: ``dx'[o] = w^T dy[o]`` is that of stride 1, and dx is dx' at the pixels that are read,
-      zero elsewhere.
+    - dgrad: ``dx'[o] = w^T dy[o]`` has stride 1, and dx is dx' at the read pixels, zero elsewhere.
 
-    A matrix product is left, for which every engine is made, and in dgrad the engines for strides,
-    which are slow, are avoided. The price is that x' (dx') is written and read once more.
+    The result is a matrix product, for which every engine is made, and dgrad avoids the slow
+    engines for strides. The price is one more write and read of x' (dx').
 
-    Non-finite values go where the engine sends them, since no product is added.
+    Non-finite values spread as in the engine, since no product is added.
     """
 
     name = "sliced_pointwise"
 
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
         """Returns a form in ``channels_last`` for many channels if a stride in height or width is
-        not 1, and that of the depth is 1."""
+        not 1, and the depth's is 1."""
         n = problem.spatial_dims
         if not is_channels_last(problem) or not may_use_half(problem, gpu):
             return None

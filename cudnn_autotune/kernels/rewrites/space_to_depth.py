@@ -1,4 +1,4 @@
-"""Space to depth: a stride becomes channels, of which the first layers have too few."""
+"""Space to depth: a stride becomes channels, for first layers, which have few."""
 
 from __future__ import annotations
 
@@ -19,39 +19,38 @@ from cudnn_autotune.kernels.rewrites.rewrite import (
 )
 
 _GRANULE = 4
-"""Channels of which engines in TF32 want a multiple."""
+"""The divisor of channels for engines in TF32."""
 _MOST_CHANNELS = 8
-"""Input channels above which tensor cores are busy without this."""
+"""Input channels above which tensor cores are busy without this rewrite."""
 
 
 class SpaceToDepth(Rewrite):
-    """Makes channels of the pixels between two strides, so that a stride of 1 is left.
+    """A rewrite that turns the pixels of a stride into channels, so that the stride becomes 1.
 
-    Along one dimension, with stride s, padding p and kernel size k,
-    ``y[o] = sum over t < k of w[t] x[o s + t - p]``. With ``t = s t' + f`` and f < s this is
-    ``sum over t', f of w'[t'][f] x'[o + t'][f]``, where ``x'[i][f] = x[i s + f - p]`` and
-    ``w'[t'][f] = w[s t' + f]``, zero where there is no such pixel or tap. So it is a convolution of
-    stride 1 without padding, with ``ceil(k / s)`` taps and s times the channels; in two dimensions,
-    with the stride's product times. x' has ``outputs + taps - 1`` pixels. Each of the rows f of a
-    pixel is padded with zeros to a part of what tensor cores want. wgrad's dw is dw' at the places
-    that the definition of w' gives.
+    Along one dimension, with stride s, padding p and kernel size k, ``y[o] = sum over t < k of w[t]
+    x[o s + t - p]``. With ``t = s t' + f`` and f < s this is ``sum over t', f of w'[t'][f] x'[o +
+    t'][f]``. Here ``x'[i][f]`` is ``x[i s + f - p]``, and ``w'[t'][f]`` is ``w[s t' + f]``; both
+    are zero without such a pixel or tap. So it is a convolution of stride 1 without padding, with
+    ``ceil(k / s)`` taps and s times the channels (in two dimensions, the product of both strides).
+    x' has ``outputs + taps - 1`` pixels. Each of the rows f of a pixel is padded with zeros to a
+    part of the tensor cores' multiple. wgrad's dw is dw' at the places of w's definition.
 
     7 x 7 with stride 2 and 3 channels becomes 4 x 4 with 12 channels, and a kernel as large as its
     stride a matrix product; ``patches`` computes large ones of these. Only height and width are
     folded; a depth keeps its stride.
 
-    Where k is not a multiple of s, the taps that w' adds multiply pixels behind the kernel by zero.
-    So in fprop a non-finite value spreads up to s - 1 pixels farther than the definition sends it,
-    as it does in the tiles of cuDNN's Winograd engines. Pixels that no output depends on stay out
-    of x', so a search of the whole result for NaN finds what it would find. wgrad spreads nothing.
+    If k is not a multiple of s, the added taps of w' multiply pixels behind the kernel by zero. So
+    in fprop a non-finite value spreads up to s - 1 pixels farther than by the definition, as in the
+    tiles of cuDNN's Winograd engines. Pixels without outputs stay out of x', so a search of the
+    whole result for NaN has the same answer. wgrad does not spread.
     """
 
     name = "space_to_depth"
 
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
-        """Returns a form for few channels in ``channels_last`` and TF32, a stride that is not
-        larger than the kernel, and few taps that are added. Others did not gain on an H200, nor do
-        16-bit types, for which the package has kernels."""
+        """Returns a form for few channels in ``channels_last`` and TF32, a stride no larger than
+        the kernel, and few added taps. Others did not gain on an H200, nor do 16-bit types, for
+        which the package has kernels."""
         if patches.is_computed(problem):
             return None
         is_dense = problem.groups == 1 and all(d == 1 for d in problem.dilation[-2:])
@@ -66,9 +65,7 @@ class SpaceToDepth(Rewrite):
         if any(s > size for s, size in zip(stride, kernel, strict=True)):
             return None  # pixels are skipped
         if any(p >= size for p, size in zip(before + after, kernel * 2, strict=True)):
-            return (
-                None  # outputs depend on no pixel, to which the taps behind the kernel would lead
-            )
+            return None  # the taps behind the kernel would reach a pixel without outputs
         taps = math.prod(round_up(size, s) for size, s in zip(kernel, stride, strict=True))
         if 2 * taps > 3 * math.prod(kernel):
             return None
@@ -76,7 +73,7 @@ class SpaceToDepth(Rewrite):
 
 
 def _form(problem: ConvProblem, run: int) -> Form:
-    """Returns the form in which a row of a packed pixel is padded to ``run`` elements."""
+    """Returns the form with rows of a packed pixel padded to ``run`` elements."""
     n = problem.spatial_dims
     stride, kernel = pair(problem.stride[-2:]), pair(problem.weight_shape[-2:])
     size, out = pair(problem.input_shape[-2:]), pair(problem.output_shape[-2:])

@@ -15,18 +15,18 @@ from cudnn_autotune.kernels.rewrites.division import divisor
 _SOURCE = sources.source(__package__, "division.cuh", "several_tensors.cuh", "transpose.cu")
 _VECTOR_BYTES = 16
 LEAST_ALIGNED = _VECTOR_BYTES
-"""Bytes that every tensor's address is a multiple of."""
+"""Alignment of every tensor in bytes."""
 _TILE_BYTES = 16 << 10
 _THREADS = 256
 _ITEMS = 4
-"""Loads of a thread that are under way together."""
+"""Simultaneous loads of a thread."""
 _BLOCKS = 5
-"""Blocks that a multiprocessor holds at least, by their registers."""
+"""Least resident blocks of a multiprocessor, by their registers."""
 _VECTORS_DOWN = 8
-"""Vectors along a column of a tile that is part of the target's column: whole lines, and as many as
-there are groups of four banks."""
+"""Vectors along a column of a tile, if it is part of the target's column: whole lines, one vector
+for each group of four banks."""
 _ODD_VECTORS_DOWN = 16
-"""The same, where columns of the target are no whole vectors, so that it has few ends."""
+"""The same, if columns of the target are no whole vectors, so that there are few ends."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ class Transposition:
 
     source: Address
     target: Address
-    """Both at a multiple of ``LEAST_ALIGNED`` bytes."""
+    """The targets' address; both have an alignment of ``LEAST_ALIGNED`` bytes."""
     images: int
     rows: int
     columns: int
 
 
 def is_same(shape: Sequence[int]) -> bool:
-    """Whether a tensor (images, channels, \\*spatial) lies alike in both memory formats."""
+    """Returns whether a tensor (images, channels, \\*spatial) lies alike in both memory formats."""
     return shape[1] == 1 or math.prod(shape[2:]) == 1
 
 
 def to_channels_last(shape: Sequence[int], source: Address, target: Address) -> Transposition:
-    """Copies a contiguous tensor (images, channels, \\*spatial)."""
+    """Returns the copy of a contiguous tensor (images, channels, \\*spatial)."""
     return Transposition(source, target, shape[0], shape[1], math.prod(shape[2:]))
 
 
 def to_contiguous(shape: Sequence[int], source: Address, target: Address) -> Transposition:
-    """Copies a tensor (images, channels, \\*spatial) that lies in channels_last."""
+    """Returns the copy of a tensor (images, channels, \\*spatial) in channels_last."""
     return Transposition(source, target, shape[0], math.prod(shape[2:]), shape[1])
 
 
@@ -78,7 +78,7 @@ def transpose(transpositions: Sequence[Transposition], dtype: torch.dtype) -> Ke
 
 @dataclass(frozen=True)
 class _Tile:
-    """The elements that a block moves: part of an image, or some whole images."""
+    """The elements of a block: part of an image, or some whole images."""
 
     whole: Transposition
     vector: int
@@ -116,7 +116,7 @@ class _Tile:
 
     @property
     def pitch(self) -> int:
-        """Elements between rows in shared memory, where vectors lie as they do in the source."""
+        """Elements between rows in shared memory, with vectors in the source's order."""
         if not self.reads_rows:
             return self.columns
         return self.columns + (self.whole.columns - self.columns) % self.vector
@@ -127,7 +127,7 @@ class _Tile:
         return self.vector + rows * self.pitch + self.has_whole_vectors * rows
 
     def _slots(self, length: int, is_aligned: bool) -> int:
-        """Vectors that have elements of a segment, at most."""
+        """Returns the most vectors with elements of a segment."""
         return -(-(length if is_aligned else length + self.vector - 1) // self.vector)
 
     def arguments(self) -> tuple[Argument, ...]:
