@@ -16,7 +16,6 @@ from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.far import Far, far
 from cudnn_autotune.cli.report.section import when
 from cudnn_autotune.core.display import NONE, milliseconds, printable
-from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import gain
@@ -89,12 +88,10 @@ def _joined(lines: tuple[str, ...]) -> str:
 
 
 def _far_cells(one: Far) -> list[tuple[str, ...]]:
-    chosen = one.decision.chosen
-    times = map(milliseconds, (one.time_ms, one.limit.limit_ms, one.gain_ms))
-    time, least, gain_ms = times
+    time, least, gain_ms = map(milliseconds, (one.time_ms, one.limit.limit_ms, one.gain_ms))
     return [
         _described(one.decision),
-        ((chosen.candidate if chosen else OWN_PATH).text,),
+        (one.decision.candidate.text,),
         *((text,) for text in (time, least, wording.ratio(one.times_limit), gain_ms)),
         (one.limit.bound_by,),
     ]
@@ -126,7 +123,7 @@ def print_json(
 def _cells(decision: Decision, distance: Far | None) -> list[tuple[str, ...]]:
     """The lines of each cell in a decision's row."""
     chosen = decision.chosen
-    candidate = chosen.candidate if chosen else OWN_PATH
+    candidate = decision.candidate
     rule = decision.selection.evidence.rule_in_words if chosen else "every other's output was wrong"
     time = milliseconds(chosen.time_ms if chosen else None)
     interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""

@@ -14,7 +14,6 @@ from cudnn_autotune import sampling
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.core.display import count
 from cudnn_autotune.engines.candidate_id import canonical
-from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tools.options import WORD, group, refuse
@@ -65,12 +64,9 @@ class Filter:
 
 
 def _is_by(decision: Decision, engine: str) -> bool:
-    chosen = decision.chosen
-    if chosen is None:
-        return engine == OWN_PATH.text
     if engine.isdecimal():
-        return chosen.candidate.engine == int(engine)
-    text, engine = chosen.candidate.text, canonical(engine)
+        return decision.candidate.engine == int(engine)
+    text, engine = decision.candidate.text, canonical(engine)
     return text == engine or text.startswith((f"{engine}:", f"{engine}@"))
 
 
@@ -174,8 +170,7 @@ def _by_time(decision: Decision) -> tuple[Any, ...]:
 
 
 def _by_workspace(decision: Decision) -> tuple[Any, ...]:
-    size = decision.chosen.candidate.workspace_bytes if decision.chosen else 0
-    return (-size, *_by_problem(decision))
+    return (-decision.candidate.workspace_bytes, *_by_problem(decision))
 
 
 _ORDERS = {_PROBLEM: _by_problem, "time": _by_time, "workspace": _by_workspace}

@@ -15,7 +15,7 @@ from typing import Any, cast
 from cudnn_autotune.core import json_dataclass, versions
 from cudnn_autotune.core.json_node import MOST, Node, shown
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.configs import Candidate, check_workspace_limit
+from cudnn_autotune.engines.configs import OWN_PATH, Candidate, check_workspace_limit
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_text, problem_to_json
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -146,6 +146,11 @@ class Decision:
         """The first entry of the ranking that is not rejected, or None if all are."""
         wrong = {text for text, _ in self.rejected}
         return next((e for e in self.selection.ranking if e.candidate.text not in wrong), None)
+
+    @property
+    def candidate(self) -> Candidate:
+        """The chosen candidate; PyTorch's own path if all are rejected."""
+        return OWN_PATH if self.chosen is None else self.chosen.candidate
 
     def restricted_to(self, deterministic: bool, workspace_limit: int | None) -> Decision | None:
         """Returns the same measurement, ranked again for other constraints, without timing.

@@ -98,7 +98,7 @@ class Choice(_Facts):
     def __post_init__(self) -> None:
         decision, chosen = self.decision, self.decision.chosen
         selection = self.searched or decision.selection
-        candidate = chosen.candidate if chosen else OWN_PATH
+        candidate = decision.candidate
         ranking = [
             (e.candidate.text, e.time_ms) for e in selection.ranking if e.time_ms is not None
         ]

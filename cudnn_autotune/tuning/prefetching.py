@@ -168,7 +168,7 @@ class Reader:
             if d is not None
             and replace(d.policy, workspace=served.policy.workspace) == served.policy
         )
-        return [d for d in same_mode if d and d.chosen and d.chosen.candidate.is_compiled]
+        return [d for d in same_mode if d and d.candidate.is_compiled]
 
 
 def _after_fork() -> None:

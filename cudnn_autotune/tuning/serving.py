@@ -163,7 +163,7 @@ def _verifying(known: Choice) -> Iterator[None]:
         if known.origin == "pinned":
             raise
         unfit = UnfitError(NO_LONGER_BUILDS, str(failure) or type(failure).__name__)
-        # With a lost GPU the following search fails, too.
+        # The following search fails on a lost GPU, too.
         is_lost = isinstance(failure, torch.AcceleratorError)
         unfit.is_passing = is_lost or is_passing(str(failure))
         # A handler that keeps log records would keep an error's frames, and their tensors.

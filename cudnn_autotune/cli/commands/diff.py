@@ -15,7 +15,6 @@ from cudnn_autotune.cli.filters import Filter, filter_options
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count, milliseconds
-from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.store import codec
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -115,12 +114,13 @@ class Difference(NamedTuple):
         if self.times is not None and self.a is not None:
             before, after = self.times
             change = f"{milliseconds(before)} -> {milliseconds(after)} ms"
-            text = f"{_engine(self.a)} {change} ({100 * (after / before - 1):+.1f} %)"
+            text = f"{self.a.candidate.text} {change} ({100 * (after / before - 1):+.1f} %)"
         return f"{self.mark} {self.key}: {text}"
 
     def to_json(self) -> dict[str, Any]:
         sides = {
-            name: one and {"engine": _engine(one), "time_ms": one.chosen and one.chosen.reported_ms}
+            name: one
+            and {"engine": one.candidate.text, "time_ms": one.chosen and one.chosen.reported_ms}
             for name, one in (("a", self.a), ("b", self.b))
         }
         return {"kind": _MARKS[self.mark], "key": self.key, **sides}
@@ -137,7 +137,7 @@ def differences(
         other = right.pop(name, None)
         if other is None:
             yield Difference("-", decision, None)
-        elif _engine(decision) != _engine(other):
+        elif decision.candidate.text != other.candidate.text:
             yield Difference("!", decision, other)
         elif (times := _times(decision, other)) and abs(times[1] / times[0] - 1) > tolerance:
             yield Difference("~", decision, other, times)
@@ -145,14 +145,10 @@ def differences(
         yield Difference("+", None, decision)
 
 
-def _engine(decision: Decision) -> str:
-    return decision.chosen.candidate.text if decision.chosen else OWN_PATH.text
-
-
 def _described(decision: Decision) -> str:
     chosen = decision.chosen
     ms = None if chosen is None else chosen.reported_ms
-    return _engine(decision) + ("" if ms is None else f" ({milliseconds(ms)} ms)")
+    return decision.candidate.text + ("" if ms is None else f" ({milliseconds(ms)} ms)")
 
 
 def _times(a: Decision, b: Decision) -> tuple[float, float] | None:

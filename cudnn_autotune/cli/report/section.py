@@ -28,7 +28,7 @@ def section(decision: Decision, peaks: Peaks | None = None) -> dict[str, Any]:
     listed = _listed(decision)
     return {
         "decision": decision,
-        "candidate": chosen.candidate if chosen else OWN_PATH,
+        "candidate": decision.candidate,
         "time_ms": chosen.reported_ms if chosen else None,
         # The plots show times in short batches.
         "best_ms": chosen.time_ms if chosen else None,
