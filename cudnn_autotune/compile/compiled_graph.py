@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from cudnn_autotune import sampling
 from cudnn_autotune.compile import computation
 from cudnn_autotune.compile.comparison import Comparison, compare, convolutions_ms, cuda_devices_of
 from cudnn_autotune.compile.concatenations import ConcatenationReport
@@ -33,11 +32,8 @@ from cudnn_autotune.compile.programs import (
 )
 from cudnn_autotune.core.display import html_table
 from cudnn_autotune.nn.untouched import generators_kept
-from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store import verdicts
 from cudnn_autotune.timers.programs import CUDA_GRAPH_TREES, Run
-from cudnn_autotune.tuning.choice_log import are_settled
-from cudnn_autotune.tuning.settings import get_sampling, registered_mode
 
 OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
 EAGER = "pytorch"
@@ -146,8 +142,7 @@ class ComparedGraph(ABC):
         Args:
             parts: a program's parts of this package, beside its convolutions.
         """
-        mode = registered_mode(options.sampling or get_sampling())
-        if not store_settings.is_used() or sampling.traits(mode).decides_later:
+        if not computation.is_kept({options.sampling}):
             return
         kind = "cpu" if self._device is None else self._device.type
         of_graph = computation.of_graph(graph, inputs)
@@ -161,7 +156,8 @@ class ComparedGraph(ABC):
 
     def _keep(self, comparison: Comparison) -> None:
         """Keeps a comparison for the next process, once: further ones have fewer programs."""
-        if self._name and not (comparison.is_kept or comparison.wrong) and are_settled():
+        is_new = self._name and not (comparison.is_kept or comparison.wrong)
+        if is_new and computation.is_settled():
             verdicts.keep(self._index, self._name, comparison)
         self._name, self._kept = "", None
 

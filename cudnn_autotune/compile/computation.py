@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from types import FrameType
@@ -23,11 +23,15 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from cudnn_autotune import sampling
 from cudnn_autotune.compile.communication import all_nodes
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.versions import version
+from cudnn_autotune.norms.choices import norm_choices
+from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning import pins, settings
+from cudnn_autotune.tuning.choice_log import are_settled
 
 # The function of PyTorch that calls compiled code, in the file of this name.
 _CALLS_COMPILED = ("compile_wrapper", "eval_frame.py")
@@ -116,6 +120,24 @@ def _is_in_compiled() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def is_kept(modes: Iterable[str | None]) -> bool:
+    """Returns whether what is measured now can be kept for the next process, or was: the store is
+    used, and no mode leaves the choice of engines to later calls.
+
+    Args:
+        modes: the sampling modes of the convolutions; None stands for the settings'.
+    """
+    named = {mode or settings.get_sampling() for mode in modes} | {settings.get_sampling()}
+    return store_settings.is_used() and not any(
+        sampling.traits(settings.registered_mode(mode)).decides_later for mode in named
+    )
+
+
+def is_settled() -> bool:
+    """Returns whether no choice of this process may be another one later."""
+    return are_settled() and not any(choice.is_provisional for choice in norm_choices())
 
 
 def conditions(device_type: str) -> str:

@@ -14,23 +14,20 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from cudnn_autotune import sampling
 from cudnn_autotune.compile import computation
 from cudnn_autotune.compile.communication import is_among_ranks, watched
 from cudnn_autotune.engines.conv_layout import laid_out
+from cudnn_autotune.models import classes
+from cudnn_autotune.nn.modules import WithPolicy
 from cudnn_autotune.nn.untouched import (
     check_initialized,
     step,
     tensors_in,
     untouched,
 )
-from cudnn_autotune.norms.choices import norm_choices
-from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store import verdicts
 from cudnn_autotune.timers.programs import time_in_turns
-from cudnn_autotune.tuning.choice_log import are_settled
 from cudnn_autotune.tuning.outputs import difference
-from cudnn_autotune.tuning.settings import get_sampling, registered_mode
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -38,7 +35,6 @@ Result = TypeVar("Result")
 _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
 _FORMATS = (_CONTIGUOUS, _CHANNELS_LAST, torch.channels_last_3d)
-_POLICY = ("training", "sampling", "workspace_limit")
 RULE = 1
 """The version of the rule of layouts' measurement. Times of another one on disk are measured
 again."""
@@ -232,7 +228,7 @@ def _times(
         if name is None:
             return measured(), False
         return verdicts.kept_or_measured(
-            device.index, name, _Times, measured, is_final=lambda _: _is_settled()
+            device.index, name, _Times, measured, is_final=lambda _: computation.is_settled()
         )
 
 
@@ -245,7 +241,9 @@ def _name_on_disk(
     Args:
         step: the step in contiguous memory.
     """
-    if not store_settings.is_used() or _decides_later(model):
+    served = [m for m in model.modules() if isinstance(m, WithPolicy) or classes.is_norm(m)]
+    policies = [tuple(getattr(one, name, None) for name in classes.POLICY) for one in served]
+    if not computation.is_kept(mode for mode, _ in policies):
         return None
     try:
         with computation.recorded() as operators:
@@ -255,24 +253,9 @@ def _name_on_disk(
         return None
     if not operators:
         return None
-    policies = [
-        (type(module).__qualname__, *(getattr(module, name, None) for name in _POLICY))
-        for module in model.modules()
-    ]
-    facts = (computation.text_of((learns, policies)), computation.conditions(device.type))
+    states = [(type(module).__qualname__, module.training) for module in model.modules()]
+    facts = (computation.text_of((learns, states, policies)), computation.conditions(device.type))
     return verdicts.name_of("layouts", RULE, *operators, *facts)
-
-
-def _decides_later(model: nn.Module) -> bool:
-    """Returns whether later calls choose the engines of a model's convolutions."""
-    modes = {getattr(module, "sampling", None) for module in model.modules()}
-    named = {mode for mode in modes if isinstance(mode, str)} | {get_sampling()}
-    return any(sampling.traits(registered_mode(mode)).decides_later for mode in named)
-
-
-def _is_settled() -> bool:
-    """Returns whether all choices of this process are final."""
-    return are_settled() and not any(choice.is_provisional for choice in norm_choices())
 
 
 @dataclass(frozen=True)

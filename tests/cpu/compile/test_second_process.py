@@ -60,8 +60,7 @@ def test_what_may_change_is_not_kept(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a provisional choice, or an engine that a pin forces."""
-    for module in ("compile.compiled_graph", "models.memory_format"):
-        monkeypatch.setattr(f"cudnn_autotune.{module}.are_settled", lambda: False)
+    monkeypatch.setattr(computation, "are_settled", lambda: False)
     assert again(tmp_path, kind) == "tuned"
     assert not list(tmp_path.glob("*.norms"))
 
@@ -197,6 +196,27 @@ def test_conditions_tell_settings_apart(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(set(found)) == len(found)
     monkeypatch.undo()
     assert conditions() == found[0]
+
+
+def test_modes_that_decide_later_keep_nothing(tmp_path: Path) -> None:
+    ca.set_store(tmp_path, mode="read_write")
+    assert computation.is_kept({None, "race"})
+    assert not computation.is_kept({None, "online"})
+    with ca.flags("online"):
+        assert not computation.is_kept({"race"})
+    ca.set_store(mode="off")
+    assert not computation.is_kept({None})
+
+
+def test_a_models_own_attributes_are_no_modes(tmp_path: Path, recwarn: Any) -> None:
+    """Modules that this package does not serve may have any of its own by these names."""
+    for _ in range(2):
+        ca.set_store(tmp_path, mode="read_write")
+        model = net()
+        model.sampling = ["bilinear"]
+        ca.convert(model, memory_format="auto", example_input=torch.ones(2, 4, 8, 8))
+    assert "from the store" in ca.conversion(model).memory_format.reason  # type: ignore[union-attr]
+    assert not [str(warning.message) for warning in recwarn if "bilinear" in str(warning.message)]
 
 
 def test_passes_of_the_user_have_no_text() -> None:
