@@ -1,9 +1,9 @@
 """Serves ``CUDNN_AUTOTUNE_ENABLE=1`` and ``cudnn-autotune run``: torch calls it in every process
 that imports torch.
 
-It lies beside the package because importing anything from the package imports all of it, which a
-process that has not asked for it must not wait for. torch finds :func:`autoload` by the entry point
-group ``torch.backends``.
+It lies beside the package because the package's import loads the extension and registers operators
+with torch, which a process that has not asked for it must not get. torch finds :func:`autoload` by
+the entry point group ``torch.backends``.
 """
 
 from __future__ import annotations

