@@ -350,8 +350,8 @@ def _unrounded(node: Any, dtype: torch.dtype) -> Any:
 
 
 def _batch_norm(chain: _Chain, bias: Node | None, channels: int) -> _Given | None:
-    """Returns the vectors of a chain's computation, if it is ``(y + bias - mean) * scale /
-    sqrt(variance + eps) + shift`` in any spelling; else None.
+    """Returns the vectors of a chain's computation; None unless it is, in any spelling,
+    ``(y + bias - mean) * scale / sqrt(variance + eps) + shift``.
 
     A vector that occurs twice could cancel out, but not where it is zero or infinite.
     """

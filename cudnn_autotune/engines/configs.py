@@ -294,8 +294,8 @@ def check_engine_text(text: object, argument: str = "engine_text") -> None:
 
 
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]:
-    """Parses ``"eng67:KERNEL_CFG=3"`` and ``"unfused:eng67:KERNEL_CFG=3"`` to ``(67, {"KERNEL_CFG":
-    3})``.
+    """Parses ``"eng67:KERNEL_CFG=3"`` or ``"unfused:eng67:KERNEL_CFG=3"`` to
+    ``(67, {"KERNEL_CFG": 3})``.
 
     Raises:
         TypeError: ``text`` is not a str.

@@ -2,9 +2,9 @@
 
 More runs reduce the noise better than longer ones (see ``run``): times are averaged, and candidates
 near the best are measured again, in mirrored order. Differences below a percent remain uncertain;
-there the race, which is more precise, decides. The score of a candidate is ``log(steady time) +
-burst_weight * log(time in the race)``, and the race's leader has a small advantage. The constants
-are from docs/findings/power-limit.md.
+there the race, which is more precise, decides. The score of a candidate is
+``log(steady time) + burst_weight * log(time in the race)``, and the race's leader has a small
+advantage. The constants are from docs/findings/power-limit.md.
 """
 
 from __future__ import annotations

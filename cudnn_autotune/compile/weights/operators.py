@@ -75,8 +75,8 @@ def reference(
         channels_last: the layout of the folded weights, as of :func:`strides_of`.
 
     Returns:
-        ``weight * s`` for all weights, where ``s = scale / sqrt(variance + eps)``; then ``(bias -
-        mean) * s + shift`` for each with a bias, a mean or a shift.
+        ``weight * s`` for all weights, where ``s = scale / sqrt(variance + eps)``; then
+        ``(bias - mean) * s + shift`` for each with a bias, a mean or a shift.
     """
     folded, biases = [], []
     of_each = _vectors_of(vectors, given)

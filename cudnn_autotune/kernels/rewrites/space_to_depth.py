@@ -27,13 +27,14 @@ _MOST_CHANNELS = 8
 class SpaceToDepth(Rewrite):
     """A rewrite that turns the pixels of a stride into channels, so that the stride becomes 1.
 
-    Along one dimension, with stride s, padding p and kernel size k, ``y[o] = sum over t < k of w[t]
-    x[o s + t - p]``. With ``t = s t' + f`` and f < s this is ``sum over t', f of w'[t'][f] x'[o +
-    t'][f]``. Here ``x'[i][f]`` is ``x[i s + f - p]``, and ``w'[t'][f]`` is ``w[s t' + f]``; both
-    are zero without such a pixel or tap. So it is a convolution of stride 1 without padding, with
-    ``ceil(k / s)`` taps and s times the channels (in two dimensions, the product of both strides).
-    x' has ``outputs + taps - 1`` pixels. Each of the rows f of a pixel is padded with zeros to a
-    part of the tensor cores' multiple. wgrad's dw is dw' at the places of w's definition.
+    Along one dimension, with stride s, padding p and kernel size k,
+    ``y[o] = sum over t < k of w[t] x[o s + t - p]``. With ``t = s t' + f`` and f < s this is
+    ``sum over t', f of w'[t'][f] x'[o + t'][f]``. Here ``x'[i][f]`` is ``x[i s + f - p]``, and
+    ``w'[t'][f]`` is ``w[s t' + f]``; both are zero without such a pixel or tap. So it is a
+    convolution of stride 1 without padding, with ``ceil(k / s)`` taps and s times the channels (in
+    two dimensions, the product of both strides). x' has ``outputs + taps - 1`` pixels. Each of the
+    rows f of a pixel is padded with zeros to a part of the tensor cores' multiple. wgrad's dw is
+    dw' at the places by the definition of w'.
 
     7 x 7 with stride 2 and 3 channels becomes 4 x 4 with 12 channels, and a kernel as large as its
     stride a matrix product; ``patches`` computes large ones of these. Only height and width are
