@@ -4,11 +4,11 @@
     python .ci/wheels.py                          # torch 2.11 to 2.15
     python .ci/wheels.py 2.13.0+cpu 2.14.1        # these
 
-A wheel fits one minor release of torch, whose C++ ABI it has, and one version of Python, that of
-the interpreter that runs this. Wheels of two releases of torch have one name, so each is written
-into a folder of its own, such as dist/torch-2.14. It is then installed into an environment without
-torch, which must get the release that it was built for, imported there, and called. Environments
-are removed at once: one with CUDA takes 5 GB.
+A wheel fits one minor release of torch, by its C++ ABI, and the version of Python that runs this
+script. Wheels of two releases of torch have one name, so each is written into a folder of its own,
+such as dist/torch-2.14. It is then installed into an environment without torch, which must get the
+release that it was built for, imported there, and called. Environments are removed at once: one
+with CUDA takes 5 GB.
 """
 
 from __future__ import annotations

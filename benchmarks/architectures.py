@@ -95,7 +95,7 @@ def main() -> int:
     p.add_argument("--batch", type=int, default=2)
     p.add_argument("--size", type=int, default=0, help="of an image's sides; 0: the model's own")
     p.add_argument("--tolerance", type=float, default=1e-3, help="%(default)s")
-    p.add_argument("--time-limit", type=float, default=540, help="begins none after so many s")
+    p.add_argument("--time-limit", type=float, default=540, help="seconds; none begins later")
     options = p.parse_args()
     ways = arguments.some_of("--ways", options.ways, WAYS)
     names = arguments.some_of("--cases", options.cases, ARCHITECTURES)

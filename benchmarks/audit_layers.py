@@ -1,10 +1,9 @@
 #!/usr/bin/env python
-"""Over the layers of well-known networks: how far from the fastest is what each sampling mode
-picks, what does picking cost, and how does PyTorch compare?
+"""Layers of well-known networks: how far from the fastest are the sampling modes' picks, what do
+they cost, and how does PyTorch compare?
 
-`cudnn-autotune audit`, with all of its options, on benchmarks/layers.json, whose record also says
-from which code and by which command it was made, so that it can be published. A record that is
-there already is continued.
+Runs `cudnn-autotune audit`, with all of its options, on benchmarks/layers.json. The record also
+names its code and command, so that it can be published. An existing record is continued.
 
 \b
     python benchmarks/audit_layers.py --json audit.json --plot audit.png
@@ -26,7 +25,7 @@ from cudnn_autotune.audit.model import PYTORCH_MODES
 
 LAYERS = Path(__file__).with_name("layers.json")
 MODES = ("auto", "race", "sample_once", "till_stable", "heuristic")
-# What a published record needs beside what the audit itself writes down.
+# A published record's fields beside the audit's own.
 PROVENANCE = ("device", "package", "commit", "dirty", "command", "cpu", "cpu_count")
 
 

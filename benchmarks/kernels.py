@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Where cuDNN is far from the roofline: how fast is what computes convolutions beside it?
+"""Where cuDNN is far from the roofline: how fast are the implementations beside it?
 
-For each layer of benchmarks/kernels.json, `race` times all candidates. Then the fastest of those
-that there were before (engines of cuDNN, PyTorch's own path, cuBLAS), the fastest of each other
-implementation, and the Triton template that Inductor's max-autotune picks, where it has one, take
-turns with cold and hot caches. The output of each is checked first.
+For each layer of benchmarks/kernels.json, `race` times all candidates. Then finalists take turns
+with cold and hot caches: the fastest of cuDNN, PyTorch's own path and cuBLAS, the fastest of each
+other implementation, and the Triton template of Inductor's max-autotune, if any. Each output is
+checked first.
 
     python benchmarks/kernels.py --json kernels.json
     python benchmarks/kernels.py --cases convnext,stride2 --no-inductor
@@ -56,13 +56,14 @@ def kind_of(problem: Any) -> str:
 
 
 def family_of(text: str) -> str:
-    """Which candidates compete for one place in the final turns: "" for those of before."""
+    """Returns the family of a candidate, which has one place in the final turns: "" for cuDNN,
+    PyTorch's own path and cuBLAS."""
     return text.partition("@")[0] if "@" in text else ""
 
 
 def inductor_plan(problem: Any, operands: Any) -> Any:
-    """A plan that calls Inductor's best template; None where Inductor has none. It allocates its
-    result, as users' calls do."""
+    """Returns a plan that calls Inductor's best template; None if Inductor has none. It allocates
+    its result, as users' calls do."""
     import torch
     from torch._inductor import config
 
@@ -173,7 +174,7 @@ def tables(data: dict[str, Any]) -> list[Any]:
 
 def main() -> int:
     p = arguments.parser(__doc__, has_dry_run=False)
-    p.add_argument("--time-limit", type=float, default=500, help="begins no case after so many s")
+    p.add_argument("--time-limit", type=float, default=500, help="seconds; no case begins later")
     p.add_argument("--inductor", action=argparse.BooleanOptionalAction, default=True)
     p.add_argument("--dtypes", help="comma-separated; all of the list without it")
     cases.add_options(p, ("/",))

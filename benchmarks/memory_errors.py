@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Does what a search runs touch memory that is not its own? Runs it under compute-sanitizer.
+"""Do the kernels of a search touch foreign memory? Runs them under compute-sanitizer.
 
 Three processes, each with the same small problems:
 
@@ -144,7 +144,7 @@ def findings(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def sanitized(what: str, seconds: float) -> dict[str, Any]:
-    """Runs one process under the sanitizer for so many seconds, and a minute more at most."""
+    """Runs one process under the sanitizer for at most these seconds and a minute."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     command = [tool, "--tool", TOOLS[what], "--print-limit", "50", "--report-api-errors", "no"]
     command += [sys.executable, __file__, "--worker", what, "--seconds", str(seconds)]

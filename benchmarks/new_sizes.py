@@ -8,9 +8,9 @@ turns with graphs of the same model whose convolutions are all tuned, by mode `-
 process. No process finds kernels compiled. A size that is not among them comes first, by the
 heuristics, and is not counted: it loads libraries.
 
-With `--op` lone layers, or norms, take the place of the model: each has met `--measured` sizes, and
-then meets `--sizes` in all, near and far ones by turns, at each of which its GPU time is put over
-that of PyTorch's own path. The rule: 1.02 in sum at most, and no size above 1.15.
+With `--op` lone layers, or norms, replace the model. Each has met `--measured` sizes, and then
+meets `--sizes` in all, near and far ones by turns. At each its GPU time is divided by that of
+PyTorch's own path. The rule: 1.02 in sum at most, and no size above 1.15.
 
     python benchmarks/new_sizes.py --json new_sizes.json
     python benchmarks/new_sizes.py --op forward --json new_sizes_layers.json
@@ -179,8 +179,8 @@ def main() -> int:
     p.add_argument("--calls", type=int, default=1, help="of each size (%(default)s)")
     p.add_argument("--last", type=int, default=50, help="of the sizes are compared (%(default)s)")
     p.add_argument("--tuned", default="auto", help="the mode that they are compared with")
-    p.add_argument("--seconds", type=float, default=150, help="a way meets no size after so many")
-    p.add_argument("--time-limit", type=float, default=1500, help="begins no way after so many s")
+    p.add_argument("--seconds", type=float, default=150, help="after which a way meets no size")
+    p.add_argument("--time-limit", type=float, default=1500, help="seconds; no way begins later")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     options = p.parse_args()
     from common.workers import records_of, serve, start

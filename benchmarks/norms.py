@@ -212,7 +212,7 @@ def main() -> int:
     p.add_argument("--rounds", type=int, default=21, help="turns of each way; %(default)s")
     p.add_argument("--block-ms", type=float, default=5.0, help="of a turn; %(default)s")
     p.add_argument("--warm-up-s", type=float, default=0.5, help="before the turns; %(default)s")
-    p.add_argument("--time-limit", type=float, default=500, help="begins no case after so many s")
+    p.add_argument("--time-limit", type=float, default=500, help="seconds; no case begins later")
     options = p.parse_args()
     cases = [shape.strip() for shape in options.shapes.split(",")]
     for case in cases:

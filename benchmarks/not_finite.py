@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Do NaN and infinities make calls slower, as in a diverged run or a GradScaler's first steps?
+"""Do NaN and infinities make calls slower, as in a diverged run?
 
-Each kernel of this package computes a layer whose x (or dy, in a gradient) is finite, is full of
-NaN or of infinities, or has few of them. The times are those of the first tiling that is offered.
+Each kernel of this package computes a layer. Its x (or dy, in a gradient) is finite, is full of NaN
+or of infinities, or has few of them. The first offered tiling is timed.
 
     python benchmarks/not_finite.py --json not_finite.json
 """
@@ -56,12 +56,12 @@ LAYERS: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("wgrad", (8, 512, 1, 16384), (1, 3), 1, 4),
     ),
 }
-"""Kernel -> the operation, x, the filters' size, the stride, groups, what else there is of output
-channels (as many as of the input, if not said) and the layout (channels_last)."""
+"""Kernel -> the operation, x, the filters' size, stride, groups, output channels (default: input
+channels) and layout (default: channels_last)."""
 
 
 def patterns() -> dict[str, Callable[[Any], None]]:
-    """Column -> what makes a tensor of normal numbers so."""
+    """Returns column -> the function that gives a tensor of normal numbers this pattern."""
     import torch
 
     def one_a_channel(tensor: Any) -> None:

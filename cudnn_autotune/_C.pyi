@@ -38,7 +38,7 @@ class Probe:
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
     def calls(self) -> dict[bytes, int]:
-        """How often its calls asked for each problem, by ``problem_key`` of the problem."""
+        """Number of its calls of each problem, by ``problem_key`` of the problem."""
 
 def fallbacks() -> dict[str, int]: ...
 def count_fallback(reason: str) -> None: ...
@@ -60,9 +60,9 @@ conv_transpose3d: Callable[..., Tensor]
 def batch_norm(
     module: Module, input: Any, activation: str, tail: tuple[Module, ...], takes_all: bool
 ) -> Any:
-    """Returns what a batch norm, and the modules of ``tail`` behind it, make of an input, in
-    training by what is chosen for such calls. Returns None if the module's class has to compute the
-    call (csrc/bind/bindings.h)."""
+    """Returns the output of a batch norm and the modules of ``tail`` behind it, in training by the
+    choice for such calls. Returns None if the module's class has to compute the call
+    (csrc/bind/bindings.h)."""
 
 def set_norm_device(name: str) -> None:
     """Sets the type of device whose norms the operators may compute: "cuda", or in tests "cpu"."""
@@ -70,22 +70,22 @@ def set_norm_device(name: str) -> None:
 # search
 
 class PlanError(RuntimeError):
-    """A plan cannot be built, or cannot be launched."""
+    """The error of a plan that cannot be built or launched."""
 
 class CudnnError(PlanError): ...
 
 def cudnn_runtime_version() -> int: ...
 def cudnn_frontend_version() -> str: ...
 
-# by which policy a call is served
+# the policy of a call
 
 def enter_policy(sampling: str | None, workspace_limit: int | None) -> bool:
-    """Serves this thread's convolutions until ``leave_policy``; False: the arguments are not
-    taken, and nothing began. Raises ValueError for an unknown mode."""
+    """Serves this thread's convolutions until ``leave_policy``; False: the arguments are not taken,
+    and the policy is not in force. Raises ValueError for an unknown mode."""
 
 def leave_policy() -> None: ...
 def policy_of_call(input: Tensor) -> tuple[str, int] | None:
-    """The arguments by which a convolution of this input would be served on this thread now."""
+    """Returns the arguments of the service of a convolution of this input on this thread now."""
 
 class OwnPath:
     """A context manager in which ATen's convolutions and norms on this thread are PyTorch's."""
@@ -105,7 +105,7 @@ class ProcessWidePolicy:
 
 class AtenKernels:
     """Kernels of ``aten::convolution`` and its backward that read the policy, registered for a
-    backend as long as the object lives."""
+    backend during the object's life."""
 
     def __init__(self, backend: str) -> None: ...
 
@@ -142,7 +142,7 @@ class ConvProblem:
         pixel_strides: tuple[int, int] | None = None,
     ) -> None: ...
     def fields(self) -> dict[str, Any]:
-        """The arguments that it was made of, by name."""
+        """The constructor's arguments by name."""
 
     @property
     def text(self) -> str: ...
@@ -176,7 +176,7 @@ def is_known_wrong(
 ) -> bool: ...
 
 class Plan:
-    """A candidate that is built (csrc/plan/plan.h). Two threads may not use one at once."""
+    """A built candidate (csrc/plan/plan.h). Two threads may not use one at once."""
 
     @property
     def text(self) -> str: ...
@@ -184,17 +184,17 @@ class Plan:
     def workspace_bytes(self) -> int: ...
     @property
     def is_read_back(self) -> bool:
-        """Whether it was read from a kept plan, so that nothing was compiled."""
+        """Whether it was read from a kept plan, without a compilation."""
 
 def is_engine(text: str) -> bool:
-    """Whether a candidate's text is that of an engine of cuDNN, which may not exist."""
+    """Returns whether a candidate's text is an engine of cuDNN, which may not exist."""
 
 def build_plan(problem: ConvProblem, text: str, device: int) -> Plan:
-    """Builds the plan that a candidate's text names. Raises PlanError if it does not build."""
+    """Builds the plan of a candidate's text. Raises PlanError if it does not build."""
 
 PlanBuilder = Callable[[ConvProblem, str, int], Plan]
 """(problem, text, device) -> the plan of a candidate that is no engine, "aten" or "matmul". Called
-on any thread. What it raises becomes a PlanError, except KeyboardInterrupt and the like."""
+on any thread. Its errors become a PlanError, except KeyboardInterrupt and the like."""
 
 def set_plan_builder(builder: PlanBuilder) -> None: ...
 
@@ -216,7 +216,7 @@ EngineLaunch = tuple[
 ]
 """("engine", its problem, engine text, x, w, y, bias, residual)"""
 PythonLaunch = tuple[Literal["python"], Callable[..., object]]
-"""("python", function); it is called as ``engines.recipe.PythonLaunch`` says."""
+"""("python", function); it is called as in ``engines.recipe.PythonLaunch``."""
 
 def recipe_plan(
     problem: ConvProblem,
@@ -225,24 +225,24 @@ def recipe_plan(
     workspace_bytes: int,
     device: int,
 ) -> Plan:
-    """Loads and builds what a recipe launches (csrc/plan/recipe_plan.h).
+    """Loads and builds a recipe's kernels and engines (csrc/plan/recipe_plan.h).
 
-    Raises ValueError for launches that are not of this form, and PlanError, which names ``text``,
-    where a kernel does not load or an engine does not build.
+    Raises ValueError for launches of another form, and PlanError, which names ``text``, if a kernel
+    does not load or an engine does not build.
     """
 
 class NormPlan:
-    """How a batch norm is computed (csrc/norm/norm_plan.h).
+    """The launches of a batch norm (csrc/norm/norm_plan.h).
 
     Args:
         launches: (cubin, function, blocks, threads, dynamic shared bytes of a block).
         division: slabs, parts of a slab, units of a part.
         workspace: bytes of sums and of totals.
-        counters: how many there are, of 8 bytes.
-        pointers: how many addresses a kernel takes, with those of the workspace.
-        floats: how many numbers of float32 a kernel takes last.
+        counters: number of counters of 8 bytes.
+        pointers: number of a kernel's addresses, with the workspace's.
+        floats: number of a kernel's last arguments, in float32.
 
-    Raises PlanError where a kernel does not load.
+    Raises PlanError if a kernel does not load.
     """
 
     def __init__(
@@ -257,46 +257,46 @@ class NormPlan:
 
 def set_norm_planner(planner: Callable[..., NormPlan | None]) -> None: ...
 def set_norm_chooser(chooser: Callable[..., tuple[bool, int] | None]) -> None:
-    """Sets what chooses the kernels of norms, called with (input, weight, bias, running mean,
-    running variance, eps, activation, groups, converted module or None, sampling mode). It returns
-    whether this package's serve, and the number of calls that this holds for, 0 standing for all;
-    None if that cannot be said now."""
+    """Sets the function that chooses the kernels of norms, called with (input, weight, bias,
+    running mean, running variance, eps, activation, groups, converted module or None, sampling
+    mode). It returns whether this package's serve, and for how many calls (0: all); None if it
+    cannot choose now."""
 
 class NormsByKernels:
-    """Within it this package's kernels compute the calls of ATen's norms of this thread that they
-    can, whatever was chosen."""
+    """A context in which this package's kernels compute this thread's calls of ATen's norms if they
+    can, against any choice."""
 
     def __enter__(self) -> None: ...
     def __exit__(self, *args: object) -> None: ...
 
 def forget_aten_norms() -> None:
-    """Clears the choices for norms: the next call of each signature asks again."""
+    """Clears the choices for norms: the next call of each signature needs a new one."""
 
 def is_of_kernels(mean: Tensor) -> bool:
     """Returns whether this package's kernels computed a norm, by the mean that PyTorch saved."""
 
 def set_weight_kernels(kernels: Callable[..., bytes]) -> None:
-    """Sets what compiles the kernel of ``fold_weights``, called with (device, dtype of the weights,
-    dtype of the results)."""
+    """Sets the function that compiles the kernel of ``fold_weights``, called with (device, dtype of
+    the weights, dtype of the results)."""
 
 def set_norm_form(form: int) -> None:
-    """Sets the form of norms' plans in all threads: its place in FORMS of norms/plan.py,
-    from 1 on, or 0 for the one that was adopted, else the first one."""
+    """Sets the form of norms' plans in all threads: its place in FORMS of norms/plan.py, from 1 on,
+    or 0 for the adopted one, else the first one."""
 
 def set_norm_form_of_thread(form: int, adopts: bool) -> None:
-    """Sets the form likewise for the calls of this thread. With ``adopts`` their plans become those
-    of all later calls without a form."""
+    """Sets the form likewise for the calls of this thread. With ``adopts`` their plans serve all
+    later calls without a form."""
 
 def execute(plan: Plan, *tensors: Tensor, workspace: Tensor | None = None) -> Tensor:
-    """Runs a plan on the current stream, and returns the tensor that holds the result: the one that
-    the operation writes, or one that PyTorch's own path allocates. Raises PlanError.
+    """Runs a plan on the current stream, and returns the result: the operation's written tensor, or
+    a new one of PyTorch's own path. Raises PlanError.
 
     ``workspace`` has the plan's ``workspace_bytes`` or more; None: it is allocated.
     """
 
 def compare_output(problem: ConvProblem, tensors: Sequence[Tensor], seed: int) -> Tensor:
-    """Compares an output, whole, with the convolution's definition at a sample of its places, which
-    ``seed`` draws.
+    """Compares an output with the convolution's definition, at a sample of its places that ``seed``
+    draws; NaN is looked for everywhere.
 
     ``tensors`` are x, w, y, and the bias and the residual that the problem has, on any device, in
     any layout; the operation's output is one of them. Returns numbers in float64 on their device
@@ -304,12 +304,12 @@ def compare_output(problem: ConvProblem, tensors: Sequence[Tensor], seed: int) -
     """
 
 def read_comparison(numbers: Tensor) -> tuple[float, float, float, float, list[float]]:
-    """Reads what :func:`compare_output` returns, on the CPU.
+    """Reads a result of :func:`compare_output`, on the CPU.
 
-    Returns the norm of the sampled reference; the norm of its difference from the output; the
-    largest ratio of both in one place or channel; the share of the places or channels that the
-    operands reach whose reference is not zero; and the largest magnitude in the output and in each
-    operand that is read, NaN where there is one.
+    Returns the norm of the sampled reference; the norm of its difference to the output; the largest
+    ratio of both in one place or channel; the share of nonzero references among places or channels
+    that operands reach; and the largest magnitude in the output and in each read operand (NaN if
+    there is one).
 
     Raises:
         ValueError: ``numbers`` are not of :func:`compare_output`.
@@ -318,12 +318,12 @@ def read_comparison(numbers: Tensor) -> tuple[float, float, float, float, list[f
 MOST_UNUSED_CUBINS: int
 
 def loaded_cubins() -> int:
-    """How many cubins are loaded: those that plans use, and ``MOST_UNUSED_CUBINS`` others at
-    most."""
+    """Returns the number of loaded cubins: all that plans use, and at most ``MOST_UNUSED_CUBINS``
+    others."""
 
 def kept_for_graphs() -> int:
-    """The number of objects that are kept because a living CUDA graph uses them: plans, pages for
-    workspaces, counters of norms. An object of two captures counts twice."""
+    """Returns the number of objects that living CUDA graphs use: plans, pages for workspaces,
+    counters of norms. An object of two captures counts twice."""
 
 def is_matmul(problem: ConvProblem) -> bool: ...
 def keep_plans(
@@ -331,7 +331,7 @@ def keep_plans(
     find: Callable[[str, str, int | str], bytes | None],
     keep: Callable[[str, str, int | str, bytes], None],
 ) -> None:
-    """Sets what keeps the plans of engines that have this note, or of all if it is empty.
+    """Sets the functions that keep the plans of engines with this note, or of all if it is empty.
 
     Both functions take the texts of the problem and of the engine config, and the GPU: the index of
     a CUDA device, or the JSON description of one that need not be here. They are called on any
@@ -345,14 +345,15 @@ class EngineList:
     def by_properties(problem: ConvProblem, json: str) -> EngineList: ...
     def query(self, heuristic_mode: str) -> list[Candidate]: ...
     def build(self, text: str) -> Plan:
-        """Builds what :func:`build_plan` builds, and an engine without opening the search again."""
+        """Builds as :func:`build_plan`, and an engine without opening the search again."""
 
     def read_back(self, text: str) -> Plan | None:
-        """The kept plan of an engine; None if there is none, or if it is no engine."""
+        """Returns the kept plan of an engine; None if there is none, or if it is no engine."""
 
     def describe(self, engine_text: str) -> Candidate: ...
     def build_many(self, texts: Sequence[str], threads: int) -> list[tuple[Plan | None, str]]:
-        """Builds each on one of several threads; None and the reason where one does not build."""
+        """Builds each on one of several threads; None and the reason for each that does not
+        build."""
 
 def canonical_engine_text(text: str) -> str: ...
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]: ...
@@ -368,12 +369,12 @@ def frontend_find(
     and the samples of all plans."""
 
 def far_pages(cycles: Sequence[int]) -> list[int]:
-    """The pages in the far partition of the L2 cache, by the latencies of all in cycles from the
-    multiprocessor with the highest number; empty if these form one group."""
+    """Returns the pages in the far partition of the L2 cache, by the latencies of all in cycles
+    from the multiprocessor with the highest number; empty if these form one group."""
 
 def workspace_pages(device: int) -> tuple[int, int]:
-    """Returns the number of pages for small workspaces, and how many of them are free. Waits until
-    they are measured.
+    """Returns the numbers of all and of free pages for small workspaces. Waits until they are
+    measured.
     """
 
 class PlanTimer:
@@ -397,41 +398,41 @@ class PlanTimer:
 
         Args:
             batches: (candidate, calls, whether the L2 cache is cold, whether from a CUDA graph).
-            lead: how many batches the host enqueues before the GPU starts; 0 for first runs.
+            lead: number of batches that the host enqueues before the GPU starts; 0 for first runs.
 
         Returns:
-            (milliseconds of a call, clock in MHz or 0, milliseconds before a first run in which the
-            kernel was loaded, the error or ""), for each batch.
+            (milliseconds of a call, clock in MHz or 0, milliseconds of loading the kernel before a
+            first run, the error or ""), for each batch.
         """
 
 class TurnSchedule:
-    """Decides which implementation of an :class:`OnlineTrial` runs in which call.
+    """The assignment of an :class:`OnlineTrial`'s implementations to calls.
 
-    Implementations are given by their index in the order in which they joined. An index that does
-    not exist raises IndexError. No method calls CUDA or cuDNN, and all are thread-safe.
+    Implementations are given by their index in the order of joining. An absent index raises
+    IndexError. No method calls CUDA or cuDNN, and all are thread-safe.
     """
 
     def take_samples(self) -> list[tuple[int, int, float]]:
         """Returns and removes the new samples: (implementation, round, milliseconds)."""
 
     def failures(self) -> list[int]:
-        """The implementations that failed to run; they have no more turns."""
+        """Returns the implementations that failed to run; they have no more turns."""
 
     def drop(self, implementation: int) -> None: ...
     def set_leader(self, implementation: int) -> None:
-        """Sets which implementation serves the calls that are not measured."""
+        """Sets the implementation that serves the calls without a measurement."""
 
     def rest(self, implementations: int) -> None:
-        """Has the leader serve every call, untimed, until another implementation joins or one
-        fails. Does nothing if more than this many have joined already."""
+        """Lets the leader serve every call, untimed, until another implementation joins or one
+        fails. Does nothing if more than this number have joined already."""
 
     def decide(self, implementation: int | None, is_provisional: bool = False) -> None:
         """Ends the trial; None chooses PyTorch's own path. If the choice is provisional, the miss
-        handler is asked again after some calls."""
+        handler is called again after some calls."""
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether an implementation has failed in a turn for want of memory."""
+        """Whether an implementation has failed in a turn because memory was short."""
 
     @property
     def is_in_use(self) -> bool:
@@ -441,11 +442,11 @@ class TurnSchedule:
     def calls(self) -> int: ...
     @property
     def implementation_count(self) -> int:
-        """How many implementations have joined, dropped ones included."""
+        """The number of implementations that have joined, with dropped ones."""
 
     # Called by the trial itself:
     def take_turn(self) -> tuple[int, int] | None:
-        """The turn of this call: (implementation, round).
+        """Returns the turn of this call: (implementation, round).
 
         None: the leader serves the call, and it is not measured. That is the case for one of every
         two calls, and while fewer than two implementations have joined.
@@ -455,12 +456,12 @@ class TurnSchedule:
     def report(self, implementation: int, round: int, time_ms: float) -> None: ...
     def fail(self, implementation: int) -> bool:
         """Records that an implementation failed to run or is wrong, and drops it. If no other is
-        active, those that were dropped for another reason are active again. Returns whether there
-        are any."""
+        active, implementations dropped for another reason become active again. Returns whether
+        there are any."""
 
 PreparationStep = Callable[..., tuple[Plan | None, int]]
-"""(*operands) -> (the plan that joins, or None; after how many calls the next step follows, 0:
-there is none)."""
+"""(*operands) -> (the joining plan, or None; the number of calls to the next step, 0: there is
+none)."""
 
 class OnlineTrial:
     def __init__(self, first: Plan, preparation_step: PreparationStep, first_step: int = 2) -> None:
@@ -486,12 +487,12 @@ def set_miss_handler(handler: MissHandler) -> None: ...
 
 CaptureMissHandler = Callable[[ConvProblem, str, int, int, int], Plan | None]
 """(problem, sampling, workspace_limit, benchmark_limit, device) -> the plan of the problem's known
-choice, or None. Called while a stream is captured, when nothing may be timed or run."""
+choice, or None. Called during a stream's capture, when candidates must not be timed or run."""
 
 def set_capture_miss_handler(handler: CaptureMissHandler) -> None: ...
 def expected_gradients() -> tuple[bool, bool]:
-    """Whether the backward of the forward convolution that this thread computes is expected to ask
-    for the gradients of its input and of its weight."""
+    """Returns whether the backward of this thread's forward convolution is expected to need the
+    gradients of its input and of its weight."""
 
 def forget_choices() -> None: ...
 def forget_problem(problem: ConvProblem) -> None: ...

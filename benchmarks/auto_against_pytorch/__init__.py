@@ -1,1 +1,1 @@
-"""The random layers of auto_against_pytorch, and how they are measured."""
+"""The random layers of auto_against_pytorch, and their measurement."""

@@ -1,13 +1,12 @@
 #!/usr/bin/env python
-"""Is `auto` ever slower than PyTorch's benchmark mode, on layers that the audits have few of?
+"""Is `auto` ever slower than PyTorch's benchmark mode, on layers that are rare in the audits?
 
-Random layers in one and three dimensions, transposed and grouped ones, forward or one gradient of
-the backward, in float16, bfloat16 and float32, in both layouts. Each is a call of PyTorch's own
-operator: PyTorch runs it with benchmark on and limit 10, and `auto` while `enable("auto")` is in
-force, in turns in one process. What is below 0.99 is measured once more with more rounds before it
-counts, and then on sets of tensors in turn, that the L2 cache does not hold: `auto` chooses for
-such, while a call repeated on one set finds all of it there. The first layer is one that was slower
-once.
+The layers are random: in one and three dimensions, transposed and grouped, forward or one gradient.
+They are in float16, bfloat16 and float32, and in both layouts. Each is a call of PyTorch's own
+operator. PyTorch runs it with benchmark on and limit 10, and `auto` under `enable("auto")`, in
+turns in one process. A ratio below 0.99 is measured once more with more rounds before it counts.
+Then sets of tensors take turns that the L2 cache does not hold: `auto` chooses for such calls, but
+a repeated call on one set finds it in the cache. The first layer was slower once.
 
     python benchmarks/auto_against_pytorch --json auto_against_pytorch.json
     python benchmarks/auto_against_pytorch --seconds 60 --kinds 3-d,transposed --seed 1
@@ -35,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0, help="of the layers and their data")
     p.add_argument("--kinds", default=",".join(KINDS), help="of: %(default)s")
     p.add_argument("--only", nargs="*", help="only drawn layers whose text has one of these")
-    p.add_argument("--seconds", type=float, default=200, help="begins no layer after so many")
+    p.add_argument("--seconds", type=float, default=200, help="after which no layer begins")
     return p
 
 

@@ -1,4 +1,5 @@
-"""Layers and norms whose sizes keep changing: what serves new sizes beside PyTorch's own path."""
+"""Layers and norms whose sizes keep changing: the service of new sizes against PyTorch's own
+path."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .layers import OPS, Layer
 from .measure import call_of, measure, served
 from .norms import Norm
 
-# A size that is slower than this is measured once more before it counts.
+# A size slower than this is measured once more before it counts.
 _WORSE = 1 / 1.05
 _MOST_BYTES = 4e8  # of the tensors of a call
 # Input channels, output channels, edge of the filter, groups, number of spatial dimensions.
@@ -99,10 +100,11 @@ def new_sizes(layer: _Any, count: int, source: random.Random) -> Iterator[_Any]:
 
 
 def _served_by(known: int) -> str:
-    """Returns what computes the last new size of a convolution: a key of ``kinds`` of :func:`row`.
+    """Returns the kind of service of the last new size of a convolution: a key of ``kinds`` of
+    :func:`row`.
 
     Args:
-        known: how many choices were known before it came.
+        known: number of choices before it came.
     """
     import cudnn_autotune as ca
 

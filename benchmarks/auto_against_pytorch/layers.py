@@ -1,4 +1,4 @@
-"""Random convolutions of the kinds that the audits have few of: 1-d, 3-d, transposed, grouped."""
+"""Random convolutions of kinds that are rare in the audits: 1-d, 3-d, transposed, grouped."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ FOUND = Layer(
 
 
 def draw(count: int, seed: int, kinds: Sequence[str] = KINDS, is_dry: bool = False) -> list[Layer]:
-    """``count`` layers, the kinds in turns; the first is the one that was found.
+    """Returns ``count`` layers, the kinds in turns; the first is the slow one found earlier.
 
     Args:
         is_dry: tiny layers, for a CPU.

@@ -126,10 +126,10 @@ def measure(norm: Norm, device: str, worse_than: float) -> dict[str, Any]:
 
 
 def served_by(known: int) -> str:
-    """Returns what computes the last new size: a key of ``kinds`` of ``changing.row``.
+    """Returns the kind of service of the last new size: a key of ``kinds`` of ``changing.row``.
 
     Args:
-        known: how many choices were known before it came.
+        known: number of choices before it came.
     """
     import cudnn_autotune as ca
     from cudnn_autotune.norms.choices import _memory

@@ -5,10 +5,10 @@ nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d, and F.c
 functional: one process, blocks in turns and in random order, the device synchronised between blocks
 and never inside. PyTorch's module takes part twice: how far its ratio to itself is from 1 is the
 error of the method. Six settings are of small models that are bound by the host, plain and
-converted: a forward that calls functions (two modulated convolutions), gradients for each image by
-vmap of grad, a checkpointed block, forward and backward, and a batch norm in training, forward,
-forward and backward, and with a ReLU behind it. Norms are also timed in the hands of our kernels,
-whatever is chosen.
+converted. They are a forward that calls functions (two modulated convolutions), gradients for each
+image by vmap of grad, a checkpointed block forward and backward, and a batch norm in training. The
+norm runs forward, forward and backward, and with a ReLU behind it. Norms are also timed by our
+kernels against any choice.
 
     python benchmarks/call_overhead --json overhead.json
 """

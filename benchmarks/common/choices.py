@@ -1,4 +1,4 @@
-"""What this process has chosen, and what that took."""
+"""The choices of this process, and their cost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from . import numbers
 
 
 def choices_made() -> dict[str, Any]:
-    """How many choices this process has made, where they come from, how many launches were timed
-    for them, how many milliseconds choosing took, and which calls PyTorch served."""
+    """Returns the counts of this process's choices, their origins, timed launches and milliseconds,
+    and the calls that PyTorch served."""
     import cudnn_autotune as ca
 
     made = ca.choices()

@@ -1,4 +1,4 @@
-"""The engines of a problem on this GPU, and what each takes."""
+"""The engines of a problem on this GPU, and their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs pytest, and reads what it writes with ``--junitxml``."""
+"""Runs of pytest, and its reports of ``--junitxml``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
 def run(
     arguments: Sequence[str], options: argparse.Namespace, **process: Any
 ) -> tuple[int, list[Test]]:
-    """Runs pytest as :func:`add_options` says; returns its exit status, and the tests.
+    """Runs pytest by the options of :func:`add_options`; returns its exit status, and the tests.
 
     Raises:
         SystemExit: pytest left no report.

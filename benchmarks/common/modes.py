@@ -1,4 +1,4 @@
-"""The modes that are compared: this package's, and PyTorch's."""
+"""The compared modes: this package's, and PyTorch's."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _in_form(norms: str) -> Iterator[None]:
 
 
 def _around(way: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Returns what is in force around the steps of a way."""
+    """Returns the context of the steps of a way."""
     kind, norms = parts(way)
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The ways of ddp_norms: what computes the convolutions, and then what computes the norms."""
+"""The ways of ddp_norms: the computation of convolutions, then of norms."""
 
 from __future__ import annotations
 

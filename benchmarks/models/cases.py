@@ -1,4 +1,4 @@
-"""What is compared: rows (a model, a step, a layout, a batch) and columns (ways to run it)."""
+"""The compared rows (a model, a step, a layout, a batch) and columns (ways to run it)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends what takes too long, so that a process measures what it has before it is killed."""
+"""The end of long work, so that a process measures its ready parts before it is killed."""
 
 from __future__ import annotations
 

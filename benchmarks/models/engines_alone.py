@@ -1,4 +1,4 @@
-"""A sampling mode that leaves out what computes convolutions beside cuDNN's engines and ATen."""
+"""A sampling mode with cuDNN's engines and ATen only."""
 
 from __future__ import annotations
 

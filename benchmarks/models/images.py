@@ -320,7 +320,7 @@ class StyleGAN2(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Five convolutions, each of all that came before it, with a scaled shortcut."""
+    """Five convolutions, each of all earlier outputs, with a scaled shortcut."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -366,8 +366,8 @@ def _sloped(i: int, o: int, stride: int = 1) -> nn.Module:
 
 
 class FlowBlock(nn.Module):
-    """forward: images and what is known (N, C, H, W), of sizes that ``4 * scale`` divides -> what
-    is added to the flows and to the mask (N, 5, H, W)."""
+    """forward: images and known flows (N, C, H, W), of sizes divisible by ``4 * scale`` ->
+    additions to the flows and to the mask (N, 5, H, W)."""
 
     def __init__(self, i: int, width: int, scale: int) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from models.images import ESRGAN, RIFE, Detector, DiffusionUNet, StyleGAN2, UNet
 from models.vocoders import BigVGAN, Demucs, ParallelWaveGAN, dac_decoder, encodec, melgan
 from models.volumes import UNet3d, VideoDecoder, VNet
 
-# Name -> what builds it, and a tiny one for a dry run.
+# Name -> the functions that build it, and a tiny one for a dry run.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "sd_unet": (DiffusionUNet, lambda: DiffusionUNet((32, 64), context=76, heads=2)),
     "sd_vae_decoder": (vae_decoder, lambda: vae_decoder((64, 64, 32))),

@@ -21,9 +21,9 @@ _CASE = ("model", "step, layout, batch")
 
 
 class Row:
-    """A case, with the processes that measured it; the first that ran the most ways is the main
-    one. What only another one has is brought to the main one's times by a way that both have, one
-    of ours if there is any: by the ratio to that way in the other process."""
+    """A case, with the processes that measured it. The main process is the first with the most
+    ways. Times of other processes are scaled to it by the ratio to a common way, one of ours if
+    possible."""
 
     def __init__(self, key: tuple[str, str, str, int], runs: list[Run]) -> None:
         model, self.step, layout, self.batch = key

@@ -1,4 +1,4 @@
-"""A model with its inputs, and its step: what is captured, replayed and compared."""
+"""A model with its inputs, and its step, which is captured, replayed and compared."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Subject:
         return torch.autocast(self.device, torch.bfloat16, enabled=enabled)
 
     def reference(self, batch: int) -> dict[str, Tensor]:
-        """What the step computes in float32, without TF32 and without the compiler."""
+        """Returns the step's results in float32, without TF32 and without the compiler."""
         model = copy.deepcopy(self.model).float()
         inputs = [x[:batch].float() for x in self.inputs]
         step = Step(self, model, model, inputs, self.autocast(False))

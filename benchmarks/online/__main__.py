@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What `online` costs while it is undecided, how long that takes, and what it decides.
+"""The cost of `online` while it is undecided, its duration, and its decisions.
 
 `warm_start --modes heuristic,online` has what the first call costs.
 

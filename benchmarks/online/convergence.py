@@ -1,4 +1,4 @@
-"""How long until `online` has decided, and how good what it took is."""
+"""The time until `online` has decided, and the quality of its picks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call costs the host while `online` is undecided, against `heuristic`'s decided one."""
+"""The host's cost of a call while `online` is undecided, against `heuristic`'s decided one."""
 
 from __future__ import annotations
 

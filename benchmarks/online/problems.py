@@ -1,4 +1,4 @@
-"""Which problems are measured, and what was chosen for them."""
+"""The measured problems, and the choices for them."""
 
 from __future__ import annotations
 

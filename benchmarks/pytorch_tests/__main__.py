@@ -3,10 +3,10 @@
 
 python benchmarks/pytorch_tests --checkout ../pytorch --json record.json
 
-Runs test/nn/test_convolution.py of a checkout of PyTorch under enable(), and then what did not pass
-there without it. The checkout must be of the release of torch that runs; only that file of it is
-needed. A test that passes only without enable() is a failure of ours, unless REASONS has a reason.
-Ends with 1 if one has none.
+Runs test/nn/test_convolution.py of a checkout under enable(). Failed tests run again without it.
+The checkout must be of the release of torch that runs; only that file of it is needed. A test that
+passes only without enable() is a failure of ours, unless REASONS has a reason. Ends with 1 if one
+has none.
 
 On a GPU, tests that use no CUDA are left out. On the CPU enable() has no effect; --device cpu
 registers its kernels for the CPU, where this package's operators compute by ATen.

@@ -1,15 +1,14 @@
 #!/usr/bin/env python
-"""How long a process takes until the first outputs of a model, and until its first gradients.
+"""The time of a process until the first outputs of a model, and until its first gradients.
 
 Each process builds a model with the package's convolutions (or PyTorch's), puts it and a batch on
 the GPU, and is timed from there: nothing has run yet, libraries are not loaded, plans not built.
-The modes take turns: `heuristic`, `auto` with an empty store, `auto` with the store that such a
-process has left, `tune` and then a step, the backend of torch.compile with an empty store and with
-a filled one, each with Inductor's caches in it, PyTorch with benchmark off and on. With
-`--kernels found` the kernels that are compiled at run time are found compiled already, by all modes
-but the backend's: a first process, which is not timed, has run them all. With `none` every process
-compiles its own. What the package keeps in its store, plans and kernels among it, an empty store
-has not.
+The modes take turns: `heuristic`; `auto` with an empty store, and with the store of such a process;
+`tune` and then a step; the backend of torch.compile with an empty store and with a filled one, each
+with Inductor's caches in it; PyTorch with benchmark off and on. With `--kernels found` all modes
+but the backend's find the kernels of run time compiled: a first process, which is not timed, has
+run them all. With `none` every process compiles its own. An empty store lacks the package's kept
+plans and kernels, too.
 
     python benchmarks/warm_start --json warm_start.json
 """

@@ -1,4 +1,4 @@
-"""What is compared: processes of each mode, in turns."""
+"""The compared processes of each mode, in turns."""
 
 from __future__ import annotations
 

@@ -202,7 +202,8 @@ def _register(conv: Any) -> None:
 
     class Choice(select_algorithm.ExternKernelChoice):  # type: ignore[misc, unused-ignore]
         def call_name(self) -> str:
-            """The name in the generated code, which another process may load from a cache."""
+            """Returns the name in the generated code, which another process may load from a
+            cache."""
             return f"torch.ops.{self.op_overload}"
 
     choices = {

@@ -29,7 +29,7 @@ def after_import(name: str, register: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds awaited modules by the other finders, and wraps their loading."""
+    """The finder that finds awaited modules by the other finders, and wraps their loading."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Writes a file in one step: a reader finds the old or the new content, and all of it."""
+"""Writes of a file in one step: a reader finds the whole old or the whole new content."""
 
 from __future__ import annotations
 

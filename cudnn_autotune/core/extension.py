@@ -1,4 +1,4 @@
-"""Loads `_C`, the compiled part, after checking that it was built for the torch that runs.
+"""The loading of `_C`, the compiled part, after a check that it was built for the running torch.
 
 A C++ extension of torch fits only the torch minor release and the CUDA version that it was built
 with. Loaded into another, it fails with an undefined symbol at best and corrupts memory at worst.

@@ -1,4 +1,4 @@
-"""Turns dataclasses into plain JSON and back. Fields at their default are left out."""
+"""Conversions of dataclasses into plain JSON and back. Fields at their default are left out."""
 
 from __future__ import annotations
 

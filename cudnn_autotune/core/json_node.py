@@ -1,4 +1,4 @@
-"""Reads JSON of unknown origin. Every value knows its place, and every error names it."""
+"""A reader of JSON of unknown origin. Every value knows its place, and every error names it."""
 
 from __future__ import annotations
 

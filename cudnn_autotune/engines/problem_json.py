@@ -1,4 +1,4 @@
-"""Writes a problem as JSON and as one line of text, and reads it, without the extension."""
+"""A problem as JSON and as one line of text, written and read without the extension."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Conversion:
         return f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"
 
     def _norms(self) -> list[tuple[str, str]]:
-        """The choices for batch norms, each with the norm's name."""
+        """Returns the choices for batch norms, each with the norm's name."""
         return [
             (name or "the model", str(choice))
             for name, choices in self.norms.items()

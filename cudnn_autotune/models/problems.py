@@ -90,7 +90,7 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def _has_trained_weights(module: nn.Module) -> bool:
-    """Whether this package serves the module, and its weight requires a gradient."""
+    """Returns whether this package serves the module, and its weight requires a gradient."""
     return isinstance(module, WithPolicy) and any(
         # The weight of a parametrized module is one of a module below it.
         parameter.requires_grad

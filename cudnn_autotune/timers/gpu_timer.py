@@ -50,7 +50,7 @@ _NO_MEMORY = "out of memory: it could not be checked"
 
 
 class GpuTimer:
-    """Builds and times the candidates of a problem on the caller's own tensors.
+    """The timer of a problem's candidates on the caller's own tensors.
 
     Args:
         problem: the convolution.

@@ -98,7 +98,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def refuse(option: str, message: str) -> click.BadParameter:
-    """The error that names an option or argument, for the caller to raise."""
+    """Returns the error that names an option or argument, for the caller to raise."""
     return click.BadParameter(message, param_hint=f"'{option}'")
 
 
@@ -120,7 +120,7 @@ def check_modes(option: str, given: Sequence[str], allowed: Sequence[str]) -> No
 
 
 def group(*options: Callable[..., Any]) -> Callable[..., Any]:
-    """One decorator that adds several options to a command, listed in the order given."""
+    """Returns one decorator that adds several options to a command, in the given order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
