@@ -34,6 +34,7 @@ if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
 
 from support.conv.served_on_cpu import served_on_cpu
 from support.processes.benchmark_scripts import dry_runs_into  # imports the package, as the next do
+from support.processes.gloo_ranks import Ranks
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import extension_available
@@ -45,8 +46,9 @@ busy = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("basic", busy, max_examples=30, derandomize=True)
 settings.register_profile("thorough", busy, max_examples=100)
 
+GPU_TESTS = Path(__file__).parent / "gpu"
 MARKERS = {
-    "gpu": "needs a CUDA GPU",
+    "gpu": "needs a CUDA GPU, as all in tests/gpu do",
     "search": "needs cuDNN, so a CUDA build of torch (but no GPU)",
     "alone": "measures the GPU, which no other process may use meanwhile: pytest -m alone",
     "slow": "is thorough rather than basic, and not in the default run: pytest -m ''",
@@ -83,6 +85,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)  # before pytest itself leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow(items)
+    for item in items:
+        if item.path.is_relative_to(GPU_TESTS):
+            item.add_marker("gpu")
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     absent = {
         "gpu": not torch.cuda.is_available(),
@@ -162,6 +167,25 @@ def on_cpu() -> Iterator[None]:
     """CPU tensors take the way of CUDA tensors."""
     with served_on_cpu():
         yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of this process's store, which is read and written."""
+    ca.set_store(tmp_path, mode="read_write")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with Ranks(4) as ranks:
+        yield ranks
 
 
 @pytest.fixture

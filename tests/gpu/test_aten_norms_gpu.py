@@ -4,7 +4,7 @@ within converted models."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,8 @@ import cudnn_autotune as ca
 from cudnn_autotune.norms.measuring import planned
 from cudnn_autotune.norms.plan import FORMS, Form
 
-pytestmark = pytest.mark.gpu
-
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 operators = torch.ops.cudnn_autotune
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """No test has choices of another one."""
-    ca.forget()
-    yield
-    ca.forget()
 
 
 def data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

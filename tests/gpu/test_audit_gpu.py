@@ -18,7 +18,7 @@ from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
 from cudnn_autotune.expert import open_timer
 from cudnn_autotune_cli import main
 
-pytestmark = [pytest.mark.gpu, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 LAYERS = {
     "layers": [

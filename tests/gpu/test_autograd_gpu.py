@@ -16,8 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture(autouse=True)
 def exact_and_untimed(cudnn_flags: Callable[..., None]) -> None:

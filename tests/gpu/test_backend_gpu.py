@@ -23,7 +23,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning import compiling_ahead
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 # The heuristics' engines: these tests ask what is computed, not how fast.
 FUSED = {"fuse": "always", "compare": False, "sampling": "heuristic"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.processes.benchmark_scripts import record, run
 
-pytestmark = [pytest.mark.gpu, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize(

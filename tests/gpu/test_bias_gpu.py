@@ -18,8 +18,6 @@ from torch.profiler import ProfilerActivity, profile
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
 
-pytestmark = pytest.mark.gpu
-
 # Arguments of a convolution, by name: the input, the weight, and keywords.
 LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "3x3": ((4, 64, 28, 28), (64, 64, 3, 3), {"padding": 1}),

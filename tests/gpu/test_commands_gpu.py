@@ -18,8 +18,6 @@ from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.tuning.gain import against_pytorch, total
 
-pytestmark = pytest.mark.gpu
-
 LAYER = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
 HALF = ("--dtype", "float16", "--channels-last", "--budget-ms", "300")
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from support.models import compared_models
 from support.store.stored import succeeded
 
 import cudnn_autotune as ca
 from cudnn_autotune.comparing.compare import ModelComparison
-
-pytestmark = pytest.mark.gpu
 
 
 def check(found: ModelComparison, most_error: float) -> None:

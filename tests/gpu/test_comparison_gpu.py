@@ -15,7 +15,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.compile import compiled_graph
 from cudnn_autotune.compile.comparison import compare, convolutions_ms
 
-pytestmark = [pytest.mark.gpu, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import cudnn_autotune as ca
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning import compiling_ahead
 
-pytestmark = [pytest.mark.gpu, pytest.mark.compiles]
+pytestmark = pytest.mark.compiles
 
 # Of a shape that no other test has. Engines for depthwise layers are compiled at run time.
 SHAPE = (3, 40, 23, 29)

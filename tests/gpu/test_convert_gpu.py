@@ -16,8 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 CONTIGUOUS, LAST = torch.contiguous_format, torch.channels_last
 
 

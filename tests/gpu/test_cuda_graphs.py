@@ -11,8 +11,6 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 
 def operands(seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)

@@ -16,7 +16,7 @@ from torch._inductor.utils import run_and_get_code
 
 import cudnn_autotune as ca
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 # The heuristics' engines: these tests ask what is computed, not how fast.
 FUSED = {"fuse": "always", "sampling": "heuristic"}

@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
 each_image = torch.ops.cudnn_autotune.conv_each_image
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 GEOMETRY = {4: ((1, 2), (1, 0), (1, 1)), 5: ((1, 1, 1), (1, 1, 0), (1, 1, 1))}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from support.processes import enabling_beside_threads
 from support.processes.subprocesses import evaluate
-
-pytestmark = pytest.mark.gpu
 
 
 def test_the_first_enable_beside_running_convolutions() -> None:

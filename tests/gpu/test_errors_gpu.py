@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 
 def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(shape, device="cuda", dtype=dtype)

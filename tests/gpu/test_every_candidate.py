@@ -19,8 +19,6 @@ from cudnn_autotune.engines.configs import build_plan
 from cudnn_autotune.timers.measuring import WRITTEN, operands
 from cudnn_autotune.tuning import checking
 
-pytestmark = pytest.mark.gpu
-
 NHWC = torch.channels_last
 
 PROBLEMS: dict[str, dict[str, Any]] = {

@@ -24,8 +24,6 @@ import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.models.problems import problems_of
 
-pytestmark = pytest.mark.gpu
-
 KINDS = [f"Conv{kind}{dims}d" for kind in ("", "Transpose") for dims in (1, 2, 3)]
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 

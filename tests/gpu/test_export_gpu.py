@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 
-pytestmark = [pytest.mark.gpu, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 LOADED = {
     "export": "torch.export.load(path).module()",

@@ -11,8 +11,6 @@ import cudnn_autotune as ca
 from cudnn_autotune.compile.weights.operators import fold_weights
 from cudnn_autotune.engines.problem import strides_of
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("from_last", [False, True])

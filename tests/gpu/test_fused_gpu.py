@@ -20,8 +20,6 @@ from cudnn_autotune.timers.measuring import (
     run_operator,
 )
 
-pytestmark = pytest.mark.gpu
-
 ACTIVATIONS = (*FUNCTIONS, "prelu")
 
 NHWC = torch.channels_last

@@ -17,7 +17,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.untouched import cuda_devices
 from cudnn_autotune.timers import peaks
 
-pytestmark = [pytest.mark.gpu, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def states() -> list[object]:

@@ -23,7 +23,7 @@ from cudnn_autotune.timers.gpu_timer import GpuTimer, Operands
 from cudnn_autotune.timers.telemetry import Board, PowerWatch
 from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = pytest.mark.alone
 
 NHWC = torch.channels_last
 OPS = ("fprop", "dgrad", "wgrad")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,6 @@ import cudnn_autotune as ca
 from cudnn_autotune.norms.measuring import planned
 from cudnn_autotune.norms.plan import FORMS, Form
 
-pytestmark = pytest.mark.gpu
-
 DTYPES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 SHAPES = {
     "one group, odd length": ((8, 128, 3999), 1),
@@ -28,14 +26,6 @@ SHAPES = {
     "no place": ((256, 64), 4),
     "larger than what is kept": ((2, 64, 512, 512), 2),
 }
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """No test has choices of another one."""
-    ca.forget()
-    yield
-    ca.forget()
 
 
 def operands(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,8 +8,6 @@ import pytest
 from support import checkout
 from support.processes.subprocesses import PACKAGE_PARENT, python
 
-pytestmark = pytest.mark.gpu
-
 RUN_ALL = """
 import torch
 import cudnn_autotune as ca

@@ -23,8 +23,6 @@ from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, 
 from cudnn_autotune.store import checked_outputs
 from cudnn_autotune.timers.timer import Batch
 
-pytestmark = pytest.mark.gpu
-
 ALLOWED = 4e-3
 HARMFUL = {
     "wrong": "its output is wrong",

@@ -31,8 +31,6 @@ from cudnn_autotune.kernels.rewrites.fft import Fft
 from cudnn_autotune.kernels.rewrites.rewrite import Rewrite
 from cudnn_autotune.timers.measuring import ADDED
 
-pytestmark = pytest.mark.gpu
-
 PAIRS = [
     pytest.param(one, kind, id=f"{one.name}-{kind}") for one in BUILT_IN for kind in TAKES[one.name]
 ]

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cudnn_autotune as ca
 
-pytestmark = [pytest.mark.gpu, pytest.mark.long, pytest.mark.usefixtures("fresh_compiler")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("fresh_compiler")]
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 

@@ -28,7 +28,7 @@ from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import prefetching
 
-pytestmark = [pytest.mark.gpu, pytest.mark.compiles]
+pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("folder")]
 
 ALLOWED = 2e-2
 # SiLU is computed by no other engines than those that are compiled.
@@ -42,12 +42,6 @@ FUSED = ca.ConvProblem(
     bias=True,
     activation="silu",
 )
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Path:
-    ca.set_store(tmp_path, mode="read_write")
-    return tmp_path
 
 
 def compiled(problem: ca.ConvProblem) -> list[ca.expert.Candidate]:

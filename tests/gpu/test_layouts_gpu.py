@@ -11,8 +11,6 @@ from support.conv import odd_layouts
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 CASES = 150
 
 

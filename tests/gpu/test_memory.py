@@ -15,8 +15,6 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune.timers.measuring import cold_sets, operands
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture(params=["fprop", "dgrad", "wgrad"])
 def problem(request: pytest.FixtureRequest) -> ca.ConvProblem:

@@ -19,8 +19,6 @@ import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.unlisted import MATMUL
 
-pytestmark = pytest.mark.gpu
-
 MODES = ("race", "sustained", "auto")
 NHWC = torch.channels_last
 OPS = {"fprop", "dgrad", "wgrad"}

@@ -19,8 +19,6 @@ from cudnn_autotune import _C
 from cudnn_autotune.online.tuner import TUNER
 from cudnn_autotune.tuning import new_sizes
 
-pytestmark = pytest.mark.gpu
-
 ALLOWED = 2e-2
 FIRST = 16  # the width that is tuned
 MOST_CALLS = 300_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,8 @@ from cudnn_autotune.norms import choices as norm_choices
 from cudnn_autotune.norms.plan import FORMS, Form
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
-pytestmark = pytest.mark.gpu
-
 ops = torch.ops.cudnn_autotune
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """No test has choices of another one."""
-    norm_choices.forget()
-    yield
-    norm_choices.forget()
 
 
 def inputs(

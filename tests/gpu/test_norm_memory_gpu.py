@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,16 +12,6 @@ from support.processes.subprocesses import python
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """No test has choices of another one."""
-    ca.forget()
-    yield
-    ca.forget()
 
 
 @pytest.mark.parametrize("way", ["enable", "convert", "checkpoint"])

@@ -22,8 +22,6 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.norms.plan import FORMS, Form
 from cudnn_autotune.norms.reference import packed_mask
 
-pytestmark = pytest.mark.gpu
-
 ops = torch.ops.cudnn_autotune
 FLOORS = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 """The allowed error where PyTorch's own is less than half of it."""

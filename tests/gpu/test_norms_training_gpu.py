@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import cudnn_autotune as ca
 from cudnn_autotune.compile.training_graph import WITHOUT_NORMS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 OURS = "cudnn_autotune"
 LAYOUTS = [torch.contiguous_format, torch.channels_last]

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture(autouse=True)
 def full_precision(cudnn_flags: Callable[..., None]) -> None:

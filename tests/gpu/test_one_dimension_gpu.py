@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 CONTIGUOUS, LAST = torch.contiguous_format, torch.channels_last
 CONVOLUTIONS = 5

@@ -18,7 +18,7 @@ from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.timers import peaks
 from cudnn_autotune.timers.measuring import cold_sets, operands
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = pytest.mark.alone
 
 # NVIDIA's data sheets, dense: bytes and floating-point operations a millisecond. float64 is that of
 # tensor cores where there are some, and float16 accumulates in float32.

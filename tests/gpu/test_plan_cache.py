@@ -22,8 +22,6 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 
-pytestmark = pytest.mark.gpu
-
 BATCHES = (1, 2, 3, 4, 5)
 
 

@@ -19,8 +19,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 # Modules, and the shape of their input.
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv1d": (lambda: nn.Conv1d(8, 12, 5, padding=2, stride=2), (4, 8, 50)),

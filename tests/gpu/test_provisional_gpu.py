@@ -20,8 +20,6 @@ from cudnn_autotune.timers.lacking import available_bytes
 from cudnn_autotune.tuning import checking
 from cudnn_autotune.tuning.checking import Verdict
 
-pytestmark = pytest.mark.gpu
-
 PROBLEM = ca.ConvProblem("fprop", **HUNGRY)
 FIRST_CALLS = 16
 

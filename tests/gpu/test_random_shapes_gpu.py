@@ -18,7 +18,7 @@ from support.conv.random_shapes import errors, random_shape
 
 import cudnn_autotune as ca
 
-pytestmark = [pytest.mark.gpu, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 COUNT = int(os.environ.get("RANDOM_SHAPES", "700"))
 SEED = os.environ.get("RANDOM_SEED", "0")

@@ -28,8 +28,6 @@ from cudnn_autotune.engines.recipe import (
 from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.timers.measuring import operands
 
-pytestmark = pytest.mark.gpu
-
 TEXT = "mine@1:A=2"
 PROBLEM = ca.ConvProblem(
     "fprop",

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 SetFlags = Callable[..., None]
 
 # (dtype, TF32 allowed)

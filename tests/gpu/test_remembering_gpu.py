@@ -21,7 +21,7 @@ from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers.measuring import WRITTEN
 from cudnn_autotune.tuning import serving, tune_problem
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("folder")
 
 ALLOWED = 2e-2
 
@@ -39,12 +39,6 @@ def call(x: torch.Tensor, w: torch.Tensor, mode: str = "race") -> torch.Tensor:
 def only() -> ca.Choice:
     (choice,) = ca.choices()
     return choice
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Path:
-    ca.set_store(tmp_path, mode="read_write")
-    return tmp_path
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])

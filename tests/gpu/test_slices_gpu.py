@@ -16,8 +16,6 @@ import cudnn_autotune as ca
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning.checking import examined
 
-pytestmark = pytest.mark.gpu
-
 LAST = torch.channels_last
 GEOMETRIES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "3x3": ((32, 48, 3, 3), {"padding": 1}),

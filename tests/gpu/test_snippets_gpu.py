@@ -8,8 +8,6 @@ import pytest
 from support.documents import YOURS, programs
 from support.processes.subprocesses import python
 
-pytestmark = pytest.mark.gpu
-
 # These have tests of their own there: docs/how-to/recipes.md in test_recipes.py, whose packages may
 # be lacking, and docs/how-to/own-implementation.md in test_implementations_gpu.py.
 ELSEWHERE = ("docs/how-to/recipes.md", "docs/how-to/own-implementation.md")

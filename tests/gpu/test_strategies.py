@@ -12,8 +12,6 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture
 def operands() -> tuple[Tensor, Tensor]:

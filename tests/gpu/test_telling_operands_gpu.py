@@ -25,16 +25,8 @@ from cudnn_autotune.timers.measuring import WRITTEN, operands, telling_operands
 from cudnn_autotune.tuning import checking, miss
 from cudnn_autotune.tuning.checking import is_telling, relative_error, tolerance
 
-pytestmark = pytest.mark.gpu
-
 ALLOWED = 2e-2
 MIB = 1 << 20
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    ca.set_store(tmp_path, mode="read_write")
-    return tmp_path
 
 
 def nothing(tensor: Tensor) -> None:

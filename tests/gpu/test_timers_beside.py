@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from support.conv.references import assert_close, random_operands, reference
 from torch import Tensor, nn
@@ -24,8 +23,6 @@ from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.timers.timer import Batch
-
-pytestmark = pytest.mark.gpu
 
 ALLOWED = 2e-3
 # Calls of some 10 us, which are replayed from graphs.

@@ -17,13 +17,7 @@ from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.timer import Batch, Sample
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Path:
-    ca.set_store(tmp_path, mode="read_write")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def network(plain: bool = False) -> tuple[nn.Module, Tensor]:

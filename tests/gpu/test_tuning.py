@@ -13,8 +13,6 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 TIMED = ("sample_once", "median_of_three", "till_stable")
 
 

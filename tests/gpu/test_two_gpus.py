@@ -10,10 +10,7 @@ from torch import nn
 
 from cudnn_autotune.distributed import DistributedTuningError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 @pytest.mark.parametrize("how", ["compile", "convert", "enable"])

@@ -21,8 +21,6 @@ from support.conv.upstream import (
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
-
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 

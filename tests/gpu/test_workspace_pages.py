@@ -20,8 +20,6 @@ from cudnn_autotune.engines.configs import open_search
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.timer import Batch
 
-pytestmark = pytest.mark.gpu
-
 PAGE = _C.PlanTimer.PLACE_BYTES if hasattr(_C, "PlanTimer") else 4096
 # Many tiles, so that blocks that run beside another's counter would miss some.
 PROBLEM: dict[str, Any] = {

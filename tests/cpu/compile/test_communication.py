@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from cudnn_autotune.compile.communication import communicates
 
 ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
 COMPILING_S = 400.0  # on busy cores
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.slow

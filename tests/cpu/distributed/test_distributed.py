@@ -19,12 +19,6 @@ RUNS = 5
 DISAGREEABLE = [("sample_once", "co-tenant"), ("race", "aa")]
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with Ranks(4) as ranks:
-        yield ranks
-
-
 @pytest.fixture(autouse=True)
 def nothing_left(four: Ranks) -> Iterator[None]:
     """Every call that ends well leaves no key in the store, and no thread."""

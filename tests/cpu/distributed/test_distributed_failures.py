@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from support.processes import distributed_cases as cases
@@ -16,12 +15,6 @@ from cudnn_autotune.distributed.heartbeat import BEAT_S, SILENT_S
 
 # Less than the 30 s that a rank waits for one that makes no progress, on busy cores too.
 SOON_S = 25.0
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def assert_failed(done: list[Ran], rank: int | None, reason: str) -> None:

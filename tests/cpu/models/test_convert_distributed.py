@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.models import converted_model
 from support.norms import ranks as norm_ranks
 from support.processes import distributed_cases as cases
 from support.processes.gloo_ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.basic(2)

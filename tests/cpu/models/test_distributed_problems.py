@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,12 +176,6 @@ def test_a_model_whose_gradients_are_averaged_over_ranks(tmp_path: Path) -> None
         assert all(p.grad is not None for p in model.parameters())
     finally:
         dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("wrapping", ["ddp inside", "fsdp1", "fsdp2"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from cudnn_autotune.models.tune import find_in
 
 BOTH = [ca.tune, ca.distributed.tune]
 LAYER, X = ca.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def test_they_take_the_same_arguments() -> None:

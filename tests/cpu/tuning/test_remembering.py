@@ -66,13 +66,6 @@ def find(
     return None if known is None else (known.text, known.origin)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A store in a folder of its own."""
-    ca.set_store(tmp_path, mode="read_write")
-    return tmp_path
-
-
 @pytest.mark.usefixtures("folder")
 def test_what_was_tuned_is_known_afterwards() -> None:
     assert find() is None
