@@ -176,6 +176,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def store(folder: Path) -> ca.Store:
+    """The store of this process, which is in that folder."""
+    return ca.get_store()
+
+
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
     with Ranks(2) as ranks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +19,10 @@ from cudnn_autotune.timers.lacking import available_bytes
 from cudnn_autotune.tuning import checking
 from cudnn_autotune.tuning.checking import Verdict
 
+pytestmark = pytest.mark.usefixtures("store")
+
 PROBLEM = ca.ConvProblem("fprop", **HUNGRY)
 FIRST_CALLS = 16
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path) -> ca.Store:
-    ca.set_store(tmp_path, mode="read_write")
-    return ca.get_store()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.conv.references import assert_close
+from support.processes.threads import in_threads
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -397,26 +398,16 @@ def test_it_runs_on_the_current_stream(engine_text: str) -> None:
 
 
 def test_threads_have_plans_of_their_own(engine_text: str) -> None:
-    errors: list[BaseException] = []
+    def work(_: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x, w, y = operands(PROBLEM, "cuda:0")
+            one = recipe_of_all(engine_text)
+            for _ in range(20):
+                _C.execute(one, x, w, y)
+            torch.cuda.current_stream().synchronize()
+            assert_close(y, -expected(x, w), 2e-3)
 
-    def work() -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                x, w, y = operands(PROBLEM, "cuda:0")
-                one = recipe_of_all(engine_text)
-                for _ in range(20):
-                    _C.execute(one, x, w, y)
-                torch.cuda.current_stream().synchronize()
-                assert_close(y, -expected(x, w), 2e-3)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(4, work)
 
 
 @pytest.mark.parametrize("as_graph", [False, True], ids=["calls", "graph"])

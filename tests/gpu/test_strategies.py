@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from support.conv.references import assert_close
+from support.processes.threads import in_threads
 from support.tuning.strategies import COUNTING, HUNGRIEST
 from torch import Tensor
 
@@ -37,23 +36,16 @@ def test_a_strategy_decides(operands: tuple[Tensor, Tensor], expected: Tensor) -
 def test_threads_that_miss_on_one_problem_tune_once(
     operands: tuple[Tensor, Tensor], expected: Tensor
 ) -> None:
-    count = 6
-    barrier = threading.Barrier(count)
     outputs: list[Tensor] = []
 
-    def work() -> None:
-        barrier.wait(timeout=60)
+    def work(_: int) -> None:
         outputs.append(ca.functional.conv2d(*operands, sampling=COUNTING.name))
 
     before = COUNTING.calls
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
+    in_threads(6, work)
     torch.cuda.synchronize()
-    assert len(outputs) == count, "a thread failed or hangs"
+    assert len(outputs) == 6
     assert COUNTING.calls == before + 1
     assert len(ca.choices()) == 1
     for output in outputs:

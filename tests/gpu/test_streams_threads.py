@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import pytest
 import torch
 from support.conv.references import assert_close
+from support.processes.threads import in_threads
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -63,28 +61,6 @@ def test_backward_runs_on_the_forwards_stream() -> None:
     value = torch.nn.functional.conv2d(exact, weight.cpu().double())
     (right,) = torch.autograd.grad(value.sum(), exact)
     assert_close(grad, right, 2e-3)
-
-
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Start ``count`` threads at one barrier; the first error of any is raised here."""
-    barrier = threading.Barrier(count)
-    errors: list[BaseException] = []
-
-    def run(index: int) -> None:
-        try:
-            barrier.wait(timeout=60)
-            work(index)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-        assert not thread.is_alive(), "deadlock"
-    if errors:
-        raise errors[0]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support.conv.problems import make
 from support.processes.subprocesses import forked, python
+from support.processes.threads import in_threads
 
 import cudnn_autotune as ca
 from cudnn_autotune.core import fork_safe_lock
@@ -236,7 +237,7 @@ def test_a_lock_excludes_threads() -> None:
     lock = ForkSafeLock()
     inside, most = [0], []
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(100):
             with lock:
                 inside[0] += 1
@@ -244,9 +245,5 @@ def test_a_lock_excludes_threads() -> None:
                 most.append(inside[0])
                 inside[0] -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert most == [1] * 400

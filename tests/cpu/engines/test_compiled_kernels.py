@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.processes.subprocesses import evaluate_forked
+from support.processes.threads import in_threads
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C, kernels
@@ -57,14 +58,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"plans-{os.geteuid()}/*.cubin"))
-
-
-def in_threads(count: int, work: Callable[[], object]) -> None:
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 # NVRTC
@@ -183,7 +176,7 @@ def test_threads_that_want_the_same_kernel_wait_for_one(monkeypatch: pytest.Monk
         return b"code"
 
     monkeypatch.setattr(nvrtc, "compile_kernel", slow)
-    in_threads(4, lambda: codes.append(cubin(ADD, HOPPER)))
+    in_threads(4, lambda _: codes.append(cubin(ADD, HOPPER)))
     assert len(calls) == 1
     assert codes == [b"code"] * 4
 
@@ -197,7 +190,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_remembered(
 
     errors = []
 
-    def ask() -> None:
+    def ask(_: int) -> None:
         with pytest.raises(_C.PlanError, match="no memory") as error:
             cubin(ADD, HOPPER)
         errors.append(error)

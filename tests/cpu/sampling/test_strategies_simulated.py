@@ -731,15 +731,6 @@ def test_what_a_budget_left_out_is_told(mode: str) -> None:
     assert plenty == chosen(mode, simulation.preset("forum-l4"))
 
 
-@pytest.mark.parametrize("mode", ["race", "sustained"])
-def test_a_budget_too_small_for_compiling_skips_it(mode: str) -> None:
-    for budget_ms, looked_at in ((200.0, False), (5000.0, True)):
-        selection = chosen(mode, simulation.preset("quiet"), budget_ms=budget_ms)
-        (compiled,) = (e for e in selection.ranking if e.candidate.text == "compiled")
-        assert (compiled.time_ms is not None) == looked_at
-        assert ("budget" in compiled.eliminated) == (not looked_at)
-
-
 @pytest.mark.parametrize("mode", OURS)
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_benchmark_limit(limit: int, mode: str) -> None:

@@ -7,14 +7,13 @@ import dataclasses
 import io
 import json
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes.subprocesses import evaluate_forked
+from support.processes.threads import in_threads
 from support.store.decisions import (
     FRONTIER,
     H200,
@@ -88,13 +87,6 @@ def test_other_constraints_rank_again_and_time_nothing(tmp_path: Path) -> None:
     assert both.winner == FRONTIER[3]
     assert both.evidence.rule == "re-ranked: fastest"
     assert store.get(problem()) == selection()
-
-
-def test_measured_under_a_limit_it_says_nothing_beyond(tmp_path: Path) -> None:
-    store = Store(tmp_path, H200)
-    store.put(problem(), selection(FRONTIER[1:]), workspace_limit=1 << 16)
-    assert store.get(problem()) is None
-    assert store.get(problem(), workspace_limit=1 << 16) == selection(FRONTIER[1:])
 
 
 def test_the_file_is_json_with_an_entry_a_line(tmp_path: Path) -> None:
@@ -204,17 +196,6 @@ def test_what_could_not_be_read_back_is_refused_and_nothing_is_written(tmp_path:
     assert not store.path.exists()
 
 
-def test_another_process_reads_it(tmp_path: Path) -> None:
-    Store(tmp_path, H200).add([decision(1)])
-    code = (
-        "import json; from cudnn_autotune.store.environment import Environment; "
-        "from cudnn_autotune.store.file_store import Store; "
-        f"store = Store({str(tmp_path)!r}, Environment(**{H200.to_json()!r})); "
-        "print(json.dumps([d.to_json() for d in store]))"
-    )
-    assert json.loads(evaluate_forked(code)) == [decision(1).to_json()]
-
-
 def test_what_another_writes_is_seen(tmp_path: Path) -> None:
     one, other = Store(tmp_path, H200), Store(tmp_path, H200)
     one.add([decision(1)])
@@ -265,23 +246,14 @@ def test_a_miss_does_not_read_a_file_that_is_the_same(
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
     store, other = Store(tmp_path, H200), Store(tmp_path, H200)
-    errors: list[BaseException] = []
 
     def work(number: int) -> None:
         mine = (store, other)[number % 2]
-        try:
-            for n in range(10):
-                mine.add([decision(100 * number + n + 1)])
-                assert mine.get(problem(size=100 * number + n + 1)) == selection()
-        except BaseException as error:
-            errors.append(error)
+        for n in range(10):
+            mine.add([decision(100 * number + n + 1)])
+            assert mine.get(problem(size=100 * number + n + 1)) == selection()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(4, work)
     assert len(Store(tmp_path, H200)) == 40
 
 
@@ -360,6 +332,14 @@ def test_discard_leaves_what_was_measured_meanwhile(tmp_path: Path) -> None:
         (lambda store: store.get(problem(), benchmark_limit=-1), ValueError, "benchmark_limit"),
         (lambda store: store.put("fprop", selection()), TypeError, "problem must be"),
         (lambda store: store.put(problem(), None), TypeError, "selection must be a Selection"),
+        (lambda s: s.put(problem(), ca.Selection((5,), 1)), TypeError, "must hold Measurement"),
+        (lambda s: s.put(problem(), ca.Selection((ca.Measurement("x", 1.0, 1),), 1)), TypeError,
+         "Candidate"),
+        (lambda s: s.put(problem(), selection(), rejected=5), TypeError, "rejected must be pairs"),
+        (lambda s: s.put(problem(), selection(), rejected=["aten"]), TypeError, "rejected must be"),
+        (lambda s: s.put(problem(), selection(), rejected=[("aten", "x")]), TypeError, "rejected"),
+        (lambda store: store.reject("x"), TypeError, "answer must be a Decision, got 'x'"),
+        (lambda store: store.by_key(5), TypeError, "key must be a text, got 5"),
         (lambda store: store.put(problem(), selection(), sampling="a\nb"), ValueError, "sampling"),
         (lambda store: store.add(decision()), TypeError, "decisions must be an iterable"),
         (lambda store: store.add(["fprop"]), TypeError, "decisions must hold nothing but Decision"),

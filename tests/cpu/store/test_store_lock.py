@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from support.processes.subprocesses import evaluate_forked
+from support.processes.threads import in_threads
 from support.store.decisions import H200, decision, problem
 
 from cudnn_autotune.store import disk_file
@@ -118,7 +119,7 @@ def test_a_reader_cannot_hold_the_lock(readable: Path, earlier_mode: int | None)
 def test_threads_exclude_each_other(tmp_path: Path) -> None:
     path, inside, most = tmp_path / "store.json", [0], []
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(20):
             with disk_file.locked(path, 30):
                 inside[0] += 1
@@ -126,11 +127,7 @@ def test_threads_exclude_each_other(tmp_path: Path) -> None:
                 time.sleep(0.0005)
                 inside[0] -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert most == [1] * 80
 
 

@@ -166,25 +166,15 @@ measured = st.builds(
 
 
 @settings(deadline=None)
-@given(st.lists(measured, min_size=1, max_size=4))
-def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
-    found = kept(*decisions)
-    assert 1 <= len(found) <= 2
-    # What any of them can answer, one that is kept can answer too.
-    for one in decisions:
-        under = (one.problem.deterministic, one.workspace_limit)
-        assert any(known.restricted_to(*under) is not None for known in found)
-
-
-@settings(deadline=None)
 @given(
     st.lists(
         st.builds(within, st.sampled_from([None, 10.0, 20.0]), measured), min_size=1, max_size=4
     )
 )
-def test_in_whatever_order_those_of_budgets_come(decisions: list[Decision]) -> None:
+def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
     found = kept(*decisions)
     assert 1 <= len(found) <= 2
+    # What any of them can answer, one that is kept can answer too.
     for one in decisions:
         under = (one.problem.deterministic, one.workspace_limit)
         assert any(known.restricted_to(*under) is not None for known in found)

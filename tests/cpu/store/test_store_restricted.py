@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import simulation
 from support.store.decisions import (
     EVIDENCE,
     FRONTIER,
@@ -23,11 +22,9 @@ from support.store.decisions import (
     timed,
 )
 
-from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.file_store import Store
 
@@ -197,23 +194,6 @@ def test_pytorchs_own_path_counts_as_the_plan_that_it_runs() -> None:
     assert texts(known.restricted_to(True, None)) == ["aten", "strict", "slow"]
 
 
-@pytest.mark.parametrize("preset", simulation.preset_names())
-def test_of_real_selections_what_is_left_is_right(preset: str) -> None:
-    timer = simulation.preset(preset)
-    found = sampling.get("auto").select(timer.candidates, timer, Limits())
-    assert found is not None
-    known = decision(selection=found)
-    limits = sorted({entry.candidate.workspace_bytes for entry in known.selection.ranking})
-    for deterministic, limit in itertools.product((False, True), (None, *limits)):
-        left = known.restricted_to(deterministic, limit)
-        if left is None:
-            continue
-        assert set(left.selection.ranking) <= set(known.selection.ranking)
-        for entry in left.selection.ranking:
-            assert limit is None or entry.candidate.workspace_bytes <= limit
-            assert not (deterministic and NONDETERMINISTIC in entry.candidate.numerical_notes)
-
-
 entries = st.builds(
     lambda number, ms, alone, workspace, noisy: timed(
         f"eng{number}",
@@ -252,6 +232,7 @@ def test_of_any_selection(
         return
     names = {text for text, _ in rejected}
     deterministic, limit = first
+    assert set(found.selection.ranking) <= set(known.selection.ranking)
     for entry in found.selection.ranking:
         assert entry.candidate.text not in names
         assert limit is None or entry.candidate.workspace_bytes <= limit
@@ -289,15 +270,3 @@ def test_what_a_budget_cut_short_serves_and_does_not_displace(tmp_path: Path) ->
     store.add([cut_short(None)])
     store.add([cut_short(90.0, day=9)])
     assert list(store) == [cut_short(None)]
-
-
-@pytest.mark.parametrize("mode", ["race", "sustained", "auto", "sample_once"])
-def test_a_mode_says_whether_its_budget_cut_it_short(mode: str) -> None:
-    def told(budget_ms: float | None) -> float | None:
-        timer = simulation.preset("h200-capped", 1)
-        chosen = sampling.get(mode).select(timer.candidates, timer, Limits(budget_ms=budget_ms))
-        return chosen.evidence.budget_ms
-
-    assert told(2.0) == 2.0
-    assert told(1e7) is None
-    assert told(None) is None

@@ -296,27 +296,6 @@ def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPa
     assert checks.errors == {one.text: None}
 
 
-@pytest.mark.parametrize("is_outside", [False, True])
-def test_an_engine_that_writes_outside_is_rejected(
-    is_outside: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its output is right all the same, and so would another one have been, which lies behind."""
-
-    def run(x: Tensor, w: Tensor, y: Tensor, *_: Tensor) -> None:
-        y.copy_(_C.execute(right, x, w, y))
-        if is_outside:
-            user_kernels.clear_byte(y.data_ptr() + y.nbytes, x)
-
-    right = _C.build_plan(PROBLEM.native(), "aten", 0)
-    checks, tensors = OutputChecks(), data()
-    before = tensors[2].clone()
-    plan = plan_of("eng3", PROBLEM, run)
-    assert checks.is_right(PROBLEM, "eng3", plan, tensors) is not is_outside
-    assert bool(checks.rejected) is is_outside
-    assert ("writes outside of its result" in caplog.text) is is_outside
-    assert torch.equal(tensors[2], before)
-
-
 def test_without_memory_for_bands_pytorchs_own_path_is_checked_on_the_callers_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

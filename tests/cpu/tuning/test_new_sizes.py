@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.new_sizes import calls_before_trial, fast_nearby
 from cudnn_autotune.tuning.serving import Served
 
-pytestmark = pytest.mark.search
+pytestmark = [pytest.mark.search, pytest.mark.usefixtures("store")]
 
 
 def sized(n: int, h: int, w: int, **changes: Any) -> ca.ConvProblem:
@@ -77,10 +76,15 @@ def decision_of(
     return Decision(problem, Policy("auto"), selection, 1e-4, rejected)
 
 
-def measure(problem: ca.ConvProblem, *ranking: Candidate, device: int = 0, **others: Any) -> None:
+def record(problem: ca.ConvProblem, *entries: Measurement, device: int = 0) -> None:
     """Records a choice as a search makes it."""
-    decision = decision_of(problem, *ranking, **others)
-    choice_log.record(Choice(decision, device, "tuned"))
+    selection = Selection(entries, sum(entry.samples for entry in entries))
+    choice_log.record(Choice(Decision(problem, Policy("auto"), selection, 1e-4), device, "tuned"))
+
+
+def measure(problem: ca.ConvProblem, *ranking: Candidate, device: int = 0, **others: Any) -> None:
+    """Records a choice with these times of 1 ms, 2 ms, and so on."""
+    choice_log.record(Choice(decision_of(problem, *ranking, **others), device, "tuned"))
 
 
 def texts(problem: ca.ConvProblem, device: int = 0) -> list[str] | None:
@@ -168,9 +172,7 @@ def test_a_single_launch_of_pytorchs_own_path_may_have_been_disturbed() -> None:
 
 
 def test_where_pytorchs_own_path_was_not_timed_nothing_beats_it() -> None:
-    selection = Selection((Measurement(candidate("first"), 1.0, 9),), 9)
-    decision = Decision(sized(2, 8, 8), Policy("auto"), selection, 1e-4)
-    choice_log.record(Choice(decision, 0, "tuned"))
+    record(sized(2, 8, 8), Measurement(candidate("first"), 1.0, 9))
     assert texts(sized(2, 8, 9)) == []
 
 
@@ -178,9 +180,7 @@ def test_a_fused_problem_takes_longer_by_pytorch_than_its_convolution() -> None:
     """PyTorch's own path is left out of the search then."""
     fused = {"activation": "relu", "bias": True}
     measure(sized(8, 300, 300), candidate("alone"), pytorch_ms=2.0)
-    selection = Selection((Measurement(candidate("fused"), 1.0, 9),), 9)
-    decision = Decision(sized(8, 300, 300, **fused), Policy("auto"), selection, 1e-4)
-    choice_log.record(Choice(decision, 0, "tuned"))
+    record(sized(8, 300, 300, **fused), Measurement(candidate("fused"), 1.0, 9))
     assert texts(sized(8, 300, 310, **fused)) == ["fused"]
 
 
@@ -254,9 +254,7 @@ def test_what_is_compiled_at_run_time_does_not_stall_a_new_size(searches: list[s
 
 def timed(problem: ca.ConvProblem, **times_ms: float) -> None:
     """Records a choice of which candidates took so long, the first of which was chosen."""
-    ranking = tuple(Measurement(candidate(name), ms, 9) for name, ms in times_ms.items())
-    selection = Selection(ranking, 9 * len(ranking))
-    choice_log.record(Choice(Decision(problem, Policy("auto"), selection, 1e-4), 0, "tuned"))
+    record(problem, *(Measurement(candidate(name), ms, 9) for name, ms in times_ms.items()))
 
 
 def compared(problem: ca.ConvProblem) -> list[str]:
@@ -325,9 +323,7 @@ def test_an_implementation_is_judged_by_its_best_setting_of_each_size() -> None:
             Measurement(candidate("engine"), 1.1, 9),
             Measurement(OWN_PATH, 9.0, 9),
         ]
-        selection = Selection(tuple(sorted(ranking, key=lambda e: e.time_ms or 0)), 27)
-        decision = Decision(sized(2, 8, width), Policy("auto"), selection, 1e-4)
-        choice_log.record(Choice(decision, 0, "tuned"))
+        record(sized(2, 8, width), *sorted(ranking, key=lambda e: e.time_ms or 0))
     assert compared(sized(2, 8, 9)) == ["fixed@1:ROWS=0", "engine"]
     assert compared(sized(2, 8, 15)) == ["fixed@1:ROWS=1", "engine"]
 
@@ -343,9 +339,7 @@ def test_other_settings_serve_where_the_slowest_one_would(
     timed_settings = [
         Measurement(named(f"fixed@1:ROWS={i}"), ms, 9) for i, ms in enumerate(times_ms)
     ]
-    selection = Selection((*timed_settings, Measurement(OWN_PATH, 9.0, 9)), 27)
-    decision = Decision(sized(2, 8, 8), Policy("auto"), selection, 1e-4)
-    choice_log.record(Choice(decision, 0, "tuned"))
+    record(sized(2, 8, 8), *timed_settings, Measurement(OWN_PATH, 9.0, 9))
     nearby = fast_nearby(sized(2, 8, 9), 0)
     assert "fixed@1:ROWS=0" in [c.text for c in nearby.serving]
     assert nearby.any_setting == ({"fixed@1"} if expected else set())
@@ -366,12 +360,6 @@ def test_sizes_without_a_right_engine_are_no_neighbours() -> None:
 
 
 # How a call is served
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path) -> ca.Store:
-    ca.set_store(tmp_path, mode="read_write")
-    return ca.get_store()
 
 
 @pytest.fixture(autouse=True)

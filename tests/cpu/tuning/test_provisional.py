@@ -39,7 +39,7 @@ from cudnn_autotune.tuning import checking, choice_log, miss, remembering
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.gpu_searches import GpuSearches
 
-pytestmark = pytest.mark.search
+pytestmark = [pytest.mark.search, pytest.mark.usefixtures("store")]
 
 PROBLEM = ca.ConvProblem(
     "fprop", (2, 16, 6, 5), (8, 16, 1, 1), dtype=torch.float16, memory_format=torch.channels_last
@@ -47,12 +47,6 @@ PROBLEM = ca.ConvProblem(
 SHORT = Lacking(memory_bytes=1 << 30, left_out=12)
 MINE = replace(OWN_PATH, text="mine@1")
 LEFT_OUT = "12 candidates were left out for want of memory"
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path) -> ca.Store:
-    ca.set_store(tmp_path, mode="read_write")
-    return ca.get_store()
 
 
 @pytest.fixture(autouse=True)

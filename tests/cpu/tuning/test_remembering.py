@@ -103,22 +103,6 @@ def test_what_was_tuned_before_an_error_is_stored_all_the_same(folder: Path) -> 
 
 
 @pytest.mark.usefixtures("folder")
-def test_another_mode_or_limit_is_another_question() -> None:
-    remembering.commit(choice())
-    assert find(sampling="race") is None
-    assert remembering.find(PROBLEM, Policy("auto", None, 4), 0) is None
-
-
-@pytest.mark.usefixtures("folder")
-def test_tighter_constraints_are_answered_without_timing() -> None:
-    remembering.commit(choice())
-    assert find(limit=100) == ("eng2", "store")
-    assert find(DETERMINISTIC) == ("eng2", "store")
-    # Nobody has checked that one on these tensors.
-    assert remembering.find(DETERMINISTIC, Policy("auto"), 0).decision.relative_error is None
-
-
-@pytest.mark.usefixtures("folder")
 def test_what_nobody_timed_is_not_kept() -> None:
     untimed = Selection((Measurement(SLOW, None, 0),), 0)
     remembering.commit(choice(selection=untimed))
@@ -126,12 +110,6 @@ def test_what_nobody_timed_is_not_kept() -> None:
     for origin in ("store", "agreed", "pinned"):
         remembering.commit(choice(origin=origin))
     assert find() is None
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_wrong_winner_is_not_served() -> None:
-    remembering.commit(choice(chosen=1, rejected=(("eng1", 0.7),)))
-    assert find() == ("eng2", "store")
 
 
 @pytest.mark.parametrize(

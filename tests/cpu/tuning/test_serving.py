@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,12 +181,6 @@ def test_what_is_right_serves_with_the_error_that_was_found_here(
     assert outcome.relative_error != 1.5e-5
     assert outcome.relative_error < tolerance(POINTWISE)
     assert ca.fallbacks() == {}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ca.Store:
-    ca.set_store(tmp_path, mode="read_write")
-    return ca.get_store()
 
 
 def found(problem: ca.ConvProblem) -> Choice | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,7 @@ from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import miss, new_sizes, remembering, serving
 from cudnn_autotune.tuning.choice import Choice, untimed
 
-pytestmark = pytest.mark.search
+pytestmark = [pytest.mark.search, pytest.mark.usefixtures("store")]
 
 SURROGATE = "eng3\ud800:"
 # What is near to something that means something, and what is not.
@@ -79,12 +78,6 @@ def engines_of_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_search_on", lambda native, device: lambda: found)
     gpu = gpu_of("h200")
     monkeypatch.setattr(new_sizes, "gpu_of", lambda device: gpu)
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path) -> ca.Store:
-    ca.set_store(tmp_path, mode="read_write")
-    return ca.get_store()
 
 
 def test_any_text_of_a_decision_leads_to_a_plan() -> None:
