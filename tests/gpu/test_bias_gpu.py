@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from support.conv.references import CONVOLUTIONS, assert_close, relative_error, tolerance
 from support.conv.training_steps import assert_same_step, twin_layers
 from torch import Tensor, nn
-from torch.autograd import gradcheck, gradgradcheck
 from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca
@@ -148,21 +147,6 @@ def test_gradients(
     }
 
 
-@pytest.mark.parametrize("mode", ["heuristic", "race"])
-def test_derivatives(mode: str) -> None:
-    shapes = ((2, 4, 6, 5), (6, 4, 3, 3), (6,))
-    given = [
-        torch.randn(shape, device="cuda", dtype=torch.float64, requires_grad=True)
-        for shape in shapes
-    ]
-
-    def convolution(*given: Tensor) -> Tensor:
-        return ca.functional.conv2d(*given, padding=1, sampling=mode)
-
-    assert gradcheck(convolution, given, fast_mode=True, nondet_tol=1e-10)
-    assert gradgradcheck(convolution, given, fast_mode=True, nondet_tol=1e-10)
-
-
 # What may serve
 
 
@@ -266,30 +250,6 @@ def test_enabled_for_the_process(channels_last: bool) -> None:
     assert output.stride() == theirs.stride()
     (choice,) = ca.choices()
     assert choice.problem.bias
-
-
-def test_a_training_step_while_enabled() -> None:
-    module = nn.Conv2d(16, 24, 3, device="cuda")
-    input = torch.randn(4, 16, 20, 18, device="cuda")
-
-    class Tuned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, input: Tensor) -> Any:
-            ca.enable("sample_once")
-            return self.module(input)
-
-    try:
-        assert_same_step(module, Tuned(), input, tolerance(torch.float32, allow_tf32=True))
-    finally:
-        ca.disable()
-    assert {(c.problem.op, c.problem.bias) for c in ca.choices()} == {
-        ("fprop", True),
-        ("dgrad", False),
-        ("wgrad", False),
-    }
 
 
 def test_inductor_still_adds_the_bias() -> None:

@@ -1,4 +1,5 @@
-"""The convolutions of one and three dimensions and the transposed ones on the GPU.
+"""The convolutions of all dimensions and the transposed ones on the GPU: derivatives, autocast,
+function transforms and compilation.
 
 Values, gradients and layouts of all are in test_reference.py, PyTorch's own samples in
 test_upstream_opdb_gpu.py.
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.conv.op_cases import CASES, ops
+from support.conv.op_cases import CASES
 from support.conv.references import assert_close
 from support.conv.training_steps import twin_layers
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, jvp, vmap
 from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
@@ -89,30 +91,34 @@ def test_the_fast_path_takes_what_layers_pass(
         fast(*plain[:-1])
 
 
-@pytest.mark.parametrize("name", ["plain", "stride_leaves_a_rest", "groups", "three_dimensions"])
-def test_derivatives_of_transposed(name: str) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", ["padding", "stride_leaves_a_rest", "groups", "three_dimensions"])
+def test_derivatives(name: str, transposed: bool) -> None:
     case = CASES[name]
-    _, weight, _, grad_output = case.tensors("cuda")
-    bias = torch.randn(case.input_shape[1], device="cuda", dtype=torch.float64, requires_grad=True)
-    tensors = (grad_output, weight, bias)
-    stride, padding, output_padding, dilation, groups = case.transposed_geometry
-    function = getattr(ca.functional, f"conv_transpose{case.dims}d")
-    arguments = (stride, padding, output_padding, groups, dilation)
+    input, weight, bias, grad_output = case.tensors("cuda")
+    arguments: tuple[Any, ...] = case.geometry
+    if transposed:
+        stride, padding, output_padding, dilation, groups = case.transposed_geometry
+        arguments = (stride, padding, output_padding, groups, dilation)
+        shape = case.input_shape[1]
+        bias = torch.randn(shape, device="cuda", dtype=torch.float64, requires_grad=True)
+        input = grad_output
+    function = getattr(ca.functional, f"conv{'_transpose' * transposed}{case.dims}d")
+    tensors = (input, weight, bias)
     assert gradcheck(lambda *t: function(*t, *arguments), tensors, fast_mode=True)
     assert gradgradcheck(lambda *t: function(*t, *arguments), tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["stride_leaves_a_rest", "one_dimension", "three_dimensions"])
-def test_opcheck_of_transposed(name: str, dtype: torch.dtype, channels_last: bool) -> None:
-    case = CASES[name]
-    _, weight, _, grad_output = case.tensors("cuda", dtype, False, channels_last)
-    bias = torch.randn(case.input_shape[1], device="cuda", dtype=dtype)
-    arguments = (grad_output, weight, bias, *case.transposed_geometry)
-    checks = ("test_schema", "test_faketensor")  # it stands below autograd
-    found = opcheck(ops.conv_transpose.default, arguments, test_utils=checks)
-    assert set(found.values()) == {"SUCCESS"}
+@pytest.mark.parametrize(
+    "name", ["groups", "stride_leaves_a_rest", "one_dimension", "three_dimensions"]
+)
+def test_opcheck(name: str, dtype: torch.dtype, channels_last: bool) -> None:
+    """The operators stand below autograd."""
+    for op, arguments in CASES[name].calls("cuda", dtype, channels_last):
+        found = opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
+        assert set(found.values()) == {"SUCCESS"}
 
 
 def test_second_derivatives(layers: tuple[nn.Module, Any], input: Tensor) -> None:
@@ -146,6 +152,54 @@ def test_func_transforms(layers: tuple[nn.Module, Any], input: Tensor) -> None:
                 *vmap(grad(of_parameters), in_dims=(None, 0))(parameters, input).values(),
             ]
         )
+    for right, mine in zip(*results, strict=True):
+        assert_close(mine, right, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Conv2d"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_backward_under_autocast_is_judged_in_its_own_type(
+    layers: tuple[nn.Module, Any], input: Tensor, dtype: torch.dtype
+) -> None:
+    """Autocast would recast the reference, and right engines would be rejected for it."""
+    _, ours = layers
+    ours.sampling = "race"
+    output = ours(input)
+    with torch.autocast("cuda", dtype=dtype):
+        output.sum().backward()
+    made = {choice.problem.op: choice for choice in ca.choices()}
+    assert set(made) == {"fprop", "wgrad"}
+    assert all(choice.problem.dtype is torch.float32 for choice in made.values())
+    assert not made["wgrad"].rejected
+
+
+@pytest.mark.parametrize("kind", ["Conv2d"])
+@pytest.mark.parametrize("frozen", ["weight", "bias", "input", "weight and bias"])
+def test_frozen(layers: tuple[nn.Module, Any], input: Tensor, frozen: str) -> None:
+    gradients = []
+    for module in layers:
+        module.weight.requires_grad_("weight" not in frozen)
+        module.bias.requires_grad_("bias" not in frozen)
+        leaf = input.detach().clone().requires_grad_(frozen != "input")
+        module(leaf).sin().sum().backward()
+        gradients.append([leaf.grad, module.weight.grad, module.bias.grad])
+    for right, mine in zip(*gradients, strict=True):
+        assert (mine is None) == (right is None)
+        if mine is not None:
+            assert_close(mine, right, 1e-5)
+    ops_run = {c.problem.op for c in ca.choices()}
+    assert ("wgrad" in ops_run) == ("weight" not in frozen)
+    assert ("dgrad" in ops_run) == (frozen != "input")
+
+
+@pytest.mark.parametrize("kind", ["Conv2d"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(layers: tuple[nn.Module, Any], input: Tensor, reentrant: bool) -> None:
+    results = []
+    for module in layers:
+        leaf = input.detach().clone().requires_grad_()
+        checkpoint(module, leaf, use_reentrant=reentrant).sin().sum().backward()
+        results.append([leaf.grad, module.weight.grad])
     for right, mine in zip(*results, strict=True):
         assert_close(mine, right, 1e-5)
 

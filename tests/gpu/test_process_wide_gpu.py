@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
-import torch.nn.functional as F
 from support.conv.references import assert_close, tolerance
 from support.conv.training_steps import assert_same_step, training_step
+from support.conv.transforms import TRANSFORMS
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
@@ -119,24 +118,6 @@ def test_derivatives(name: str) -> None:
         assert gradcheck(call, tensors, fast_mode=True, nondet_tol=1e-10)
         assert gradgradcheck(call, tensors, fast_mode=True, nondet_tol=1e-10)
     assert chosen() == {"fprop", "dgrad", "wgrad"}
-
-
-def _tangent(input: Tensor, weight: Tensor) -> Tensor:
-    with forward_ad.dual_level():
-        dual = F.conv2d(forward_ad.make_dual(input, input.cos()), weight)
-        return forward_ad.unpack_dual(dual).tangent
-
-
-TRANSFORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "grad": lambda x, w: torch.func.grad(lambda w: F.conv2d(x, w).sin().sum())(w),
-    "jvp": lambda x, w: torch.func.jvp(lambda w: F.conv2d(x, w), (w,), (w.cos(),))[1],
-    "vmap": lambda x, w: torch.vmap(lambda x: F.conv2d(x, w))(x.expand(3, *x.shape)),
-    "vmap_of_grad": lambda x, w: torch.vmap(
-        torch.func.grad(lambda w, x: F.conv2d(x, w).sin().sum()), (None, 0)
-    )(w, x[:, None]),
-    "hessian": lambda x, w: torch.func.hessian(lambda w: F.conv2d(x, w).sin().sum())(w),
-    "dual": _tangent,
-}
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -17,6 +17,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from support.conv.references import error_of
+from support.conv.transforms import TRANSFORMS
 from support.conv.upstream import FUNCTIONS, OPS, WITH_ERRORS, check_op_samples, op_samples
 from support.processes import enabling_beside_threads
 from support.processes.subprocesses import evaluate, evaluate_forked, python, python_forked
@@ -368,25 +369,6 @@ def test_derivatives(on_cpu: None, function: Callable[..., Tensor]) -> None:
     with ca.enable():
         assert gradcheck(convolution, tensors, check_forward_ad=True, check_batched_grad=True)
         assert gradgradcheck(convolution, tensors, check_fwd_over_rev=True)
-
-
-TRANSFORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "grad": lambda x, w: torch.func.grad(lambda w: F.conv2d(x, w).sin().sum())(w),
-    "jvp": lambda x, w: torch.func.jvp(lambda w: F.conv2d(x, w), (w,), (w.cos(),))[1],
-    "vjp": lambda x, w: torch.func.vjp(lambda w: F.conv2d(x, w), w)[1](F.conv2d(x, w))[0],
-    "vmap": lambda x, w: torch.vmap(lambda x: F.conv2d(x, w))(x.expand(3, *x.shape)),
-    "vmap_of_grad": lambda x, w: torch.vmap(
-        torch.func.grad(lambda w, x: F.conv2d(x, w).sin().sum()), (None, 0)
-    )(w, x),
-    "hessian": lambda x, w: torch.func.hessian(lambda w: F.conv2d(x, w).sin().sum())(w),
-    "dual": lambda x, w: _tangent(x, w),
-}
-
-
-def _tangent(input: Tensor, weight: Tensor) -> Tensor:
-    with forward_ad.dual_level():
-        dual = F.conv2d(forward_ad.make_dual(input, input.cos()), weight)
-        return forward_ad.unpack_dual(dual).tangent
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

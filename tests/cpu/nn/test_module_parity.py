@@ -163,33 +163,6 @@ def test_non_contiguous_input_and_weight() -> None:
     assert_identical(theirs, ours, torch.randn(2, 4, 18, 8)[:, :, ::2])
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("unbatched", [False, True])
-def test_the_transposed_functional_is_pytorchs(dims: int, unbatched: bool) -> None:
-    name = f"conv_transpose{dims}d"
-    theirs, ours = getattr(torch.nn.functional, name), getattr(ca.functional, name)
-    input = torch.randn(INPUTS["unbatched" if unbatched else "batch"][: dims + 2 - unbatched])
-    weight, bias = torch.randn(4, 3, *[3] * dims), torch.randn(6)
-    for arguments in (
-        (bias, 1, 0, 0, 2),
-        (None, 2, 1, 1, 2),
-        (bias, (2,) * dims, [1] * dims, (1,) * dims, 2, [2] * dims),
-    ):
-        assert torch.equal(ours(input, weight, *arguments), theirs(input, weight, *arguments))
-    keywords = {"stride": 3, "padding": 1, "output_padding": 2, "groups": 2, "dilation": 2}
-    expected = theirs(input, weight, bias, **keywords)
-    assert torch.equal(ours(input, weight, bias=bias, sampling="race", **keywords), expected)
-
-
-def test_the_functional_is_pytorchs() -> None:
-    input, weight, bias = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 3), torch.randn(6)
-    for arguments in ((bias,), (None, 2), (bias, (2, 1), (1, 0), 2, 2)):
-        groups = arguments[4] if len(arguments) == 5 else 2
-        arguments = (*arguments, *(1, 0, 1)[len(arguments) - 1 :], groups)[:5]
-        expected = torch.nn.functional.conv2d(input, weight, *arguments)
-        assert torch.equal(ca.functional.conv2d(input, weight, *arguments), expected)
-
-
 @pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
 @pytest.mark.parametrize("argument", ["stride", "padding", "dilation", "groups"])
 @pytest.mark.parametrize(

@@ -58,49 +58,12 @@ def test_values(case: Case) -> None:
         torch.testing.assert_close(found["transpose"], grad_input + over_channels)
 
 
-def test_values_are_those_of_torch_nn_grad() -> None:
-    """They equal those of aten.convolution_backward, its other spelling, as well."""
-    case = CASES["groups"]
-    input, weight, _, grad_output = case.tensors(requires_grad=False)
-    arguments = (case.stride, case.padding, case.dilation, case.groups)
-    by_aten = torch.ops.aten.convolution_backward(
-        grad_output, input, weight, None, *case.geometry[:3], False, [0, 0], case.groups,
-        [True, True, False],
-    )  # fmt: skip
-    dgrad = ops.conv_dgrad(grad_output, weight, list(case.input_shape), *case.geometry)
-    wgrad = ops.conv_wgrad(grad_output, input, list(case.weight_shape), *case.geometry)
-    torch.testing.assert_close(dgrad, by_aten[0])
-    torch.testing.assert_close(wgrad, by_aten[1])
-    torch.testing.assert_close(
-        dgrad, torch.nn.grad.conv2d_input(case.input_shape, weight, grad_output, *arguments)
-    )
-    torch.testing.assert_close(
-        wgrad, torch.nn.grad.conv2d_weight(input, case.weight_shape, grad_output, *arguments)
-    )
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     "name", ["plain", "groups", "asymmetric", "one_dimension", "three_dimensions"]
 )
 def test_opcheck(name: str, channels_last: bool) -> None:
-    case = CASES[name]
-    given = ("cpu", torch.float32, False, channels_last)
-    input, weight, bias, grad_output = case.tensors(*given)
-    calls = [
-        (ops.conv_fprop, (input, weight, bias, *case.geometry)),
-        (ops.conv_fprop, (input, weight, None, *case.geometry, "heuristic", 0)),
-        (ops.conv_dgrad, (grad_output, weight, list(case.input_shape), *case.geometry)),
-        (ops.conv_wgrad, (grad_output, input, list(case.weight_shape), *case.geometry)),
-    ]
-    if case.is_symmetric:
-        bias = torch.randn(case.input_shape[1])
-        arguments = (grad_output, weight, bias, *case.transposed_geometry)
-        calls += [
-            (ops.conv_transpose, arguments),
-            (ops.conv_transpose, (*arguments[:2], None, *arguments[3:], "heuristic", 0)),
-        ]
-    for op, arguments in calls:
+    for op, arguments in CASES[name].calls("cpu", torch.float32, channels_last):
         result = opcheck(op.default, arguments, test_utils=ALL_UTILS)
         assert result == dict.fromkeys(ALL_UTILS, "SUCCESS")
 

@@ -63,16 +63,6 @@ def test_a_layers_gradients(name: str) -> None:
     assert counts[0] == counts[1] == [False] * 3
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_weight_decay_moves_no_weight_without_a_gradient(name: str) -> None:
-    layer = layer_of(ca, name)
-    before = layer.weight.detach().clone()
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=0.5)
-    Stops.apply(layer(torch.randn(2, *CLASSES[name]))).sum().backward()
-    optimizer.step()
-    assert torch.equal(layer.weight, before)
-
-
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d", "conv_transpose2d"])
 def test_a_functions_gradients(name: str) -> None:
     dims = int(name[-2])

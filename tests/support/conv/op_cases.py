@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,6 +109,26 @@ class Case:
                 tensor = tensor.to(memory_format=CHANNELS_LAST[tensor.dim()])
             tensors.append(tensor.requires_grad_(requires_grad))
         return tuple(tensors)
+
+    def calls(
+        self, device: str, dtype: torch.dtype, channels_last: bool
+    ) -> list[tuple[Any, tuple[Any, ...]]]:
+        """Calls of the ops, with and without what is optional."""
+        input, weight, bias, grad_output = self.tensors(device, dtype, False, channels_last)
+        found: list[tuple[Any, tuple[Any, ...]]] = [
+            (ops.conv_fprop, (input, weight, bias, *self.geometry)),
+            (ops.conv_fprop, (input, weight, None, *self.geometry, "heuristic", 0)),
+            (ops.conv_dgrad, (grad_output, weight, list(self.input_shape), *self.geometry)),
+            (ops.conv_wgrad, (grad_output, input, list(self.weight_shape), *self.geometry)),
+        ]
+        if self.is_symmetric:
+            of_input = torch.randn(self.input_shape[1], device=device, dtype=dtype)
+            given = (grad_output, weight)
+            found += [
+                (ops.conv_transpose, (*given, of_input, *self.transposed_geometry)),
+                (ops.conv_transpose, (*given, None, *self.transposed_geometry, "heuristic", 0)),
+            ]
+        return found
 
 
 CASES = {
