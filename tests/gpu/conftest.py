@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.conv import small_layer
 
 from cudnn_autotune.norms import measuring as norm_measuring
 from cudnn_autotune.store import kept_plans
@@ -38,6 +39,11 @@ def compiled_once(
         return kept_plans._files(compiled_in_this_run, True, True, gpu, kind)
 
     monkeypatch.setattr(kept_plans, "files_for", files_for)
+
+
+@pytest.fixture
+def operands() -> tuple[torch.Tensor, torch.Tensor]:
+    return small_layer.operands()
 
 
 @pytest.fixture

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from support.conv.fused_cases import FUNCTIONS, NAMES
 from support.conv.references import assert_close, tolerance
+from support.models.made import Block
 from support.processes.subprocesses import python
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
@@ -31,29 +30,6 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
 
-class Block(nn.Module):
-    """A residual block with a convolution in its shortcut."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor] = F.relu, width: int = 64) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(width, 2 * width, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(2 * width)
-        self.second = nn.Conv2d(2 * width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Conv2d(width, width, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(width)
-        self.activation = activation
-        for norm in (self.norm, self.norm2, self.norm3):
-            nn.init.uniform_(norm.weight, 0.5, 1.5)
-            nn.init.normal_(norm.bias)
-            nn.init.normal_(norm.running_mean, std=0.1)  # type: ignore[arg-type]
-            nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.activation(self.norm(self.first(x)))
-        return self.activation(self.norm2(self.second(y)) + self.norm3(self.shortcut(x)))
-
-
 def block(
     dtype: torch.dtype = torch.float16,
     layout: torch.memory_format = torch.channels_last,
@@ -61,7 +37,7 @@ def block(
 ) -> tuple[nn.Module, Tensor, Tensor]:
     """A block, an input, and the output in float64."""
     torch.manual_seed(0)
-    model = Block(FUNCTIONS[activation]).eval().cuda()
+    model = Block(FUNCTIONS[activation], 64).eval().cuda()
     input = torch.randn(8, 64, 28, 28, device="cuda").to(dtype)
     model = model.to(dtype)
     with torch.no_grad():

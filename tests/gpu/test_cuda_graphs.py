@@ -7,20 +7,10 @@ import gc
 import pytest
 import torch
 from support.conv.references import assert_close, random_operands, reference
+from support.conv.small_layer import expected, operands
 from torch import Tensor
 
 import cudnn_autotune as ca
-
-
-def operands(seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    input = torch.randn(4, 16, 20, 20, generator=generator)
-    weight = torch.randn(24, 16, 3, 3, generator=generator)
-    return input.to("cuda", torch.float16), weight.to("cuda", torch.float16)
-
-
-def expected(input: Tensor, weight: Tensor) -> Tensor:
-    return torch.nn.functional.conv2d(input.cpu().double(), weight.cpu().double())
 
 
 def choices_of(sampling: str) -> list[ca.Choice]:
@@ -29,7 +19,7 @@ def choices_of(sampling: str) -> list[ca.Choice]:
 
 def check_replays(graph: torch.cuda.CUDAGraph, input: Tensor, weight: Tensor, out: Tensor) -> None:
     for seed in (1, 2):
-        input.copy_(operands(seed)[0])
+        input.copy_(operands(seed=seed)[0])
         out.fill_(float("nan"))
         graph.replay()
         assert_close(out, expected(input, weight), 2e-3)

@@ -1,8 +1,10 @@
-"""New sizes, short calls and odd addresses of norms in eager mode, on a GPU."""
+"""Norms of each kind in eager mode on a GPU: the store, streams, new sizes, short calls, and odd
+addresses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +29,43 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "instance": lambda x: F.instance_norm(x),
     "group": lambda x: F.group_norm(x, 4),
 }
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("instance", (2, 32, 64, 64, 64)), ("group", (8, 128, 3999))]
+)
+def test_it_is_measured_and_stored(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    ca.set_store(tmp_path, mode="read_write")
+    x = torch.randn(shape, device="cuda", dtype=torch.half, requires_grad=kind == "instance")
+    with ca.enable():
+        output = CALLS[kind](x)
+        (choice,) = ca.norm_choices()
+        ca.forget()
+        again = CALLS[kind](x)
+        (stored,) = ca.norm_choices()
+    assert not choice.rejected
+    assert set(choice.times_ms) > {"pytorch"}
+    assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
+    assert (stored.chosen, stored.source) == (choice.chosen, "store")
+    assert torch.equal(output, again)
+
+
+@pytest.mark.parametrize("kind", ["instance", "group"])
+def test_streams_at_once(kind: str, seems_fastest: Callable[[str], None]) -> None:
+    seems_fastest("ours")
+    x = torch.randn(2, 64, 128, 128, device="cuda", dtype=torch.half)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    with ca.enable(), torch.no_grad():
+        expected = CALLS[kind](x)
+        torch.cuda.synchronize()
+        outputs = []
+        for i in range(32):
+            with torch.cuda.stream(streams[i % 4]):
+                outputs.append(CALLS[kind](x))
+        torch.cuda.synchronize()
+    assert all(torch.equal(output, expected) for output in outputs)
+
+
 SIZES = ((16, 63, 63), (16, 57, 57), (1, 255, 255), (2, 181, 181), (256, 15, 17), (512, 8, 8))
 
 

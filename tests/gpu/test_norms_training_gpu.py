@@ -16,6 +16,7 @@ from support.norms.models import (
     SqueezeExcite,
     Steps,
     overall_error,
+    penalties,
     train,
 )
 from support.norms.served import is_ours
@@ -159,16 +160,7 @@ def test_second_derivatives_of_eager_norms(activation: nn.Module) -> None:
     theirs = copy.deepcopy(model)
     ca.convert(model, sampling="heuristic")  # by the operators, whatever their time
     x = torch.randn(8, 32, 14, 14, device="cuda").to(memory_format=torch.channels_last)
-
-    def penalties(model: nn.Module) -> list[Tensor]:
-        input = x.clone().requires_grad_()
-        wanted = (input, *model.parameters())
-        output = model(input)
-        first = torch.autograd.grad(output.sin().sum(), wanted, create_graph=True)
-        second = torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
-        return [output.detach(), *(gradient.detach() for gradient in (*first, *second))]
-
-    for found, expected in zip(penalties(model), penalties(theirs), strict=True):
+    for found, expected in zip(penalties(model, x), penalties(theirs, x), strict=True):
         assert overall_error([found], [expected]) <= 1e-3
 
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support.conv.references import assert_close
+from support.conv.small_layer import expected, operands
 from support.processes.threads import in_threads
-from torch import Tensor
 
 import cudnn_autotune as ca
 
 MODES = ["heuristic", "sample_once", "auto"]
-
-
-def operands(batch: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    input = torch.randn(batch, 16, 20, 20, generator=generator)
-    weight = torch.randn(24, 16, 3, 3, generator=generator)
-    return input.to("cuda", torch.float16), weight.to("cuda", torch.float16)
-
-
-def expected(input: Tensor, weight: Tensor) -> Tensor:
-    return torch.nn.functional.conv2d(input.cpu().double(), weight.cpu().double())
 
 
 @pytest.mark.parametrize("warm", [False, True])

@@ -16,13 +16,6 @@ import cudnn_autotune as ca
 TIMED = ("sample_once", "median_of_three", "till_stable")
 
 
-@pytest.fixture
-def operands() -> tuple[Tensor, Tensor]:
-    input = torch.randn(4, 16, 20, 20, device="cuda", dtype=torch.float16)
-    weight = torch.randn(24, 16, 3, 3, device="cuda", dtype=torch.float16)
-    return input, weight
-
-
 def only_choice(**fields: Any) -> ca.Choice:
     """The one entry of the table whose fields, or whose problem's fields, are these."""
     found = [

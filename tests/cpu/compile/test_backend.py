@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from support import checkout
 from support.conv.fused_cases import FUNCTIONS, NAMES
 from support.conv.references import TOLERANCES, assert_close
+from support.models.made import Block, Made
 from support.processes.subprocesses import evaluate
 from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
@@ -41,29 +42,6 @@ from cudnn_autotune.compile import (
 from cudnn_autotune.compile.comparison import Comparison
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
-
-
-class Block(nn.Module):
-    """A residual block with a convolution in its shortcut."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor] = F.relu) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(12, 24, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(24)
-        self.second = nn.Conv2d(24, 12, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(12)
-        self.shortcut = nn.Conv2d(12, 12, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(12)
-        self.activation = activation
-        for norm in (self.norm, self.norm2, self.norm3):
-            nn.init.normal_(norm.weight)
-            nn.init.normal_(norm.bias)
-            nn.init.normal_(norm.running_mean)  # type: ignore[arg-type]
-            nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.activation(self.norm(self.first(x)))
-        return self.activation(self.norm2(self.second(y)) + self.norm3(self.shortcut(x)))
 
 
 class Chain1d(nn.Module):
@@ -174,17 +152,13 @@ def test_elu_by_default_of_which_inductor_removes_alpha(input: Tensor, dtype: to
 def test_a_scaled_branch_is_added_to_its_residual(dtype: torch.dtype, freezing: bool) -> None:
     """ESRGAN has such branches."""
 
-    class Dense(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(8, 4, 3, padding=1)
-            self.last = nn.Conv2d(12, 8, 3, padding=1)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        y = F.leaky_relu(model.first(x), 0.2)
+        return model.last(torch.cat((x, y), 1)) * 0.2 + x
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = F.leaky_relu(self.first(x), 0.2)
-            return self.last(torch.cat((x, y), 1)) * 0.2 + x
-
-    model, input = Dense().eval().to(dtype), torch.randn(2, 8, 9, 8).to(dtype)
+    first, last_conv = nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(12, 8, 3, padding=1)
+    model = Made(forward, first=first, last=last_conv).eval().to(dtype)
+    input = torch.randn(2, 8, 9, 8).to(dtype)
     expected = copy.deepcopy(model).double()(input.double())
     program = compiled(model, freezing=freezing)
     with torch.no_grad():
@@ -227,16 +201,11 @@ def test_operands_are_in_the_layout_of_the_graph_with_one_copy_at_most(
 
 
 def test_a_bias_that_is_alone_and_a_value_that_is_used_elsewhere(input: Tensor) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(12, 12, 1), nn.Conv2d(12, 12, 1, bias=False)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.first(x)
-            return y.relu() + x, self.second(y).exp()
-
-    model = Model().eval()
+    model = Made(
+        lambda model, x: ((y := model.first(x)).relu() + x, model.second(y).exp()),
+        first=nn.Conv2d(12, 12, 1),
+        second=nn.Conv2d(12, 12, 1, bias=False),
+    ).eval()
     with torch.no_grad():
         torch.testing.assert_close(compiled(model)(input), model(input))
     first, second = last().groups
@@ -622,19 +591,14 @@ class TestLayout:
     def test_outputs_of_any_dimensions_have_the_strides_of_the_model(
         self, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class Model(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.conv, self.volume = nn.Conv2d(12, 12, 3), nn.Conv3d(2, 4, 3)
-
-            def forward(self, x: Tensor, volume: Tensor) -> dict[str, Tensor]:
-                y = self.conv(x)
-                z = self.volume(volume).relu()
-                tokens = y.sigmoid().flatten(2).transpose(1, 2)
-                return {"y": y.relu(), "tokens": tokens, "z": z, "part": y.tanh()[:, 2:5]}
+        def forward(model: Any, x: Tensor, volume: Tensor) -> dict[str, Tensor]:
+            y = model.conv(x)
+            z = model.volume(volume).relu()
+            tokens = y.sigmoid().flatten(2).transpose(1, 2)
+            return {"y": y.relu(), "tokens": tokens, "z": z, "part": y.tanh()[:, 2:5]}
 
         self.win(monkeypatch, "contiguous")
-        block = Model().eval()
+        block = Made(forward, conv=nn.Conv2d(12, 12, 3), volume=nn.Conv3d(2, 4, 3)).eval()
         volume = torch.randn(2, 2, 6, 5, 4).to(memory_format=torch.channels_last_3d)
         model = compiled(block, **self.options("contiguous"))
         with torch.no_grad():
@@ -655,15 +619,7 @@ class TestLayout:
     def test_where_there_is_no_other_program_the_record_says_why(
         self, tail: Callable[[Tensor, Tensor], Any], reason: str, input: Tensor
     ) -> None:
-        class Model(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.conv = nn.Conv2d(12, 12, 3)
-
-            def forward(self, x: Tensor) -> Any:
-                return tail(x, self.conv(x).relu())
-
-        block = Model().eval()
+        block = Made(lambda m, x: tail(x, m.conv(x).relu()), conv=nn.Conv2d(12, 12, 3)).eval()
         with torch.no_grad():
             output = compiled(block, **self.options("channels_last"))(input)
             torch.testing.assert_close(output, block(input))
@@ -839,16 +795,9 @@ class TestLayout:
     ) -> None:
         """A tensor that is written into, or read by its strides, is no copy in another layout."""
 
-        class Model(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](16, 16, 3, padding=1)
-                self.register_buffer("state", torch.randn(2, 16, *[9, 2, 3][:dims]))
-
-            def forward(self, x: Tensor) -> Tensor:
-                return call(self, x)
-
-        ours = Model().eval().to(torch.bfloat16)
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](16, 16, 3, padding=1)
+        state = nn.Buffer(torch.randn(2, 16, *[9, 2, 3][:dims]))
+        ours = Made(call, conv=conv, state=state).eval().to(torch.bfloat16)
         theirs = copy.deepcopy(ours)
         input = torch.randn(2, 16, *[9, 2, 3][:dims]).to(torch.bfloat16)
         inputs = input, input.clone()
@@ -885,16 +834,11 @@ class TestLayout:
 
     @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
     def test_sizes_that_depend_on_data(self) -> None:
-        class Model(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.conv = nn.Conv1d(16, 16, 3)
+        def forward(model: Any, x: Tensor) -> Tensor:
+            chosen = model.conv(x).relu()[x[:, 0, 0].nonzero()[:, 0]]
+            return F.interpolate(chosen, scale_factor=2)
 
-            def forward(self, x: Tensor) -> Tensor:
-                chosen = self.conv(x).relu()[x[:, 0, 0].nonzero()[:, 0]]
-                return F.interpolate(chosen, scale_factor=2)
-
-        block = Model().eval().to(torch.bfloat16)
+        block = Made(forward, conv=nn.Conv1d(16, 16, 3)).eval().to(torch.bfloat16)
         x = torch.randn(3, 16, 9).to(torch.bfloat16)
         x[1] = 0
         with torch.no_grad():
@@ -907,18 +851,14 @@ class TestLayout:
     def test_a_graph_that_is_not_laid_out_leaves_autocast_behind(self) -> None:
         """Neither what follows in the graph nor the caller computes in a half type."""
 
-        class Model(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.conv = nn.Conv1d(16, 16, 3)
+        def forward(model: Any, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = model.conv(x).view(len(x), -1)
+            return y.float() @ y.float().T
 
-            def forward(self, x: Tensor) -> Tensor:
-                with torch.autocast("cpu", torch.bfloat16):
-                    y = self.conv(x).view(len(x), -1)
-                return y.float() @ y.float().T
-
+        model = Made(forward, conv=nn.Conv1d(16, 16, 3)).eval()
         with torch.no_grad():
-            output = compiled(Model().eval())(torch.randn(2, 16, 9))
+            output = compiled(model)(torch.randn(2, 16, 9))
         assert output.dtype == torch.float32
         assert not torch.is_autocast_enabled("cpu")
 

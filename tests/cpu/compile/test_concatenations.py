@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.conv.references import TOLERANCES, assert_close, relative_error
+from support.models.made import Made
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -54,22 +55,14 @@ class Sloped(Dense):
         return parts[-1] + x
 
 
-class Called(nn.Module):
+def called(model: Any, x: Tensor) -> Tensor:
     """Calls the operator itself, without its last arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(24, 16, 1)
-        self.slope = nn.Parameter(torch.randn(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        conv = self.first
-        geometry = (conv.weight, conv.bias, None, [1, 1], [1, 1], [1, 1], 1)
-        ops = torch.ops.cudnn_autotune
-        parts = [ops.conv_fused(x, *geometry, "relu"), ops.conv_fused(x, *geometry)]
-        parts.append(ops.conv_fused(x, *geometry, "prelu", slope=self.slope))
-        result: Tensor = self.last(torch.cat(parts, 1))
-        return result
+    conv = model.first
+    geometry = (conv.weight, conv.bias, None, [1, 1], [1, 1], [1, 1], 1)
+    ops = torch.ops.cudnn_autotune
+    parts = [ops.conv_fused(x, *geometry, "relu"), ops.conv_fused(x, *geometry)]
+    parts.append(ops.conv_fused(x, *geometry, "prelu", slope=model.slope))
+    return model.last(torch.cat(parts, 1))
 
 
 class NewestFirst(Dense):
@@ -77,60 +70,34 @@ class NewestFirst(Dense):
         return torch.cat(parts[::-1], 1)
 
 
-class Twice(nn.Module):
+def twice() -> nn.Module:
     """Two blocks: what the first one ends in is a part of the second one's concatenations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(Dense(), Dense())
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.blocks(x)
-        return result
+    return nn.Sequential(Dense(), Dense())
 
 
-class Skips(nn.Module):
+def skips(model: Any, x: Tensor) -> Tensor:
     """A U-Net: one part is written long before the other one, which no convolution writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.mid = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
-        self.up, self.last = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, 16, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = F.relu(self.down(x))
-        y = F.relu(self.mid(F.max_pool2d(skip, 2)))
-        return torch.tanh(self.last(torch.cat([skip, self.up(y)], 1)))
+    skip = F.relu(model.down(x))
+    y = F.relu(model.mid(F.max_pool2d(skip, 2)))
+    return torch.tanh(model.last(torch.cat([skip, model.up(y)], 1)))
 
 
-class Branches(nn.Module):
+def branches(model: Any, x: Tensor) -> Tensor:
     """Branches without an epilogue, one of which is read elsewhere too, nested concatenations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (
-            nn.Conv2d(16, 8, k, padding=k // 2, bias=False) for k in (1, 3, 5)
-        )
-        self.d, self.e = nn.Conv2d(16, 8, 1, bias=False), nn.Conv2d(24, 16, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.a(x), self.b(x)
-        inner = torch.cat([a, b], 1)
-        outer = torch.cat([F.relu(self.d(inner)), inner], 1)
-        return self.e(outer) + torch.cat([self.c(x), a], 1)
+    a, b = model.a(x), model.b(x)
+    inner = torch.cat([a, b], 1)
+    outer = torch.cat([F.relu(model.d(inner)), inner], 1)
+    return model.e(outer) + torch.cat([model.c(x), a], 1)
 
 
-class Nested(nn.Module):
+def nested(model: Any, x: Tensor) -> Tensor:
     """A concatenation has another one for a part, and the parts of that besides."""
+    a, b = F.relu(model.a(x)), F.relu(model.b(x))
+    return F.relu(model.c(torch.cat([torch.cat([a, b], 1), a, b], 1)))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(16, 8, 1)
-        self.c = nn.Conv2d(32, 16, 3, padding=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = F.relu(self.a(x)), F.relu(self.b(x))
-        return F.relu(self.c(torch.cat([torch.cat([a, b], 1), a, b], 1)))
+def conv(channels: int, kernels: int, edge: int = 3, bias: bool = True) -> nn.Conv2d:
+    return nn.Conv2d(channels, kernels, edge, padding=edge // 2, bias=bias)
 
 
 class Marked(nn.Conv2d):
@@ -219,12 +186,36 @@ class Mixed(nn.Module):
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "dense": (Dense, 1),
     "sloped": (Sloped, 1),
-    "called": (Called, 1),
+    "called": (
+        lambda: Made(
+            called, first=conv(16, 8), last=conv(24, 16, 1), slope=nn.Parameter(torch.randn(8))
+        ),
+        1,
+    ),
     "newest first": (NewestFirst, 1),
-    "twice": (Twice, 2),
-    "skips": (Skips, 1),
-    "branches": (Branches, 1),
-    "nested": (Nested, 1),
+    "twice": (twice, 2),
+    "skips": (
+        lambda: Made(
+            skips,
+            down=conv(16, 8),
+            mid=conv(8, 16),
+            up=nn.ConvTranspose2d(16, 8, 2, 2),
+            last=conv(16, 16),
+        ),
+        1,
+    ),
+    "branches": (
+        lambda: Made(
+            branches,
+            a=conv(16, 8, 1, False),
+            b=conv(16, 8, 3, False),
+            c=conv(16, 8, 5, False),
+            d=conv(16, 8, 1, False),
+            e=conv(24, 16),
+        ),
+        1,
+    ),
+    "nested": (lambda: Made(nested, a=conv(16, 8), b=conv(16, 8, 1), c=conv(32, 16)), 1),
     "normed": (Normed, 2),
     "appending": (Appending, 2),
     "mixed": (Mixed, 1),
@@ -345,18 +336,6 @@ def test_what_is_returned_is_not_a_slice(needed: slice, parts: list[int]) -> Non
     assert "conv_fused_into_" in code
 
 
-class Viewed(nn.Module):
-    """Returns views of one value beside what is made of concatenations."""
-
-    def __init__(self, views: Callable[[Tensor, Tensor], list[Tensor]]) -> None:
-        super().__init__()
-        self.block, self.views = Dense(), views
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        y = self.block(x)
-        return [y, *self.views(x, y)]
-
-
 @pytest.mark.parametrize(
     "views",
     [
@@ -369,7 +348,8 @@ class Viewed(nn.Module):
 )
 def test_outputs_that_are_views_of_a_value(views: Any) -> None:
     """They share its memory, with PyTorch's strides, as without a concatenation in place."""
-    model = Viewed(views).eval().to(memory_format=LAST)
+    viewed = Made(lambda model, x: [y := model.block(x), *views(x, y)], block=Dense())
+    model = viewed.eval().to(memory_format=LAST)
     x = data()
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
@@ -397,7 +377,7 @@ def test_the_blocks_of_densenet121() -> None:
 
 
 def test_later_calls_see_nothing_of_earlier_ones() -> None:
-    model = Twice().eval().to(memory_format=LAST)
+    model = twice().eval().to(memory_format=LAST)
     compiled = torch.compile(model, backend="cudnn_autotune", options=OPTIONS)
     with torch.no_grad():
         inputs = [data() for _ in range(3)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.conv.references import TOLERANCES, assert_close
+from support.models.made import Made
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -132,16 +133,12 @@ def test_the_backend_convolves_each_image(options: dict[str, Any]) -> None:
 
 
 def test_a_chain_keeps_the_images_apart() -> None:
-    class Chain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = Modulated(), Modulated(1, 48)
+    def forward(model: Any, x: Tensor, style: Tensor) -> Tensor:
+        y = F.interpolate(model.first(x, style), scale_factor=2.0)
+        return model.second(y, style[:, :48])
 
-        def forward(self, x: Tensor, style: Tensor) -> Tensor:
-            y = F.interpolate(self.first(x, style), scale_factor=2.0)
-            return self.second(y, style[:, :48])
-
-    code = program_of(Chain().eval().bfloat16(), *inputs())
+    model = Made(forward, first=Modulated(), second=Modulated(1, 48))
+    code = program_of(model.eval().bfloat16(), *inputs())
     assert code.count(f"= {OPERATOR}") == 1  # 48 channels are few
     assert "extern_kernels.convolution" in code
 
@@ -169,15 +166,12 @@ def test_other_words_for_a_reshape(by_name: bool) -> None:
 def test_images_that_are_viewed_as_one_again_stay_contiguous() -> None:
     """In channels_last such a view is impossible."""
 
-    class Chain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = Modulated(), Viewed(by_name=False, channels=48)
-
-        def forward(self, x: Tensor, style: Tensor) -> Tensor:
-            return self.second(self.first(x, style), style)
-
-    code = program_of(Chain().eval().bfloat16(), *inputs())
+    model = Made(
+        lambda model, x, style: model.second(model.first(x, style), style),
+        first=Modulated(),
+        second=Viewed(by_name=False, channels=48),
+    )
+    code = program_of(model.eval().bfloat16(), *inputs())
     assert OPERATOR not in code
     assert compilations()[-1].chosen == "cudnn_autotune"
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.conv.references import TOLERANCES, assert_close
+from support.models.made import Made
 from torch import Tensor, nn
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -76,17 +77,13 @@ def norm(kind: type[nn.Module], channels: int, **options: Any) -> Any:
     return made
 
 
-class After(nn.Module):
+def following(after: Callable[[Tensor, Tensor], Any], shape: tuple[int, ...]) -> Made:
     """A convolution, and what is computed of its output and of a parameter."""
-
-    def __init__(self, after: Callable[[Tensor, Tensor], Any], shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 6, 3)
-        self.operand = nn.Parameter(torch.rand(shape) + 0.5)
-        self.after = after
-
-    def forward(self, x: Tensor) -> Any:
-        return self.after(self.conv(x), self.operand)
+    return Made(
+        lambda model, x: after(model.conv(x), model.operand),
+        conv=nn.Conv2d(4, 6, 3),
+        operand=nn.Parameter(torch.rand(shape) + 0.5),
+    )
 
 
 @pytest.mark.basic(6)
@@ -164,34 +161,12 @@ def test_other_numbers_of_dimensions(dims: int) -> None:
 def test_whatever_scales_and_shifts_channels_is_folded(
     after: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...]
 ) -> None:
-    model = After(after, shape)
+    model = following(after, shape)
     traced = Traced(model, torch.randn(2, 4, 9, 8))
     assert traced.fold() == 1
     convolutions = [str(t) for t in traced.targets() if "conv" in str(t) and "prims" not in str(t)]
     assert convolutions == ["cudnn_autotune.conv_fused.default"]
     torch.testing.assert_close(traced(), model(traced.x))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_scaled_branch_is_added_to_its_residual(bias: bool, dtype: torch.dtype) -> None:
-    """ESRGAN has such branches."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=bias)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) * 0.2 + x
-
-    model = Scaled().to(dtype)
-    traced = Traced(model, torch.randn(2, 4, 9, 8).to(dtype))
-    assert traced.fold() == 1
-    (report,) = traced.reports
-    assert report.text == ("conv + bias + residual" if bias else "conv + residual")
-    assert traced.targets()[-1] is torch.ops.cudnn_autotune.conv_fused.default
-    assert_close(traced(), model.double()(traced.x.double()), TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +184,7 @@ def test_a_scaled_branch_is_added_to_its_residual(bias: bool, dtype: torch.dtype
     ],
 )
 def test_what_is_something_else_is_left(after: Callable[..., Any], shape: tuple[int, ...]) -> None:
-    model = After(after, shape)
+    model = following(after, shape)
     traced = Traced(model, torch.randn(2, 4, 9, 8))
     torch.manual_seed(0)
     expected = model(traced.x)
@@ -248,7 +223,7 @@ QUANTIZED = torch.float8_e4m3fn
 def test_numbers_are_not_lost(
     after: Callable[..., Tensor], operand: float, dtype: torch.dtype
 ) -> None:
-    model = After(after, (6, 1, 1))
+    model = following(after, (6, 1, 1))
     nn.init.constant_(model.operand, operand)
     model.conv.to(dtype)
     traced = Traced(model, torch.randn(2, 4, 9, 8).to(dtype))
@@ -274,7 +249,7 @@ def test_transposed_and_unbatched_convolutions_are_left() -> None:
     traced = Traced(transposed, torch.randn(2, 4, 9, 8))
     assert traced.fold() == 0
     torch.testing.assert_close(traced(), transposed(traced.x))
-    unbatched = After(lambda y, p: y * p, (6, 1, 1))
+    unbatched = following(lambda y, p: y * p, (6, 1, 1))
     traced = Traced(unbatched, torch.randn(4, 9, 8))
     traced.fold()
     torch.testing.assert_close(traced(), unbatched(traced.x))

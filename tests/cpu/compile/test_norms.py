@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.models.made import Made
 from support.norms.models import (
     Activated,
     Dense,
@@ -176,41 +177,34 @@ def test_sizes_may_be_dynamic() -> None:
     assert served.texts == ["norm + relu", "norm + residual + relu"]
 
 
-class Left(nn.Module):
+def left(function: Callable[..., Tensor]) -> Made:
     """A convolution, a norm, and what a case makes of them."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.conv, self.norm = conv(8, 8), nn.BatchNorm2d(8)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
+    return Made(function, conv=conv(8, 8), norm=nn.BatchNorm2d(8))
 
 
-def scaled(model: Left, x: Tensor) -> Tensor:
+def scaled(model: Made, x: Tensor) -> Tensor:
     return torch.add(model.norm(model.conv(x)), x, alpha=2)
 
 
-def broadcast(model: Left, x: Tensor) -> Tensor:
+def broadcast(model: Made, x: Tensor) -> Tensor:
     return model.norm(model.conv(x)) + x[:1]
 
 
-def with_number(model: Left, x: Tensor) -> Tensor:
+def with_number(model: Made, x: Tensor) -> Tensor:
     return model.norm(model.conv(x)) + 1
 
 
-def with_itself(model: Left, x: Tensor) -> Tensor:
+def with_itself(model: Made, x: Tensor) -> Tensor:
     y = model.norm(model.conv(x))
     return (y + y).relu()
 
 
-def read_twice(model: Left, x: Tensor) -> Tensor:
+def read_twice(model: Made, x: Tensor) -> Tensor:
     y = model.norm(model.conv(x))
     return y.relu() + y
 
 
-def into_what_is_read(model: Left, x: Tensor) -> Tensor:
+def into_what_is_read(model: Made, x: Tensor) -> Tensor:
     other = x * 2
     y = model.norm(model.conv(x))
     total = other
@@ -218,7 +212,7 @@ def into_what_is_read(model: Left, x: Tensor) -> Tensor:
     return total.relu() + other
 
 
-def residual_written_between(model: Left, x: Tensor) -> Tensor:
+def residual_written_between(model: Made, x: Tensor) -> Tensor:
     other = x * 2
     y = model.norm(model.conv(x))
     y = y + other
@@ -226,27 +220,27 @@ def residual_written_between(model: Left, x: Tensor) -> Tensor:
     return y.relu() + other
 
 
-def residual_written_later(model: Left, x: Tensor) -> Tensor:
+def residual_written_later(model: Made, x: Tensor) -> Tensor:
     other = x * 2
     y = F.silu(model.norm(model.conv(x)) + other)
     other.mul_(3)
     return y + other
 
 
-def view_of_residual_written_later(model: Left, x: Tensor) -> Tensor:
+def view_of_residual_written_later(model: Made, x: Tensor) -> Tensor:
     other = x * 2
     y = F.hardswish(model.norm(model.conv(x)) + other)
     other[0] = 0
     return y + other
 
 
-def output_written_later(model: Left, x: Tensor) -> Tensor:
+def output_written_later(model: Made, x: Tensor) -> Tensor:
     y = F.relu6(model.norm(model.conv(x)) + x)
     y.mul_(2)
     return y
 
 
-def bias_written_later(model: Left, x: Tensor) -> Tensor:
+def bias_written_later(model: Made, x: Tensor) -> Tensor:
     bias = x.mean((0, 2, 3))
     y = F.batch_norm(model.conv(x), None, None, None, bias, training=True)
     y = F.silu(y)
@@ -254,35 +248,35 @@ def bias_written_later(model: Left, x: Tensor) -> Tensor:
     return y + bias.sum()
 
 
-def input_written_between(model: Left, x: Tensor) -> Tensor:
+def input_written_between(model: Made, x: Tensor) -> Tensor:
     first = model.conv(x)
     y = model.norm(first)
     first.zero_()
     return (y + x).relu()
 
 
-def view_of_input_written_between(model: Left, x: Tensor) -> Tensor:
+def view_of_input_written_between(model: Made, x: Tensor) -> Tensor:
     first = model.conv(x)
     y = model.norm(first)
     first.flatten()[3:].zero_()
     return (y + x).relu()
 
 
-def item_written_between(model: Left, x: Tensor) -> Tensor:
+def item_written_between(model: Made, x: Tensor) -> Tensor:
     first = model.conv(x)
     y = model.norm(first)
     first[0] = 0
     return (y + x).relu()
 
 
-def inplace_by_position(model: Left, x: Tensor) -> Tensor:
+def inplace_by_position(model: Made, x: Tensor) -> Tensor:
     first = model.conv(x)
     y = model.norm(first)
     z = F.relu(first, True)
     return (y + x).relu() + z
 
 
-def gradients_off_between(model: Left, x: Tensor) -> Tensor:
+def gradients_off_between(model: Made, x: Tensor) -> Tensor:
     with torch.no_grad():
         y = model.norm(model.conv(x))
     return y.relu() * x
@@ -306,7 +300,7 @@ CASES: dict[Callable[..., Tensor], str] = {
 
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_what_others_see_is_left(function: Callable[..., Tensor]) -> None:
-    assert check(Left(function), data(4, 8, 6, 5)).texts == [CASES[function]]
+    assert check(left(function), data(4, 8, 6, 5)).texts == [CASES[function]]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +315,7 @@ def test_what_others_see_is_left(function: Callable[..., Tensor]) -> None:
 )
 def test_an_input_that_is_written_before_the_addition(function: Callable[..., Tensor]) -> None:
     # Eager mode has no backward for these.
-    model, served = Left(function), Served()
+    model, served = left(function), Served()
     x = data(4, 8, 6, 5)[0]
     expected = function(copy.deepcopy(model), x)
     torch.testing.assert_close(torch.compile(model, backend=served)(x), expected)
@@ -329,14 +323,14 @@ def test_an_input_that_is_written_before_the_addition(function: Callable[..., Te
 
 
 def test_an_output_of_the_norm_that_is_written_later() -> None:
-    def function(model: Left, x: Tensor) -> Tensor:
+    def function(model: Made, x: Tensor) -> Tensor:
         y = model.norm(model.conv(x))
         y = F.silu(y)
         z = y.sum().detach()
         y.mul_(2)
         return y * z.sigmoid()
 
-    assert check(Left(function), data(4, 8, 6, 5)).texts == ["norm + silu"]
+    assert check(left(function), data(4, 8, 6, 5)).texts == ["norm + silu"]
 
 
 def test_a_norm_in_eval_mode_is_frozen() -> None:
@@ -350,20 +344,20 @@ def test_a_norm_in_eval_mode_is_frozen() -> None:
 
 
 def test_a_norm_that_is_called_twice_updates_in_turn() -> None:
-    def function(model: Left, x: Tensor) -> Tensor:
+    def function(model: Made, x: Tensor) -> Tensor:
         return model.norm(model.conv(model.norm(model.conv(x)).relu())).relu()
 
-    served = check(Left(function), data(4, 8, 6, 5))
+    served = check(left(function), data(4, 8, 6, 5))
     assert served.texts == []
     assert served.reasons == ["its running statistics are used elsewhere too"] * 2
 
 
 def test_running_statistics_that_are_read_elsewhere() -> None:
-    def function(model: Left, x: Tensor) -> Tensor:
+    def function(model: Made, x: Tensor) -> Tensor:
         y = model.norm(model.conv(x))
         return y * model.norm.running_var.mean()  # type: ignore[union-attr]
 
-    served = check(Left(function), data(4, 8, 6, 5))
+    served = check(left(function), data(4, 8, 6, 5))
     assert served.reasons == ["its running statistics are used elsewhere too"]
 
 
@@ -412,7 +406,7 @@ def test_autocast() -> None:
 
 
 def test_transforms_of_torch_func_are_left() -> None:
-    model = Left(lambda model, x: model.norm(model.conv(x)).relu())
+    model = left(lambda model, x: model.norm(model.conv(x)).relu())
 
     def loss(x: Tensor) -> Tensor:
         return torch.func.vmap(lambda one: model(one[None]).sum(), randomness="same")(x)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.models.made import Made
 from support.norms.models import (
     Dense,
     Projected,
@@ -147,19 +148,13 @@ def test_no_more_is_kept_for_the_backward(make: Callable[[], nn.Module]) -> None
     assert kept["always"] <= kept["never"] + 1024, kept
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.last = Residual(), Residual()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = checkpoint(self.block, x, use_reentrant=False)
-        return self.last(y)
+def checkpointed(model: Any, x: Tensor) -> Tensor:
+    return model.last(checkpoint(model.block, x, use_reentrant=False))
 
 
 @pytest.mark.slow
 def test_a_checkpoint_updates_statistics_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Checkpointed()
+    model = Made(checkpointed, block=Residual(), last=Residual())
     expected, inputs = copy.deepcopy(model), data(4, 8, 6, 5)
     # Outside of a compiler a checkpoint updates them twice.
     monkeypatch.setattr(expected, "forward", lambda x: expected.last(expected.block(x)))
@@ -336,7 +331,9 @@ class TestMeasured:
 
     @pytest.mark.slow
     def test_a_graph_with_a_checkpoint_is_not_compared(self) -> None:
-        compiled(Checkpointed(), norms="measure")(torch.randn(4, 8, 6, 5)).sum().backward()
+        compiled(Made(checkpointed, block=Residual(), last=Residual()), norms="measure")(
+            torch.randn(4, 8, 6, 5)
+        ).sum().backward()
         assert last().note == "not compared: the graph writes into its inputs"
         assert not any(report.is_served for report in last().norms)
 

@@ -43,17 +43,6 @@ def test_round_trip(engine: int, knobs: dict[str, int]) -> None:
     assert ca.expert.engine_text(*ca.expert.parse_engine_text(text)) == text
 
 
-@given(engines, knob_sets, engines, knob_sets)
-def test_texts_are_equal_only_for_equal_configs(
-    engine: int, knobs: dict[str, int], other_engine: int, other_knobs: dict[str, int]
-) -> None:
-    same = (engine, knobs) == (other_engine, other_knobs)
-    texts_same = ca.expert.engine_text(engine, knobs) == ca.expert.engine_text(
-        other_engine, other_knobs
-    )
-    assert same == texts_same
-
-
 def test_the_form_is_the_documented_one() -> None:
     assert ca.expert.engine_text(0, {}) == "eng0"
     assert ca.expert.parse_engine_text("eng67:KERNEL_CFG=3,WORKSPACE=0") == (

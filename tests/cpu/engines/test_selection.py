@@ -13,15 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import simulation
 from support.simulation import candidate
-from support.tuning.strategies import AT_ONCE
 
-from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.strategy import Limits
 
 
 def stored(selection: Selection) -> Any:
@@ -30,15 +26,6 @@ def stored(selection: Selection) -> Any:
 
 
 # Round trips
-
-
-@pytest.mark.parametrize("preset", simulation.preset_names())
-@pytest.mark.parametrize("mode", AT_ONCE)
-def test_every_modes_selection_round_trips(mode: str, preset: str) -> None:
-    timer = simulation.preset(preset)
-    selection = sampling.get(mode).select(timer.candidates, timer, Limits())
-    assert selection is not None
-    assert Selection.from_json(stored(selection)) == selection
 
 
 texts = st.text(max_size=12)

@@ -7,12 +7,15 @@ import io
 import logging
 import random
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.conv.served_on_cpu import served_on_cpu
+from support.models.made import Made
 from torch import Tensor, nn
 from torch._inductor.cudagraph_trees import MarkStepBox
 
@@ -165,53 +168,46 @@ def test_the_faster_is_taken(
     assert f"channels_last {last_ms:.3f} ms a step" in caplog.text
 
 
-class Wrong(nn.Module):
-    """Takes the elements as they lie in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
-        return torch.as_strided(y, (y.numel(),), (1,)).cumsum(0)
+def of_its_layout(contiguous: Callable[[Tensor], Any], other: Callable[[Tensor], Any]) -> Made:
+    """A convolution whose output becomes another one in another layout."""
+    return Made(
+        lambda model, x: (contiguous if (y := model.conv(x)).is_contiguous() else other)(y),
+        conv=nn.Conv2d(3, 4, 3),
+    )
 
 
-class Views(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        return y.view(len(y), -1)
+def as_it_lies(y: Tensor) -> Tensor:
+    return torch.as_strided(y, (y.numel(),), (1,)).cumsum(0)
 
 
-class Texts(Wrong):
-    def forward(self, x: Tensor) -> Any:
-        return self.conv(x).argmax(), "a text"
-
-
-class Shapes(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        return y if y.is_contiguous() else y[:1]
-
-
-class Overflows(Wrong):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        return y if y.is_contiguous() else y / 0
+def same(y: Tensor) -> Tensor:
+    return y
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("contiguous", "other", "reason"),
     [
-        (Wrong, "in channels_last output 0 has a relative error of"),
-        (Views, "channels_last fails: RuntimeError: view size is not compatible"),
-        (Texts, "its outputs have no floating-point tensor that could be compared"),
-        (Shapes, r"in channels_last output 0 is \(1, 4, 4, 5\) of torch.float32, expected"),
-        (Overflows, "in channels_last output 0 is not finite in other places"),
+        (as_it_lies, as_it_lies, "in channels_last output 0 has a relative error of"),
+        (
+            *[lambda y: y.view(len(y), -1)] * 2,
+            "channels_last fails: RuntimeError: view size is not compatible",
+        ),
+        (
+            *[lambda y: (y.argmax(), "a text")] * 2,
+            "its outputs have no floating-point tensor that could be compared",
+        ),
+        (
+            *(same, lambda y: y[:1]),
+            r"in channels_last output 0 is \(1, 4, 4, 5\) of torch.float32, expected",
+        ),
+        (same, lambda y: y / 0, "in channels_last output 0 is not finite in other places"),
     ],
+    ids=["as it lies", "views", "texts", "shapes", "overflows"],
 )
-def test_a_wrong_layout_is_refused(kind: type[Wrong], reason: str, x: Tensor) -> None:
-    model = kind()
+def test_a_wrong_layout_is_refused(
+    contiguous: Callable[[Tensor], Any], other: Callable[[Tensor], Any], reason: str, x: Tensor
+) -> None:
+    model = of_its_layout(contiguous, other)
     with pytest.warns(UserWarning, match=f"memory_format='auto' stays contiguous: {reason}"):
         ca.convert(model, memory_format="auto", example_input=x)
     choice = ca.conversion(model).memory_format
@@ -224,21 +220,13 @@ def test_a_wrong_layout_is_refused(kind: type[Wrong], reason: str, x: Tensor) ->
 @pytest.mark.parametrize("clock", [0.5], indirect=True)
 def test_the_tolerance_is_that_of_the_type(x: Tensor, clock: list[str]) -> None:
     """An error of 5 % is rounding for bfloat16, and not for float32."""
-
-    class Off(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.stem(x)
-            return y if y.is_contiguous() else y * 1.05
+    off = partial(of_its_layout, same, lambda y: y * 1.05)
 
     with pytest.warns(UserWarning, match=r"a relative error of 0\.05, allowed is 0\.01"):
-        ca.convert(Off(), memory_format="auto", example_input=x)
-    model = ca.convert(Off().bfloat16(), memory_format="auto", example_input=x.bfloat16())
+        ca.convert(off(), memory_format="auto", example_input=x)
+    model = ca.convert(off().bfloat16(), memory_format="auto", example_input=x.bfloat16())
     assert is_laid_out(model, LAST)
-    model = Off()
+    model = off()
     with torch.autocast("cpu", torch.bfloat16):
         ca.convert(model, memory_format="auto", example_input=x)
     assert is_laid_out(model, LAST)
@@ -246,19 +234,17 @@ def test_the_tolerance_is_that_of_the_type(x: Tensor, clock: list[str]) -> None:
 
 @pytest.mark.parametrize("clock", [0.5], indirect=True)
 def test_rounding_that_the_model_amplifies_is_allowed(x: Tensor, clock: list[str]) -> None:
-    class Amplifies(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(3, 4, 3)
+    def amplified(model: Any, x: Tensor, factor: float) -> Tensor:
+        y: Tensor = model.stem(x)
+        rounded = y if y.is_contiguous() else y * (1 + 2**-12)
+        return (factor * rounded).sin()
 
-        def forward(self, x: Tensor, factor: float) -> Tensor:
-            y: Tensor = self.stem(x)
-            rounded = y if y.is_contiguous() else y * (1 + 2**-12)
-            return (factor * rounded).sin()
+    def amplifies() -> Made:
+        return Made(amplified, stem=nn.Conv2d(3, 4, 3))
 
     with pytest.warns(UserWarning, match="stays contiguous: in channels_last output 0 has a"):
-        ca.convert(Amplifies(), memory_format="auto", example_input=(x, 1e6))
-    model = ca.convert(Amplifies(), memory_format="auto", example_input=(x, 300.0))
+        ca.convert(amplifies(), memory_format="auto", example_input=(x, 1e6))
+    model = ca.convert(amplifies(), memory_format="auto", example_input=(x, 300.0))
     assert ca.conversion(model).memory_format.reason == "the faster"
 
 
@@ -435,12 +421,7 @@ def test_an_error_in_the_backward_restores_the_layout(x: Tensor) -> None:
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             raise RuntimeError("no gradient here")
 
-    class Net(Wrong):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = Fails.apply(self.conv(x))
-            return out
-
-    model = Net()
+    model = Made(lambda model, x: Fails.apply(model.conv(x)), conv=nn.Conv2d(3, 4, 3))
     layouts.apply(model, LAST)
     before = strides(model)
     pointers = [p.data_ptr() for p in model.parameters()]

@@ -33,8 +33,6 @@ from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Budget, Limits
 from cudnn_autotune.store.decision import Decision, was_cut_short
 from cudnn_autotune.store.file_store import Store
-from cudnn_autotune.timers import measuring
-from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.timer import Batch, Sample
 
 CALLS = {"h200_vgg_dgrad": 8, "h200_resnet50_fprop": 2, "h200_forum": 1}
@@ -335,22 +333,6 @@ def test_without_a_gpu_nothing_is_tuned_and_the_log_says_so_once(
     assert not ran
     (record,) = caplog.records
     assert record.getMessage().startswith("tune() does nothing: ")
-
-
-@pytest.mark.search
-def test_a_finished_search_is_committed_as_one_of_the_miss_handler() -> None:
-    """As C++ asks for the choice of the problem; PyTorch's own path is all that needs no GPU."""
-    from cudnn_autotune.tuning import miss
-
-    problem = make("resnet_fp16_nhwc")
-    selection = Selection((Measurement(OWN_PATH, None, 0),), 0)
-    timer: Any = SimpleNamespace(plans={}, lacking=lambda: NOTHING)
-    data = measuring.operands(problem, "cpu")
-    with miss.searched(problem, selection, timer):
-        plan, trial, *_ = miss.choose(problem.native(), "auto", -1, 0, 0, *data)
-    assert (plan.text, trial) == (OWN_PATH.text, None)
-    (choice,) = ca.choices()
-    assert (choice.problem, choice.origin, choice.sampling) == (problem, "tuned", "auto")
 
 
 def test_a_finished_search_is_the_threads_own() -> None:

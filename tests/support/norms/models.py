@@ -238,3 +238,13 @@ def overall_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float
         for tensors in (actual, expected)
     )
     return relative_error(one, other)
+
+
+def penalties(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The output of a model, its gradients, and those of their squares."""
+    input = x.clone().requires_grad_()
+    wanted = (input, *model.parameters())
+    output = model(input)
+    first = torch.autograd.grad(output.sin().sum(), wanted, create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
+    return [output.detach(), *(gradient.detach() for gradient in (*first, *second))]
