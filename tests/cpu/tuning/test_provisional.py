@@ -359,7 +359,7 @@ def refusals(error: BaseException) -> tuple[str, Lacking]:
     timer.__dict__.update(
         _ask_refusal=checking.refusal(PROBLEM, (x, w, y)), _refusals={}, _wanted={}, _seen={},
         _errors={}, _not_built=set(), plans={"mine@1": raising(error)}, _device=x.device,
-        _operands=(x, w, y),
+        operands=(x, w, y),
     )  # fmt: skip
     with mock.patch.object(gpu_timer, "available_bytes", return_value=0):
         return timer._refusal(MINE), timer.lacking()
