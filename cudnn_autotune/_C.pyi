@@ -485,9 +485,10 @@ after 16 calls of a provisional choice, and then after twice as many each time.
 
 def set_miss_handler(handler: MissHandler) -> None: ...
 
-CaptureMissHandler = Callable[[ConvProblem, str, int, int, int], Plan | None]
+CaptureMissHandler = Callable[[ConvProblem, str, int, int, int], Plan]
 """(problem, sampling, workspace_limit, benchmark_limit, device) -> the plan of the problem's known
-choice, or None. Called during a stream's capture, when candidates must not be timed or run."""
+choice, or else what PyTorch would run. Called during a stream's capture, when candidates must not
+be timed or run."""
 
 def set_capture_miss_handler(handler: CaptureMissHandler) -> None: ...
 def expected_gradients() -> tuple[bool, bool]:

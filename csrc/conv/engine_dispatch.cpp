@@ -17,10 +17,8 @@
 #include "core/choices/choice_table.h"
 #include "core/cuda/cuda_driver.h"
 #include "core/cuda/graph_lifetime.h"
-#include "core/cudnn/engine_list.h"
 #include "core/problem/check.h"
 #include "plan/build_plan.h"
-#include "plan/pytorch_plans.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -33,35 +31,6 @@ MissHandler& miss_handler() {
 CaptureMissHandler& capture_miss_handler() {
   static CaptureMissHandler handler;
   return handler;
-}
-
-// The first config of cuDNN's heuristics that builds and that PyTorch would run, which does not
-// check outputs either; PyTorch's own path if there is none. Where padding differs before and
-// after, and where the engine computes an epilogue, some engines are wrong (core/cudnn/errata.cpp),
-// and PyTorch runs none.
-std::shared_ptr<Plan> heuristic_plan(const ChoiceKey& key) {
-  const ConvProblem& problem = key.problem;
-  const auto own_path = std::make_shared<OwnPathPlan>(problem);
-  const bool has_unfused = problem.has_only_bias();
-  if (problem.pre_padding != problem.post_padding) return own_path;
-  if (problem.has_epilogue() && !has_unfused) return own_path;
-  try {
-    EngineList search(problem, &current_handle);
-    for (const char* mode : {"A", "FALLBACK"}) {
-      for (const auto& candidate : search.query(mode)) {
-        if (candidate.config.is_unfused != has_unfused) continue;
-        if (!is_allowed(candidate, problem, key.policy.workspace_limit)) continue;
-        try {
-          return std::make_shared<EnginePlan>(search.build(candidate.config));
-        } catch (const CudnnError&) {
-          continue;
-        }
-      }
-    }
-  } catch (const CudnnError&) {
-    // cuDNN cannot express the problem.
-  }
-  return own_path;
 }
 
 // An entry for what was already chosen in this process. nullopt if nothing was chosen, or if the
@@ -101,14 +70,11 @@ bool is_due(CacheEntry& entry) {
   return !is_capturing();
 }
 
-// An entry for a problem whose first call is captured: what an earlier process or a pin says of it,
-// or else the heuristics' plan, or else PyTorch's own path. An output cannot be checked now. The
-// next call outside of a capture is a miss, in which it is chosen properly and checked.
+// An entry for a problem whose first call is captured. An output cannot be checked now. The next
+// call outside of a capture is a miss, in which it is chosen properly and checked.
 CacheEntry for_capture(const ChoiceKey& key) {
   const ChoiceVersion version = ChoiceTable::instance().find(key).version;
-  auto known = capture_miss_handler()(key);
-  if (known == nullptr) known = heuristic_plan(key);
-  return {key, version, {std::move(known)}, /*is_provisional=*/true};
+  return {key, version, {capture_miss_handler()(key)}, /*is_provisional=*/true};
 }
 
 // `due` is the provisional entry of the key that has served its calls, or null.

@@ -33,7 +33,7 @@ using MissHandler = std::function<TuneResult(const ChoiceKey& key, const Operand
 void set_miss_handler(MissHandler handler);
 
 // Answers a miss while a stream is captured, when nothing may be timed or run: with what is known
-// of the key and was checked when it was tuned, or null.
+// of the key and was checked when it was tuned, or else with what PyTorch would run.
 using CaptureMissHandler = std::function<std::shared_ptr<Plan>(const ChoiceKey& key)>;
 void set_capture_miss_handler(CaptureMissHandler handler);
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -181,21 +181,54 @@ def during_capture(
     workspace_limit: int,
     benchmark_limit: int,
     device: int,
-) -> _C.Plan | None:
-    """Serves a problem by a known choice during a stream's capture, when outputs cannot be checked.
-    C++ calls it with the key of the choice (``Policy.of_call``).
+) -> _C.Plan:
+    """Returns the plan of a problem during a stream's capture, when outputs cannot be checked. C++
+    calls it with the key of the choice (``Policy.of_call``).
 
     Without a known choice PyTorch's candidate serves the capture, unchecked too. The next call
     outside a capture is served by :func:`serve`, which checks the output.
-
-    Returns:
-        The plan of a pin, or of a known choice whose output a process of this user has found right
-        (``store.checked_outputs``) and that :func:`built` admits, unless it may call Python: what
-        that prepares when it first runs may break the capture, and a user's implementation may be
-        run in another process first. None: the heuristics serve.
     """
     problem = ConvProblem.from_native(native)
     policy = Policy.of_call(sampling, workspace_limit, benchmark_limit)
+    known = known_during_capture(problem, policy, device)
+    if known is not None:
+        return known
+    return heuristic_plan(problem, workspace_limit, device, _search_on(native, device))
+
+
+def heuristic_plan(
+    problem: ConvProblem,
+    workspace_limit: int,
+    device: int,
+    open_search: Callable[[], _C.EngineList],
+) -> _C.Plan:
+    """Returns the first config of cuDNN's heuristics that builds and that PyTorch would run, or
+    PyTorch's own path. Where padding differs before and after, and where the engine computes an
+    epilogue, some engines are wrong (csrc/core/cudnn/errata.cpp), and PyTorch runs none.
+
+    Args:
+        workspace_limit: bytes; -1: no limit.
+        open_search: Opens cuDNN's engines for the problem.
+    """
+    n, native = problem.spatial_dims, problem.native()
+    if problem.padding[:n] == problem.padding[n:] and not (problem.residual or problem.activation):
+        with suppress(_C.CudnnError):  # cuDNN cannot express the problem
+            search = open_search()
+            for candidate in (c for mode in ("A", "FALLBACK") for c in search.query(mode)):
+                is_pytorchs = (identify(candidate.text).kind == "unfused") == problem.bias
+                if is_pytorchs and _C.is_allowed(candidate, native, workspace_limit):
+                    with suppress(_C.CudnnError):
+                        return search.build(candidate.text)
+    return own_path(problem, device)
+
+
+def known_during_capture(problem: ConvProblem, policy: Policy, device: int) -> _C.Plan | None:
+    """Returns the plan of a pin, or of a known choice whose output a process of this user has found
+    right (``store.checked_outputs``) and that :func:`built` admits. Returns None without one.
+
+    A choice that may call Python is left out unless it is pinned: its preparation at a first run
+    may break the capture, and a user's implementation may be run in another process first.
+    """
     known = remembering.find(problem, policy, device)
     if known is None:
         return None
@@ -203,7 +236,7 @@ def during_capture(
     if not is_pinned and (remembering.checked_error(known) is None or calls_python(known.text)):
         return None
     try:
-        plan = built(known, _search_on(native, device))
+        plan = built(known, _search_on(problem.native(), device))
     except (UnfitError, _C.PlanError) as failure:
         named, why = _printable(known.text), _printable(failure.args[-1])
         _log.warning("%s: %s is not captured: %s", problem.text, named, why)

@@ -237,7 +237,8 @@ def test_a_wrong_pin_serves_with_a_warning(caplog: pytest.LogCaptureFixture) -> 
 
 
 def captured(problem: ca.ConvProblem, limit: int = -1) -> str | None:
-    way = serving.during_capture(problem.native(), "race", limit, 0, 0)
+    policy = Policy("race", None if limit < 0 else limit)
+    way = serving.known_during_capture(problem, policy, 0)
     return None if way is None else way.text
 
 
@@ -299,6 +300,21 @@ def test_during_a_capture_the_plan_is_verified(
 def test_during_a_capture_a_pin_is_an_order() -> None:
     ca.pin(POINTWISE, "aten")
     assert captured(POINTWISE) == "aten"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_a_capture_without_a_known_choice_has_what_pytorch_would_run(op: Any, bias: bool) -> None:
+    problem = make("resnet_fp16_nhwc", op, bias=bias and op == "fprop")
+    search = functools.partial(open_search, problem, "h200")
+    plan = serving.heuristic_plan(problem, -1, 0, search)
+    pytorchs = [c for c in ca.expert.candidates(problem, "h200") if c.is_unfused == problem.bias]
+    assert plan.text in [c.text for c in pytorchs]
+    assert serving.heuristic_plan(problem, 0, 0, search).workspace_bytes == 0
+    for changes in ({"padding": (0, 1, 1, 1)}, {"op": "fprop", "activation": "relu"}):
+        changed = replace(problem, **changes)
+        opened = functools.partial(open_search, changed, "h200")
+        assert serving.heuristic_plan(changed, -1, 0, opened).text == "aten"
 
 
 # Neighbours

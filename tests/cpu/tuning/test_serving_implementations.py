@@ -214,7 +214,7 @@ def test_what_does_harm_elsewhere_is_not_built(
 
 def test_a_capture_runs_no_function_that_never_ran_unless_it_is_pinned() -> None:
     def captured() -> _C.Plan | None:
-        return serving.during_capture(PROBLEM.native(), "race", -1, 0, 0)
+        return serving.known_during_capture(PROBLEM, Policy("race", None), 0)
 
     register()
     remember("right")
@@ -243,11 +243,11 @@ def test_a_capture_runs_spectra_only_if_they_are_pinned(
     selection = Selection((Measurement(named(text), 1.0, 9), Measurement(OWN_PATH, 2.0, 9)), 18)
     ca.get_store().add([Decision(problem, Policy("race", None), selection, 1e-4)])
     with registered(one):
-        found = serving.during_capture(problem.native(), "race", -1, 0, 0)
+        found = serving.known_during_capture(problem, Policy("race", None), 0)
         assert (found is None) == calls_python
         ca.pin(problem, text)
         try:
-            pinned = serving.during_capture(problem.native(), "race", -1, 0, 0)
+            pinned = serving.known_during_capture(problem, Policy("race", None), 0)
         finally:
             ca.unpin()
     assert pinned is not None
