@@ -258,8 +258,7 @@ def marked(
 
 
 def _is_served(dims: int, input: Any, weight: Any, bias: Any) -> bool:
-    """Returns whether the kernels may serve these tensors; else PyTorch computes or refuses
-    them."""
+    """Returns whether the kernels may serve these tensors; else PyTorch handles them."""
     return (
         _HAS_CUDA
         and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
@@ -270,14 +269,12 @@ def _is_served(dims: int, input: Any, weight: Any, bias: Any) -> bool:
 
 
 def _has_rules_of_its_own(tensor: Any) -> bool:
-    """Returns whether the value is no tensor, or its class handles PyTorch's operators, as DTensor
-    does."""
+    """Returns whether the value is no tensor, or its class handles operators, as DTensor does."""
     return tensor is not None and type(tensor) not in _PLAIN
 
 
 def _is_exported() -> bool:
-    """Returns whether a program is being recorded that may run in processes without this
-    package."""
+    """Returns whether a program is being recorded that may run without this package."""
     # torch.compiler.is_exporting() is True whenever Dynamo traces; this flag only while exporting.
     is_exporting: bool = getattr(torch.compiler, "_is_exporting_flag", False)
     is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -452,7 +452,7 @@ def _untouched(name: str) -> Iterator[None]:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Shows a progress bar in a terminal or a notebook; yields the function that names the next
+    """Shows a progress bar in a terminal or notebook; yields the function that names the next
     part."""
     console = bar_console()
     if console is None:
@@ -468,8 +468,7 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _is_alike(one: Row, other: Row) -> bool:
-    """Returns whether the spreads of two ways' times exceed, together, the difference of the
-    times."""
+    """Returns whether the spreads of two ways' times together exceed the times' difference."""
     if one.step_ms is None or other.step_ms is None:
         return False
     spread_ms = one.step_ms * (one.spread or 0.0) + other.step_ms * (other.spread or 0.0)

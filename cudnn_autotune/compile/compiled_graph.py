@@ -78,8 +78,7 @@ class Compilation:
     gpu_times_ms: dict[str, float] = field(default_factory=dict)
     """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
     source: str = "tuned"
-    """Source of the times: ``tuned`` (measured by this process), or ``store`` (by an earlier
-    one)."""
+    """Source of the times: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
     chosen: str = OURS
     """Program that runs."""
     chosen_in_captures: str = OURS
@@ -273,8 +272,7 @@ class CompiledGraph(ComparedGraph):
         return self._plain
 
     def _if_possible(self, name: str, inputs: Sequence[Any]) -> Program | None:
-        """Returns a program; None if it cannot be compiled, with the reason in the record's
-        note."""
+        """Returns a program; None, with a reason in the record's note, if it cannot be compiled."""
         graph, options = self._graph, self._options
         try:
             if name == PLAIN:

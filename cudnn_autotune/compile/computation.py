@@ -123,8 +123,8 @@ def _is_in_compiled() -> bool:
 
 
 def is_kept(modes: Iterable[str | None]) -> bool:
-    """Returns whether what is measured now can be kept for the next process, or was: the store is
-    used, and no mode leaves the choice of engines to later calls.
+    """Returns whether a measurement can be kept for the next process, or was: the store is used,
+    and no mode leaves the choice of engines to later calls.
 
     Args:
         modes: the sampling modes of the convolutions; None stands for the settings'.

@@ -80,7 +80,7 @@ class ConvolutionCall(NamedTuple):
 
     @classmethod
     def reading(cls, user: Node) -> ConvolutionCall | None:
-        """Returns the convolution that uses a value, directly or through a mark; None for other
+        """Returns the convolution that uses a value, directly or by a mark; None for other
         users."""
         if user.target is _mark_input:
             found = [cls.of(convolution) for convolution in user.users]
@@ -250,8 +250,7 @@ def _slices_of(parts: Sequence[Node]) -> dict[Node, tuple[int, int]]:
 
 
 def _place_of(some: Sequence[Node], parts: Sequence[Node]) -> int | None:
-    """Returns the index of a sequence of parts in a longer one; None if that does not contain
-    it."""
+    """Returns the index of a sequence of parts in a longer one; None if it is not there."""
     place = parts.index(some[0]) if some[0] in parts else len(parts)
     return place if tuple(parts[place : place + len(some)]) == tuple(some) else None
 

@@ -30,8 +30,7 @@ _records: deque[Compilation] = deque(maxlen=_MOST_RECORDS)
 
 
 def compilations() -> list[Compilation]:
-    """Returns the records of the last 256 graphs that the backend compiled in this process, oldest
-    first."""
+    """Returns this process's records of compiled graphs, the last 256, oldest first."""
     return list(_records)
 
 

@@ -30,8 +30,8 @@ def _check_operands(a: Tensor, b: Tensor) -> None:
 
 
 def _empty(size: Sequence[int], a: Tensor, b: Tensor, has_height_1: bool) -> Tensor:
-    """Returns a result of operands ``a`` and ``b``, channels_last as images of height 1 or as they
-    are."""
+    """Returns a result of operands ``a`` and ``b``, as images of height 1 in channels_last or
+    not."""
     if not has_height_1:
         memory_format = conv_memory_format(a, b)
         return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=memory_format)

@@ -63,7 +63,7 @@ def weights_of(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
 def with_constants(
     graph: GraphModule, inputs: Sequence[Any], positions: Sequence[int]
 ) -> GraphModule:
-    """Returns a copy of a graph with the inputs at ``positions`` as attributes with the given
+    """Returns a copy of a graph in which the inputs at ``positions`` are attributes, with these
     tensors."""
     frozen = copied(graph)
     placeholders: list[Node] = frozen.graph.find_nodes(op="placeholder")

@@ -141,8 +141,7 @@ class _MarkedConvolution:
         self._policy = {"sampling": sampling, "workspace_limit": workspace_limit}
 
     def layout(self, input: Any, weight: Any, _: None, **kwargs: Any) -> Any:
-        """Returns the layout of the operator's result. ATen's may differ, as in float64 on a
-        CPU."""
+        """Returns the layout of the result. ATen's may differ, as in float64 on a CPU."""
         import torch._inductor.ir
         from torch._inductor.virtualized import V
 
@@ -202,8 +201,7 @@ def _register(conv: Any) -> None:
 
     class Choice(select_algorithm.ExternKernelChoice):  # type: ignore[misc, unused-ignore]
         def call_name(self) -> str:
-            """Returns the name in the generated code, which another process may load from a
-            cache."""
+            """Returns the name in generated code, which another process may load from a cache."""
             return f"torch.ops.{self.op_overload}"
 
     choices = {
@@ -282,8 +280,7 @@ def _register(conv: Any) -> None:
     def lay_out_into(
         node: Any, output: Any, *operands: Any, **slope: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Puts the operands of a convolution that writes into a tensor into that tensor's
-        layout."""
+        """Puts the operands of a convolution into the layout of the tensor that it writes into."""
         order = _stride_order(4, torch.channels_last)
         laid_out = list(operands)
         for i in (0, 1, 3):  # input, weight and residual

@@ -198,8 +198,7 @@ class _FamilyForms:
         ]
 
     def operands(self) -> Sequence[tuple[Tensor, dict[Node, Tensor]]]:
-        """Returns one set: the tensor of the family, and the parts' and operands' tensors by
-        node."""
+        """Returns one set: the family's tensor, and the parts' and operands' tensors by node."""
         family = self._family
         operands = (node for one in family.convolutions for node in one.operands)
         nodes = {*family.parts, *(node for node in operands if node is not None)}

@@ -245,8 +245,8 @@ def _laid_out(x: Tensor, memory_format: str) -> Tensor:
 
 
 def _each_laid_out(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
-    """Returns weights of convolutions in a layout, 1-d ones as images of height 1, each for
-    itself."""
+    """Returns weights of convolutions in a layout, each for itself, 1-d ones as images of height
+    1."""
     return [_laid_out(weight, memory_format) for weight in weights]
 
 

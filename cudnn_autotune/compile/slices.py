@@ -43,8 +43,7 @@ def replace_families(graph: Graph, families: Sequence[Family]) -> None:
 
 
 def _behind(graph: Graph, families: Sequence[Family]) -> list[Node]:
-    """Returns the values, computed from families, that a graph returns (or views of which it
-    returns)."""
+    """Returns the values from families that a graph returns, itself or as views."""
     behind = {node for family in families for node in (*family.parts, *family.concatenations)}
     for node in graph.nodes:
         if not behind.isdisjoint(node.all_input_nodes):

@@ -1,4 +1,4 @@
-"""Work that nobody waits for, on threads of low priority."""
+"""Background work, on threads of low priority."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ _MOST_COMPILING = 12
 
 
 def spare_threads(most: int) -> int:
-    """Returns the number of threads to use, ``most`` at most, which leaves one core to the
-    caller."""
+    """Returns the number of threads, ``most`` at most, that leaves one core to the caller."""
     return max(1, min(CORES - 1, most))
 
 

@@ -1,5 +1,4 @@
-"""Times and counts as texts, tables for notebooks, and the progress bars of notebooks and
-terminals."""
+"""Times and counts as texts, tables for notebooks, and progress bars."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 NONE = "–"
-"""The text of a number that is not known."""
+"""The text of an unknown number."""
 _DIGITS = 4
 
 

@@ -38,8 +38,8 @@ def check_build(built: tuple[str, str | None, bool], running: tuple[str, str | N
     """Compares (torch version, CUDA version or None, C++11 ABI) of the build and of this process.
 
     Raises:
-        ImportError: build and process do not fit. The message names the build, what runs, and the
-            cure.
+        ImportError: build and process do not fit. The message names the build, the running
+            versions, and the cure.
     """
     if (_release(built[0]), *built[1:]) != (_release(running[0]), *running[1:]):
         raise ImportError(

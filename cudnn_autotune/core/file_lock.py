@@ -52,8 +52,7 @@ def _lock(descriptor: int, deadline: float) -> None:
 
 
 def _after_fork() -> None:
-    """Closes a child's inherited descriptors: they would keep the parent's locks if it is
-    killed."""
+    """Closes a child's inherited descriptors: they would keep a killed parent's locks."""
     for descriptor in _descriptors:
         with suppress(OSError):
             os.close(descriptor)

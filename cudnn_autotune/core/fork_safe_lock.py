@@ -34,7 +34,7 @@ class ForkSafeLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Makes the lock free, whoever holds it."""
+        """Makes the lock free, even if a thread holds it."""
         self._lock = threading.Lock()
 
 

@@ -14,7 +14,7 @@ _ALIGNMENT = 256
 
 
 class GuardedMemory:
-    """Memory of ``size`` bytes between bands that nothing may write to. Its address is ``ahead``
+    """Memory of ``size`` bytes between bands that must not be written to. Its address is ``ahead``
     bytes behind a multiple of 256. Raises OutOfMemoryError."""
 
     def __init__(self, size: int, device: torch.device, ahead: int = 0) -> None:
@@ -42,8 +42,7 @@ class GuardedMemory:
         return memory
 
     def as_tensor(self, like: Tensor) -> Tensor:
-        """Returns the memory as a tensor with the shape, the strides and the dtype of another
-        one."""
+        """Returns the memory as a tensor with another one's shape, strides and dtype."""
         return self.memory.view(like.dtype).as_strided(like.shape, like.stride())
 
     def is_touched(self) -> Tensor:

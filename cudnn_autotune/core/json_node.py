@@ -171,7 +171,6 @@ class Node:
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Returns the end of an error's text, which names the nearest allowed name; empty if none is
-    near."""
+    """Returns the end of an error's text, with the nearest allowed name; empty if none is near."""
     near = difflib.get_close_matches(name, list(allowed), 1)
     return f"; did you mean {near[0]!r}?" if near else ""

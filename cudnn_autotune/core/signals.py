@@ -1,5 +1,4 @@
-"""Signals that end a process, raised as interrupts, so that its children and files are cleared
-first."""
+"""Signals that end a process, raised as interrupts, so that it clears its children and files."""
 
 from __future__ import annotations
 

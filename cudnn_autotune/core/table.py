@@ -44,8 +44,7 @@ class Table:
         return "\n".join(parts)
 
     def show(self, console: Console) -> None:
-        """Prints the table in a terminal. Elsewhere each row is a line, with tabs between its
-        cells."""
+        """Prints the table in a terminal; elsewhere each row is a line, with tabs between cells."""
         if console.is_terminal:
             console.print(*self.rich(console.width), sep="\n")
             return

@@ -84,8 +84,7 @@ def _precedence(decision: Decision) -> list[int]:
 def agreed(
     exchange: Exchange, own: Mapping[str, Decision], environment: Environment
 ) -> list[Decision]:
-    """Returns the winning decisions of all ranks, given this rank's best one by key, and ends the
-    call."""
+    """Returns the winning decisions, given this rank's best one by key, and ends the call."""
     ranks = exchange.handshake(environment, {"call": "agree"})
     # Only the winners' decisions are sent, since the decisions of all ranks would be too much data.
     claims = {key: _precedence(decision) for key, decision in own.items()}

@@ -1,5 +1,4 @@
-"""A rank's heartbeat during a call: it shows that the rank lives, and detects another one's
-death."""
+"""A rank's heartbeat during a call: it shows the rank's life, and detects another one's death."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a call. ``reason`` is the reason of its failure, empty if all ranks have
-    agreed."""
+    """The end of a call. ``reason`` explains its failure; it is empty if all ranks have agreed."""
 
     rank: int | None = None
     """The global rank that caused the failure; None if no single rank did."""

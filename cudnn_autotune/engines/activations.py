@@ -1,6 +1,6 @@
 """The activations that a forward convolution can be fused with, and their names.
 
-A name is that of a kind, such as ``relu``. A kind with a parameter has it in brackets, as in
+A name is a kind's, such as ``relu``. A kind with a parameter has it in brackets, as in
 ``leaky_relu(0.1)``: the same number is always written in the same way. ``prelu`` has its slopes in
 a tensor, one for each channel.
 """
@@ -74,7 +74,7 @@ class Activation:
         return f"{self.kind}({repr(self.parameter).removesuffix('.0')})"
 
     def __call__(self, input: Tensor, *slope: Tensor) -> Tensor:
-        """Returns what PyTorch's function makes of a tensor, with the slopes of ``prelu``."""
+        """Returns the result of PyTorch's function on a tensor, with the slopes of ``prelu``."""
         parameter = () if self.parameter is None else (self.parameter,)
         return ACTIVATIONS[self.kind](input, *parameter, *slope)
 

@@ -113,8 +113,7 @@ def of_implementation(name: str, version: str, settings: str = "") -> CandidateI
 
 @lru_cache(maxsize=4096)
 def config_of(text: str) -> tuple[int | None, Mapping[str, int]]:
-    """Returns the number and the knobs of the engine that a text names; None and no knobs if
-    none."""
+    """Returns the number and the knobs of a text's engine; None and no knobs if it names none."""
     match = _CONFIG.fullmatch(text.removeprefix(UNFUSED))
     if match is None:
         return None, {}

@@ -47,8 +47,8 @@ def candidates(
     """Returns the engine configs that cuDNN's heuristics list for ``problem``, best guess first,
     and behind them the offers of the registered implementations.
 
-    Modes A, B and FALLBACK follow in this order, with each config once. Nothing is built or run, so
-    a candidate may fail to build later. If only a bias follows the convolution, configs that add it
+    Modes A, B and FALLBACK follow in this order, with each config once. No candidate is built or
+    run, so it may fail to build later. If only a bias follows the convolution, configs that add it
     alternate with configs of the convolution alone (``Candidate.is_unfused``). The candidates of
     implementations have no ``engine``. PyTorch's own path, ``"aten"``, competes too, and is not
     listed here.

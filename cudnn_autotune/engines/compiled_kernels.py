@@ -81,8 +81,7 @@ def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
 
 
 def digest(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
-    """Returns a text that is equal for two kernels only if :func:`cubin` returns the same for
-    both."""
+    """Returns a text that is equal for two kernels only if :func:`cubin` is equal for both."""
     options = _options(kernel, compute_capability)
     depends_on = [kernel.source, kernel.function, options, nvrtc.version()]
     return hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
@@ -123,7 +122,7 @@ def _kept_code(kernel: Kernel, key: str) -> bytes | None:
 
 
 def clear() -> None:
-    """Forgets the kernels of this process; what is loaded stays so."""
+    """Forgets the kernels of this process; loaded kernels stay loaded."""
     with _lock:
         _compiled.clear()
 

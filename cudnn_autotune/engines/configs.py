@@ -44,11 +44,10 @@ class Candidate:
     implementation. It begins with ``unfused:`` if a kernel of PyTorch's adds the bias behind an
     engine."""
     heuristic_mode: str
-    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``; else
-    empty."""
+    """cuDNN's first heuristic mode that lists it, ``A``, ``B`` or ``FALLBACK``; else empty."""
     rank: int
-    """Its place, from 0, in its query's result. :attr:`place` also compares candidates of different
-    queries."""
+    """Its place, from 0, in its query's result. :attr:`place` compares different queries'
+    candidates."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -246,8 +245,7 @@ def _candidate(found: _C.Candidate, rank: int) -> Candidate:
 def check_workspace_limit(
     workspace_limit: int | None, argument: str = "workspace_limit"
 ) -> int | None:
-    """Returns the limit; raises ValueError naming ``argument`` if it is no number of bytes and not
-    None."""
+    """Returns the limit; raises ValueError naming ``argument`` unless it is bytes or None."""
     if workspace_limit is None:
         return None
     is_int = isinstance(workspace_limit, int) and not isinstance(workspace_limit, bool)

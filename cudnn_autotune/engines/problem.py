@@ -34,8 +34,7 @@ MOST_ALIGNED = 32
 
 Ints = int | Iterable[int]
 Operands = tuple[Tensor, ...]
-"""The forward's input, weight and output; then bias, residual and slopes, if a fused problem has
-them."""
+"""The forward's input, weight and output; then a fused problem's bias, residual and slopes."""
 
 
 @dataclass(frozen=True, init=False)

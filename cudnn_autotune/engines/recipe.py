@@ -146,6 +146,5 @@ class Recipe:
 
 
 def workspace_room(size: int) -> int:
-    """Returns the bytes of a tensor of ``size`` bytes in the workspace, up to the next tensor's
-    begin."""
+    """Returns the bytes of a tensor of ``size`` bytes in the workspace, up to the next tensor."""
     return -(-size // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT

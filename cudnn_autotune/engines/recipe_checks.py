@@ -1,4 +1,4 @@
-"""Checks of a recipe before anything is compiled or built."""
+"""Checks of a recipe before compiling and building."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _registry() -> dict[str, Implementation]:
 
 
 def register(implementation: Implementation) -> None:
-    """Adds an implementation, behind those that are registered.
+    """Adds an implementation, behind the registered ones.
 
     Raises:
         ValueError: its name or version is not allowed, or another one has the name.
@@ -60,8 +60,7 @@ def unregister(name: str) -> Implementation:
 
 
 def registered() -> tuple[Implementation, ...]:
-    """Returns all implementations, those of the package first, in the order of their
-    registration."""
+    """Returns all implementations, the package's first, in the order of registration."""
     registry = _registry()
     with _lock:
         return tuple(registry.values())

@@ -75,8 +75,7 @@ class Peaks:
         return max(rates[unit] for unit in _EXACT_IN[name] if unit in rates)
 
     def best(self, other: Peaks) -> Peaks:
-        """Returns the higher of both rates, and the shorter launch: a disturbed measurement is too
-        low."""
+        """Returns the higher rates and the shorter launch: disturbed measurements are too low."""
         rates = {
             name: max(peaks.flops_per_ms.get(name, 0.0) for peaks in (self, other))
             for name in ARITHMETICS

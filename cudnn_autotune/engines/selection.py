@@ -25,18 +25,16 @@ class Measurement:
     high_ms: float | None = None
     """The confidence interval of ``time_ms`` in milliseconds; None if the mode gives none."""
     sustained_ms: float | None = None
-    """Milliseconds of a call that runs alone until the clock is steady, with a hot cache; None if
-    not measured."""
+    """Milliseconds of a call alone until the clock is steady, with a hot cache; None if not
+    measured."""
     eliminated: str = ""
     """The reason for its elimination; empty for a candidate that stayed to the end."""
     runs: str = ""
-    """If PyTorch's own path runs a plan of cuDNN's, the text of that candidate, whose times it has;
-    else empty."""
+    """The candidate that PyTorch's own path runs, as text, and whose times it has; else empty."""
 
     @property
     def reported_ms(self) -> float | None:
-        """Milliseconds of a call: in a sustained run if that was measured, else in short
-        batches."""
+        """Milliseconds of a call: in a sustained run if measured, else in short batches."""
         return self.sustained_ms or self.time_ms
 
     def score(self, burst_weight: float) -> float:

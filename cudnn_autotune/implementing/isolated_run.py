@@ -87,13 +87,11 @@ class Outcome:
 
 
 class UntriedError(Exception):
-    """The error of an implementation that no separate process can try; the message has the
-    reason."""
+    """The error, with the reason, of an implementation that no separate process can try."""
 
 
 class NotImportableError(Exception):
-    """The error of functions that a separate process cannot import by name; the message has the
-    reason."""
+    """The error, with the reason, of functions that a separate process cannot import by name."""
 
 
 def check(text: str, problem: ConvProblem, device: int | str) -> None:
@@ -140,11 +138,9 @@ class _Version:
         self._failures: dict[str, dict[ConvProblem, str]] = {}
         """Setting -> problem -> the reason of a failure."""
         self._passing: dict[tuple[str, ConvProblem], tuple[str, float]] = {}
-        """Setting and problem -> the reason of a failure that may pass, and the time of the next
-        try."""
+        """Setting and problem -> the reason of a passing failure, and the time of the next try."""
         self._untried: str | None = None
-        """The reason why untried settings are left out, empty if they are not; None: they must be
-        tried."""
+        """The reason why untried settings are left out, else empty; None: they must be tried."""
         self._harmful = 0
         """Number of settings that did harm."""
 
@@ -464,8 +460,7 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
 
 
 _changed = threading.Condition()
-"""The guard of the variables below and the fields of all versions. It is never held during a
-run."""
+"""The guard of the variables below and of all versions' fields; never held during a run."""
 _versions: dict[tuple[str, str, int | str], _Version] = {}
 """By name, version and device."""
 _is_busy = False

@@ -215,8 +215,7 @@ def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
 
 
 def class_for_norms(module: nn.Module) -> Class | None:
-    """Returns the class whose batch norms train by this package's operators; None if there is
-    none."""
+    """Returns the class whose batch norms train by this package's operators, or None."""
     cls = original_class(type(module)) or type(module)
     if "forward" in vars(module):
         return None

@@ -31,8 +31,7 @@ _measured: WeakKeyDictionary[nn.Module, MemoryFormatChoice] = WeakKeyDictionary(
 
 @dataclass(frozen=True)
 class Conversion:
-    """The convolutions of a model that this package serves and leaves, and its choices for batch
-    norms."""
+    """The convolutions of a model that are served and left, and the choices for batch norms."""
 
     served: dict[str, str]
     """The class of each served convolution, and of each served module that calls one, by the

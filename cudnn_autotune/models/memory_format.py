@@ -36,8 +36,7 @@ _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
 _FORMATS = (_CONTIGUOUS, _CHANNELS_LAST, torch.channels_last_3d)
 RULE = 1
-"""The version of the rule of layouts' measurement. Times of another one on disk are measured
-again."""
+"""The version of the rule of layouts. Times of another one on disk are measured again."""
 _log = logging.getLogger(__name__)
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
 

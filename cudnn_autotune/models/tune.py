@@ -174,8 +174,7 @@ def check_arguments(model: object, train: object, memory_format: object) -> None
 
 
 def mode_for(budget_s: float | None) -> str:
-    """Returns the mode in force; raises as :func:`tune` if it cannot tune ahead, or not with this
-    budget."""
+    """Returns the mode in force; raises as :func:`tune` for a refused mode or budget."""
     mode = settings.registered_mode(settings.get_sampling())
     check_budget(budget_s, mode)
     if sampling.traits(mode).decides_later:

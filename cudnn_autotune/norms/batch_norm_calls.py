@@ -59,7 +59,7 @@ class BatchNormCall(MeasuredCall):
 
     @cached_property
     def needs(self) -> tuple[bool, ...] | None:
-        """Whether the gradients of input, weight and bias are computed; None if gradients are
+        """Whether input's, weight's and bias's gradients are computed; None if gradients are
         off."""
         if not torch.is_grad_enabled():
             return None

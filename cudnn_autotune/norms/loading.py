@@ -22,10 +22,9 @@ from cudnn_autotune.norms.plan import (
 )
 
 _POINTERS = {False: 13, True: 15}
-"""The numbers of addresses, the workspace's included, that a forward's and a backward's kernel
-take."""
+"""Number of a forward's and a backward's kernel's addresses, with the workspace's."""
 _FLOATS = {False: 2, True: 0}
-"""How many numbers they take: a forward takes epsilon and the momentum of running statistics."""
+"""Number of their numbers: a forward's epsilon and momentum of running statistics."""
 _MOST_THREADS = 4
 """Threads that compile kernels side by side."""
 

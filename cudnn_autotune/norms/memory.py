@@ -289,8 +289,7 @@ def _is_clear(choice: NormChoice) -> bool:
 
 
 def _runs_alike(one: NormPlan, other: NormPlan, gpu: Gpu) -> bool:
-    """Returns whether two plans have the same kernels, and keep about the same share of the GPU
-    busy."""
+    """Returns whether two plans have the same kernels and about the same busy share of the GPU."""
     if [launch.kernel for launch in one.launches] != [launch.kernel for launch in other.launches]:
         return False
     busy = [_occupancy(plan, gpu) for plan in (one, other)]

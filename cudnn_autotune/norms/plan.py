@@ -62,8 +62,7 @@ class NormProblem:
     """Alignment in bytes, a power of two, of all tensors but vectors."""
     activation: str
     residual: bool = False
-    """Whether a residual is added; in a backward, whether the derivative has one in its
-    argument."""
+    """Whether a residual is added; in a backward, whether the derivative's argument has one."""
     by_output: bool = False
     """Whether the activation's derivative is a function of the output."""
     second: bool = False

@@ -261,8 +261,7 @@ class LazyPreparation:
         self._step: _C.PreparationStep | None = None
 
     def start(self) -> bool:
-        """Begins the trial; returns False if the system gives no thread: then the serving candidate
-        stays."""
+        """Begins the trial; returns False, without a change, if the system gives no thread."""
         assert self.begin is not None
         try:
             self._step, self.begin = self.begin(), None

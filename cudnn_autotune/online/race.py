@@ -125,8 +125,7 @@ class OnlineRace:
     standings: Standings[int] = field(default_factory=Standings)
     _more_rounds: int = 1
     _log_ms: Floats = field(default_factory=lambda: np.full((32, 16), math.inf))
-    """Log milliseconds, rounds by candidates, with spare rows and columns; infinite without a
-    turn."""
+    """Log milliseconds, rounds by candidates, with spare rows and columns; infinite: no turn."""
 
     def __post_init__(self) -> None:
         self._criterion = LeadCriterion(self.rules)
@@ -171,8 +170,8 @@ class OnlineRace:
         self._drop(number, why)
 
     def judge(self) -> int | None:
-        """Eliminates candidates that cannot be the fastest; returns the choice's number at the
-        decision."""
+        """Eliminates candidates that cannot be the fastest; returns the decision's number, if
+        any."""
         standings = self.standings
         if not standings.survivors:
             return None
@@ -193,8 +192,7 @@ class OnlineRace:
         return self._tied()[0][0] if self._criterion.is_finished() else None
 
     def settle(self, chosen: int) -> None:
-        """Eliminates all but ``chosen``, the winner so far: later candidates are compared with it
-        only."""
+        """Eliminates all but the winner so far: later candidates are compared with it only."""
         why = f"gave way to {self.candidates[chosen].text}, before others joined"
         self._give_way(chosen, self.active - {chosen}, why)
 
@@ -214,8 +212,7 @@ class OnlineRace:
         return min(known, key=lambda i: statistics.median(recent[i]), default=None)
 
     def next_best(self) -> int | None:
-        """Returns the best candidate that runs, eliminated or not, for a race without a
-        decision."""
+        """Returns the best running candidate, eliminated or not, for a race without a decision."""
         left = [i for i in range(len(self.candidates)) if i not in self.failed]
         active = self.active
         return min(left, key=lambda i: (i not in active, self._low(i)), default=None)
@@ -296,14 +293,12 @@ class OnlineRace:
         return Measurement(candidate, time_ms, samples, low_ms, high_ms, eliminated=why)
 
     def _regret_bound(self, chosen: int, over: Collection[int] | None = None) -> float:
-        """Returns the bound over all survivors (or those in ``over``) and all candidates that gave
-        way."""
+        """Returns the bound over survivors (or ``over``), and over candidates that gave way."""
         bound, earlier = self.standings.regret_bound(chosen, over), self._settled_bound
         return max(bound, earlier) if chosen == self._settled else (1 + bound) * (1 + earlier) - 1
 
     def _most_rounds(self, count: int) -> int:
-        """Returns the number of rounds after which ``count`` candidates are halved, or two
-        decided."""
+        """Returns the number of rounds until ``count`` candidates are halved, or two decided."""
         return max(_HALVING_ROUNDS, math.ceil(2 * self.rules.most_rounds / max(count, 2)))
 
     def _halve(self) -> None:
@@ -317,8 +312,7 @@ class OnlineRace:
             self._give_way(left[0], gone, "in the worse half after {} turns")
 
     def _give_way(self, best: int, gone: set[int], why: str) -> None:
-        """Eliminates candidates that may yet be faster than ``best``, and records the possible
-        lead."""
+        """Eliminates candidates that may be faster than ``best``, and records the possible lead."""
         over = gone | {i for i in self.active if i == self._settled}
         self._settled_bound, self._settled = self._regret_bound(best, over), best
         for number in gone:

@@ -59,8 +59,7 @@ class Prepared:
     """Built and right candidates, in the order in which they join the trial. A candidate is put
     here before it joins."""
     first_fails: str = ""
-    """The reason why the first candidate cannot be chosen; empty if it is right or not yet
-    checked."""
+    """The reason against the first candidate; empty if it is right or not yet checked."""
     lacking: Lacking = NOTHING
     """The resources whose lack left candidates out, and that a later trial may have."""
     left_out: list[Candidate] = field(default_factory=list)
@@ -269,8 +268,7 @@ class Trial:
         return False
 
     def _read(self) -> bool:
-        """Reads the calls' new samples, failures and candidates; returns False if there are
-        none."""
+        """Reads the calls' new samples, failures and candidates; returns whether there are any."""
         samples, count = self.schedule.take_samples(), self.schedule.implementation_count
         failures = set(self.schedule.failures()) - self.race.failed
         first_fails = bool(self.prepared.first_fails) and 0 not in self.race.failed
@@ -288,8 +286,7 @@ class Trial:
         return bool(samples or failures or joining or first_fails)
 
     def _judge(self) -> int | None:
-        """Judges the race if enough turns are new; returns the chosen candidate's number at the
-        decision."""
+        """Judges the race after enough new turns; returns the decision's number, if any."""
         if self._chosen is not None or self.race.turns < self._judge_at:
             return self._chosen
         before = self.race.active
@@ -306,7 +303,7 @@ class Trial:
 
 
 def next_period_s(last_s: float, is_idle: bool, spent_s: float, trials: int) -> float:
-    """Returns the seconds of sleep after steps of all trials that took ``spent_s`` seconds of CPU
+    """Returns the seconds of sleep after steps of all trials with ``spent_s`` seconds of CPU
     time."""
     wanted_s = min(2 * last_s, _LONGEST_IDLE_S) if is_idle else _PERIOD_S
     return max(wanted_s, min(spent_s / _SHARE, trials * _PERIOD_S, _LONGEST_S))
@@ -358,8 +355,7 @@ class OnlineTuner:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of all steps so far: the longest possible wait of callers for Python's
-        lock."""
+        """CPU seconds of all steps so far: callers' longest possible wait for Python's lock."""
         return self._cpu_s
 
     def stop(self) -> None:

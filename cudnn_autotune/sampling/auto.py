@@ -1,8 +1,9 @@
 """``auto``, the default: a short race of the few candidates that usually win.
 
 A first call waits for it, so its cost is about that of PyTorch's benchmark mode. :class:`Shortlist`
-has its candidates. The modes ``race`` and ``sustained`` look at what seldom changes the choice: the
-rest of the list, further kernels, engines that are seldom the fastest, and the board's throttling.
+has its candidates. The modes ``race`` and ``sustained`` also look at the rest of the list, further
+kernels, engines that are seldom the fastest, and the board's throttling, which seldom change the
+choice.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class Shortlist:
     Source: how many; unless:
 
     - winners on similar problems: all, with one compiled kernel of each engine;
-    - what PyTorch's benchmark mode times: up to 10; unless there is an activation;
+    - candidates that PyTorch's benchmark mode times: up to 10; unless there is an activation;
     - mode A, compiled at run time: 4; only with an activation, unless a kernel of ours is faster;
     - mode A, precompiled: 10 of each kind (``Candidate.is_unfused``);
-    - mode FALLBACK, precompiled: all, for a problem that nothing else computes;
+    - mode FALLBACK, precompiled: all, for a problem that no other candidate computes;
     - PyTorch's own path: always;
     - implementations: 4 offers of each;
     - engines compiled at run time: 1 kernel of each, the winner on a similar problem, else the

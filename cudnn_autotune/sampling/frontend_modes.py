@@ -92,8 +92,7 @@ def _time_ms(entry: Measurement) -> float:
 
 
 def _against_aten(found: Selection, timer: Timer, budget: Budget) -> Selection:
-    """Times PyTorch's own kernels and the winner in turns, and returns the selection with the
-    faster."""
+    """Times PyTorch's own kernels and the winner in turns; returns the faster's selection."""
     best = found.winner.candidate
     turns = [Batch(best, 1, "hot"), Batch(OWN_PATH, 1, "hot")]
     timer.run(turns)  # untimed: loads the kernels

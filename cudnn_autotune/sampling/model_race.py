@@ -33,8 +33,7 @@ ProblemT = TypeVar("ProblemT")
 
 
 def rules() -> RaceRules:
-    """Returns the rules of each problem's race. The GPU is busy already, so that no long warm-up is
-    needed."""
+    """Returns the rules of each problem's race, without a long warm-up: the GPU is busy already."""
     return replace(RaceRules(), least_rounds=4, batch_ms=0.35, warm_ms=2.0)
 
 
@@ -108,7 +107,7 @@ class Entrant(Generic[ProblemT]):
         self.urgency = self.loss_ms / max(round_ms, 1.0)
 
     def selection(self) -> Selection | None:
-        """Returns the selection; None if nothing was raced, or nothing runs."""
+        """Returns the selection; None if no candidate was raced, or none runs."""
         made = race_selection(self.found)
         if made is None:
             return None

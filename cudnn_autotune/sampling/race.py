@@ -55,7 +55,7 @@ class FinalRules:
 
 
 def race_selection(found: SearchState) -> Selection | None:
-    """Returns the selection by the last race only; None if nothing was raced, or nothing runs."""
+    """Returns the selection by the last race only; None if no candidate was raced, or none runs."""
     if not found.is_raced:
         return None
     last = found.last
@@ -160,7 +160,7 @@ class Final(Protocol):
     """The decision after a race, for modes in which the race alone does not decide."""
 
     def select(self, found: SearchState) -> Selection | None:
-        """Returns the selection; None if nothing runs any more."""
+        """Returns the selection; None if no candidate runs any more."""
 
 
 @dataclass(frozen=True)

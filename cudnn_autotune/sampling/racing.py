@@ -134,7 +134,7 @@ _DISTURBED_FACTOR = 3
 
 @dataclass(frozen=True)
 class RaceRules:
-    """The rules of a race: when it ends, how long its batches are, and what counts as noise."""
+    """The rules of a race: its end, the length of its batches, and the bounds of noise."""
 
     confidence: float = 0.95
     tie_width: float = TIE_WIDTH
@@ -151,13 +151,11 @@ class RaceRules:
     most_gpu_ms: float = 400.0
     """GPU milliseconds after which any race stops."""
     warm_ms: float = 10.0
-    """Milliseconds of the leader's runs before the first round, so that the clock leaves its idle
-    state."""
+    """Milliseconds of the leader's runs before the first round, which wake the clock."""
     caches: tuple[Cache, ...] = ("cold", "hot")
     """The cache states that rounds go through by turns (docs/findings/cold-and-hot.md)."""
     least_sigma: float = 0.0015
-    """Lower bound of the standard deviation of a sample's log time, as on a board without other
-    load."""
+    """Lower bound of the standard deviation of a sample's log time, as on an idle board."""
     prior_sigma: float = 0.01
     """Lower bound of the standard deviation, as on a usual board, while residuals have fewer than
     ``prior_freedom`` degrees of freedom."""
@@ -190,8 +188,7 @@ class RaceRules:
 
 
 class LeadCriterion(StoppingCriterion[Standings[Any]]):
-    """The criterion that no survivor can beat the best by a tie width, or ``rules.most_rounds`` is
-    reached."""
+    """The criterion: no survivor can beat the best by a tie width, or ``rules.most_rounds``."""
 
     def __init__(self, rules: RaceRules) -> None:
         self.rules = rules

@@ -40,8 +40,7 @@ _SELDOM_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _Groups:
-    """The candidates grouped by when they are screened; in each group the most promising come
-    first."""
+    """The candidates grouped by the time of their screening, the most promising first."""
 
     similar: list[Candidate]
     """Precompiled candidates that won on similar problems (docs/findings/neighbours.md)."""
@@ -53,7 +52,7 @@ class _Groups:
     without_engine: list[Candidate]
     """Precompiled candidates that are no engine of cuDNN; PyTorch's own path comes first."""
     last: list[Candidate]
-    """Precompiled candidates of mode FALLBACK, which are screened only if nothing else runs."""
+    """Precompiled candidates of mode FALLBACK, which are screened only if no other runs."""
     often: list[Candidate]
     """Candidates compiled at run time and often the fastest (docs/findings/kernel-portfolio.md)."""
     seldom: list[Candidate]
@@ -61,8 +60,7 @@ class _Groups:
     has_unfused: bool
     """Whether cuDNN lists both plans that leave a bias to PyTorch and plans that add it."""
     compiled_first: Candidate | None
-    """The candidate that PyTorch would run, if it is cuDNN's first plan and in ``often`` or
-    ``seldom``."""
+    """PyTorch's candidate, if it is cuDNN's first plan and in ``often`` or ``seldom``."""
 
 
 def search(

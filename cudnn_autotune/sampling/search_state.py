@@ -116,8 +116,7 @@ class SearchState:
         return sorted((c for c in known if c not in failed), key=lambda c: self.ms(c) or math.inf)
 
     def timed(self) -> dict[Candidate, float]:
-        """Returns the milliseconds of all candidates that ran and did not fail, eliminated ones
-        included."""
+        """Returns the milliseconds of all candidates without a failure, eliminated or not."""
         failed = self.failed
         known = [*self.raced(), *self.screening.rough_ms, *self.screening.eliminated]
         times = {c: self.ms(c) for c in known if c not in failed}

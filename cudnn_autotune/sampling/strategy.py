@@ -1,5 +1,4 @@
-"""The interface of a sampling mode: a mode gets candidates, a timer that measures them, and a
-budget."""
+"""The interface of a sampling mode: a mode gets candidates, a timer and a budget."""
 
 from __future__ import annotations
 
@@ -168,8 +167,7 @@ class Budget:
         return self._allows(self.left_ms() >= wall_ms)
 
     def compilable(self, count: int, share: float = 1.0) -> int:
-        """Returns the number, of ``count`` configs, that can be compiled in a share of the time
-        left."""
+        """Returns the number of ``count`` configs that compile in a share of the time left."""
         if not self.is_limited:
             return count
         side_by_side = self._timer.build_threads

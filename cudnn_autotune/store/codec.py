@@ -9,9 +9,9 @@ torn or edited, and a line from the file of another environment.
 
 A line has a bounded size. If not all timed candidates fit, those are kept that later questions may
 need, in this order: the chosen one; PyTorch's own path and the plan that it runs; the best that
-does not depend on which implementations are registered; what determinism or any tighter workspace
-limit would choose; what was tied with the chosen one; and the next ones in the ranking. The others
-are counted.
+does not depend on which implementations are registered; the choices under determinism or any
+tighter workspace limit; candidates tied with the chosen one; and the next ones in the ranking. The
+others are counted.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def seed(environment: Environment) -> int:
 
 
 def encode(decision: Decision, environment: Environment) -> bytes:
-    """Returns the line of a decision, without a line feed. Raises ValueError if a number is not
+    """Returns a decision's line without a line feed; raises ValueError for a number that is not
     finite."""
     if is_as_read(decision, environment):
         return decision.__dict__[_READ][1]

@@ -146,6 +146,5 @@ def file_in(path: str | os.PathLike[str] | None, environment: Environment) -> Pa
 
 
 def names_file(place: Path) -> bool:
-    """Returns whether ``place`` is the path of a store's file, which need not exist, and not of its
-    folder."""
+    """Returns whether ``place`` is a store's file, which need not exist, and not its folder."""
     return place.suffix == SUFFIX and not os.path.isdir(place)

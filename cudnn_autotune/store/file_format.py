@@ -182,8 +182,7 @@ def _count(value: object) -> int:
 
 
 def _of_other_version(version: object) -> Content | None:
-    """Returns the content of a file of a version that cannot be read; None for a version that
-    can."""
+    """Returns the content of a file of an unreadable version; None for another version."""
     if type(version) is not int or version < 1 or version == VERSION:
         return None
     return Content(State.OTHER_VERSION, f"it is of version {version}, this package reads {VERSION}")

@@ -361,8 +361,7 @@ class Layered:
         policy: Policy | None = None,
         suffices: Callable[[Decision], bool] = lambda decision: True,
     ) -> Decision | None:
-        """Returns the first sufficient decision that ``Store.find`` finds in the stores, or
-        None."""
+        """Returns the first sufficient decision of ``Store.find`` in the stores, or None."""
         mode, workspace, benchmark = astuple(policy or Policy())[:3]
         found = (
             store.find(problem, sampling=mode, workspace_limit=workspace, benchmark_limit=benchmark)
@@ -383,7 +382,7 @@ class Layered:
         return [key for _, key in sorted(found)[:most]]
 
     def keys(self) -> Iterator[str]:
-        """Returns the keys of all stores, each key once, those of the user's store first."""
+        """Returns the keys of all stores, each key once, the user's store's first."""
         keys = chain.from_iterable(store.keys() for store in (self.user, *self.shipped))
         return iter(dict.fromkeys(keys))
 

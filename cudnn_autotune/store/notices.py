@@ -31,8 +31,7 @@ _thread = _Thread()
 
 
 def warn_once(about: Hashable, message: str) -> None:
-    """Gives a UserWarning, and logs it at level INFO, unless this process has done so for an equal
-    ``about``."""
+    """Gives a UserWarning, and logs it at level INFO, once in a process for each ``about``."""
     with LOCK:
         if about in _given:
             return

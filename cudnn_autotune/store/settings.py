@@ -141,8 +141,7 @@ def get_store(device: int | None = None) -> Store:
 
 
 def layers(device: int | None) -> Layered:
-    """Returns the user's store, in front of the shipped ones. Arguments and errors: as
-    get_store."""
+    """Returns the user's store, in front of the shipped ones. Arguments, errors: as get_store."""
     with IMPORTING:
         from cudnn_autotune.store.file_store import Layered, Store
     index = _index(device)

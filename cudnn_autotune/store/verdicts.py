@@ -96,8 +96,7 @@ class VerdictFile:
         return len(missing) if self._change(changes_of) else None
 
     def _change(self, changes_of: Callable[[Mapping[bytes, bytes]], Changes]) -> bool:
-        """Changes the file as ``Journal.update`` does; returns whether the changes are on the
-        disk."""
+        """Changes the file as ``Journal.update``; returns whether the changes are on the disk."""
         with WarningsPutOff():
             with LOCK:
                 is_left_alone = self._file.is_left_alone()

@@ -1,2 +1,1 @@
-"""The mode ``sustained``: the time at the steady clock of a board that throttles, which a race
-cannot show."""
+"""The mode ``sustained``: times at the steady clock of a throttling board, unlike a race's."""

@@ -270,8 +270,7 @@ class SteadyFinal:
         self._times.logs.setdefault(run.candidate, []).append(log)
 
     def _forget_probe(self) -> None:
-        """Drops the leader's first run, during which the clock still fell, once it has another
-        run."""
+        """Drops the leader's first run, with a falling clock, once it has another run."""
         of_leader = self._times.logs.get(self._leader, [])
         if len(of_leader) > 1 and not self._is_patient and not self._probe.at_limit_ms:
             del of_leader[0]

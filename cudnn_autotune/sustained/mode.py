@@ -96,8 +96,7 @@ def least_steady_ms(
 
 
 def _optimistic_ms(found: SearchState, max_clock_mhz: float | None) -> dict[Candidate, float]:
-    """Scales the times in the race to the highest clock, as if they were inversely proportional to
-    it."""
+    """Scales the race's times to the highest clock, as if inversely proportional to it."""
     clock_mhz, scale = found.last.clock_mhz, 1.0
     if clock_mhz and max_clock_mhz:
         scale = min(1.0, clock_mhz / max_clock_mhz)

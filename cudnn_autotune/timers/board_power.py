@@ -33,11 +33,9 @@ EXPONENT = 1.85
 WINDOW_S = 0.025
 LATE_S = 0.010
 ARRIVAL_MS = 30.0
-"""Milliseconds from a run's start in which the clock, and maybe a reading, still belong to earlier
-work."""
+"""Milliseconds from a run's start in which clock and readings may belong to earlier work."""
 NEAR = 0.1
-"""Relative distance from the limit beyond which a reading is less accurate: the controller
-adjusts."""
+"""Relative distance from the limit beyond which a reading is less accurate."""
 FAR = 0.25
 """Relative distance from the limit beyond which a reading is not used."""
 # Boards hold their power a percent below the limit.

@@ -41,8 +41,7 @@ _FLUSH_L2_MULTIPLE = 2
 _WATCHED_MS = 1e3 * (board_power.WINDOW_S + board_power.LATE_S)
 
 Built = list[tuple["_C.Plan | None", str]]
-"""Pairs of a plan and an empty text, or of None and the reason why there is no plan; one for each
-text."""
+"""For each text, a plan and an empty text, or None and the reason why there is no plan."""
 Refusal = Callable[[str, "_C.Plan"], str]
 """(text, plan) -> the reason why the candidate must not run, or an empty text. Raises
 OutOfMemoryError if memory is short."""
@@ -218,7 +217,7 @@ class GpuTimer:
         )
 
     def broken_off(self, why: str) -> Selection | None:
-        """Returns the partial selection of a search that failed, or None if nothing was timed."""
+        """Returns the partial selection of a failed search, or None if no candidate was timed."""
         known = sorted(self._last_ms.items(), key=lambda item: item[1])
         timed = [
             Measurement(self._seen[t], ms, 1, eliminated=why)
@@ -255,8 +254,7 @@ class GpuTimer:
         return Lacking(least, sum(map(bool, self._wanted)), len(not_built), to_build=to_build)
 
     def close(self) -> None:
-        """Frees the timer's GPU memory. The plans stay; builds that have not begun are
-        cancelled."""
+        """Frees the timer's GPU memory. Plans stay; builds that have not begun are cancelled."""
         for _, future in self._building:
             future.cancel()
         self._collect()
@@ -351,8 +349,7 @@ class GpuTimer:
         return self._native
 
     def _cold_operands(self) -> tuple[list[Operands], int]:
-        """Returns the sets of operands of cold batches, and the number of bytes to write before
-        one."""
+        """Returns cold batches' sets of operands, and the number of bytes to write before one."""
         sets = cold_sets(self._problem, self.operands, _MOST_SETS)
         if fills_cache(self._problem, self.operands):
             return sets, 0

@@ -1,5 +1,4 @@
-"""The resources that a search lacked and a later one may have: memory, and plans that did not
-build."""
+"""The resources that a search lacked and a later one may have: memory, and unbuilt plans."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _PASSING = re.compile(
 
 
 def is_passing(error: str) -> bool:
-    """Returns whether the message of a failure names a reason that may have passed at the next
-    attempt."""
+    """Returns whether the message of a failure names a reason that may pass."""
     return _PASSING.search(error) is not None
 
 
@@ -35,8 +33,7 @@ class Lacking:
     """The resources that were short when a choice was made. It is true if there are any."""
 
     memory_bytes: int = 0
-    """The least GPU memory, in bytes, with which the search could have done more; 0 if memory
-    sufficed."""
+    """The least bytes of GPU memory for a more complete search; 0 if memory sufficed."""
     left_out: int = 0
     """Number of candidates left out for lack of memory."""
     not_built: int = 0

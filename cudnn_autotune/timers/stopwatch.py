@@ -11,8 +11,7 @@ CYCLES_PER_S = 2e9
 
 
 class Stopwatch:
-    """A stopwatch for the GPU's time in a ``with`` block, on the current stream of the current
-    device."""
+    """A stopwatch for the GPU's time in a ``with`` block, on the current stream."""
 
     uses = 0
     """Number of measurements in this process, those of programs by the host's clock among them."""

@@ -79,8 +79,7 @@ class Timer(Protocol):
         """Reads the board."""
 
     def elapsed_ms(self) -> float:
-        """Returns the wall time (ms) since this timer was made, with queries, building and
-        measuring."""
+        """Returns the wall time (ms) since this timer was made."""
 
     def frontend_find(
         self, technique: str, candidates: Sequence[Candidate], limit: int

@@ -97,7 +97,7 @@ class Turns:
         return self._schedule.next_order([c for c in candidates if c.text not in self.failed])
 
     def round(self, order: Sequence[Candidate], cache: Cache, batch_ms: float) -> dict[str, Sample]:
-        """Runs one batch of each candidate; returns the samples of those that did not fail."""
+        """Runs one batch of each candidate; returns the samples of successful ones."""
         return self.run([Batch(c, self.calls(c, batch_ms), cache) for c in order])
 
     def run(self, batches: Sequence[Batch]) -> dict[str, Sample]:

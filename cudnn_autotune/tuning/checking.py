@@ -48,8 +48,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def is_right(problem: ConvProblem, error: float | None) -> bool:
-    """Returns whether an output was compared with a reference, with this relative error, and is
-    right."""
+    """Returns whether an output of this error was compared with a reference, and is right."""
     return error is not None and error <= tolerance(problem)
 
 
@@ -61,8 +60,7 @@ def tolerance(problem: ConvProblem) -> float:
 
 
 def new_seed() -> int:
-    """Returns a seed for the places of one check. It comes from the system, not from a generator of
-    the caller's."""
+    """Returns a seed, from the system's generator, for the places of one check."""
     return int.from_bytes(os.urandom(4), "little")
 
 
@@ -136,8 +134,7 @@ def error_in(problem: ConvProblem, found: Tensor) -> float | None:
 
 
 def _may_overflow(problem: ConvProblem, operands: Sequence[float]) -> bool:
-    """Returns whether right outputs may be infinite, given the largest magnitude in each
-    operand."""
+    """Returns whether right outputs may be infinite, given each operand's largest magnitude."""
     a, b, *added = operands
     slope = max(1.0, added.pop()) if problem.has_slope else 1.0
     largest: float = torch.finfo(problem.dtype).max
@@ -177,8 +174,7 @@ class OutputChecks:
     """``(engine text, relative error)`` of candidates whose output is wrong, or is not
     deterministic though it must be."""
     varying: set[str] = field(default_factory=set)
-    """The texts in ``rejected`` of candidates whose only fault is that they differ from run to
-    run."""
+    """The texts in ``rejected`` whose only fault is a difference from run to run."""
     failures: dict[str, str] = field(default_factory=dict)
     """Reason why a candidate failed to run, by its text."""
 
@@ -285,7 +281,7 @@ class Verdict:
         return self._found is not None
 
     def fault(self) -> str:
-        """Returns the fault, as the predicate of a sentence about the candidate; waits for the
+        """Returns the fault as the predicate of a sentence on the candidate; waits for the
         device."""
         error = self.error()
         if self.failure:

@@ -49,8 +49,7 @@ class _Facts:
     rejected: tuple[tuple[str, float], ...]
     """``(engine text, relative error)`` of faster but wrong candidates."""
     provenance: Provenance | None
-    """The provenance of the measurement, which may be another process's; None if nothing was
-    measured."""
+    """The provenance of the measurement, maybe another process's; None without one."""
     chosen: Measurement | None
     """The chosen candidate, with its time."""
     text: str
@@ -87,8 +86,7 @@ class Choice(_Facts):
     (between ranks), ``pinned``, or ``neighbour`` (no measurement: a winner at alike sizes of the
     layer, or PyTorch's own path)."""
     tuning_ms: float = 0.0
-    """Wall time until the problem was served, in milliseconds, with plan building and the output's
-    check."""
+    """Milliseconds until the problem was served, with plan building and the output's check."""
     searched: Selection | None = None
     """The selection of this process's search, with candidates that failed before they were timed;
     None without a search."""

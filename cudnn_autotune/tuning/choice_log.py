@@ -39,8 +39,7 @@ class Sizes(Protocol):
 
 
 def layer_of(problem: ConvProblem, device: int) -> Layer:
-    """Returns the common part of a layer's problems: all but the batch size and the spatial
-    sizes."""
+    """Returns the common part of a layer's problems: all but batch size and spatial sizes."""
     return (device, *(getattr(problem, name) for name in _SHARED))
 
 

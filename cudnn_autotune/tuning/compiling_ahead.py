@@ -208,8 +208,7 @@ def _compile(
 
 
 def _is_first(text: str, problem: ConvProblem, gpu: Gpu) -> bool:
-    """Returns whether a candidate of the package has a kernel that no candidate of an earlier call
-    has."""
+    """Returns whether a candidate of the package has a kernel that is new in these calls."""
     try:
         kernels = recipe_of(text, problem, gpu).kernels or ()
     except ImplementationError:  # it does not build either, with a reason

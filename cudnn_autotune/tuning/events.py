@@ -121,8 +121,7 @@ class SlowSearches:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Returns the name of the part of a model in which a thread is; empty if unknown, as in a
-    backward."""
+    """Returns the part of a model in which a thread is; empty if unknown, as in a backward."""
     modules = []
     while frame is not None:
         if isinstance(held := frame.f_locals.get("self"), nn.Module):

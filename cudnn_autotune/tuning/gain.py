@@ -1,5 +1,4 @@
-"""The gain over PyTorch of a decision, a model's step or a store: PyTorch's time beside the chosen
-candidate's."""
+"""The gain over PyTorch of a decision, a model's step or a store, in times."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def own_path_entry(selection: Selection) -> Measurement | None:
 
 
 def against_pytorch(decision: Decision) -> Against | None:
-    """Returns the comparison, or None if one of the two was not timed, or there is no chosen
-    candidate."""
+    """Returns the comparison, or None if a time or the chosen candidate is missing."""
     ours, theirs = decision.chosen, own_path_entry(decision.selection)
     if ours is None or theirs is None:
         return None

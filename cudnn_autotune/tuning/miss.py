@@ -158,8 +158,7 @@ def _builds(miss: Miss, text: str) -> bool:
 
 
 def _by_known(miss: Miss) -> Served | None:
-    """Serves by a pin, by the ranks' agreement, or by the store. An unfit choice leads to a
-    search."""
+    """Serves by a pin, the ranks' agreement, or the store. An unfit choice leads to a search."""
     known = remembering.find(miss.problem, miss.policy, miss.device)
     if known is None:
         return None

@@ -291,8 +291,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _gains(measured: _Measured) -> bool:
-    """Returns whether a candidate was, or may have been, faster than PyTorch's own path at a
-    size."""
+    """Returns whether a candidate may have been faster than PyTorch's own path at a size."""
     aten_ms = measured.times_ms.get(OWN_PATH.text, math.inf)
     return measured.time_ms < aten_ms
 

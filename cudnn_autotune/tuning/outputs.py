@@ -81,8 +81,7 @@ def _mismatch(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> str | Non
 
 
 def _relative_error(expected: Tensor, actual: Tensor) -> float:
-    """Returns the norm of the difference over the norm of ``expected``, of elements finite in
-    both."""
+    """Returns the norm of the difference over that of ``expected``, of elements finite in both."""
     finite = torch.isfinite(expected) & torch.isfinite(actual)
     a, b = (torch.where(finite, tensor, 0).double() for tensor in (expected, actual))
     return (torch.dist(a, b) / a.norm().clamp_min(1e-30)).item()

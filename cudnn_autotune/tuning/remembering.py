@@ -75,8 +75,7 @@ def reject(known: Choice, *, varies: bool = False) -> None:
 
 
 def checked_error(known: Choice) -> float | None:
-    """Returns the relative error of an output that a process of this user has found right; else
-    None."""
+    """Returns the error of an output that a process of this user has found right; else None."""
     store = _store()
     return store.checked_error(known) if store else None
 
@@ -88,8 +87,7 @@ def read_ahead(known: Choice) -> None:
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
-    """Returns the candidates chosen for the problems most similar to ``problem``, the nearest
-    first."""
+    """Returns the candidates chosen for the problems nearest to ``problem``, in this order."""
     found: dict[str, Candidate] = {}
     for decision in nearest(problem, device):
         if decision.chosen is not None:
@@ -98,8 +96,7 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
 
 
 def nearest(problem: ConvProblem, device: int, most: int = 3) -> list[Decision]:
-    """Returns up to ``most`` stored decisions for the problems nearest to ``problem``, in this
-    order."""
+    """Returns up to ``most`` stored decisions for the nearest problems, in this order."""
     store = _store()
     return store.nearest(problem, device, most) if store else []
 

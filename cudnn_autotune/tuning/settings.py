@@ -244,8 +244,7 @@ def _plan_cache_limit(limit: int, argument: str) -> int:
 
 
 def _number(kind: Callable[[str], Any], check: Callable[[Any, str], Any]) -> Callable[..., Any]:
-    """Returns a function that reads a variable's text as a number of this kind; ``check`` refuses
-    it."""
+    """Returns a function that reads a variable's text as a number, which ``check`` allows."""
 
     def read(text: str, variable: str) -> Any:
         try:

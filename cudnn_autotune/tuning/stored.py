@@ -34,8 +34,7 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Decision | None:
 
 
 def _suffices(decision: Decision) -> bool:
-    """Returns whether a stored decision may serve. Another program may have stored a provisional
-    one."""
+    """Returns whether a stored decision, maybe another program's provisional one, may serve."""
     is_final = not decision.selection.evidence.provisional
     return is_final and not was_cut_short(decision, settings.get_budget_ms())
 
@@ -48,8 +47,7 @@ def reject(known: Choice, *, varies: bool) -> None:
 
 
 def nearest(problem: ConvProblem, device: int, most: int) -> list[Decision]:
-    """Returns up to ``most`` stored decisions for the problems nearest to ``problem``, in this
-    order."""
+    """Returns up to ``most`` stored decisions for the nearest problems, in this order."""
     if not store_settings.is_read():
         return []
     try:

@@ -1,5 +1,4 @@
-"""The table of tolerances: the largest relative errors (Frobenius norm) of right outputs, by
-dtype."""
+"""The table of tolerances: the largest relative errors (Frobenius) of right outputs, by dtype."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ class Tolerance:
     norm: float
     """Error of a norm's kernel to PyTorch's functions that is always allowed."""
     program: float
-    """Difference of two programs that is always allowed. Float32 is taken to be computed in
-    TF32."""
+    """Difference of two programs that is always allowed; for float32, TF32's."""
     step: float
     """Rounding step of the computation; for float32, TF32's."""
 

@@ -1,2 +1,2 @@
-"""Weights of convolutions: their layout and folded batch norms, computed by a compiled program at
-each call."""
+"""Weights of convolutions in a layout, with folded batch norms, computed at each call of a
+program."""

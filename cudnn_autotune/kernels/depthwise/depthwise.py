@@ -114,8 +114,7 @@ class Depthwise(KernelFamily[BlockTile | Tile]):
 
 
 def _is_faster_on_tensor_cores(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Returns whether the filter is a 5x5 of stride 1, which tensor cores compute in half the
-    time."""
+    """Returns whether it is a 5x5 of stride 1: tensor cores take half the time."""
     return (
         problem.dtype != torch.float32
         and problem.spatial_dims == 2

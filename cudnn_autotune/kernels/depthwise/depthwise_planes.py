@@ -204,8 +204,7 @@ class _Geometry:
         )
 
     def _vector(self, width: int) -> int:
-        """Returns the elements of a vector of at most 16 bytes to which every row's begin is
-        aligned."""
+        """Returns the elements of a vector, of at most 16 bytes, to which all rows are aligned."""
         itemsize = self.problem.dtype.itemsize
         most = min(16, *self.problem.alignment) // itemsize
         return math.gcd(width, max(1, most))

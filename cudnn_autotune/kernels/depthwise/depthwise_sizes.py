@@ -107,8 +107,7 @@ class PlanarLayer:
     out_size: tuple[int, int]
     kernel: tuple[int, int]
     padding: tuple[int, int]
-    """Padding before the first row and column; negative if a gradient has more columns than
-    needed."""
+    """Padding before the first row and column; negative if a gradient has surplus columns."""
     is_channels_last: bool
     alignment: int
     """Alignment of x and y in bytes."""

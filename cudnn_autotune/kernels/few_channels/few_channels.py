@@ -90,8 +90,7 @@ def _warps(problem: ConvProblem, settings: _Tiling) -> tuple[int, int]:
 
 
 def _grid(problem: ConvProblem, settings: _Tiling) -> tuple[int, int, int, int]:
-    """Returns the tiles along the output's rows and columns, all tiles, and blocks along
-    channels."""
+    """Returns the tiles along rows and columns, all tiles, and blocks along channels."""
     n, channels, p, q = problem.output_shape
     tiles_p, tiles_q = -(-p // settings.rows), -(-q // settings.columns)
     along_channels = _warps(problem, settings)[1] * 8 * settings.n_tiles

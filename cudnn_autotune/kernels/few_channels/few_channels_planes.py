@@ -1,5 +1,4 @@
-"""Forward convolutions of contiguous images and signals with few input or output channels, on
-tensor cores."""
+"""Forward convolutions on tensor cores of contiguous tensors with few input or output channels."""
 
 from __future__ import annotations
 
@@ -184,8 +183,7 @@ def _view(problem: ConvProblem) -> ConvProblem | None:
 
 
 def _grid(geometry: _Geometry, tiling: _Tiling) -> tuple[int, int, int, int]:
-    """Returns the tiles along the output's rows and columns, all tiles, and blocks along
-    channels."""
+    """Returns the tiles along rows and columns, all tiles, and blocks along channels."""
     n, channels, p, q = geometry.problem.output_shape
     tiles_p, tiles_q = -(-p // tiling.rows), -(-q // tiling.columns)
     return tiles_p, tiles_q, n * tiles_p * tiles_q, -(-channels // tiling.channels)

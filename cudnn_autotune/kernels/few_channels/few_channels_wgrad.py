@@ -137,14 +137,12 @@ def _n_tiles(problem: ConvProblem, warps_n: int) -> int:
 
 
 def _tile_rows(problem: ConvProblem) -> int:
-    """Returns the rows of the output in a tile. Of half types an mma takes pixels below each
-    other."""
+    """Returns the output's rows in a tile. Of half types an mma takes pixels of two rows."""
     return 1 if problem.may_use_tf32 or _segments(problem) > 1 else 2
 
 
 def _segments(problem: ConvProblem) -> int:
-    """Returns the segments of a row of the output in a tile: two if there is no second row to
-    pair."""
+    """Returns the segments of an output's row in a tile: two without a second row to pair."""
     is_signal = problem.output_shape[2] == problem.weight_shape[2] == 1 and problem.padding[0] == 0
     return 2 if is_signal and not problem.may_use_tf32 else 1
 

@@ -262,8 +262,7 @@ def divisors(number: int) -> list[int]:
 
 
 def n_tiles_of(chunks: int) -> list[int]:
-    """Returns the possible numbers of ``chunks`` 8-channel tiles of a warp: at most 4, unless
-    prime."""
+    """Returns a warp's possible numbers of ``chunks`` 8-channel tiles: at most 4, unless prime."""
     most = chunks if chunks in (5, 7) else max(d for d in divisors(chunks) if d <= 4)
     return [most, 2] if most == 4 else [most]
 

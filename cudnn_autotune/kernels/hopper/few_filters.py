@@ -181,8 +181,7 @@ class _Tiling:
 
     @property
     def positions(self) -> int:
-        """Positions of the input in a stage: of the window, and of the last matrix's rows behind
-        it."""
+        """Positions of the input in a stage: the window's, and the last matrix's rows behind it."""
         layer = self.layer
         below = (layer.rows - 1) * layer.dilation[1] * self.window_columns
         return self.warpgroups * _POSITIONS + below

@@ -100,8 +100,7 @@ def layer_of(problem: ConvProblem) -> Layer | None:
 
 
 def n_tiles_of(layer: Layer) -> list[int]:
-    """Returns the possible numbers of a block's channels: the two widest tiles that divide a
-    group's."""
+    """Returns a block's possible numbers of channels: the two widest tiles that divide a group."""
     return [n for n in range(8, _WIDEST_TILE + 8, 8) if layer.out_width % n == 0][-2:]
 
 

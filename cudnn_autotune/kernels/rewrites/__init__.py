@@ -1,2 +1,1 @@
-"""Rewrites: other problems with the same solution, by cuDNN or our kernels, and products of spectra
-by PyTorch."""
+"""Rewrites: other problems with the same solution, and products of spectra by PyTorch."""

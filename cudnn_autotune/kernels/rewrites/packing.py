@@ -43,8 +43,7 @@ class Packing:
     """Height and width of the plain tensor."""
     channels: int
     run: int
-    """Elements of a packed pixel from one row of the plain tensor: ``phases[1] * channels``, and
-    zeros."""
+    """Elements of a packed pixel from one plain row: ``phases[1] * channels``, and zeros."""
     packed_images: int
     packed_size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)

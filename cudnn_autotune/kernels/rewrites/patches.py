@@ -35,8 +35,7 @@ _GRANULE_BYTES = 16
 _MOST_CHANNELS = 8
 """Input channels above which engines do not need gathered windows."""
 _LEAST_WINDOW = 513
-"""Elements of a 2-d filter from which windows are gathered. ``few_channels`` computes smaller
-ones."""
+"""Elements of a 2-d filter from which windows are gathered; smaller ones are ``few_channels``'s."""
 
 
 class Patches(Rewrite):
