@@ -193,11 +193,6 @@ def test_a_residual_that_is_written_later_costs_its_norm_the_activation(
     assert all(report.is_served for report in last().norms)
 
 
-@pytest.mark.slow
-def test_autocast() -> None:
-    check_steps(Residual(), data(4, 8, 6, 5, count=1), compiled, autocast=True)
-
-
 def test_converted_models() -> None:
     check_steps(Residual(), data(4, 8, 6, 5), lambda one: compiled(ca.convert(one)))
     assert [report.is_served for report in last().norms] == [True, True]

@@ -18,14 +18,6 @@ def problems() -> list[ca.ConvProblem]:
     return [ca.ConvProblem(**BASE)] + [ca.ConvProblem(**{**BASE, **c}) for c in CHANGES]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_changed_field_changes_equality_hash_and_text(change: dict[str, Any]) -> None:
-    base, changed = ca.ConvProblem(**BASE), ca.ConvProblem(**{**BASE, **change})
-    assert base != changed
-    assert hash(base) != hash(changed)
-    assert base.text != changed.text
-
-
 def test_the_list_above_names_every_field() -> None:
     """A field added to ConvProblem must be added here."""
     fields = set(ca.ConvProblem.__dataclass_fields__)
@@ -38,14 +30,6 @@ def test_no_two_problems_share_text_or_hash() -> None:
     assert len({p.text for p in found}) == len(found)
     assert len({hash(p) for p in found}) == len(found)
     assert len(set(found)) == len(found)
-
-
-def test_equal_problems_are_equal_everywhere() -> None:
-    one, other = ca.ConvProblem(**BASE), ca.ConvProblem(**BASE)
-    assert one == other
-    assert hash(one) == hash(other)
-    assert one.text == other.text
-    assert {one: "choice"}[other] == "choice"
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_integers_and_short_tuples_expand() -> None:
     assert (short.stride, short.padding, short.dilation) == ((2, 2), (1, 1, 1, 1), (1, 1))
 
 
-# A problem round-trips through JSON and text, and no two problems share a text
+# A problem round-trips through JSON; its text is that of C++, which test_keys compares
 
 # Changes of what the text of a problem shows; determinism is not in it.
 TOLD = [change for change in CHANGES if "deterministic" not in change]
@@ -197,18 +197,6 @@ def through_json(problem: ca.ConvProblem) -> ca.ConvProblem:
 def test_a_changed_field_round_trips(change: dict[str, Any]) -> None:
     problem = ca.ConvProblem(**{**BASE, **change})
     assert through_json(problem) == problem
-
-
-def test_no_two_problems_share_a_text() -> None:
-    texts = [problem_text(problem) for problem in changed()]
-    assert len(set(texts)) == len(TOLD) + 1
-    assert all(text.isprintable() for text in texts)
-
-
-def test_the_changes_name_every_field_but_determinism() -> None:
-    """A field added to ConvProblem must be added here."""
-    assert set(ca.ConvProblem.__dataclass_fields__) == set(BASE)
-    assert {name for change in TOLD for name in change} == set(BASE) - {"deterministic"}
 
 
 def test_determinism_is_a_constraint_and_not_part_of_the_text() -> None:

@@ -18,7 +18,13 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from support.conv.references import error_of
 from support.conv.transforms import TRANSFORMS
-from support.conv.upstream import FUNCTIONS, OPS, WITH_ERRORS, check_op_samples, op_samples
+from support.conv.upstream import (
+    FUNCTIONS,
+    WITH_ERRORS,
+    check_op_errors,
+    check_op_samples,
+    op_samples,
+)
 from support.processes import enabling_beside_threads
 from support.processes.subprocesses import evaluate, evaluate_forked, python, python_forked
 from support.tuning.made_up_plans import plan_of
@@ -262,14 +268,7 @@ def test_op_db_samples(on_cpu: None, name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", WITH_ERRORS)
 def test_op_db_errors(on_cpu: None, name: str) -> None:
-    """What PyTorch refuses it refuses in the same words."""
-    for error_input in OPS[name].error_inputs("cpu"):
-        sample = error_input.sample_input
-        given = (getattr(F, name), sample.input, *sample.args)
-        expected = error_of(*given, **sample.kwargs)
-        assert issubclass(expected[0], error_input.error_type)
-        with ca.enable():
-            assert error_of(*given, **sample.kwargs) == expected
+    check_op_errors(name, "cpu", enabled=True)
 
 
 DIRECT_CALLS: dict[str, dict[str, Any]] = {

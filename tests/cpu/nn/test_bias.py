@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from support.conv.problems import PROBLEMS, SHIPPED_GPUS, make
 from support.conv.references import assert_close
-from support.simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
+from support.simulation import GPU, SimulatedEngine, Watched, candidate
 from support.store.decisions import decision as decision_of
 from support.tuning.made_up_plans import plan_of
 
@@ -21,7 +20,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C, sampling
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.sampling import Batch, Limits, Sample
+from cudnn_autotune.sampling import Limits
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
@@ -135,25 +134,13 @@ def simulated(text: str, rank: int, time_ms: float, **fields: Any) -> SimulatedE
     return SimulatedEngine(one, time_ms, 100.0, **{"first_run_ms": 0.0, **fields})
 
 
-class Watched(SimulatedTimer):
-    """Records which candidates ran."""
-
-    def __init__(self, engines: Sequence[SimulatedEngine]) -> None:
-        super().__init__(GPU, engines, 0)
-        self.ran: set[str] = set()
-
-    def run(self, batches: Sequence[Batch]) -> list[Sample]:
-        self.ran |= {batch.candidate.text for batch in batches}
-        return super().run(batches)
-
-
 def chosen(
     mode: str, *engines: SimulatedEngine, limits: Limits | None = None
 ) -> tuple[Selection, set[str]]:
-    timer = Watched(engines)
+    timer = Watched(GPU, engines)
     found = sampling.get(mode).select(timer.candidates, timer, limits or Limits())
     assert found is not None
-    return found, timer.ran
+    return found, set(timer.ran)
 
 
 @pytest.mark.parametrize("mode", ["race", "sustained", "auto"])

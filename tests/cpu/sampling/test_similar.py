@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.simulation import GPU, SimulatedEngine, SimulatedTimer, candidate, engine
+from support.simulation import GPU, SimulatedEngine, Watched, candidate, engine
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit.offline.stand_ins import StaticCandidates
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling import Batch, Limits, Sample, Selection
+from cudnn_autotune.sampling import Limits, Selection
 
 TIMES_MS = {"first": 1.3, "second": 1.2, "best": 1.0}
 ENGINES = [
@@ -22,23 +21,11 @@ UNLISTED = replace(candidate("unlisted", 9), heuristic_mode="")
 RACING = ("race", "sustained", "auto")
 
 
-class Watched(SimulatedTimer):
-    """Records which candidates ran, in what order."""
-
-    def __init__(self, engines: Sequence[SimulatedEngine]) -> None:
-        super().__init__(GPU, engines, 0)
-        self.ran: list[str] = []
-
-    def run(self, batches: Sequence[Batch]) -> list[Sample]:
-        self.ran += [batch.candidate.text for batch in batches]
-        return super().run(batches)
-
-
 def chosen(
     mode: str, *similar: Candidate, limits: Limits | None = None
 ) -> tuple[Selection, list[str]]:
     unlisted = SimulatedEngine(UNLISTED, 0.9, 100.0)
-    timer = Watched([*ENGINES, unlisted])
+    timer = Watched(GPU, [*ENGINES, unlisted])
     offered = StaticCandidates([e.candidate for e in ENGINES], similar=similar)
     selection = sampling.get(mode).select(offered, timer, limits or Limits())
     assert selection is not None

@@ -85,15 +85,17 @@ def check_op_samples(
         assert actual[0].stride() == expected[0].stride()
 
 
-def check_op_errors(name: str, device: str) -> None:
-    """Every error input raises what torch.nn.functional raises, word for word."""
+def check_op_errors(name: str, device: str, enabled: bool = False) -> None:
+    """Every error input raises what torch.nn.functional raises, word for word: by
+    cudnn_autotune.functional, or by torch.nn.functional under ``enable()``."""
     count = 0
     for error_input in OPS[name].error_inputs(device):
         sample = error_input.sample_input
-        expected, found = (
-            error_of(getattr(module, name), sample.input, *sample.args, **sample.kwargs)
-            for module in (torch.nn.functional, ca.functional)
-        )
+        given = (sample.input, *sample.args)
+        expected = error_of(getattr(torch.nn.functional, name), *given, **sample.kwargs)
+        module = torch.nn.functional if enabled else ca.functional
+        with ca.enable() if enabled else nullcontext():
+            found = error_of(getattr(module, name), *given, **sample.kwargs)
         assert issubclass(expected[0], error_input.error_type)
         assert re.search(error_input.error_regex, expected[1])
         assert found == expected

@@ -3,7 +3,7 @@
 from cudnn_autotune.audit.offline.stand_ins import StaticCandidates
 from support.simulation.gpu import Noise, SimulatedEngine, SimulatedGpu
 from support.simulation.small import GPU, PROBLEM, STILL, candidate, engine, timer_of
-from support.simulation.timer import SimulatedTimer, preset, preset_names
+from support.simulation.timer import SimulatedTimer, Watched, preset, preset_names
 
 __all__ = [
     "GPU",
@@ -14,6 +14,7 @@ __all__ = [
     "SimulatedGpu",
     "SimulatedTimer",
     "StaticCandidates",
+    "Watched",
     "candidate",
     "engine",
     "preset",

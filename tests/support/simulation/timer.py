@@ -179,6 +179,18 @@ class SimulatedTimer:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+class Watched(SimulatedTimer):
+    """Records which candidates ran, in what order."""
+
+    def __init__(self, gpu: SimulatedGpu, engines: Sequence[SimulatedEngine]) -> None:
+        super().__init__(gpu, engines, 0)
+        self.ran: list[str] = []
+
+    def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        self.ran += [batch.candidate.text for batch in batches]
+        return super().run(batches)
+
+
 def _check_cache(cache: str) -> None:
     if cache not in ("cold", "hot"):
         raise ValueError(f"cache must be cold or hot, got {cache!r}")
