@@ -21,7 +21,7 @@ class ImplementationError(RuntimeError):
 
 def provide_built_in(find: Callable[[], Sequence[Implementation]]) -> None:
     """Sets the function that returns the package's implementations, in the order of their offers.
-    It is called once, when an implementation is first needed."""
+    It is called once, at the first need of an implementation."""
     _built_in[:] = [find]
 
 

@@ -218,7 +218,7 @@ class OnlineRace:
         return min(left, key=lambda i: (i not in active, self._low(i)), default=None)
 
     def revive(self) -> None:
-        """Reinstates the candidates that a candidate eliminated which has failed since."""
+        """Reinstates the candidates eliminated by a candidate that has failed since."""
         survivors = [i for i in range(len(self.candidates)) if i not in self.failed]
         self.standings.survivors = survivors
         for number in survivors:

@@ -38,7 +38,7 @@ _MODES = ("A", "FALLBACK")
 class Shortlist:
     """The candidates of a problem that usually win (a ``sampling.strategy.Candidates``).
 
-    Source: how many; unless:
+    Its sources, with the number of their candidates and exceptions:
 
     - winners on similar problems: all, with one compiled kernel of each engine;
     - candidates that PyTorch's benchmark mode times: up to 10; unless there is an activation;
@@ -51,8 +51,8 @@ class Shortlist:
       first of its portfolio, else the listed one; unless there is an activation, the engine is
       seldom the fastest, or a kernel of ours is faster.
 
-    An engine that is seldom the fastest, or slower than ours, stays if it won on a similar problem.
-    A seldom fastest one also stays if PyTorch would time it.
+    Winners on similar problems stay in any case, and so does the plan that PyTorch runs by default.
+    An engine that is seldom the fastest also stays if PyTorch would time it.
     """
 
     def __init__(self, candidates: Candidates) -> None:
