@@ -145,8 +145,8 @@ class Session:
         self.wanted = list(wanted)
 
     def run(self) -> None:
-        """Works through the cases, or as many as the time limit allows. Raises ProcessFailure if
-        not even the first process of the session can be set up."""
+        """Measures the cases until the time limit. Raises ProcessFailure if not even the first
+        process of the session can be set up."""
         eligible = [case for case in self.wanted if not self.is_complete(case)]
         todo = [step for step in self.steps if any(self._lacks(step, case) for case in eligible)]
         try:

@@ -4,8 +4,8 @@ The *regret* of a pick is its time over the best time of its case, by the oracle
 gap below the oracle's own standard error is a tie, and counts as 1.0. Means are geometric.
 
 PyTorch does not say which engine it took. Its process timed its call and the pick of our reference
-mode in turns, so ``regret(PyTorch) = ratio(PyTorch / reference) * regret(reference)``, where both
-are as measured, and a tie is resolved last.
+mode in turns. So ``regret(PyTorch)`` is ``ratio(PyTorch / reference) * regret(reference)``, both as
+measured; a tie is resolved last.
 """
 
 from __future__ import annotations

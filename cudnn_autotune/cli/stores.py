@@ -89,7 +89,7 @@ class StoreFile:
 
 def kind_of(place: Path, option: str = "--store") -> str:
     """``file``, ``folder`` or ``other``; empty if nothing is there. Raises BadParameter if it
-    cannot be known, for want of permission or the like."""
+    cannot be known, without permission, say."""
     try:
         mode = os.stat(place).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -50,7 +50,7 @@ class Lacking:
         """Returns the reason why the choice is not final; empty if it is final."""
         reasons = []
         if self.left_out:
-            reasons.append(f"{_candidates(self.left_out)} left out for want of memory")
+            reasons.append(f"{_candidates(self.left_out)} left out because memory was short")
         elif self.memory_bytes:
             reasons.append("the search ran out of memory")
         if self.not_built:

@@ -1,5 +1,8 @@
-"""No docstring and no comment begins with a fragment, such as "Of a block: ...", whose sentence the
-reader must complete from the code around it."""
+"""The sentences of docstrings and comments.
+
+None begins with a fragment, such as "Of a block: ...", whose sentence the reader must complete from
+the code around it. No sentence of a docstring is long.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,10 @@ import pytest
 import cudnn_autotune as ca
 
 PACKAGE = Path(ca.__file__).parent
-ROOMS = (
-    *("audit", "cli", "core", "distributed", "engines", "nn", "sampling", "store", "timers"),
-    "tuning",
-)
+ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
 FILES = ("__init__", "__main__")
-"""The rooms, and the files of other rooms, that are held to it."""
+MOST_WORDS = 30
+"""The words of a sentence at most."""
 FRAGMENT = re.compile("and|as|but|how|of|than|that|those|what|where|which|whose|with")
 
 
@@ -41,6 +42,19 @@ def openings(source: str) -> Iterator[tuple[int, str]]:
             if not is_alone or line != previous + 1:
                 yield line, first_word(token.string)
             previous = line if is_alone else 0
+
+
+def long_sentences(source: str) -> list[str]:
+    """The sentences of docstrings, of fields' too, that have more than ``MOST_WORDS`` words."""
+    texts = [
+        text
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(text := node.value.value, str)
+    ]
+    sentences = (s for text in texts for s in re.split(r"(?<=[.:;])\s+|\n\n", text))
+    return [" ".join(s.split()) for s in sentences if len(s.split()) > MOST_WORDS]
 
 
 def first_word(text: str) -> str:
@@ -75,6 +89,12 @@ class Block:
     assert fragments(source) == [2, 3, 10, 17]
 
 
+def test_long_sentences_are_found() -> None:
+    words = " ".join(["word"] * MOST_WORDS)
+    source = f'"""{words}. {words} more."""\n{words.split()[0]} = "{words} more"\n'
+    assert long_sentences(source) == [f"{words} more."]
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_is_written_in_sentences(file: str) -> None:
     assert fragments((PACKAGE / f"{file}.py").read_text("utf-8")) == []
@@ -84,5 +104,6 @@ def test_a_file_is_written_in_sentences(file: str) -> None:
 def test_a_room_is_written_in_sentences(room: str) -> None:
     files = sorted((PACKAGE / room).rglob("*.py"))
     assert files
-    found = {str(path.relative_to(PACKAGE)): fragments(path.read_text("utf-8")) for path in files}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    sources = {str(path.relative_to(PACKAGE)): path.read_text("utf-8") for path in files}
+    assert {name: found for name, text in sources.items() if (found := fragments(text))} == {}
+    assert {name: found for name, text in sources.items() if (found := long_sentences(text))} == {}

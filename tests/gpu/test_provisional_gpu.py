@@ -96,7 +96,7 @@ def test_with_memory_later_calls_are_tuned_again_and_only_that_is_kept(
     layer: Layer, crowd: Callable[[int | None], None], heard: list[ca.Choice], store: ca.Store
 ) -> None:
     first = only()
-    assert "left out for want of memory" in first.provisional
+    assert "left out because memory was short" in first.provisional
     assert not is_hungry_timed(first)
     assert list(store) == []
     # Calls without memory change nothing, and are not searched for: 16, then 32.
@@ -218,7 +218,7 @@ def test_a_trial_whose_calls_lacked_memory_is_made_again(
     crowd(256 << 20)
     call_until(lambda: TUNER.undecided > 0, 3)
     call_until(lambda: TUNER.undecided == 0, 20_000)
-    assert only().provisional == "1 candidate was left out for want of memory"
+    assert only().provisional == "1 candidate was left out because memory was short"
     assert list(store) == []
     crowd(None)
     call_until(lambda: TUNER.undecided > 0, FIRST_CALLS + 4)

@@ -40,8 +40,8 @@ class ReplayTimer:
     block bootstrap: Künsch, Annals of Statistics 17, 1989). A candidate in a sustained run follows
     its recorded trace, with the trace's own scatter in a new order. A candidate without a trace
     follows the trace whose slowdown is the median, scaled by the two candidates' times in the
-    rounds. (If it ran alone as fast as in the rounds, it would beat every candidate that was
-    recorded alone on a board that throttles.)
+    rounds. At its times of the rounds it would beat every candidate that was recorded alone on a
+    board that throttles.
 
     What was not recorded cannot be replayed: a batch of fewer calls than recorded is as quiet as
     the recorded one, and after a sustained run the rounds start cool again. The board's power is

@@ -49,8 +49,8 @@ Build = tuple[Candidate, float]
 class Builds:
     """Computes how long the host waits for builds, and which plans have been built or tried.
 
-    As in ``gpu_timer``, plans that are compiled at run time share ``threads`` threads, and for one
-    that builds in the background the host waits only for the rest of its build.
+    As in ``gpu_timer``, plans that are compiled at run time share ``threads`` threads. The host
+    waits only for the rest of a build that began in the background.
     """
 
     def __init__(self, threads: int) -> None:

@@ -46,7 +46,7 @@ PROBLEM = ca.ConvProblem(
 )
 SHORT = Lacking(memory_bytes=1 << 30, left_out=12)
 MINE = replace(OWN_PATH, text="mine@1")
-LEFT_OUT = "12 candidates were left out for want of memory"
+LEFT_OUT = "12 candidates were left out because memory was short"
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def test_it_says_what_was_lacking() -> None:
     assert not NOTHING
     assert str(NOTHING) == ""
     assert str(SHORT) == LEFT_OUT
-    assert str(NOTHING.and_memory(5)) == "1 candidate was left out for want of memory"
+    assert str(NOTHING.and_memory(5)) == "1 candidate was left out because memory was short"
     assert NOTHING.and_memory(5).and_memory(3).and_memory(9).memory_bytes == 3
     assert str(Lacking(memory_bytes=1)) == "the search ran out of memory"
     both = replace(SHORT.and_build(), check=True)
