@@ -195,7 +195,7 @@ Known& known_of(PyObject* module) {
   return known;
 }
 
-// Whether PyTorch's class takes an input of so many dimensions. Its forward raises what is wrong.
+// Whether PyTorch's class takes an input of `dims` dimensions. Its forward raises what is wrong.
 bool takes_dims(PyObject* module, PyObject* input, int64_t dims) {
   const uint64_t bit = uint64_t{1} << std::min<int64_t>(dims, 63);
   if ((known_of(module).dims & bit) != 0) return true;

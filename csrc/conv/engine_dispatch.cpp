@@ -48,12 +48,12 @@ std::optional<CacheEntry> remembered(const ChoiceKey& key) {
   }
 }
 
-// A provisional choice is looked at again after so many calls, and then after twice as many each
-// time: where what it lacks does not come, looking costs ever less.
+// Calls after which a provisional choice is looked at again. They double each time: while the lack
+// stays, looking costs ever less.
 constexpr int64_t kFirstCalls = 16;
 constexpr int64_t kMostCalls = int64_t{1} << 40;
 
-// Makes a provisional entry serve so many calls.
+// Makes a provisional entry serve a number of calls.
 void serve_for(CacheEntry& entry, int64_t calls) {
   entry.is_provisional = true;
   entry.calls = entry.calls_left = std::min(calls, kMostCalls);
@@ -138,7 +138,7 @@ CacheEntry missed(const ChoiceKey& key, c10::function_ref<const Operands&()> ope
   }
 }
 
-// In one of so many calls a trial looks whether another thread has decided the same problem.
+// Calls of a trial, of which one looks whether another thread has decided the same problem.
 constexpr int64_t kLookEvery = 64;
 
 // Replaces the trial of an entry by the choice, if it is decided, here or by another thread.

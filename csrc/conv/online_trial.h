@@ -63,7 +63,7 @@ class OnlineTrial {
   };
   static constexpr size_t kTimings = 64;
   // To query an event costs about as much as to record one, and a query that comes too early has to
-  // be repeated. So events are read when this many are in flight, in every so many calls.
+  // be repeated. So events are read once kReadFrom are in flight, in one of kReadEvery calls.
   static constexpr size_t kReadFrom = 8;
   static constexpr size_t kReadEvery = 8;
 

@@ -59,7 +59,7 @@ class PlanTimer {
   PlanTimer& operator=(const PlanTimer&) = delete;
 
   // The address of a workspace can decide how fast a kernel is (see PageDistance), and which page a
-  // call gets is chance. So successive calls use so many places in turn, and a time is their mean.
+  // call gets is chance. So successive calls use kPlaces places in turn, and a time is their mean.
   static constexpr int64_t kPlaceBytes = PageDistance::kPageBytes;
   static constexpr int64_t kPlaces = 16;
 

@@ -43,7 +43,7 @@ struct Comparison {
   double norm = 0;   // of the reference
   double error = 0;  // the norm of its difference from the output
   // The largest ratio of the difference to the reference in one row or column. Where the reference
-  // nearly cancels there, it is taken for half of what so many numbers have on average, and for
+  // nearly cancels there, it is replaced by half of what as many numbers have on average, and by
   // that of one number more.
   double local = 0;
   double filled = 1;  // of the rows that depend on the operands, or of such columns, the share of

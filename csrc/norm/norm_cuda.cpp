@@ -17,7 +17,7 @@
 namespace cudnn_autotune {
 namespace {
 
-// A mask has a byte for each vector of so many bytes (cudnn_autotune/norms/tile.cuh).
+// Bytes of a vector, for each of which a mask has a byte (cudnn_autotune/norms/tile.cuh).
 constexpr int64_t kMaskedBytes = 16;
 
 // The key of what Python registered for all backends: it computes calls that the kernels do not

@@ -46,7 +46,7 @@ struct FoldItems {
   FoldItem all[kMostFolded];
   int count;
 };
-static_assert(sizeof(FoldItems) <= 4096, "all GPUs take arguments of so many bytes");
+static_assert(sizeof(FoldItems) <= 4096, "all GPUs take arguments of this size");
 
 // Never destroyed, because calls may come while the process exits.
 struct LoadedKernels {

@@ -51,7 +51,7 @@ class TurnSchedule {
   void rest(size_t implementations);
   // Ends the trial. nullopt: PyTorch's own path is the choice. `is_provisional`: it is not final.
   void decide(std::optional<size_t> implementation, bool is_provisional);
-  // Whether an implementation failed in a turn for want of memory.
+  // Whether an implementation failed in a turn because memory was short.
   bool ran_out_of_memory() const { return ran_out_of_memory_.load(std::memory_order_relaxed); }
   // False once the OnlineTrial is destroyed, and no more calls can come.
   bool is_in_use() const { return is_in_use_.load(std::memory_order_acquire); }

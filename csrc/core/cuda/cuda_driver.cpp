@@ -84,7 +84,7 @@ class Libraries {
     if (--library.users > 0) return;
     library.unused = unused_.insert(unused_.end(), &library);
     if (unused_.size() <= kMostUnusedCubins) return;
-    // The driver waits for kernels that still run, so many are unloaded at a time.
+    // The driver waits for kernels that still run, so half of all are unloaded at a time.
     const RelaxedCapture unloading;
     while (unused_.size() > kMostUnusedCubins / 2) {
       Library* oldest = unused_.front();

@@ -75,7 +75,7 @@ constexpr uint32_t kBlocks = 4;
 // The least ratio of the latencies of the nearest far page and the farthest near one. An H200
 // has 1.5.
 constexpr double kLeastGap = 1.2;
-// The smaller group has at least one in so many of the pages.
+// The smaller group has at least one of this number of pages.
 constexpr size_t kLeastShare = 8;
 
 }  // namespace
