@@ -28,10 +28,14 @@ def is_among_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def nested_graphs(graph: GraphModule) -> list[GraphModule]:
+    """Returns a graph and its nested graphs."""
+    return [module for module in graph.modules() if isinstance(module, GraphModule)]
+
+
 def all_nodes(graph: GraphModule) -> list[Node]:
     """Returns the nodes of a graph and of its nested graphs."""
-    graphs = [module.graph for module in graph.modules() if isinstance(module, GraphModule)]
-    return [node for one in graphs for node in one.nodes]
+    return [node for one in nested_graphs(graph) for node in one.graph.nodes]
 
 
 def namespaces_of(graph: GraphModule) -> set[str]:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune import sampling
-from cudnn_autotune.compile.communication import all_nodes
+from cudnn_autotune.compile.communication import all_nodes, nested_graphs
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.versions import version
@@ -35,6 +35,8 @@ from cudnn_autotune.tuning.choice_log import are_settled
 
 # The function of PyTorch that calls compiled code, in the file of this name.
 _CALLS_COMPILED = ("compile_wrapper", "eval_frame.py")
+# The packages of functions whose names say what they compute. A user may allow others in a graph.
+_KNOWN_PACKAGES = {"torch", "_operator", "builtins", "math"}
 _WRITTEN_OUT = (
     *(bool, int, float, complex, str, type(None)),
     *(torch.dtype, torch.layout, torch.memory_format, torch.Size),
@@ -64,13 +66,17 @@ def text_of(value: Any) -> str:
     if isinstance(value, torch._ops.OpOverload):
         return str(value)
     named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+    # Pooling functions of torch.nn.functional differ by their __name__ alone.
+    return f"{named.__module__}.{named.__qualname__} {named.__name__}"
 
 
 def of_graph(graph: GraphModule, inputs: Sequence[Any]) -> str | None:
     """Returns the text of a graph of Dynamo and of its nested graphs, without names of values; None
-    if sizes are dynamic."""
+    if sizes are dynamic, or the graph does not say what it computes."""
     nodes = all_nodes(graph)
+    has_policy = any("_checkpoint_context_fn" in one.meta for one in nested_graphs(graph))
+    if has_policy or not all(map(_is_described, nodes)):
+        return None
     values = [*inputs, *(node.meta.get("example_value") for node in nodes)]
     if any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves(values)):
         return None
@@ -86,6 +92,16 @@ def of_graph(graph: GraphModule, inputs: Sequence[Any]) -> str | None:
         value = text_of(node.meta.get("example_value"))
         lines.append(f"{names[node]} {node.op} {target} {operands} {value}")
     return "\n".join(lines)
+
+
+def _is_described(node: Node) -> bool:
+    """Returns whether the text of a node says what it computes. That of a user's function does not,
+    nor that of a Triton kernel, which has its place in a table of Dynamo."""
+    target: Any = node.target
+    if node.op != "call_function":
+        return True
+    package = (getattr(target, "__module__", None) or "builtins").partition(".")[0]
+    return package in _KNOWN_PACKAGES and "triton_kernel" not in str(target)
 
 
 @contextmanager
@@ -159,7 +175,12 @@ def conditions(device_type: str) -> str:
         "torch": (
             *(torch._C._get_cudnn_enabled(), torch._C._get_cudnn_benchmark()),
             *(torch._C._get_cudnn_deterministic(), torch.are_deterministic_algorithms_enabled()),
-            *(torch._C._get_fp32_precision_getter("cuda", op) for op in ("conv", "matmul")),
+            *(
+                torch._C._get_fp32_precision_getter(backend, op)
+                for backend in ("cuda", "mkldnn")
+                for op in ("conv", "matmul")
+            ),
+            torch._C._get_mkldnn_enabled(),
             *(torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)),
         ),
         "machine": (platform.node(), torch.get_num_threads()) if device_type == "cpu" else None,
@@ -168,17 +189,20 @@ def conditions(device_type: str) -> str:
 
 
 def of_inductor(options: Mapping[str, Any]) -> str | None:
-    """Returns Inductor's configuration for a graph; None if it has passes of the user's.
+    """Returns the configuration of Inductor and AOTAutograd for a graph; None if it has passes of
+    the user's.
 
     Args:
         options: the caller's changes.
     """
+    import torch._functorch.config as of_autograd
     from torch._inductor import config
 
     every = {**config.get_config_copy(), **options}
     if any(value for name, value in every.items() if name.endswith("_pass")):
         return None
-    return text_of({**config.save_config_portable(), **options})
+    of_config = {**config.save_config_portable(), **options}
+    return text_of((of_config, of_autograd.save_config_portable()))
 
 
 def _triton_version() -> str:

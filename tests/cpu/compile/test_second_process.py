@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.store.first_calls import KINDS, first_call, in_process
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+from torch.fx import Graph, GraphModule
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import cudnn_autotune as ca
 from cudnn_autotune.compile import compiled_graph, computation
@@ -150,6 +158,51 @@ def test_dynamic_sizes_have_no_text() -> None:
     assert text(net(), x) is None
 
 
+def test_functions_of_pooling_have_texts_of_their_own() -> None:
+    """PyTorch makes all of them by one function."""
+
+    class Pool(nn.Module):
+        def __init__(self, pool: Callable[[Tensor, int], Tensor]) -> None:
+            super().__init__()
+            self.pool = pool
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.pool(x, 2)
+
+    x = torch.randn(2, 4, 4, 4)
+    one, other = (text(Pool(pool), x) for pool in (F.max_pool2d, F.adaptive_max_pool2d))
+    assert one != other
+
+
+def test_a_graph_that_does_not_say_what_it_computes_has_no_text() -> None:
+    """As a function of the user's, a checkpoint's policy, and a Triton kernel."""
+
+    def saves(*args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE
+
+    @torch._dynamo.allow_in_graph
+    def allowed(x: Tensor) -> Tensor:
+        return x.sin()
+
+    class Allowed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = allowed(x)
+            return result
+
+    class Checkpointed(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            contexts = partial(create_selective_checkpoint_contexts, saves)
+            return checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts)
+
+    x = torch.randn(2, 4, 8, 8)
+    assert text(nn.Sequential(net(), Allowed()), x) is None
+    assert text(nn.Sequential(net(), Checkpointed()), x.requires_grad_()) is None
+    graph = Graph()
+    table = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1,)], "kwargs": {}}
+    graph.output(graph.call_function(triton_kernel_wrapper_mutation, kwargs=table))
+    assert computation.of_graph(GraphModule({}, graph), []) is None
+
+
 def test_recorded_operators_say_what_runs() -> None:
     def recorded(model: nn.Module, *shape: int) -> str:
         with computation.recorded() as found:
@@ -187,6 +240,8 @@ def test_conditions_tell_settings_apart(monkeypatch: pytest.MonkeyPatch) -> None
         found.append(conditions())
     with torch.backends.cudnn.flags(deterministic=True, fp32_precision=None):
         found.append(conditions())
+    with torch.backends.mkldnn.flags(enabled=False):
+        found.append(conditions())
     before = torch._C._get_fp32_precision_getter("cuda", "matmul")
     torch._C._set_fp32_precision_setter("cuda", "matmul", "tf32")
     found.append(conditions())
@@ -223,6 +278,8 @@ def test_passes_of_the_user_have_no_text() -> None:
     known = computation.of_inductor({})
     assert known == computation.of_inductor({})
     assert known != computation.of_inductor({"max_autotune": True})
+    with torch._functorch.config.patch(activation_memory_budget=0.5):
+        assert computation.of_inductor({}) != known
     assert computation.of_inductor({"joint_custom_pre_pass": lambda graph: None}) is None
 
 
