@@ -169,8 +169,9 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
 def _import(name: str) -> None:
     try:
         importlib.import_module(name)
-    except ImportError as error:
-        raise options.refuse("--import", f"cannot import {name!r}: {error}") from error
+    except Exception as error:  # the user's own code runs here
+        reason = f"{type(error).__name__}: {error}"
+        raise options.refuse("--import", f"cannot import {name!r}: {reason}") from error
 
 
 def _check_options_of_replay(given: dict[str, Any]) -> None:
@@ -224,7 +225,7 @@ def _recorded(name: str) -> offline_cases.RecordedCase:
     if name in recordings.names():
         return offline_cases.RecordedCase.shipped(name)
     raise ValueError(
-        f"{name} is neither a file nor one of the recordings that ship: "
+        f"{name!r} is neither a file nor one of the recordings that ship: "
         f"{', '.join(recordings.names())}"
     )
 

@@ -160,9 +160,8 @@ def audit(
     for case in cases:
         record.cases[case.id] = case.described()
         record.oracle[case.id] = case.oracle()
-    steps = list(_steps(runs))
-    total = len(steps) * len(cases)
-    for index, (mode, run) in enumerate(steps):
+    total = sum(runs.values()) * len(cases)
+    for index, (mode, run) in enumerate(_steps(runs)):
         if end is not None and index and time.monotonic() > end:
             break
         by_case = record.picks.setdefault(mode, {}).setdefault(str(run), {})

@@ -133,6 +133,9 @@ def test_modes_of_the_users_own(tmp_path: Path) -> None:
         ("--seed", "x", "'--seed'"),
         ("--plot", "audit.txt", "'--plot': must end in .png"),
         ("--import", "no_such_module_of_anyone", "'--import': cannot import"),
+        ("--import", "", "'--import': cannot import ''"),
+        ("--import", ".relative", "'--import': cannot import '.relative'"),
+        ("--replay", "", "'--replay': '' is neither a file nor one of the recordings"),
         ("--replay", "h200_forum", "'--replay': each one once"),
     ],
 )
