@@ -141,7 +141,7 @@ class ComparedGraph(ABC):
         Args:
             parts: a program's parts of this package, beside its convolutions.
         """
-        if not computation.is_kept({options.sampling}):
+        if not computation.is_kept({options.sampling, *computation.modes_of(graph)}):
             return
         kind = "cpu" if self._device is None else self._device.type
         of_graph = computation.of_graph(graph, inputs)

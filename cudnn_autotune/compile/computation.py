@@ -138,6 +138,13 @@ def _is_in_compiled() -> bool:
     return False
 
 
+def modes_of(graph: GraphModule) -> set[str | None]:
+    """Returns the sampling modes that the layers of a graph of Dynamo name; None: the settings'."""
+    mark = torch.ops.cudnn_autotune.mark_input
+    marks = [node for node in all_nodes(graph) if node.target in (mark, mark.default)]
+    return {node.args[1] or None for node in marks}  # type: ignore[misc]
+
+
 def is_kept(modes: Iterable[str | None]) -> bool:
     """Returns whether a measurement can be kept for the next process, or was: the store is used,
     and no mode leaves the choice of engines to later calls.
@@ -145,10 +152,17 @@ def is_kept(modes: Iterable[str | None]) -> bool:
     Args:
         modes: the sampling modes of the convolutions; None stands for the settings'.
     """
-    named = {mode or settings.get_sampling() for mode in modes} | {settings.get_sampling()}
+    policy = _process_wide()
+    every = {*modes, None, None if policy is None else policy.sampling}
+    named = {mode or settings.get_sampling() for mode in every}
     return store_settings.is_used() and not any(
         sampling.traits(settings.registered_mode(mode)).decides_later for mode in named
     )
+
+
+def _process_wide() -> _C.ProcessWidePolicy | None:
+    """Returns the policy of ``enable()``; None without one."""
+    return _C.process_wide() if extension_available() else None
 
 
 def is_settled() -> bool:
@@ -163,7 +177,7 @@ def conditions(device_type: str) -> str:
     with IMPORTING:
         from cudnn_autotune.norms import plan
 
-    policy = _C.process_wide() if extension_available() else None
+    policy = _process_wide()
     facts = {
         "versions": (version(), torch.version.cuda, _triton_version(), plan.VERSION),
         "policies": (

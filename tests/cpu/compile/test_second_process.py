@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.conv.served_on_cpu import kernels_on_cpu, served_on_cpu
 from support.store.first_calls import KINDS, first_call, in_process
 from torch import Tensor, nn
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
@@ -259,8 +260,28 @@ def test_modes_that_decide_later_keep_nothing(tmp_path: Path) -> None:
     assert not computation.is_kept({None, "online"})
     with ca.flags("online"):
         assert not computation.is_kept({"race"})
+    with ca.enable("online"):  # it serves the convolutions of plain programs
+        assert not computation.is_kept({"race"})
+    with ca.enable():
+        assert computation.is_kept({"race"})
     ca.set_store(mode="off")
     assert not computation.is_kept({None})
+
+
+def test_modes_of_compiled_layers_count(tmp_path: Path) -> None:
+    found: list[set[str | None]] = []
+
+    def backend(graph: GraphModule, inputs: Any) -> Any:
+        found.append(computation.modes_of(graph))
+        return graph
+
+    layers = (ca.Conv2d(4, 4, 3, sampling="online"), ca.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1))
+    torch._dynamo.reset()
+    with kernels_on_cpu(), served_on_cpu():
+        torch.compile(nn.Sequential(*layers), backend=backend)(torch.randn(2, 4, 8, 8))
+    assert found == [{"online", None}]
+    ca.set_store(tmp_path, mode="read_write")
+    assert not computation.is_kept(found[0])
 
 
 def test_a_models_own_attributes_are_no_modes(tmp_path: Path, recwarn: Any) -> None:
