@@ -14,6 +14,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from cudnn_autotune.compile import computation
 from cudnn_autotune.compile.concatenations import ConcatenationReport, Family, find_families
 from cudnn_autotune.compile.groups import Group, GroupReport, fuse_groups
 from cudnn_autotune.compile.slices import replace_families
@@ -96,8 +97,9 @@ class Measured:
 
 
 def _name(forms: _GroupForms | _FamilyForms) -> str:
-    """Returns the name of forms on disk."""
-    return verdicts.name_of(forms.kind, RULE, repr(forms.key))
+    """Returns the name of forms on disk. Their policy may be that of the settings."""
+    conditions = computation.conditions(forms.device.type)
+    return verdicts.name_of(forms.kind, RULE, repr(forms.key), conditions)
 
 
 def _verdict(forms: _GroupForms | _FamilyForms, times: _Times, source: str = "") -> Verdict:
@@ -130,7 +132,9 @@ def _measured(forms: _GroupForms | _FamilyForms) -> Verdict:
             times = _Times(*captured_in_turns([forms.several, forms.fused], forms.operands())[::-1])
     except torch.OutOfMemoryError:
         return Verdict(False, "there was not enough memory to measure it")
-    if choice_log.are_settled({problem for problem, *_ in forms.searches}):
+    problems = {problem for problem, *_ in forms.searches}
+    modes = {mode or None for _, _, mode, _ in forms.searches}
+    if computation.is_kept(modes) and choice_log.are_settled(problems):
         verdicts.keep(forms.device.index, _name(forms), times)
     return _verdict(forms, times)
 

@@ -393,6 +393,22 @@ def test_a_group_is_stored_where_more_than_pointwise_operators_read_it() -> None
     assert stored(lambda y, v: F.conv2d(y.exp(), v) + y) == [True, True]
 
 
+def test_a_kept_verdict_holds_for_equal_settings() -> None:
+    """They are the policy of a layer without one."""
+    graph = fake_cuda_graph(lambda: nn.Sequential(ca.Conv2d(8, 16, 3), nn.ReLU()))
+    (group,) = find_groups(graph.graph, decompositions())
+    assert group.policy == ("", -1)
+    forms = judges._forms_of(group)
+    assert not isinstance(forms, str)
+    known = judges._name(forms)
+    assert judges._name(forms) == known
+    names = [known]
+    for change in ({"sampling": "heuristic"}, {"sampling": "race"}, {"workspace_limit": 0}):
+        with ca.flags(**change):  # type: ignore[arg-type]
+            names.append(judges._name(forms))
+    assert len(set(names)) == len(names)
+
+
 def fake_cuda_graph(
     model: Callable[[], nn.Module], layout: torch.memory_format = torch.contiguous_format
 ) -> GraphModule:
