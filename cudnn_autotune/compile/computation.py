@@ -47,7 +47,11 @@ def text_of(value: Any) -> str:
     """Returns a value as text, a tensor without its numbers. Equal values have equal texts in all
     processes. Objects of other kinds are described by their class."""
     if isinstance(value, Tensor):
-        kind = f" {type(value).__qualname__}" if is_traceable_wrapper_subclass(value) else ""
+        kind = ""
+        if is_traceable_wrapper_subclass(value):
+            names, context = value.__tensor_flatten__()
+            parts = {name: getattr(value, name) for name in names}
+            kind = f" {type(value).__qualname__} {text_of((parts, context))}"
         steps = tuple(value.stride()) if value.layout == torch.strided else value.layout
         facts = (value.dtype, tuple(value.shape), steps, value.device.type, value.requires_grad)
         return f"<{' '.join(map(str, facts))}{kind}>"

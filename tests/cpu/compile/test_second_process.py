@@ -15,6 +15,7 @@ from support.store.first_calls import KINDS, first_call, in_process
 from torch import Tensor, nn
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 from torch.fx import Graph, GraphModule
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -151,6 +152,14 @@ def test_the_text_of_a_graph_says_what_it_computes() -> None:
         text(net(), torch.randn(2, 4, 9, 8)),
     ]
     assert len({known, *others}) == 1 + len(others)
+
+
+def test_the_text_of_a_wrapped_tensor_has_its_parts() -> None:
+    x = torch.randn(2, 4, 8, 8)
+    two = TwoTensor(x, x)
+    known = text(nn.Sigmoid(), two)
+    assert text(nn.Sigmoid(), TwoTensor(x + 1, x)) == known
+    assert len({known, text(nn.Sigmoid(), x), text(nn.Sigmoid(), TwoTensor(two, x))}) == 3
 
 
 def test_dynamic_sizes_have_no_text() -> None:
