@@ -166,8 +166,10 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             for table, before in tables:
-                table.clear()
-                table.update(before)
+                if isinstance(table, dict):
+                    table.clear()
+                for name, buffer in before.items():  # all that a scripted module's table has
+                    table[name] = buffer
 
 
 @contextmanager

@@ -146,6 +146,17 @@ def test_measuring_leaves_no_trace(model: Net, x: Tensor, training: bool) -> Non
         assert gradient is None or torch.equal(parameter.grad, gradient)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_part_is_measured_without_a_trace(x: Tensor) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), torch.jit.script(nn.BatchNorm2d(4)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ca.convert(model, memory_format="auto", example_input=x)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    model(x)
+    assert model.state_dict()["1.num_batches_tracked"] == 1
+
+
 @pytest.mark.parametrize("clock", [0.9, 1.1], indirect=True)
 @pytest.mark.parametrize("start", [CONTIGUOUS, LAST])
 def test_the_faster_is_taken(
