@@ -224,7 +224,8 @@ def _fastest(step: Step, faults: Mapping[Form, str], text: str) -> NormChoice:
     )
     if len(programs) == 1:
         note = "no form of this package's kernels computes it"
-        return NormChoice(PYTORCH, rejected=rejected, note=note)
+        # If all forms differ from PyTorch's result, that may be the wrong one.
+        return NormChoice(PYTORCH, rejected=rejected, note=note, is_provisional=bool(rejected))
     on_gpu = step.input.is_cuda
     options = {"with_host": False, "batch_ms": _BATCH_MS, "rounds": _ROUNDS, "warmup_calls": 0}
     times_ms = time_in_turns(programs, (), on_gpu, **options)  # type: ignore[arg-type]

@@ -282,6 +282,13 @@ def body(decision: Decision, most_bytes: int) -> str:
     return _joined(decision, rows, sorted(kept))
 
 
+_FIELDS = {
+    *("workspace_limit", "relative_error", "rejected", "samples", "omitted"),
+    *("evidence", "provenance", "ranking"),
+}
+"""The fields that :func:`body` writes. An unknown one may change what a decision means."""
+
+
 def from_body(tree: Any, problem: ConvProblem, mode: str, benchmark: int) -> Decision:
     """Returns the decision for ``problem`` from the JSON that :func:`body` wrote.
 
@@ -289,6 +296,8 @@ def from_body(tree: Any, problem: ConvProblem, mode: str, benchmark: int) -> Dec
         ValueError: ``tree`` is not such JSON; the message says why.
     """
     try:
+        if unknown := tree.keys() - _FIELDS:
+            raise ValueError(f"unknown fields: {', '.join(sorted(unknown))}")
         ranking = tuple(map(_timed, tree["ranking"]))
         limit = tree.get("workspace_limit")
         workspace = None if limit is None else _count(limit, "workspace_limit")

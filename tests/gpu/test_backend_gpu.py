@@ -257,7 +257,7 @@ def test_a_change_of_a_weight_is_seen(compare: bool) -> None:
         for _ in range(3):
             torch.testing.assert_close(program(input), model(input), rtol=1e-2, atol=1e-2)
             model.first.weight.mul_(-1.5)  # type: ignore[operator]
-        model.load_state_dict(Block().state_dict())
+        model.load_state_dict(Block(width=64).state_dict())
         torch.testing.assert_close(program(input), model(input), rtol=1e-2, atol=1e-2)
 
 

@@ -50,6 +50,38 @@ def test_it_is_measured_and_stored(kind: str, shape: tuple[int, ...], tmp_path: 
     assert torch.equal(output, again)
 
 
+def fill_free_memory(value: float) -> None:
+    """Fills blocks of PyTorch's allocator that are free after that."""
+    blocks = [torch.full((1 << size,), value, device="cuda") for size in range(7, 25)]
+    blocks += [torch.full((1 << size,), value, device="cuda") for size in range(7, 20)]
+    torch.cuda.synchronize()
+    del blocks
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.0])
+@pytest.mark.parametrize("kind", ["batch", "instance"])
+@pytest.mark.parametrize("by", ["pytorch", "package"])
+def test_free_memory_is_not_read(by: str, kind: str, value: float) -> None:
+    """Norms without parameters differed from PyTorch's in some processes, by their gradients."""
+    x = torch.randn(2, 64, 16, 16, device="cuda", requires_grad=True)
+    exact = x.detach().double().requires_grad_()
+    grad_output = torch.randn_like(x)
+    (expected,) = torch.autograd.grad(CALLS[kind](exact), exact, grad_output.double())
+    for _ in range(3):
+        fill_free_memory(value)
+        if by == "package":
+            with ca.enable():
+                output = CALLS[kind](x)
+            (choice,) = ca.norm_choices()
+            assert not choice.rejected
+            ca.forget()
+        else:
+            output = CALLS[kind](x)
+        fill_free_memory(value)
+        (found,) = torch.autograd.grad(output, x, grad_output)
+        torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["instance", "group"])
 def test_streams_at_once(kind: str, seems_fastest: Callable[[str], None]) -> None:
     seems_fastest("ours")

@@ -196,6 +196,7 @@ def test_a_version_tells_a_change_of_exactly_the_files_that_results_depend_on(
 
 def test_the_files_that_a_version_covers() -> None:
     assert files_behind(f"{kernels.__name__}.grouped.grouped_wgrad") == {
+        "kernels/cost_model.py",
         "kernels/device.cuh",
         "kernels/family.py",
         "kernels/grouped/grouped_layer.py",

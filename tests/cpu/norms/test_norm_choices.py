@@ -311,6 +311,7 @@ def test_wrong_results_are_rejected(
     choice = choice_of(model[0])
     assert choice.chosen == "pytorch"
     assert choice.note == "no form of this package's kernels computes it"
+    assert choice.is_provisional
     assert set(choice.rejected) == set(FORMS)
     assert all(why.startswith(f"is wrong: {name} has a") for why in choice.rejected.values())
     assert seen == []

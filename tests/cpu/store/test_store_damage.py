@@ -219,7 +219,7 @@ ROW = ["eng1", 0, "A", 0, [], [], 9, 1.0]
             {"driver": None},
         ]),
         *({"samples": value} for value in [None, -1, 1.5]),
-        {"omitted": -1},
+        *({"omitted": -1}, {"surprise": 3}),
     ],
     ids=str,
 )  # fmt: skip
