@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support.norms import misaligned
+from support.norms import misaligned, without_parameters
 from support.processes.subprocesses import python
 from torch import Tensor, nn
 
@@ -48,6 +48,16 @@ def test_it_is_measured_and_stored(kind: str, shape: tuple[int, ...], tmp_path: 
     assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
     assert (stored.chosen, stored.source) == (choice.chosen, "store")
     assert torch.equal(output, again)
+
+
+@pytest.mark.parametrize("by", ["pytorch", "package"])
+def test_the_first_gradient_without_parameters(by: str) -> None:
+    """In some processes of the suite PyTorch's and the package's differed."""
+    done = python(without_parameters.__file__, by)
+    assert done.returncode == 0, done.stderr[-2000:]
+    error, rejected = done.stdout.splitlines()
+    assert float(error) < 1e-4
+    assert not rejected
 
 
 def fill_free_memory(value: float) -> None:
