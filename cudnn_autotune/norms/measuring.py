@@ -44,6 +44,8 @@ _HOST_MAY_DECIDE_MS = 0.4
 _CALL_BATCH_MS = 1.0
 STEPS = 4
 _SAMPLED = 8  # channels or groups that are computed in float64
+# A caller's seed draws the same numbers: a gradient that equals the input has a gradient of zero.
+_SEED = 7_406_189
 # Errors may be this many times PyTorch's own, or the table's tolerance if that is more.
 _ERROR_FACTOR = 3.0
 
@@ -224,8 +226,7 @@ def _fastest(step: Step, faults: Mapping[Form, str], text: str) -> NormChoice:
     )
     if len(programs) == 1:
         note = "no form of this package's kernels computes it"
-        # If all forms differ from PyTorch's result, that may be the wrong one.
-        return NormChoice(PYTORCH, rejected=rejected, note=note, is_provisional=bool(rejected))
+        return NormChoice(PYTORCH, rejected=rejected, note=note)
     on_gpu = step.input.is_cuda
     options = {"with_host": False, "batch_ms": _BATCH_MS, "rounds": _ROUNDS, "warmup_calls": 0}
     times_ms = time_in_turns(programs, (), on_gpu, **options)  # type: ignore[arg-type]
@@ -285,7 +286,7 @@ def measured_on(
         input: (N, C, *spatial).
         weight, bias: (C,), or None.
     """
-    generator = torch.Generator(input.device).manual_seed(0)
+    generator = torch.Generator(input.device).manual_seed(_SEED)
 
     def random(like: Tensor) -> Tensor:
         return torch.empty_like(like).normal_(generator=generator)
