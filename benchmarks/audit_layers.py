@@ -19,8 +19,8 @@ from typing import Any
 
 import click
 from common.environment import environment
-from cudnn_autotune.cli.commands.audit import audit
 
+from cudnn_autotune.audit.command import audit
 from cudnn_autotune.audit.model import PYTORCH_MODES
 
 LAYERS = Path(__file__).with_name("layers.json")

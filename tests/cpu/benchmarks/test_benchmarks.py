@@ -33,6 +33,11 @@ def test_help(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"python benchmarks/{SCRIPTS[script]} " in capsys.readouterr().out
 
 
+def test_help_of_the_audit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("audit_layers", "--help") == 0
+    assert "benchmarks/layers.json" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("script", DRY_RUNS)
 def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
     whole_record(dry_runs, script)
