@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from cudnn_autotune import online as online
     from cudnn_autotune import sampling as sampling
     from cudnn_autotune import tools as tools
-    from cudnn_autotune.comparing.compare import ModelComparison as ModelComparison
     from cudnn_autotune.comparing.compare import compare as compare
+    from cudnn_autotune.comparing.result import ModelComparison as ModelComparison
     from cudnn_autotune.compile.compiled_graph import Compilation as Compilation
     from cudnn_autotune.compile.entry import compilations as compilations
     from cudnn_autotune.core.versions import environment as environment
@@ -91,7 +91,8 @@ def _built_elsewhere() -> ModuleSpec | None:
 
 
 _PUBLIC = {
-    "cudnn_autotune.comparing.compare": ("ModelComparison", "compare"),
+    "cudnn_autotune.comparing.compare": ("compare",),
+    "cudnn_autotune.comparing.result": ("ModelComparison",),
     "cudnn_autotune.core.versions": ("environment",),
     "cudnn_autotune.engines.problem": ("ConvProblem",),
     "cudnn_autotune.engines.selection": ("Evidence", "Measurement", "Selection"),

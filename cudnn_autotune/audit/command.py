@@ -17,8 +17,8 @@ from rich.console import Console
 import cudnn_autotune
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import layers, offline_cases, plot, record_file, recordings, report
+from cudnn_autotune.audit.judged_turns import OracleSettings
 from cudnn_autotune.audit.model import PEAKS, PYTORCH_MODES, Record
-from cudnn_autotune.audit.oracle import OracleSettings
 from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.expert import Board, Telemetry
 from cudnn_autotune.sampling import Limits

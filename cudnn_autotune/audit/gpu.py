@@ -14,11 +14,12 @@ from torch import Tensor
 
 import cudnn_autotune
 from cudnn_autotune import expert, online, sampling
+from cudnn_autotune.audit.judged_turns import OracleSettings
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
-from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
+from cudnn_autotune.audit.oracle import against_pytorch, candidate_of, measure
 from cudnn_autotune.expert import OWN_PATH, Candidate, ConvProblem, GpuTimer
-from cudnn_autotune.tools import Poisoned, decode
+from cudnn_autotune.tools import LARGEST_NUMBER, Poisoned, decode
 
 _STEADY_CALLS = 3
 # Limits for a mode that decides in later calls; most layers take some hundred calls.
@@ -28,8 +29,6 @@ _MOST_S = 30.0
 _CALLS_AT_ONCE = 16
 # Meanwhile a model would compute other layers, while engines of this one are compiled.
 _OTHER_LAYERS_S = 0.02
-# The largest number that a file of JSON may hold.
-_MOST = 1e15
 
 Call = Callable[[], Tensor]
 
@@ -189,7 +188,9 @@ def _wall_ms(call: Call) -> float:
 
 def _pick_of(choice: cudnn_autotune.Choice, tuning_ms: float) -> Pick:
     # The error is infinite if the output had a NaN, or if the engine failed.
-    rejected = {text: error if 0 <= error <= _MOST else None for text, error in choice.rejected}
+    rejected = {
+        text: error if 0 <= error <= LARGEST_NUMBER else None for text, error in choice.rejected
+    }
     pick = dataclasses.replace(Pick.of(choice.selection, tuning_ms), rejected=rejected)
     if pick.text == choice.text:
         return pick

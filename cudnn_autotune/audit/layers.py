@@ -25,27 +25,24 @@ from hashlib import sha256
 from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
-from cudnn_autotune.expert import ConvProblem
-from cudnn_autotune.tools import decode, read_json, shown
+from cudnn_autotune.expert import (
+    CHANNELS_LAST,
+    DTYPES_BY_NAME,
+    OPERATIONS,
+    ConvProblem,
+    Operation,
+)
+from cudnn_autotune.tools import cut, decode, read_json, shown
 
 __all__ = ["Case", "load", "select"]
 
 _DEFAULT = resources.files(__package__) / "layers_default.json"
 # This is enough for some thousand layers.
 _MOST_BYTES = 2**18
-Operation = Literal["fprop", "dgrad", "wgrad"]
-_OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-_DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
 
 
@@ -64,7 +61,7 @@ class _Layer:
     dtype: str = "float16"
     also: tuple[str, ...] = ()
     channels_last: bool = True
-    ops: tuple[Operation, ...] = _OPERATIONS
+    ops: tuple[Operation, ...] = OPERATIONS
 
     def __post_init__(self) -> None:
         if re.fullmatch(r"[\w.-]{1,200}", self.name, re.ASCII) is None:
@@ -112,8 +109,8 @@ class Case:
             value = getattr(self, field)
             if isinstance(value, list):
                 object.__setattr__(self, field, tuple(value))
-        if self.dtype not in _DTYPES:
-            allowed = ", ".join(_DTYPES)
+        if self.dtype not in DTYPES_BY_NAME:
+            allowed = ", ".join(DTYPES_BY_NAME)
             raise ValueError(f"dtype must be one of {allowed}, got {shown(self.dtype)}")
         spatial = len(self.input_shape) - 2
         if self.channels_last and spatial == 1:
@@ -135,7 +132,7 @@ class Case:
         Tensors of one pixel are the same in either memory format; torch calls them contiguous.
         """
         is_of_pixels = math.prod(self.input_shape[2:]) == math.prod(self.weight_shape[2:]) == 1
-        formats = _CHANNELS_LAST if self.channels_last and not is_of_pixels else {}
+        formats = CHANNELS_LAST if self.channels_last and not is_of_pixels else {}
         return ConvProblem(
             op=self.op,
             input_shape=self.input_shape,
@@ -144,7 +141,7 @@ class Case:
             padding=self.padding,
             dilation=self.dilation,
             groups=self.groups,
-            dtype=_DTYPES[self.dtype],
+            dtype=DTYPES_BY_NAME[self.dtype],
             memory_format=formats.get(len(self.input_shape) - 2, torch.contiguous_format),
             allow_tf32=True,
         )
@@ -163,7 +160,7 @@ def load(path: str | PathLike[str] | None = None) -> list[Case]:
     cases: dict[str, Case] = {}
     for number, layer in enumerate(data["layers"], start=1):
         name = layer.get("name") if isinstance(layer, dict) else None
-        where = f"{file}: layer {number}" + (f" ({name[:80]})" if isinstance(name, str) else "")
+        where = f"{file}: layer {number}" + (f" ({cut(name)})" if isinstance(name, str) else "")
         try:
             for case in decode(_Layer, layer, "layer").cases():
                 if (id := case.id) in cases:

@@ -17,10 +17,10 @@ import numpy as np
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import recordings
+from cudnn_autotune.audit.judged_turns import relative_error
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Pick, Record, Truth
 from cudnn_autotune.audit.offline.recording import Recording, Rounds
 from cudnn_autotune.audit.offline.replay import ReplayTimer
-from cudnn_autotune.audit.oracle import relative_error
 from cudnn_autotune.sampling import Limits, Selection
 
 

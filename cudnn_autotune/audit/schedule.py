@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from cudnn_autotune.audit.judged_turns import SOLO, OracleSettings, Solo
 from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
-from cudnn_autotune.audit.oracle import SOLO, OracleSettings, Solo
 from cudnn_autotune.audit.summary import truth_of
 from cudnn_autotune.tools import (
     CaseFailure,

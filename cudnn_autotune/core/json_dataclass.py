@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from cudnn_autotune.core.json_node import MOST, Node
+from cudnn_autotune.core.json_node import LARGEST_NUMBER, Node
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ _PLAIN: dict[Any, Callable[[Any], bool]] = {
     str: lambda value: type(value) is str and value.isascii(),
     bool: lambda value: type(value) is bool,
     int: lambda value: type(value) is int and -(2**63) <= value < 2**63,
-    float: lambda value: type(value) is float and 0 <= value <= MOST,
+    float: lambda value: type(value) is float and 0 <= value <= LARGEST_NUMBER,
 }
 
 

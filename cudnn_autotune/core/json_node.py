@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn
 
-MOST = 1e15
+LARGEST_NUMBER = 1e15
 """The largest number that is allowed; readers in other languages may not accept larger ones."""
 _MOST_SHOWN = 80
 # It shortens long lists and deep nesting, so that a message stays short.
@@ -159,8 +159,8 @@ class Node:
         """Returns a number from 0 to 1e15."""
         value = self.value
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= MOST:  # NaN fails every comparison
-            raise self.error(f"a number from 0 to {MOST:g}")
+        if not is_number or not 0 <= value <= LARGEST_NUMBER:  # NaN fails every comparison
+            raise self.error(f"a number from 0 to {LARGEST_NUMBER:g}")
         return float(value)
 
     def number_or_null(self) -> float | None:

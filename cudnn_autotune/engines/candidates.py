@@ -80,6 +80,14 @@ def candidates(
     return [*listed, *offered]
 
 
+def is_one_plan_in_pytorch(problem: ConvProblem) -> bool:
+    """Returns whether one plan of cuDNN can be PyTorch's own path, but for a bias. PyTorch computes
+    a residual, an activation and padding that differs before and after by further kernels."""
+    n = problem.spatial_dims
+    is_padded_evenly = problem.padding[:n] == problem.padding[n:]
+    return is_padded_evenly and not (problem.residual or problem.activation)
+
+
 def named(text: str, rank: int = 0) -> Candidate:
     """Returns the candidate of any kind that a text names, without workspace and notes. It need not
     exist for any problem.
@@ -190,9 +198,8 @@ class QueriedCandidates:
     @property
     def aten_uses_cudnn(self) -> bool:
         problem, n = self.problem, self.problem.spatial_dims
-        is_padded_before = problem.padding[:n] != problem.padding[n:]
-        if problem.residual or problem.activation or is_padded_before:
-            return False  # it runs kernels of its own behind cuDNN's, or one that pads the input
+        if not is_one_plan_in_pytorch(problem):
+            return False
         # A bias is added by a kernel of PyTorch's here too, as behind the first of mode A.
         backend = torch._C._select_conv_backend(
             *self._operands[:2],

@@ -17,6 +17,7 @@ from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.candidates import QueriedCandidates, candidates, named
 from cudnn_autotune.engines.configs import (
+    HEURISTIC_MODES,
     OWN_PATH,
     Candidate,
     Device,
@@ -25,12 +26,20 @@ from cudnn_autotune.engines.configs import (
     engine_text,
     parse_engine_text,
 )
-from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem, check_problem
+from cudnn_autotune.engines.problem import (
+    CHANNELS_LAST,
+    DTYPES_BY_NAME,
+    MOST_ALIGNED,
+    OPERATIONS,
+    ConvProblem,
+    Operation,
+    check_problem,
+)
 from cudnn_autotune.engines.problem_json import problem_from_json
 from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.expert import recipe
 from cudnn_autotune.sampling.statistics import median_polish
-from cudnn_autotune.timers.board_power import at_limit_ms
+from cudnn_autotune.timers.board_power import FAR_FROM_LIMIT, at_limit_ms
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import added_shapes, operands, run_operator
 from cudnn_autotune.timers.telemetry import Board, Telemetry
@@ -39,10 +48,16 @@ from cudnn_autotune.timers.turns import Turns
 
 __all__ = [
     "Board",
+    "CHANNELS_LAST",
     "Candidate",
     "ConvProblem",
+    "DTYPES_BY_NAME",
+    "FAR_FROM_LIMIT",
     "GpuTimer",
+    "HEURISTIC_MODES",
+    "OPERATIONS",
     "OWN_PATH",
+    "Operation",
     "Peaks",
     "Telemetry",
     "Turns",

@@ -38,7 +38,7 @@ _PERIOD_S = 0.01
 # The period while no new samples arrive, as between two epochs.
 _LONGEST_IDLE_S = 0.16
 # The share of a core for the thread: while it computes, it holds Python's lock, which callers need.
-# With many trials it steps less often, down to a limit.
+# Many trials make its steps rarer, down to a limit.
 _SHARE = 0.01
 _LONGEST_S = 0.5
 # A killed process loses the turns of this time.

@@ -26,7 +26,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from cudnn_autotune.core import json_dataclass
-from cudnn_autotune.core.json_node import MOST, Node
+from cudnn_autotune.core.json_node import LARGEST_NUMBER, Node
 from cudnn_autotune.engines.candidate_id import canonical, config_of
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
@@ -177,7 +177,7 @@ def _count(value: Any, name: str) -> int:
 
 
 def _number(value: Any, name: str) -> float | None:
-    if value is None or (type(value) is float and 0 <= value <= MOST):
+    if value is None or (type(value) is float and 0 <= value <= LARGEST_NUMBER):
         return value
     return Node(value, name).number_or_null()
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from cudnn_autotune.core import json_dataclass, versions
-from cudnn_autotune.core.json_node import MOST, Node, shown
+from cudnn_autotune.core.json_node import LARGEST_NUMBER, Node, shown
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate, check_workspace_limit
 from cudnn_autotune.engines.problem import ConvProblem
@@ -253,7 +253,7 @@ def _all_rejected(rejected: object) -> tuple[tuple[str, float], ...]:
 
 def _error(value: float) -> float:
     # A NaN fails this comparison, and so becomes infinity as well.
-    return float(value) if 0 <= value <= MOST else math.inf
+    return float(value) if 0 <= value <= LARGEST_NUMBER else math.inf
 
 
 def _is_left_out(entry: Measurement) -> bool:

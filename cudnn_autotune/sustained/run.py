@@ -28,7 +28,7 @@ import numpy as np
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.timers.board_power import FAR, arrived, at_limit_ms
+from cudnn_autotune.timers.board_power import FAR_FROM_LIMIT, arrived, at_limit_ms
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 from cudnn_autotune.timers.timer import Batch, Timer
 
@@ -169,7 +169,7 @@ def run_sustained(
     if any(powers[begun:]):
         by_power = partial(at_limit_ms, times, clocks, powers, timer.state(), since=begun)
         near = by_power()
-        far = [] if near else by_power(within=FAR)
+        far = [] if near else by_power(within=FAR_FROM_LIMIT)
     return SustainedRun(
         candidate,
         tuple(times),

@@ -34,9 +34,9 @@ WINDOW_S = 0.025
 LATE_S = 0.010
 ARRIVAL_MS = 30.0
 """Milliseconds from a run's start in which clock and readings may belong to earlier work."""
-NEAR = 0.1
+NEAR_LIMIT = 0.1
 """Relative distance from the limit beyond which a reading is less accurate."""
-FAR = 0.25
+FAR_FROM_LIMIT = 0.25
 """Relative distance from the limit beyond which a reading is not used."""
 # Boards hold their power a percent below the limit.
 _HELD = 0.99
@@ -99,7 +99,7 @@ def at_limit_ms(
     board: GpuState,
     since: int = 0,
     exponent: float = EXPONENT,
-    within: float = NEAR,
+    within: float = NEAR_LIMIT,
 ) -> list[float]:
     """Returns, for each reading, the time of a call at the power limit.
 
@@ -109,7 +109,7 @@ def at_limit_ms(
         since: number of the first batch that counts; readings of an earlier one do not.
         exponent: exponent of the power as a function of the clock.
         within: readings further from the limit (relative) do not count. If the clock is unknown,
-            the bound is ``NEAR``, because the clock might be the highest already.
+            the bound is ``NEAR_LIMIT``, because the clock might be the highest already.
     """
     if board.power_limit_w is None:
         return []
@@ -126,7 +126,7 @@ def at_limit_ms(
         most = None  # factor to the highest clock
         if known and board.max_clock_mhz:
             most = board.max_clock_mhz / float(np.median(known))
-        if abs(power_w / held_w - 1) > (min(within, NEAR) if most is None else within):
+        if abs(power_w / held_w - 1) > (min(within, NEAR_LIMIT) if most is None else within):
             continue
         faster = (held_w / power_w) ** (1 / exponent)  # the clock at the limit
         if most is not None:

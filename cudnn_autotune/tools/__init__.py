@@ -6,7 +6,7 @@ The audit is made of them, of :mod:`cudnn_autotune.expert` and of :mod:`cudnn_au
 from cudnn_autotune.core.atomic_file import write
 from cudnn_autotune.core.display import NONE, progress_bar
 from cudnn_autotune.core.json_dataclass import decode, encode
-from cudnn_autotune.core.json_node import read_json, shown
+from cudnn_autotune.core.json_node import LARGEST_NUMBER, cut, read_json, shown
 from cudnn_autotune.core.table import Table
 from cudnn_autotune.tools import gpu_peaks, options
 from cudnn_autotune.tools.processes import (
@@ -19,11 +19,13 @@ from cudnn_autotune.tools.processes import (
 
 __all__ = [
     "CaseFailure",
+    "LARGEST_NUMBER",
     "NONE",
     "Poisoned",
     "Process",
     "ProcessFailure",
     "Table",
+    "cut",
     "decode",
     "encode",
     "gpu_peaks",

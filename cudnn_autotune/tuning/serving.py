@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.core.json_node import MOST
+from cudnn_autotune.core.json_node import LARGEST_NUMBER
 from cudnn_autotune.engines import offers
 from cudnn_autotune.engines.candidate_id import identify
+from cudnn_autotune.engines.candidates import is_one_plan_in_pytorch
 from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.registry import calls_python
@@ -116,7 +117,7 @@ def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Serv
         candidate = replace(selection.winner.candidate, workspace_bytes=plan.workspace_bytes)
         selection = replace(selection, ranking=(Measurement(candidate, None, 0),))
     # A decision holds finite numbers only.
-    error = None if error is None else min(error, MOST)
+    error = None if error is None else min(error, LARGEST_NUMBER)
     decision = replace(known.decision, selection=selection, relative_error=error)
     # Ranks agree on provisional choices as well, and pins are not looked at again.
     served = replace(known, decision=decision)
@@ -203,15 +204,15 @@ def heuristic_plan(
     open_search: Callable[[], _C.EngineList],
 ) -> _C.Plan:
     """Returns the first config of cuDNN's heuristics that builds and that PyTorch would run, or
-    PyTorch's own path. Where padding differs before and after, and where the engine computes an
-    epilogue, some engines are wrong (csrc/core/cudnn/errata.cpp), and PyTorch runs none.
+    PyTorch's own path. That also serves where PyTorch runs further kernels: with an epilogue or
+    uneven padding some engines are wrong (csrc/core/cudnn/errata.cpp).
 
     Args:
         workspace_limit: bytes; -1: no limit.
         open_search: Opens cuDNN's engines for the problem.
     """
-    n, native = problem.spatial_dims, problem.native()
-    if problem.padding[:n] == problem.padding[n:] and not (problem.residual or problem.activation):
+    native = problem.native()
+    if is_one_plan_in_pytorch(problem):
         with suppress(_C.CudnnError):  # cuDNN cannot express the problem
             search = open_search()
             for candidate in (c for mode in ("A", "FALLBACK") for c in search.query(mode)):

@@ -21,7 +21,13 @@ from cudnn_autotune.engines.unlisted import KERNEL_CFGS
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sustained import run as sustained_run
 from cudnn_autotune.sustained.final import _POWER_ERROR
-from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
+from cudnn_autotune.timers.board_power import (
+    EXPONENT,
+    FAR_FROM_LIMIT,
+    NEAR_LIMIT,
+    arrived,
+    at_limit_ms,
+)
 from cudnn_autotune.timers.telemetry import GpuState
 
 
@@ -38,7 +44,10 @@ def ended_ms(block: dict[str, Any], share: float) -> float:
 
 
 def brought_ms(
-    block: dict[str, Any], board: dict[str, Any], exponent: float = EXPONENT, within: float = NEAR
+    block: dict[str, Any],
+    board: dict[str, Any],
+    exponent: float = EXPONENT,
+    within: float = NEAR_LIMIT,
 ) -> float | None:
     """A call at the power limit, by the readings in a block."""
     found = at_limit_ms(
@@ -77,7 +86,10 @@ def test_blocks_at_the_power_limit_agree_by_the_power_that_they_drew() -> None:
         measured.append(spread([ended_ms(block, 1 / 3) for block in short]))
         at_limit.append(spread([ms for ms in near if ms is not None]))
         for block, ms in zip(short, near, strict=True):
-            if ms is None and (far_ms := brought_ms(block, board, within=FAR)) is not None:
+            if (
+                ms is None
+                and (far_ms := brought_ms(block, board, within=FAR_FROM_LIMIT)) is not None
+            ):
                 far.append((ended_ms(block, 1 / 3) / long_ms, far_ms / long_ms))
     assert statistics.median(measured) > sustained_run.RUN_SIGMA
     assert statistics.median(at_limit) < sustained_run._READING_SIGMA

@@ -40,19 +40,12 @@ OFFERED = {
     "": set(ca.__all__),
     "distributed": {"DistributedTuningError", "agree", "problems_of", "tune"},
     "expert": {
-        *(
-            "Board",
-            "Candidate",
-            "ConvProblem",
-            "GpuTimer",
-            "OWN_PATH",
-            "Peaks",
-            "Telemetry",
-            "Turns",
-        ),
-        *("at_limit_ms", "build_plan", "candidates", "engine_text", "execute", "execute_plan"),
-        *("Turns", "limit", "measure", "median_polish", "named", "open_timer", "operands"),
-        *("parse_engine_text", "problem_from_json", "recipe", "run_operator"),
+        *("Board", "CHANNELS_LAST", "Candidate", "ConvProblem", "DTYPES_BY_NAME"),
+        *("FAR_FROM_LIMIT", "GpuTimer", "HEURISTIC_MODES", "OPERATIONS", "OWN_PATH"),
+        *("Operation", "Peaks", "Telemetry", "Turns", "at_limit_ms", "build_plan", "candidates"),
+        *("engine_text", "execute", "execute_plan", "limit", "measure", "median_polish", "named"),
+        *("open_timer", "operands", "parse_engine_text", "problem_from_json", "recipe"),
+        *("run_operator",),
     },
     "expert.recipe": {
         *("Address", "CompiledKernel", "EngineLaunch", "Int64", "Kernel", "KernelLaunch"),
@@ -62,8 +55,9 @@ OFFERED = {
     "online": {"preparing", "undecided"},
     "sampling": set(ca.sampling.__all__),
     "tools": {
-        *("CaseFailure", "NONE", "Poisoned", "Process", "ProcessFailure", "Table", "decode"),
-        *("encode", "gpu_peaks", "options", "progress_bar", "read_json", "shown"),
+        *("CaseFailure", "LARGEST_NUMBER", "NONE", "Poisoned", "Process", "ProcessFailure"),
+        *("Table", "cut", "decode", "encode", "gpu_peaks", "options", "progress_bar"),
+        *("read_json", "shown"),
         *("started_ahead", "write"),
     },
 }

@@ -10,7 +10,7 @@ from support.models import compared_models
 from support.store.stored import succeeded
 
 import cudnn_autotune as ca
-from cudnn_autotune.comparing.compare import ModelComparison
+from cudnn_autotune.comparing.result import ModelComparison
 
 
 def check(found: ModelComparison, most_error: float) -> None:

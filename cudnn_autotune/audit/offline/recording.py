@@ -14,7 +14,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cudnn_autotune.expert import Candidate, ConvProblem, problem_from_json
+from cudnn_autotune.expert import (
+    HEURISTIC_MODES,
+    Candidate,
+    ConvProblem,
+    problem_from_json,
+)
 from cudnn_autotune.sampling import Cache, GpuState
 from cudnn_autotune.tools import decode, read_json, shown
 
@@ -34,7 +39,6 @@ ENVIRONMENT = (
 )
 """The keys that ``Recording.environment`` must have; values may be None."""
 
-_HEURISTIC_MODES = ("A", "B", "FALLBACK")
 # Fifty times the size of a usual recording, uncompressed.
 _MOST_BYTES = 4 * 2**20
 _MOST_THREADS = 4096
@@ -195,8 +199,8 @@ def _wrong(candidate: RecordedCandidate, texts: set[str]) -> str:
     if candidate.text in texts:
         return f"text: {shown(candidate.text)} is listed twice"
     mode = candidate.heuristic_mode
-    if mode not in ("", *_HEURISTIC_MODES):
-        allowed = ", ".join(_HEURISTIC_MODES)
+    if mode not in ("", *HEURISTIC_MODES):
+        allowed = ", ".join(HEURISTIC_MODES)
         return f"heuristic_mode: must be empty or one of {allowed}, got {shown(mode)}"
     # Only cuDNN's heuristics are sure to list engines of cuDNN.
     if candidate.engine is None and mode:

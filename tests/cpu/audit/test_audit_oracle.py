@@ -10,8 +10,9 @@ import pytest
 from support import simulation
 from support.simulation import SimulatedTimer
 
+from cudnn_autotune.audit.judged_turns import OracleSettings
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle
-from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
+from cudnn_autotune.audit.oracle import against_pytorch, candidate_of, measure
 from cudnn_autotune.audit.summary import truth_of
 from cudnn_autotune.engines.configs import OWN_PATH, Candidate
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cudnn_autotune.audit import record_file
+from cudnn_autotune.audit.judged_turns import OracleSettings
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.oracle import OracleSettings
 from cudnn_autotune.audit.schedule import AuditConfig, Session
 from cudnn_autotune.audit.summary import left_out, shared_cases, summarize
 from cudnn_autotune.tools.processes import CaseFailure, Process, ProcessFailure

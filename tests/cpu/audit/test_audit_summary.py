@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cudnn_autotune.audit import record_file, recordings, report
+from cudnn_autotune.audit.judged_turns import of_rounds
 from cudnn_autotune.audit.model import (
     BURST,
     BURST_COLD,
@@ -26,7 +27,6 @@ from cudnn_autotune.audit.model import (
     Record,
     Truth,
 )
-from cudnn_autotune.audit.oracle import of_rounds
 from cudnn_autotune.audit.summary import (
     regret,
     summarize,

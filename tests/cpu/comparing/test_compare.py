@@ -22,7 +22,7 @@ from torch import nn
 
 import cudnn_autotune as ca
 from cudnn_autotune.comparing import ways
-from cudnn_autotune.comparing.compare import ModelComparison, Row
+from cudnn_autotune.comparing.result import ModelComparison, Row
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)).expand(2, 3, 8, 8)
 

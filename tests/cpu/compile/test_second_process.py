@@ -69,7 +69,7 @@ def test_what_is_another_computation_is_measured_again(kind: str, tmp_path: Path
 def test_what_may_change_is_not_kept(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a provisional choice, or an engine that a pin forces."""
+    """A provisional choice may change, and so may an engine that a pin forces."""
     monkeypatch.setattr(computation, "are_settled", lambda: False)
     assert again(tmp_path, kind) == "tuned"
     assert not list(tmp_path.glob("*.norms"))
@@ -185,7 +185,7 @@ def test_functions_of_pooling_have_texts_of_their_own() -> None:
 
 
 def test_a_graph_that_does_not_say_what_it_computes_has_no_text() -> None:
-    """As a function of the user's, a checkpoint's policy, and a Triton kernel."""
+    """Functions of the user's, a checkpoint's policy and Triton kernels do not say it."""
 
     def saves(*args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE

@@ -174,7 +174,7 @@ measured = st.builds(
 def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
     found = kept(*decisions)
     assert 1 <= len(found) <= 2
-    # What any of them can answer, one that is kept can answer too.
+    # A kept decision answers every question that one of them can answer.
     for one in decisions:
         under = (one.problem.deterministic, one.workspace_limit)
         assert any(known.restricted_to(*under) is not None for known in found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from cudnn_autotune.audit.judged_turns import OracleSettings
 from cudnn_autotune.audit.model import (
     BURST_COLD,
     BURST_HOT,
@@ -18,7 +19,7 @@ from cudnn_autotune.audit.model import (
     Truth,
 )
 from cudnn_autotune.audit.offline_cases import pick, seed_of
-from cudnn_autotune.audit.oracle import OracleSettings, against_pytorch, candidate_of, measure
+from cudnn_autotune.audit.oracle import against_pytorch, candidate_of, measure
 from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.sampling.strategy import Limits
