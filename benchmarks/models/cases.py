@@ -123,7 +123,8 @@ class Way:
 
     @property
     def is_ours(self) -> bool:
-        return bool(self.prepare) or "backend" in (self.compile or {})
+        is_compiled = (self.compile or {}).get("backend") == "cudnn_autotune"
+        return is_compiled or self.prepare in ("convert", "fuse")
 
 
 SETTLING = 500

@@ -228,6 +228,16 @@ def test_means_are_geometric_and_count_what_is_slower() -> None:
     assert [row[-1] for row in steps.rows] == ["4.000", "0.250", "–", "–"]
 
 
+def test_another_backend_of_the_compiler_is_a_rival() -> None:
+    """A ratio of one of ours is over the fastest of the rivals."""
+    ours = {name for name, way in KNOWN.items() if way.is_ours}
+    assert ours == {name for name in KNOWN if name.startswith(("convert", "fuse", "backend"))} | {
+        "compile_ours"
+    }
+    assert not cases.Way("a rival", compile={"backend": "tensorrt"}).is_ours
+    assert not cases.Way("a rival", prepare="tensorrt").is_ours
+
+
 def test_a_result_that_is_further_off_is_named() -> None:
     exact = {"outputs": torch.ones(4), "conv.weight": torch.ones(2, 2, 1, 1)}
     theirs = {name: tensor + 0.01 for name, tensor in exact.items()}
