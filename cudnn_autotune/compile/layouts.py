@@ -1,4 +1,4 @@
-"""Copies of a graph of Dynamo in another memory format, if that changes only strides."""
+"""Copies of an inference graph of Dynamo in another memory format, if only strides change."""
 
 from __future__ import annotations
 

@@ -171,6 +171,8 @@ def compile_training(
 ) -> Run:
     """Compiles a graph with gradients, without changing it, with this package's convolutions.
 
+    The layout is Inductor's: ``layouts.in_layout`` is for inference.
+
     Args:
         with_norms: whether batch norms become this package's operators as well.
     """

@@ -111,7 +111,7 @@ class _Calls(WithPolicy):
     """A base that calls PyTorch's function with the policy of the module."""
 
     _function: ClassVar[str]  # its name in torch.nn.functional
-    _fast: ClassVar[Callable[..., Any]]  # a function of C, so that it is no method
+    _fast: ClassVar[Callable[..., Any]]  # a C function (csrc/bind/python_conv.cpp), no method
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,9 +1,9 @@
 """``auto``, the default: a short race of the few candidates that usually win.
 
 A first call waits for it, so its cost is about that of PyTorch's benchmark mode. :class:`Shortlist`
-has its candidates. The modes ``race`` and ``sustained`` also look at the rest of the list, further
-kernels, engines that are seldom the fastest, and the board's throttling, which seldom change the
-choice.
+has its candidates, and ``race.race_selection`` chooses the winner. The modes ``race`` and
+``sustained`` also look at the rest of the list, further kernels, engines that are seldom the
+fastest, and the board's throttling, which seldom change the choice.
 """
 
 from __future__ import annotations

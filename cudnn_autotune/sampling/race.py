@@ -1,7 +1,9 @@
-"""``race``: turns of all candidates until one is the fastest, or the difference no longer matters.
+"""The modes that race, and the choice of the winner (:func:`race_selection`).
 
-It measures the time of short batches under a clock that all candidates share. On a board that
-reaches its power limit the order may be another one under sustained load: see ``sustained``.
+In ``race`` all candidates take turns until one is the fastest, or the difference no longer matters.
+``auto`` races a short list. Both measure short batches under a clock that all candidates share. On
+a board that reaches its power limit the order may be another one under sustained load: see
+``sustained``.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ class FinalRules:
 
 
 def race_selection(found: SearchState) -> Selection | None:
-    """Returns the selection by the last race only; None if no candidate was raced, or none runs."""
+    """Returns the selection by the last race only; None if no candidate was raced, or none runs.
+
+    Candidates tie if their time in that race is within a tie's width (0.5 %) of the least. The
+    first one in the order of ``ties.break_ties`` wins.
+    """
     if not found.is_raced:
         return None
     last = found.last
