@@ -1,4 +1,4 @@
-"""The format of a store's file: a header line, followed by one entry in each line.
+"""The format of a store's file: a header line, followed by one entry in each line (``codec``).
 
 If two entries have the same name, the later one is valid. So a change only appends a line:
 
