@@ -59,7 +59,7 @@ class FinalRules:
 def race_selection(found: SearchState) -> Selection | None:
     """Returns the selection by the last race only; None if no candidate was raced, or none runs.
 
-    Candidates tie if their time in that race is within a tie's width (0.5 %) of the least. The
+    Survivors tie if their time in that race is within ``RaceRules.tie_width`` of the least. The
     first one in the order of ``ties.break_ties`` wins.
     """
     if not found.is_raced:
