@@ -8,9 +8,9 @@
 // columns. So a tap of 32 outputs takes six instructions, and most outputs of a tensor that is full
 // of NaN or infinities have both bits after one or two rows of the filter.
 //
-// Outputs that are NaN but should not be are listed, and each is written by a thread of its own.
-// Before that, pixels with a NaN are listed: if they are few, each of as many threads computes
-// eight channels of one from its definition.
+// Outputs that are NaN but should not be are listed, and each is written by a thread of its own, or
+// by eight if they are few. Before that, pixels with a NaN are listed: if they are few, each of as
+// many threads computes eight channels of one from its definition.
 //
 // If the block's first row is full of NaN, mostly the whole input is not finite, and the block
 // stops after it. Then the bits of every second row of the input suffice to see that most outputs
@@ -50,26 +50,31 @@ constexpr unsigned kInfinity = infinity_of(ELEMENT{});
 constexpr unsigned kEachByte = 0x01010101u;
 constexpr int kTogether = KERNEL_W < 8 ? KERNEL_W : 8;  // taps whose inputs are loaded together
 
-// The sum of an output without products of zeros.
+// One lane's part of the sum of an output, without products of zeros: `lanes` lanes share the sum.
 __device__ __forceinline__ float exact_sum(const ELEMENT* x, const ELEMENT* filter, const Shape& s,
-                                           int image, int channel, int row, int column) {
+                                           int image, int channel, int row, int column, int lane,
+                                           int lanes) {
+  constexpr int kAcross = ceil_div(KERNEL_W, kTogether);
   float sum = 0.0f;
 #pragma unroll 1
-  for (int kh = 0; kh < KERNEL_H; ++kh) {
-    const int from_row = row - s.pad_h + kh;
+  for (int part = lane; part < KERNEL_H * kAcross; part += lanes) {
+    const int kh = part / kAcross, first = part % kAcross * kTogether;
+    const int from_row = row - s.pad_h + kh, from = column - s.pad_w + first;
     if (from_row < 0 || from_row >= s.in_h) continue;
-#pragma unroll 1
-    for (int first = 0; first < KERNEL_W; first += kTogether) {
-      ELEMENT inputs[kTogether] = {}, taps[kTogether] = {};
+    const ELEMENT* const in_row = x + offset(s, image, channel, from_row, 0, s.in_h, s.in_w);
+    // These loads have no condition, so that they are on their way together.
+    ELEMENT inputs[kTogether], taps[kTogether];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int kw = first + i, from = column - s.pad_w + kw;
-        if (kw >= KERNEL_W || from < 0 || from >= s.in_w) continue;
-        inputs[i] = x[offset(s, image, channel, from_row, from, s.in_h, s.in_w)];
-        taps[i].bits = static_cast<unsigned short>(weight(filter, kh, kw));
-      }
+    for (int i = 0; i < kTogether; ++i) {
+      const int at = min(max(from + i, 0), s.in_w - 1);
+      const int tap = kh * KERNEL_W + min(first + i, KERNEL_W - 1);
+      inputs[i] = in_row[CHANNELS_LAST ? at * s.channels : at];
+      taps[i] = filter[TURNED ? kTaps - 1 - tap : tap];
+    }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) sum += to_float(inputs[i]) * to_float(taps[i]);
+    for (int i = 0; i < kTogether; ++i) {
+      const bool is_inside = first + i < KERNEL_W && from + i >= 0 && from + i < s.in_w;
+      sum += is_inside ? to_float(inputs[i]) * to_float(taps[i]) : 0.0f;
     }
   }
   return sum;
@@ -317,20 +322,26 @@ struct Repair {
     const float nan = activate<ACTIVATION>(__uint_as_float(0x7fffffffu));
     const unsigned two = pack<ELEMENT>(nan, nan);
 #pragma unroll 1
-    for (int item = threadIdx.x; item < (end - first_out) * kInRow; item += kThreads) {
+    for (int item = threadIdx.x; item < kInRow; item += kThreads) {
       const Place place = place_of(item);
-      if (!exists(place)) continue;
-      ELEMENT* const to = y + offset(s, place.image, max(place.channel, first_channel), place.row,
-                                     place.column, s.out_h, s.out_w);
-      if (!CHANNELS_LAST) {
+      int rows = exists(place) ? end - first_out : 0;
+      if (SIGNAL) rows = min(rows, ceil_div(s.out_w - place.column, kTileColumns));
+      const unsigned down = row_bytes(s, s.out_w) / 2;
+      ELEMENT* to = y + offset(s, place.image, max(place.channel, first_channel), place.row,
+                               place.column, s.out_h, s.out_w);
+#pragma unroll 1
+      for (; rows > 0; --rows, to += down) {
+        if (!CHANNELS_LAST) {
 #pragma unroll
-        for (int i = 0; i < kOctetChannels; ++i) {
-          to[static_cast<long long>(i) * s.out_h * s.out_w].bits = static_cast<unsigned short>(two);
+          for (int i = 0; i < kOctetChannels; ++i) {
+            to[static_cast<long long>(i) * s.out_h * s.out_w].bits =
+                static_cast<unsigned short>(two);
+          }
+        } else if (CHANNELS == 4) {
+          *reinterpret_cast<uint2*>(to) = make_uint2(two, two);
+        } else {
+          *reinterpret_cast<uint4*>(to) = make_uint4(two, two, two, two);
         }
-      } else if (CHANNELS == 4) {
-        *reinterpret_cast<uint2*>(to) = make_uint2(two, two);
-      } else {
-        *reinterpret_cast<uint4*>(to) = make_uint4(two, two, two, two);
       }
     }
   }
@@ -425,16 +436,26 @@ struct Repair {
     return is_met;
   }
 
-  // Writes an output: infinity if it is `plus` or `minus`.
+  // A lane's part of an output; infinity if it is `plus` or `minus`.
+  __device__ __forceinline__ float sum_of(const Place& place, bool plus, bool minus, int lane,
+                                          int lanes) const {
+    if (plus || minus) return __uint_as_float(plus ? 0x7f800000u : 0xff800000u);
+    const ELEMENT* const filter = w + static_cast<long long>(place.channel) * kTaps;
+    return exact_sum(x, filter, s, place.image, place.channel, place.row, place.column, lane,
+                     lanes);
+  }
+
+  __device__ __forceinline__ void write_sum(const Place& place, float sum) const {
+    const long long at =
+        offset(s, place.image, place.channel, place.row, place.column, s.out_h, s.out_w);
+    y[at] = from_float<ELEMENT>(finish(sum, bias, residual, place.channel, at));
+  }
+
+  // What is not listed is written by one thread.
   __device__ __noinline__ void write(int image, int channel, int row, int column, bool plus,
                                      bool minus) const {
-    float sum = __uint_as_float(plus ? 0x7f800000u : 0xff800000u);
-    if (!plus && !minus) {
-      const ELEMENT* const filter = w + static_cast<long long>(channel) * KERNEL_H * KERNEL_W;
-      sum = exact_sum(x, filter, s, image, channel, row, column);
-    }
-    const long long at = offset(s, image, channel, row, column, s.out_h, s.out_w);
-    y[at] = from_float<ELEMENT>(finish(sum, bias, residual, channel, at));
+    const Place place{0, image, channel, row, column};
+    write_sum(place, sum_of(place, plus, minus, 0, 1));
   }
 
   // Lists outputs of an item that are not NaN by the bits that have been read. If the block has
@@ -477,8 +498,8 @@ struct Repair {
       int place = atomicAdd(listed, __popc(open));
       if (is_stopped && place >= kListed) return;
 #pragma unroll 1
-      for (int k = 0; k < 32; ++k) {
-        if ((open >> k & 1) == 0) continue;
+      for (; open != 0; open &= open - 1) {
+        const int k = 31 - __clz(open & -open);
         const int at = 4 * j + k / 8, of = k % 8;
         const bool is_plus = !is_stopped && (now_plus >> k & 1);
         const bool is_minus = !is_stopped && (now_minus >> k & 1);
@@ -492,15 +513,23 @@ struct Repair {
     }
   }
 
+  // Writes what is listed. Eight lanes share a sum of a short list, because they wait for loads.
   __device__ __forceinline__ void write_listed() const {
-    const int count = min(*listed, kListed);
+    const int count = min(*listed, kListed), shift = 2 * count <= kThreads ? 3 : 0;
+    const int lanes = 1 << shift, lane = threadIdx.x & (lanes - 1);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += kThreads) {
-      const int channel = list[i] / 4 % (8 * kOctets), pixel = list[i] / (4 * 8 * kOctets);
+    for (int first = 0; first < count; first += kThreads >> shift) {
+      const int i = first + (threadIdx.x >> shift);
+      const int one = list[min(i, count - 1)];
+      const int channel = one / 4 % (8 * kOctets), pixel = one / (4 * 8 * kOctets);
       const int tile = pixel / kTileColumns % kTiles;
       const int row = first_out + pixel / (kTileColumns * kTiles);
-      write((first_tile + tile) / s.tiles_across, channel_of(0) + channel, row_of(row),
-            column_of(tile, row) + pixel % kTileColumns, list[i] & 2, list[i] & 1);
+      const Place place{0, (first_tile + tile) / s.tiles_across, channel_of(0) + channel,
+                        row_of(row), column_of(tile, row) + pixel % kTileColumns};
+      float sum = sum_of(place, one & 2, one & 1, lane, lanes);
+#pragma unroll 1
+      for (int bits = 1; bits < lanes; bits *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bits);
+      if (lane == 0 && i < count) write_sum(place, sum);
     }
   }
 };
@@ -537,14 +566,11 @@ __device__ __noinline__ bool repair(unsigned char* shared, const ELEMENT* x, con
     }
     __syncthreads();
     const bool is_open = is_stopped && *block.listed > most;
-    if (!is_stopped) block.write_listed();
+    if (is_stopped && !is_open && end == end_out) block.fill(end_out);
     __syncthreads();
     if (is_open) return false;
-  }
-  if (is_stopped) {
-    block.fill(end_out);
+    if (!is_stopped || end == end_out) block.write_listed();
     __syncthreads();
-    block.write_listed();
   }
   return true;
 }
