@@ -19,7 +19,7 @@ def results(tmp_path: Path) -> Path:
     """A folder with real records of two kinds: a script's, and the package's audit."""
     folder = tmp_path / "results" / "gpu"
     folder.mkdir(parents=True)
-    for name in ("gpu_tests", "audit_layers_missed"):
+    for name in ("gpu_tests.part1", "audit_layers_missed"):
         (folder / f"{name}.json").write_bytes((RECORDS / f"{name}.json").read_bytes())
     return tmp_path / "results"
 
@@ -42,7 +42,7 @@ def test_rendering_writes_a_page_and_check_sees_what_changed(results: Path) -> N
     assert render(results) == 0
     text = page.read_text()
     assert text.startswith("# Measured on: NVIDIA H200\n")
-    for name in ("gpu_tests", "audit_layers_missed"):
+    for name in ("gpu_tests.part1", "audit_layers_missed"):
         assert f"[Record](../results/gpu/{name}.json)" in text
     plot = results / "gpu" / "audit_layers_missed.png"
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -56,7 +56,7 @@ def test_rendering_writes_a_page_and_check_sees_what_changed(results: Path) -> N
 
 
 @pytest.mark.basic(2)
-@pytest.mark.parametrize("name", ["gpu_tests", "audit_layers_missed"])
+@pytest.mark.parametrize("name", ["gpu_tests.part1", "audit_layers_missed"])
 @pytest.mark.parametrize(
     ("change", "named"),
     [({"device": "cpu"}, "dry run"), ({"driver": None}, "driver"), ({"commit": ""}, "commit")],
@@ -74,7 +74,7 @@ def test_figures_without_their_origin_are_left_out(
     output = capsys.readouterr().err
     assert f"left out: {name}.json" in output
     assert named in output
-    (results / "gpu" / "gpu_tests.json").unlink()
+    (results / "gpu" / "gpu_tests.part1.json").unlink()
     changed(results, "audit_layers_missed", device="cuda", driver="1", commit="0" * 40)
     assert render(results) == 0
 
