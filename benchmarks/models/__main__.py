@@ -8,12 +8,13 @@ batch. The ways to run it take turns in one process: their steps are captured in
 captured is called instead, and marked.
 
 PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's freezing; compile_max:
-            with max-autotune-no-cudagraphs
+            with max-autotune-no-cudagraphs; compile_mended: with a fault corrected that some
+            versions of Inductor have in training (`models/inductor_layout.py`), else left out
 ours        convert: `cudnn_autotune.convert(norms=False)` in eager, convert_last: to channels_last,
             convert_auto: with `memory_format="auto"` and this package's norms, convert_engines:
             without what computes convolutions beside cuDNN's engines, convert_race, convert_online
             and convert_sustained: by these modes, online after 500 steps or when it has decided,
-            convert_norms: with this package's norms too;
+            convert_norms: with this package's norms too, convert_last_norms: both in channels_last;
             backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_no_norms:
             with PyTorch's batch norms in training, backend_frozen: with frozen weights,
             backend_compare: in the faster of the first and Inductor's (in training, of the first
@@ -142,7 +143,7 @@ def main() -> int:
                     name
                     for name in ways
                     if (mode == modes[0] or name in EVERYWHERE)
-                    and (WAYS[name].trains or not case.is_training)
+                    and (WAYS[name].trains if case.is_training else not WAYS[name].mends)
                 ]
                 if asked and mine:
                     requests[f"{mode}:{case.id}"] = {

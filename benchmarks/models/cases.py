@@ -16,7 +16,7 @@ class Model:
     train: tuple[int, ...] = (64,)
 
 
-# Models of torchvision or timm; the last 21 are those of networks.py.
+# Models of torchvision or timm; the last 23 are those of networks.py.
 MODELS = {
     "resnet50": Model(),
     "efficientnet_v2_s": Model(),
@@ -35,16 +35,18 @@ MODELS = {
     "hifigan": Model(((80, 128),), (1, 8), (8,)),
     "conv_tasnet": Model(((1, 64000),), (1, 8), (4,)),
     "whisper_encoder": Model(((80, 3000),), (1, 32), ()),
-    "wav2vec2": Model(((1, 160000),), (1, 8), ()),
+    "wav2vec2": Model(((1, 160000),), (1, 8), (4,)),
     "encodec": Model(((1, 48000),), (1, 8), ()),
     "dac_decoder": Model(((1024, 86),), (1, 8), ()),
-    "demucs": Model(((2, 176400),), (1, 4), ()),
+    "demucs": Model(((2, 176400),), (1, 4), (2,)),
     "melgan": Model(((80, 200),), (1, 8), ()),
     "bigvgan": Model(((80, 100),), (1, 8), ()),
     "parallel_wavegan": Model(((1, 24000), (80, 100)), (1, 8), ()),
-    "nnunet3d": Model(((1, 128, 128, 128),), (1, 2), ()),
-    "vnet": Model(((1, 64, 128, 128),), (1, 2), ()),
+    "nnunet3d": Model(((1, 128, 128, 128),), (1, 2), (1,)),
+    "vnet": Model(((1, 64, 128, 128),), (1, 2), (2,)),
     "rife": Model(((3, 640, 1280), (3, 640, 1280)), (1, 4), ()),
+    "ddpm_unet": Model(((4, 64, 64), ()), (1, 8), (4,)),
+    "resnet50_fpn": Model(((3, 800, 800),), (1, 2), (2,)),
 }
 # Step -> what it is called in a table.
 STEPS = {"infer": "inference", "train": "training", "optimize": "training with SGD"}
@@ -117,6 +119,8 @@ class Way:
     freezing: bool = False
     """Inductor's setting, which takes the weights as constants; Dynamo reads it too."""
     trains: bool = True
+    mends: bool = False
+    """Whether a fault of Inductor in training is corrected, which some versions have."""
     times_while_compiling: bool = False
     settles: bool = False
     """Whether steps are run until no choice is open, SETTLING at most, before it is captured."""
@@ -142,6 +146,10 @@ WAYS = {
         compile={"mode": "max-autotune-no-cudagraphs"},
         times_while_compiling=True,
     ),
+    # Without its cache: the programs of compile have the same key, but not the same layout.
+    "compile_mended": Way(
+        "compile, mended", compile={"options": {"fx_graph_cache": False}}, mends=True
+    ),
     "convert": Way("convert", "convert"),
     "convert_race": Way("convert, race", "convert", sampling="race"),
     "convert_online": Way("convert, online", "convert", sampling="online", settles=True),
@@ -150,6 +158,9 @@ WAYS = {
     "convert_norms": Way("convert, norms", "convert", norms=True),
     # For a contiguous case: the layout is a part of what is chosen.
     "convert_last": Way("convert, channels_last", "convert", "channels_last"),
+    "convert_last_norms": Way(
+        "convert, norms, channels_last", "convert", "channels_last", norms=True
+    ),
     "convert_auto": Way("convert, layout auto", "convert", "auto", norms=True),
     "fuse": Way("fuse", "fuse", trains=False),  # in older records
     "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),

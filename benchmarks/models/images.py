@@ -3,11 +3,13 @@
 The U-Net and the VAE decoder of diffusion are those of Stable Diffusion 1.5; the detector is built
 as YOLOv8-S, without its decoding of boxes; StyleGAN2 is its synthesis network, with bilinear
 upsampling in place of filters of its own. RIFE (arXiv 2011.06294) is its network of flows, from
-coarse to fine, without the one that refines the frame.
+coarse to fine, without the one that refines the frame. The ResNet with a feature pyramid is
+torchvision's backbone of detectors: its batch norms are constants.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -97,7 +99,8 @@ def _output(i: int, o: int) -> nn.Module:
 
 
 class DiffusionUNet(nn.Module):
-    """forward: latents (N, 4, H, W), time steps (N,), text (N, L, ``context``) -> noise."""
+    """forward: latents (N, 4, H, W), time steps (N,), text (N, L, ``context``) -> noise. Without
+    a context it has no attention, and takes no text."""
 
     def __init__(
         self, widths: Sequence[int] = (320, 640, 1280, 1280), context: int = 768, heads: int = 8
@@ -108,7 +111,8 @@ class DiffusionUNet(nn.Module):
         self.conv_in = nn.Conv2d(4, first, 3, padding=1)
 
         def block(i: int, o: int, attends: bool) -> nn.Module:
-            return ResBlock(i, o, time, Transformer(o, context, heads) if attends else None)
+            attention = Transformer(o, context, heads) if context and attends else None
+            return ResBlock(i, o, time, attention)
 
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         width, kept = first, [first]  # kept: the widths of what the way up concatenates
@@ -128,7 +132,7 @@ class DiffusionUNet(nn.Module):
                 self.up.append(_upsample(width))
         self.out = _output(first, 4)
 
-    def forward(self, x: Tensor, steps: Tensor, text: Tensor) -> Tensor:
+    def forward(self, x: Tensor, steps: Tensor, text: Tensor | None = None) -> Tensor:
         half = self.conv_in.out_channels // 2
         rates = torch.exp(torch.arange(half, device=x.device) * (-math.log(10000) / half))
         angles = steps.float()[:, None] * rates
@@ -221,6 +225,19 @@ class Detector(nn.Module):
         c = self.csp2(torch.cat([self.down2(b), c], 1))
         heads = zip((a, b, c), self.boxes, self.classes, strict=True)
         return [torch.cat([boxes(x), classes(x)], 1) for x, boxes, classes in heads]
+
+
+class FrozenResNetFPN(nn.Module):
+    """forward: images (N, 3, H, W) -> features at strides 4 to 64. As torchvision trains it, the
+    stem and the first stage have no gradients."""
+
+    def __init__(self, name: str = "resnet50") -> None:
+        super().__init__()
+        parts = importlib.import_module("torchvision.models.detection.backbone_utils")
+        self.backbone = parts.resnet_fpn_backbone(backbone_name=name, weights=None)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [*self.backbone(x).values()]
 
 
 class DoubleConv(nn.Sequential):

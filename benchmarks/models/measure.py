@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 
-from . import engines_alone
+from . import engines_alone, inductor_layout
 from .cases import SETTLING, WAYS, Case
 from .deadline import TimeIsUpError, until
 from .gpu_lock import GpuLock
@@ -62,6 +62,9 @@ def _measured(
     device = request["device"]
     steps: dict[str, Step] = {}
     for name in request["ways"]:
+        if WAYS[name].mends and (reason := inductor_layout.nothing_to_mend()):
+            yield {"part": "left_out", "way": name, "reason": reason}
+            continue
         try:
             with until(end):
                 step, part = _first_step(subject, name, batch, lock)
@@ -134,7 +137,8 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     may_lend = (
         contextlib.nullcontext() if way.times_while_compiling else lock.lent_while_compiling()
     )
-    with config.patch(freezing=way.freezing), may_lend:
+    mending = inductor_layout.mended() if way.mends else contextlib.nullcontext()
+    with config.patch(freezing=way.freezing), mending, may_lend:
         step = subject.step(way, batch)
         step()
     synchronize(subject.device)

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from torch import nn
 
 from models.audio import ConvTasNet, HiFiGAN, Wav2Vec2, WhisperEncoder
-from models.images import ESRGAN, RIFE, Detector, DiffusionUNet, StyleGAN2, UNet, vae_decoder
+from models.images import (
+    ESRGAN,
+    RIFE,
+    Detector,
+    DiffusionUNet,
+    FrozenResNetFPN,
+    StyleGAN2,
+    UNet,
+    vae_decoder,
+)
 from models.vocoders import BigVGAN, Demucs, ParallelWaveGAN, dac_decoder, encodec, melgan
 from models.volumes import UNet3d, VideoDecoder, VNet
 
@@ -38,4 +47,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     ),
     "vnet": (VNet, lambda: VNet(4, 2)),
     "rife": (RIFE, lambda: RIFE((8, 4, 4))),
+    "ddpm_unet": (
+        lambda: DiffusionUNet((128, 256, 256, 512), context=0),
+        lambda: DiffusionUNet((32, 64), context=0),
+    ),
+    "resnet50_fpn": (FrozenResNetFPN, lambda: FrozenResNetFPN("resnet18")),
 }

@@ -58,8 +58,8 @@ class Run:
                 with self._recording:
                     self._keep(name, request, entries, part)
                     self._record.save()
-        times = [len(entry.get("times_ms", {})) for entry in entries.values()]
-        return times == [len(request["ways"])] * len(request["batches"])
+        whole = [{*e.get("times_ms", {}), *e.get("left_out", {})} for e in entries.values()]
+        return [len(ways) for ways in whole] == [len(request["ways"])] * len(request["batches"])
 
     def _keep(
         self, name: str, request: Request, entries: dict[int, dict[str, Any]], part: dict[str, Any]
@@ -72,6 +72,8 @@ class Run:
             self._runs.append(entries[batch])
         if kind == "way":
             entries[batch]["ways"][part.pop("way")] = part
+        elif kind == "left_out":
+            entries[batch].setdefault("left_out", {})[part["way"]] = part["reason"]
         elif kind == "failed":
             self._fails(f"{name}, batch {batch}: {part['step']}: {part['error']}")
         elif kind == "compared":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import cases, measure
+from models import cases, inductor_layout, measure
 from models import subject as subjects
 from models.cases import MODELS, Case
 from models.cases import WAYS as KNOWN
@@ -24,6 +24,8 @@ from support.processes.benchmark_scripts import (
 )
 from torch import nn
 from torch._inductor import compile_fx, config
+from torch._inductor.graph import GraphLowering
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudnn_autotune as ca
 
@@ -41,14 +43,14 @@ NETWORKS = (
     *("unet3d", "video_decoder"),
     *("hifigan", "conv_tasnet", "whisper_encoder", "wav2vec2"),
     *("encodec", "dac_decoder", "demucs", "melgan", "bigvgan", "parallel_wavegan"),
-    *("nnunet3d", "vnet", "rife"),
+    *("nnunet3d", "vnet", "rife", "ddpm_unet", "resnet50_fpn"),
 )
 MILLIONS = (
     *(859.521, 49.489, 11.167, 31.038, 27.933, 16.698),
     *(31.194, 63.240),
     *(13.926, 5.051, 8.205, 94.343),
     *(6.447, 54.104, 22.331, 4.266, 6.449, 1.302),
-    *(16.547, 6.929, 6.820),
+    *(16.547, 6.929, 6.820, 66.425, 26.799),
 )
 
 
@@ -122,7 +124,7 @@ def test_every_compiled_way_has_a_program_of_its_own(
         return graph.forward
 
     monkeypatch.setattr(compile_fx, "compile_fx", compile_only)
-    names = [name for name, way in KNOWN.items() if way.compile is not None]
+    names = [name for name, way in KNOWN.items() if way.compile is not None and not way.mends]
     for ways, batches in ((names, [2, 1]), (names[::-1], [1])):
         parts = list(measure.measure(request_for | {"ways": ways, "batches": batches}))
         assert not [part for part in parts if part["part"] == "failed"]
@@ -131,6 +133,54 @@ def test_every_compiled_way_has_a_program_of_its_own(
         # The first is the convolution that loads the compiler.
         assert frozen == [False, *[KNOWN[name].freezing for name in ways] * len(batches)]
         frozen.clear()
+
+
+def backward_graph(channels: int, groups: int) -> Any:
+    """The gradients of a convolution, on a device of which Inductor knows nothing."""
+    how = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups, [True, True, False])
+    x = torch.empty(8, channels, 14, 14, device="meta")
+    weight = torch.empty(channels, channels // groups, 3, 3, device="meta")
+    backward = torch.ops.aten.convolution_backward.default
+    return make_fx(lambda *tensors: backward(*tensors, *how), tracing_mode="fake")(x, x, weight)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "is_laid_out"),
+    [(128, 1, True), (128, 128, True), (128, 4, False), (32, 1, False)],
+)
+def test_mended_inductor_lays_out_a_backward_as_its_forward(
+    channels: int, groups: int, is_laid_out: bool
+) -> None:
+    """Its own rules leave alone grouped convolutions that are not depthwise, and small ones."""
+    graph = backward_graph(channels, groups)
+    code = graph.code
+    as_it_is = GraphLowering.decide_layout_opt(graph, is_inference=False)
+    with inductor_layout.mended():
+        assert GraphLowering.decide_layout_opt(graph, is_inference=False) == is_laid_out
+    assert GraphLowering.decide_layout_opt(graph, is_inference=False) == as_it_is
+    graph.recompile()
+    assert graph.code == code
+    if not inductor_layout.nothing_to_mend():
+        assert not as_it_is
+
+
+@pytest.mark.slow
+def test_a_fault_that_torch_does_not_have_is_told(
+    request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = ["eager", "compile", "compile_mended"]
+    case = {**request_for["case"], "step": "train"}
+    request = request_for | {"case": case, "batches": [2], "ways": ways}
+    for reason in ("", "this torch has no such fault"):
+        monkeypatch.setattr(inductor_layout, "nothing_to_mend", lambda text=reason: text)
+        parts = {part["part"]: part for part in measure.measure(request)}
+        assert "failed" not in parts
+        if reason:
+            assert parts["left_out"] == {
+                **{"batch": 2, "part": "left_out"},
+                **{"way": "compile_mended", "reason": reason},
+            }
+        assert list(parts["turns"]["times_ms"]) == (ways[:2] if reason else ways)
 
 
 def test_a_way_that_fails_is_named_and_the_others_are_measured(
@@ -320,6 +370,8 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions
             "nnunet3d": [(1, 4, 128, 128, 128)],
             "vnet": [(1, 2, 64, 128, 128)],
             "rife": [(1, 3, 640, 1280)],
+            "ddpm_unet": [(1, 4, 64, 64)],
+            "resnet50_fpn": [(1, 256, side, side) for side in (200, 100, 50, 25, 13)],
         }[name]
     )
 
