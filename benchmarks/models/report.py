@@ -34,6 +34,8 @@ class Row:
         self.ways: dict[str, dict[str, Any]] = {}
         """What is known of each way beside its times, from the first process that has it."""
         self.peak_bytes: dict[str, int] = {}
+        self.left_out: dict[str, str] = {}
+        """Way -> why it was not run."""
         self._called: set[Key] = set()
         self._times: dict[Key, float] = {}
         self._blocks: dict[Key, tuple[int, list[float]]] = {}
@@ -60,6 +62,7 @@ class Row:
                 self._called.add(key)
         self.ways = {**run["ways"], **self.ways}
         self.peak_bytes = {**run.get("peak_bytes", {}), **self.peak_bytes}
+        self.left_out |= run.get("left_out", {})
 
     @property
     def times_ms(self) -> dict[Key, float]:
@@ -136,7 +139,8 @@ def rows(data: dict[str, Any]) -> list[Row]:
 def tables(data: dict[str, Any]) -> list[Table]:
     """Of a record, or of several whose runs were put together."""
     found = rows(data)
-    shown = [_means(found), _steps(data, found), *_rates(found), *_by_way(data, found)]
+    shown = [_means(found), _steps(data, found), *_rates(found)]
+    shown += [*_trained(found), *_by_way(data, found)]
     shown[-1].note += "".join(f" {text}." for text in data["results"].get("failures", []))
     return shown
 
@@ -204,7 +208,9 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
         f"each; medians. Ratios are medians of those of the blocks of one round, with quartiles "
         f"where these are more than 1 % away. Ours by {asked['sampling']}. Times of other "
         "processes, as of PyTorch's other modes, are brought to the first one's by what a way took "
-        "in both. *: plain calls, since no graph was captured." + dry_run_note(data),
+        "in both. *: plain calls, since no graph was captured."
+        + _left_out(found)
+        + dry_run_note(data),
         texts=len(_CASE),
     )
     for row in found:
@@ -213,6 +219,11 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
         cells += [str(row.against(way) or NONE) for way in ours]
         table.rows.append((*row.case, *cells))
     return table
+
+
+def _left_out(found: list[Row]) -> str:
+    reasons = {f" {WAYS[way].label}: {why}." for row in found for way, why in row.left_out.items()}
+    return "".join(sorted(reasons))
 
 
 def _rates(found: list[Row]) -> list[Table]:
@@ -229,6 +240,52 @@ def _rates(found: list[Row]) -> list[Table]:
         rates = [number(None if ms is None else 1e3 * row.batch / ms, 0) for ms in times]
         table.rows.append((*row.case, *rates))
     return [table]
+
+
+def _trained(found: list[Row]) -> list[Table]:
+    """What training steps of ours cost beside their time, next to PyTorch's, if there are any."""
+    trained = [row for row in found if row.step != "infer"]
+    ours = _ours(trained)
+    first: dict[str, list[float | None]] = {}
+    memory: dict[str, list[float | None]] = {}
+    for way in ours:
+        seconds = [(_first_step(row, way), _first_step(row, "compile")) for row in trained]
+        if _compiles(way):
+            first[f"{WAYS[way].label} / compile: first step"] = [_over(*two) for two in seconds]
+        sizes = [(row.peak_bytes.get(way), _peak_of_rival(row, way)) for row in trained]
+        theirs = "best torch.compile" if _compiles(way) else "eager"
+        memory[f"{WAYS[way].label} / {theirs}: memory"] = [_over(*two) for two in sizes]
+    columns = {name: ratios for name, ratios in (first | memory).items() if any(ratios)}
+    if not columns:
+        return []
+    table = Table(
+        "Training: ours over PyTorch's, the first step and the memory",
+        [*_CASE, *columns],
+        note="The first step is over that of compile, the most memory of a later step over that of "
+        "PyTorch's fastest. Last: the median, and the most. Later ways find what earlier ones have "
+        "compiled, as below.",
+        texts=len(_CASE),
+    )
+    for row, cells in zip(trained, zip(*columns.values(), strict=True), strict=True):
+        if any(cells):
+            table.rows.append((*row.case, *map(number, cells)))
+    known = [[ratio for ratio in ratios if ratio] for ratios in columns.values()]
+    last = [f"{numbers.median(ratios):.3f} ({max(ratios):.3f})" for ratios in known]
+    table.rows.append(("median (most)", "", *last))
+    return [table]
+
+
+def _first_step(row: Row, way: str) -> float | None:
+    return row.ways.get(way, {}).get("first_step_s")
+
+
+def _peak_of_rival(row: Row, way: str) -> int | None:
+    rival = row.rival(way)
+    return row.peak_bytes.get(rival[0]) if rival else None
+
+
+def _over(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours and theirs else None
 
 
 def _by_way(data: dict[str, Any], found: list[Row]) -> list[Table]:

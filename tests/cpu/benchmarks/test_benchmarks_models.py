@@ -278,6 +278,31 @@ def test_means_are_geometric_and_count_what_is_slower() -> None:
     assert [row[-1] for row in steps.rows] == ["4.000", "0.250", "–", "–"]
 
 
+def test_first_steps_and_memory_of_training_are_told_as_ratios() -> None:
+    """Of a step's memory over that of PyTorch's fastest."""
+    ways = {"compile": {"first_step_s": 10.0}, "backend": {"first_step_s": 15.0}}
+    peaks = {"eager": 100, "compile": 200, "compile_max": 400, "convert": 50, "backend": 300}
+    times = dict(eager=9.0, compile=4.0, compile_max=3.0, convert=2.0, backend=1.5)
+    run = measured("a", "pytorch_on_10", times, ways=ways, peak_bytes=peaks)
+    left_out = {"compile_mended": "torch 0.0 has no fault"}
+    train = run | {"step": "train", "left_out": left_out}
+    quick = train | {"model": "b", "ways": ways | {"backend": {"first_step_s": 5.0}}}
+    shown = {table.title: table for table in tables(report_data(run, train, quick))}
+    table = shown["Training: ours over PyTorch's, the first step and the memory"]
+    assert table.columns[2:] == [
+        "backend / compile: first step",
+        "convert / eager: memory",
+        "backend / best torch.compile: memory",
+    ]
+    assert [row[2:] for row in table.rows] == [
+        ("1.500", "0.500", "0.750"),
+        ("0.500", "0.500", "0.750"),
+        ("1.000 (1.500)", "0.500 (0.500)", "0.750 (0.750)"),
+    ]
+    assert shown["Steps (ms)"].note.endswith("compile, mended: torch 0.0 has no fault.")
+    assert len(tables(report_data(run))) == len(shown) - 1, "inference has none"
+
+
 def test_another_backend_of_the_compiler_is_a_rival() -> None:
     """A ratio of one of ours is over the fastest of the rivals."""
     ours = {name for name, way in KNOWN.items() if way.is_ours}
