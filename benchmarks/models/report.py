@@ -26,8 +26,8 @@ class Row:
     possible."""
 
     def __init__(self, key: tuple[str, str, str, int], runs: list[Run]) -> None:
-        model, self.step, layout, self.batch = key
-        self.case = (model, f"{STEPS[self.step]}, {layout}, {self.batch}")
+        model, self.step, self.layout, self.batch = key
+        self.case = (model, f"{STEPS[self.step]}, {self.layout}, {self.batch}")
         order = list(PYTORCH)
         runs = sorted(runs, key=lambda run: order.index(run["pytorch"]))
         runs.sort(key=lambda run: len(run.get("times_ms", {})), reverse=True)
@@ -177,6 +177,9 @@ def _means(found: list[Row]) -> Table:
     for row in found:
         size = "batch 1" if row.batch == 1 else "larger batches"
         groups.setdefault(f"{STEPS[row.step]}, {size}", []).append(row)
+    if len({row.layout for row in found}) > 1:
+        for row in found:
+            groups.setdefault(f"{STEPS[row.step]}, {row.layout}", []).append(row)
     for title, mine in groups.items():
         cells = [_mean([each[row] for row in mine if row in each]) for each in ratios.values()]
         table.rows.append((f"{title}: {len(mine)}", *cells))

@@ -276,6 +276,11 @@ def test_means_are_geometric_and_count_what_is_slower() -> None:
     means, steps, *_ = tables(data)
     assert means.rows[0] == ("all: 4", "1.000 (0.250 to 4.000, 1 of 2)")
     assert [row[-1] for row in steps.rows] == ["4.000", "0.250", "–", "–"]
+    contiguous = measured("a", "pytorch_on_10", {"eager": 6.0, "convert": 2.0})
+    data["results"]["runs"].append(contiguous | {"layout": "contiguous"})
+    means = {row[0]: row[1][:5] for row in tables(data)[0].rows}
+    assert means["inference, channels_last: 4"] == "1.000"
+    assert means["inference, contiguous: 1"] == "3.000"
 
 
 def test_first_steps_and_memory_of_training_are_told_as_ratios() -> None:
@@ -412,7 +417,7 @@ def test_networks_take_all_their_steps(name: str) -> None:
         subject = Subject(case, 2, "cpu")
         assert [x.dim() for x in subject.inputs] == [1 + len(s) for s in MODELS[name].inputs]
         expected = subject.reference(1)
-        assert (len(expected) > 10) == case.is_training, "gradients of all convolutions"
+        assert (len(expected) > 8) == case.is_training, "gradients of all convolutions"
         for way in ("eager", "convert"):
             mine = subject.step(KNOWN[way], 1)
             mine()
