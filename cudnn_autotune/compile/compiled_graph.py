@@ -74,7 +74,9 @@ class Compilation:
     ``"cudnn_autotune"`` and ``"inductor"``; or ``"pytorch"``, the graph without a compiler, if the
     groups or the convolutions alone show that plain Inductor is slower. ``freezing`` adds
     ``"inductor, frozen"``. ``memory_format="auto"`` adds the program in the other layout,
-    ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune, channels_last"``."""
+    ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune, channels_last"``. Of a training graph
+    they are ``"cudnn_autotune"``, ``"cudnn_autotune, PyTorch's norms"``, and one in another layout;
+    the times are those of a step."""
     gpu_times_ms: dict[str, float] = field(default_factory=dict)
     """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
     source: str = "tuned"

@@ -7,7 +7,6 @@ if that is faster. The whole program is then timed against plain Inductor's.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,8 +20,6 @@ from cudnn_autotune.compile.programs import Options, compile_plain
 from cudnn_autotune.compile.training_graph import TrainingGraph
 from cudnn_autotune.nn.counterparts import COUNTERPARTS
 from cudnn_autotune.timers.programs import Run
-
-_log = logging.getLogger(__name__)
 
 _MOST_RECORDS = 256
 
@@ -68,12 +65,6 @@ def backend(
         record.mode, record.chosen, record.note = "plain", PLAIN, reason
         return compile_plain(graph, example_inputs, settings.inductor)
     if needs_gradient:
-        if settings.memory_format == "auto":
-            record.note = (
-                "the layout of a training graph stays: give the model its layout by "
-                "convert(model, memory_format='auto', example_input=...) before it is compiled"
-            )
-            _log.warning("%s", record.note)
         return TrainingGraph(graph, example_inputs, settings, record).__call__
     # Dynamo copies the attributes of its argument, and so would keep all first programs.
     return CompiledGraph(graph, example_inputs, settings, record).__call__

@@ -1,4 +1,8 @@
-"""Copies of an inference graph of Dynamo in another memory format, if only strides change."""
+"""Copies of a graph of Dynamo in another memory format, if only strides change.
+
+The graph is the one before autograd. Gradients go back through the copies of inputs and weights,
+and what autograd saves is in the layout.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from cudnn_autotune.compile.communication import LOCAL, all_nodes, namespaces_of
 from cudnn_autotune.compile.formulas import conv_each_image
 from cudnn_autotune.compile.graph_copies import copied
 from cudnn_autotune.compile.weights import operators as weight_operators
-from cudnn_autotune.engines.conv_layout import laid_out
+from cudnn_autotune.engines.conv_layout import is_channels_last_image, laid_out
 from cudnn_autotune.engines.problem import strides_of
 from cudnn_autotune.nn.counterparts import CONVOLUTIONS
 
@@ -31,6 +35,7 @@ _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channe
 # A convolution of fewer channels a group has engines for contiguous tensors without transpositions.
 _FEW_CHANNELS = 16
 _HALF_TYPES = {torch.float16, torch.bfloat16}
+_CASTS = {torch.float32, *_HALF_TYPES}  # between which autocast casts weights
 _GROUPS = 6  # the position of ``groups`` among the arguments of every convolution
 # Calls that read memory by the strides which a tensor has in PyTorch.
 _BY_STRIDES = {
@@ -40,12 +45,15 @@ _BY_STRIDES = {
 }
 
 
-def favours_channels_last(graph: GraphModule) -> bool:
+def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> bool:
     """Returns whether a graph of Dynamo is likely to be faster in channels_last, if Inductor keeps
-    its layout. It does so without 2-d convolutions, or with grouped ones.
+    its layout. It does so without 2-d convolutions, with grouped ones, and in any backward.
 
     Engines for half types compute in channels_last. Except for depthwise convolutions and few
     channels, they transpose contiguous tensors before and after.
+
+    Args:
+        for_training: whether the graph has a backward.
     """
     work = {True: 0.0, False: 0.0}
     has_2d = has_groups = False
@@ -65,12 +73,31 @@ def favours_channels_last(graph: GraphModule) -> bool:
         is_half = output.dtype in _HALF_TYPES
         channels = output.shape[1] if output.dim() == value.dim() else 0
         suits = is_half and min(channels, *value.shape[:2]) >= _FEW_CHANNELS
+        suits &= not (for_training and _is_channels_last(value))
         work[suits] += output.numel() * value.numel() / max(1, channels)
-    return (has_groups or not has_2d) and work[True] > work[False]
+    return (for_training or has_groups or not has_2d) and work[True] > work[False]
+
+
+def _is_channels_last(weight: Tensor) -> bool:
+    """Returns whether a weight is in channels_last already, 1-d ones as images of height 1."""
+    if weight.dim() == 3:
+        return is_channels_last_image(weight)
+    return weight.stride() == strides_of(weight.shape, True)
+
+
+def layout_of(graph: GraphModule) -> str:
+    """Returns the layout that most weights of a graph of Dynamo have."""
+    weights = [node.meta["example_value"] for node in _weights_of_convolutions(graph.graph)]
+    is_last = sum(map(_is_channels_last, weights)) > len(weights) / 2
+    return "channels_last" if is_last else "contiguous"
 
 
 def in_layout(
-    graph: GraphModule, memory_format: str, *, with_constants: bool = False
+    graph: GraphModule,
+    memory_format: str,
+    *,
+    with_constants: bool = False,
+    with_casts: bool = False,
 ) -> GraphModule:
     """Returns a copy of a graph that first copies weights of convolutions into a layout, and inputs
     with the same number of dimensions if that is 4 or 5. Its outputs have the given graph's
@@ -79,6 +106,7 @@ def in_layout(
     Args:
         memory_format: ``"contiguous"`` or ``"channels_last"``.
         with_constants: whether weights become constants, so that Inductor copies each only once.
+        with_casts: whether copies of weights have the dtype to which autocast would cast them.
 
     Raises:
         ValueError: an output of the graph shares memory with an input or another output, or has
@@ -97,6 +125,8 @@ def in_layout(
     placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
     output = graph.graph.output_node()
     inputs, outputs = fake_tensors(placeholders), fake_tensors(output.all_input_nodes)
+    if any("example_value" not in node.meta for node in (*placeholders, *output.all_input_nodes)):
+        raise ValueError("its inputs and outputs are not all known")
     if any(isinstance(step, torch.SymInt) for x in outputs.values() for step in x.stride()):
         raise ValueError("sizes are dynamic")
     memory, others = (
@@ -124,7 +154,7 @@ def in_layout(
         for reader in readers:
             reader.replace_input_with(node, copy)
     lay_out = _each_laid_out if with_constants else _laid_out_together
-    _lay_out_weights(graph.graph, weights, lay_out, memory_format)
+    _lay_out_weights(graph.graph, weights, lay_out, memory_format, with_casts)
     for node, value in outputs.items():
         with graph.graph.inserting_before(output):
             restored = graph.graph.call_function(_in_strides, (node, value.stride()))
@@ -208,33 +238,44 @@ def _is_part(filters: Sequence[Any], all_filters: Sequence[Any]) -> bool:
 def _lay_out_weights(
     graph: Graph,
     readers: Mapping[Node, Sequence[Node]],
-    lay_out: Callable[[Sequence[Tensor], str], list[Tensor]],
+    lay_out: Callable[[Sequence[Tensor], str, torch.dtype], list[Tensor]],
     memory_format: str,
+    with_casts: bool,
 ) -> None:
     """Puts weights of convolutions into the convolutions' layout.
 
-    One call of ``lay_out`` for each dtype lays out the graph's inputs among them. A weight that the
-    graph computes is laid out by itself, so that Inductor writes it in this layout.
+    One call of ``lay_out`` for each pair of dtypes lays out the graph's inputs among them. A weight
+    that the graph computes is laid out by itself, so that Inductor writes it in this layout.
 
     Args:
         readers: the nodes that read each weight so.
+        with_casts: as of :func:`in_layout`.
     """
-    by_dtype: dict[torch.dtype, list[Node]] = {}
-    for weight in readers:
-        if weight.op == "placeholder":
-            by_dtype.setdefault(weight.meta["example_value"].dtype, []).append(weight)
     behind = graph.find_nodes(op="placeholder")[-1].next
-    sources = [(weights, behind, lay_out) for weights in by_dtype.values()]
-    computed = [weight for weight in readers if weight.op != "placeholder"]
-    sources += [([weight], weight.next, _each_laid_out) for weight in computed]
-    for weights, before, function in sources:
-        with graph.inserting_before(before):
-            together = graph.call_function(function, (weights, memory_format))
-            for i, weight in enumerate(weights):
+    alike: dict[Any, dict[Node, list[Node]]] = {}
+    for weight, nodes in readers.items():
+        of_weight = weight.meta["example_value"].dtype
+        for reader in nodes:
+            dtype = _dtype_read(reader, of_weight) if with_casts else of_weight
+            of_reader = (of_weight, dtype, weight if weight.op != "placeholder" else None)
+            alike.setdefault(of_reader, {}).setdefault(weight, []).append(reader)
+    for (_, dtype, computed), weights in alike.items():
+        function = lay_out if computed is None else _each_laid_out
+        with graph.inserting_before(behind if computed is None else computed.next):
+            together = graph.call_function(function, (list(weights), memory_format, dtype))
+            for i, (weight, nodes) in enumerate(weights.items()):
                 copy = graph.call_function(operator.getitem, (together, i))
                 copy.meta = dict(weight.meta)
-                for reader in readers[weight]:
+                for reader in nodes:
                     reader.replace_input_with(weight, copy)
+
+
+def _dtype_read(reader: Node, dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which a node reads a weight of a dtype; it differs under autocast."""
+    output = reader.meta.get("example_value")
+    if reader.target in CONVOLUTIONS and isinstance(output, Tensor):
+        return output.dtype if {dtype, output.dtype} <= _CASTS else dtype
+    return dtype
 
 
 # Inductor traces these functions with its tensors for their inputs.
@@ -244,25 +285,45 @@ def _laid_out(x: Tensor, memory_format: str) -> Tensor:
     return laid_out(x, _FORMATS[memory_format])
 
 
-def _each_laid_out(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
-    """Returns weights of convolutions in a layout, each for itself, 1-d ones as images of height
-    1."""
-    return [_laid_out(weight, memory_format) for weight in weights]
+def _each_laid_out(
+    weights: Sequence[Tensor], memory_format: str, dtype: torch.dtype
+) -> list[Tensor]:
+    """Returns weights of convolutions in a layout and a dtype, each for itself, 1-d ones as images
+    of height 1."""
+    return [_laid_out(weight.to(dtype), memory_format) for weight in weights]
 
 
-def _laid_out_together(weights: Sequence[Tensor], memory_format: str) -> list[Tensor]:
-    """Returns weights of convolutions in a layout, 1-d ones as images of height 1. One operator
-    copies all weights whose elements move."""
+def _laid_out_together(
+    weights: Sequence[Tensor], memory_format: str, dtype: torch.dtype
+) -> list[Tensor]:
+    """Returns weights of convolutions in a layout and a dtype, 1-d ones as images of height 1. One
+    operator copies all weights whose elements change or move, and one more those that require no
+    gradient in a graph that has gradients."""
     is_last = memory_format == "channels_last"
+    has_gradients = torch.is_grad_enabled()
     found: dict[int, Tensor] = {}
+    copied: dict[bool, list[int]] = {}
     for i, weight in enumerate(weights):
-        if weight.is_contiguous() and 1 in (weight.shape[1], weight[0, 0].numel()):
-            found[i] = weight.as_strided(weight.shape, strides_of(weight.shape, is_last))
-    others = [i for i in range(len(weights)) if i not in found]
-    if others:
-        copies = weight_operators.laid_out([weights[i] for i in others], is_last)
-        found.update(zip(others, copies, strict=True))
+        if weight.dtype != dtype:
+            copied.setdefault(weight.requires_grad and has_gradients, []).append(i)
+        elif weight.stride() == strides_of(weight.shape, is_last):
+            found[i] = weight
+        elif weight.is_contiguous() and 1 in (weight.shape[1], weight[0, 0].numel()):
+            found[i] = _with_order(weight, is_last)
+        else:
+            copied.setdefault(weight.requires_grad and has_gradients, []).append(i)
+    for places in copied.values():
+        copies = weight_operators.laid_out([weights[i] for i in places], is_last, dtype)
+        found.update(zip(places, copies, strict=True))
     return [found[i] for i in range(len(weights))]
+
+
+def _with_order(weight: Tensor, is_last: bool) -> Tensor:
+    """Returns a view of a weight whose elements have the same order in both layouts."""
+    if not is_last:
+        return weight.movedim(1, -1).view(weight.shape)
+    rows, columns, *kernel = weight.shape
+    return weight.view(rows, *kernel, columns).movedim(-1, 1)
 
 
 def _in_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -138,7 +138,7 @@ def find_norms(graph: Graph) -> list[Norm]:
         graph: nodes call PyTorch's functions, and have their fake tensors in
             ``meta["example_value"]``.
     """
-    if any(_begins_transform(node) for node in graph.nodes):
+    if any(begins_transform(node) for node in graph.nodes):
         return []
     sharing = _sharing(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -307,7 +307,7 @@ def running_statistics(graph: Graph) -> set[Node]:
     return {value for value in values if isinstance(value, Node)}
 
 
-def _begins_transform(node: Node) -> bool:
+def begins_transform(node: Node) -> bool:
     """Returns whether a call begins a transform of ``torch.func`` or forward-mode autograd, under
     which tensors have parts unknown to the graph."""
     name = getattr(node.target, "__name__", "")

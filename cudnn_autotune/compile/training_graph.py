@@ -1,4 +1,5 @@
-"""A compiled graph with gradients: its programs, with this package's batch norms or PyTorch's."""
+"""A compiled graph with gradients: its programs, with this package's batch norms or PyTorch's, in
+the layout that the model has or another one."""
 
 from __future__ import annotations
 
@@ -14,13 +15,24 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.compile.activations import Decompositions
-from cudnn_autotune.compile.aliasing import written_among
-from cudnn_autotune.compile.communication import communicates
+from cudnn_autotune.compile.aliasing import value_of, written_among
+from cudnn_autotune.compile.communication import communicates, nested_graphs
 from cudnn_autotune.compile.compiled_graph import OURS, ComparedGraph, Compilation, is_capturing
 from cudnn_autotune.compile.frozen_weights import weights_of
-from cudnn_autotune.compile.graph_copies import with_our_convolutions
+from cudnn_autotune.compile.graph_copies import use_formulas, with_our_convolutions
 from cudnn_autotune.compile.groups import is_same_shape, reads_in_place
-from cudnn_autotune.compile.norms import find_norms, running_statistics, serve_norms
+from cudnn_autotune.compile.layouts import (
+    OTHER_LAYOUT,
+    favours_channels_last,
+    in_layout,
+    layout_of,
+)
+from cudnn_autotune.compile.norms import (
+    begins_transform,
+    find_norms,
+    running_statistics,
+    serve_norms,
+)
 from cudnn_autotune.compile.programs import Options, compile_plain, tagged, with_joint_pass
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.timers.programs import Run
@@ -37,47 +49,100 @@ _log = logging.getLogger(__name__)
 class TrainingGraph(ComparedGraph):
     """A compiled graph with gradients and this package's convolutions.
 
-    Its batch norms are this package's operators too if a step of the whole graph, forward and
-    backward, is then faster: in plain calls by the time of a step, in captures of a CUDA graph by
-    the GPU's part of it.
+    Its batch norms are this package's operators too, and it is in another layout, if a step of the
+    whole graph, forward and backward, is then faster: in plain calls by the time of a step, in
+    captures of a CUDA graph by the GPU's part of it.
     """
 
     def __init__(
         self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
     ) -> None:
         super().__init__(graph, inputs, record)
+        self._graph = graph
+        self._options = options
         self._weights = weights_of(graph, inputs)
         self._written: list[int] = []
         """Places of the buffers that a step changes."""
+        self._with_norms: set[str] = set()
+        """Names of the programs with this package's norms."""
         norms = [] if options.norms == "never" else find_norms(graph.graph)
         record.norms = self._found = [norm.report() for norm in norms]
         is_serving = any(norm.obstacle is None for norm in norms)
-        is_measured = is_serving and options.norms == "measure" and options.compare
-        if is_measured and (why := self._why_not_compared(graph, inputs)) is not None:
+        measures_norms = is_serving and options.norms == "measure" and options.compare
+        layout = self._layout_to_try()
+        if (measures_norms or (layout is not None and options.compare)) and (
+            why := self._why_not_compared(graph, inputs)
+        ) is not None:
             self._give_up(f"the graph {why}")
-            is_serving = is_measured = False
+            is_serving = is_serving and not measures_norms
+            measures_norms, layout = False, None
+        other = None
+        if layout is not None:
+            name = f"{OURS}, {layout}"
+            other = self._if_possible(name, inputs, is_serving, layout)
+            if other is not None and not options.compare:
+                self._use(name, other)
+                return
         ours = None
-        if is_serving:
-            try:
-                ours = compile_training(graph, inputs, options, with_norms=True)
-            except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
-                raise
-            except Exception as failure:
-                record.note = f"no norms: {failure}".partition("\n")[0]
-                _log.warning("a compiled graph has %s", record.note, exc_info=True)
-                self._report(False, "the program with it could not be compiled")
-        if ours is not None and not is_measured:
-            self._current = self._captured = ours
-            self._report(True, "it was asked for" if options.compare else "nothing is compared")
-            return
-        theirs = compile_training(graph, inputs, options, with_norms=False)
-        self._current = self._captured = theirs
-        if ours is None:
+        if is_serving and (
+            other is None or not measures_norms or options.memory_format is not None
+        ):
+            ours = self._if_possible(OURS, inputs, True)
+        base = OURS
+        if ours is None or measures_norms:
+            base = WITHOUT_NORMS if is_serving else OURS
+            theirs = compile_training(graph, inputs, options, with_norms=False)
+            self._contenders[base] = theirs
+        if ours is not None:
+            self._contenders[OURS] = ours
+        if other is not None:
+            self._contenders[name] = other
+        self._use(base, self._contenders[base])
+        if len(self._contenders) == 1:
+            self._contenders = {}
             return
         self._find_kept(graph, inputs, options)
-        self._contenders = {WITHOUT_NORMS: theirs, OURS: ours}
-        record.chosen = record.chosen_in_captures = WITHOUT_NORMS
-        self._report(False, "it waits to be compared")
+        if measures_norms:
+            self._report(False, "it waits to be compared")
+
+    def _layout_to_try(self) -> str | None:
+        """Returns the layout in which the graph may be faster; None if there is none."""
+        if self._options.memory_format == "auto":
+            return OTHER_LAYOUT[layout_of(self._graph)]
+        favours = favours_channels_last(self._graph, for_training=True)
+        return "channels_last" if favours else None
+
+    def _if_possible(
+        self, name: str, inputs: Sequence[Any], with_norms: bool, layout: str | None = None
+    ) -> Run | None:
+        """Returns a program; None, with a reason in the record's note, if it cannot be compiled."""
+        options = self._options
+        try:
+            program = compile_training(
+                *(self._graph, inputs, options), with_norms=with_norms, memory_format=layout
+            )
+        except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
+            raise
+        except Exception as failure:
+            lack = "norms" if layout is None else name
+            self._record.note = f"no {lack}: {failure}".partition("\n")[0]
+            if layout is None:
+                _log.warning("a compiled graph has %s", self._record.note, exc_info=True)
+                self._report(False, "the program with it could not be compiled")
+            else:
+                _log.info("a compiled graph has %s", self._record.note)
+            return None
+        if with_norms:
+            self._with_norms.add(name)
+        return program
+
+    def _use(self, name: str, program: Run) -> None:
+        """Makes this program run from now on."""
+        self._current = self._captured = program
+        self._record.chosen = self._record.chosen_in_captures = name
+        if name in self._with_norms:
+            is_asked = self._options.compare
+            self._report(True, "it was asked for" if is_asked else "nothing is compared")
 
     def _why_not_compared(self, graph: GraphModule, inputs: Sequence[Any]) -> str | None:
         """Returns the reason why the graph cannot be run several times at the first call; None if
@@ -102,7 +167,8 @@ class TrainingGraph(ComparedGraph):
 
     def _give_up(self, reason: str) -> None:
         super()._give_up(reason)
-        self._report(False, self._record.note)
+        if self._record.chosen not in self._with_norms:
+            self._report(False, self._record.note)
 
     def __call__(self, *inputs: Any) -> Any:
         if is_capturing():
@@ -125,21 +191,22 @@ class TrainingGraph(ComparedGraph):
             self._give_up("there was not enough memory")
             return
         self._keep(comparison)
-        if (reason := comparison.wrong.get(OURS)) is not None:
-            record.note = f"{OURS}: {reason}"
-            self._report(False, reason)
-            _log.warning("the norms of a compiled graph are PyTorch's: %s", reason)
-            return
-        record.chosen, record.chosen_in_captures = (
-            comparison.fastest,
-            comparison.fastest_in_captures,
-        )
-        self._current = contenders[record.chosen]
-        self._captured = contenders[record.chosen_in_captures]
+        for name, reason in comparison.wrong.items():
+            record.note = f"{name}: {reason}"
+            _log.warning("the compiled program %r is not used: %s", name, reason)
+        chosen, captured = comparison.fastest, comparison.fastest_in_captures
+        self._current, self._captured = contenders[chosen], contenders[captured]
+        record.chosen, record.chosen_in_captures = chosen, captured
         times = record.gpu_times_ms or record.times_ms
-        text = f"a step takes {times[OURS]:.3f} ms with norms, {times[WITHOUT_NORMS]:.3f} without"
-        self._report(record.chosen == OURS, text)
-        _log.info("chose %s: %s", record.chosen, text)
+        text = ", ".join(f"{ms:.3f} ms by {name}" for name, ms in times.items())
+        _log.info("chose %s: a step takes %s", chosen, text)
+        if WITHOUT_NORMS not in contenders:
+            return
+        text = record.note
+        if with_norms := [times[name] for name in times if name in self._with_norms]:
+            best, without = min(with_norms), times[WITHOUT_NORMS]
+            text = f"a step takes {best:.3f} ms with norms, {without:.3f} without"
+        self._report(chosen in self._with_norms, text)
 
 
 def _step(program: Run) -> Run:
@@ -167,24 +234,52 @@ def _step(program: Run) -> Run:
 
 
 def compile_training(
-    graph: GraphModule, inputs: Sequence[Any], options: Options, *, with_norms: bool
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+    *,
+    with_norms: bool,
+    memory_format: str | None = None,
 ) -> Run:
     """Compiles a graph with gradients, without changing it, with this package's convolutions.
 
-    The layout is Inductor's: ``layouts.in_layout`` is for inference.
-
     Args:
         with_norms: whether batch norms become this package's operators as well.
+        memory_format: as of :func:`in_layout`; None leaves the layout to Inductor.
+
+    Raises:
+        Exception: the graph's in another layout.
     """
     ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
+    patches = dict(options.inductor)
+    if memory_format is not None:
+        _check_layout(graph)
+        ours = in_layout(ours, memory_format, with_casts=True)
+        patches["layout_optimization"] = False
+        if memory_format == "channels_last":
+            use_formulas(ours)
     if not with_norms:
-        return compile_plain(ours, inputs, options.inductor)
+        return compile_plain(ours, inputs, patches)
     serve_norms(ours.graph, find_norms(ours.graph))
     ours.graph.lint()
     ours.recompile()
-    patches = with_joint_pass(options.inductor, _recompute_outputs)
+    patches = with_joint_pass(patches, _recompute_outputs)
     with tagged():
         return compile_plain(ours, inputs, patches, _compile_with_norms)
+
+
+def _check_layout(graph: GraphModule) -> None:
+    """Raises ValueError if a graph with gradients keeps its layout: beside what
+    :func:`in_layout` names, if sizes are dynamic, or if it has a graph of its own kind in it or a
+    transform of ``torch.func``."""
+    values = [value_of(node) for node in graph.graph.find_nodes(op="placeholder")]
+    sizes = [size for value in values if isinstance(value, Tensor) for size in value.shape]
+    if any(isinstance(one, torch.SymInt) for one in (*values, *sizes)):
+        raise ValueError("sizes are dynamic")
+    if len(nested_graphs(graph)) > 1:
+        raise ValueError("a part of it is a graph, such as a checkpoint")
+    if any(begins_transform(node) for node in graph.graph.nodes):
+        raise ValueError("it has a transform of torch.func")
 
 
 def _recompute_outputs(graph: Graph) -> None:

@@ -9,6 +9,7 @@ package (``fold.cu``, csrc/weights/weights_cuda.cpp).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,13 +31,52 @@ _library.define(
 fold_weights = torch.ops.cudnn_autotune.fold_weights.default
 
 
-def laid_out(weights: Sequence[Tensor], channels_last: bool) -> list[Tensor]:
-    """Returns copies of weights of one dtype in a layout, as of :func:`strides_of`."""
+def laid_out(weights: Sequence[Tensor], channels_last: bool, dtype: torch.dtype) -> list[Tensor]:
+    """Returns copies of weights of one dtype in a layout, as of :func:`strides_of`, and a dtype. If
+    gradients go back through them, each one is in its weight's strides and dtype.
+
+    A weight that is dense in neither layout gets a contiguous gradient.
+    """
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        copies: Sequence[Tensor] = _LaidOut.apply(channels_last, dtype, *weights)
+        return list(copies)
+    return _laid_out(weights, channels_last, dtype)
+
+
+def _laid_out(weights: Sequence[Tensor], channels_last: bool, dtype: torch.dtype) -> list[Tensor]:
     count = len(weights)
     found: list[Tensor] = torch.ops.cudnn_autotune.fold_weights(
-        list(weights), [], [0] * count, [0.0] * count, weights[0].dtype, channels_last
+        list(weights), [], [0] * count, [0.0] * count, dtype, channels_last
     )
     return found
+
+
+class _LaidOut(torch.autograd.Function):
+    """Copies of weights. One operator for each layout and dtype of the weights writes their
+    gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, channels_last: bool, dtype: torch.dtype, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.of_weights = [
+            (weight.stride() == strides_of(weight.shape, True), weight.dtype) for weight in weights
+        ]
+        return tuple(_laid_out(weights, channels_last, dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = [None] * len(gradients)
+        alike: dict[Any, list[int]] = {}
+        for i, (gradient, of_weight) in enumerate(zip(gradients, ctx.of_weights, strict=True)):
+            if gradient is not None:
+                alike.setdefault(of_weight, []).append(i)
+        for (channels_last, dtype), places in alike.items():
+            given = [gradient for i in places if (gradient := gradients[i]) is not None]
+            for i, copy in zip(places, _laid_out(given, channels_last, dtype), strict=True):
+                found[i] = copy
+        return None, None, *found
 
 
 def has_bias(given: int) -> bool:

@@ -952,15 +952,6 @@ class TestLayout:
         innermost = 1 if other == "channels_last" else 3
         assert [text.split(", ")[innermost] for text in made] == ["1", "1"]
 
-    @pytest.mark.slow
-    def test_a_training_graph_says_what_to_do(
-        self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        compiled(block.train(), **self.options("contiguous"))(input).sum().backward()
-        assert last().mode == "training"
-        assert "convert(model, memory_format='auto', example_input=...)" in last().note
-        assert last().note in caplog.text
-
 
 class TestCallers:
     def test_gradients_need_the_unfused_program(self, block: nn.Module, input: Tensor) -> None:

@@ -301,10 +301,10 @@ class TestMeasured:
     ) -> None:
         compile_training = training_graph.compile_training
 
-        def fails(*arguments: Any, with_norms: bool) -> Any:
+        def fails(*arguments: Any, with_norms: bool, **layout: Any) -> Any:
             if with_norms:
                 raise RuntimeError("no such kernel\nat all")
-            return compile_training(*arguments, with_norms=False)
+            return compile_training(*arguments, with_norms=False, **layout)
 
         monkeypatch.setattr(training_graph, "compile_training", fails)
         check_steps(Residual(), data(4, 8, 6, 5), lambda one: compiled(one, norms=norms))
