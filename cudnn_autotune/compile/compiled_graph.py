@@ -62,7 +62,7 @@ class Compilation:
     mode: str
     """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
     groups: list[GroupReport] = field(default_factory=list)
-    """Convolutions of an inference graph, in its order."""
+    """Convolutions of an inference graph, or of a forward in training, in its order."""
     concatenations: list[ConcatenationReport] = field(default_factory=list)
     """Concatenations of an inference graph that convolutions could write in place, in its order."""
     norms: list[NormReport] = field(default_factory=list)

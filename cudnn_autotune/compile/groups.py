@@ -6,7 +6,7 @@ The engines of that operator are searched like those of any convolution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,7 +189,11 @@ def _hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
 
 
 def find_groups(
-    graph: Graph, decompositions: Decompositions, *, channels_last: bool = False
+    graph: Graph,
+    decompositions: Decompositions,
+    *,
+    channels_last: bool = False,
+    saved: Collection[Any] = (),
 ) -> list[Group]:
     """Finds the groups of a functional graph: one for each convolution, in the graph's order.
     Groups have no common nodes.
@@ -201,6 +205,7 @@ def find_groups(
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
         decompositions: the decompositions of the graph's trace.
         channels_last: whether the graph will run in channels_last, even if it has other strides.
+        saved: the outputs that a backward reads. A group has none of them, but maybe its output.
     """
     activations = find_activations(graph, decompositions)
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -219,8 +224,8 @@ def find_groups(
             if (applied := _only_use(tail, activations.get(tail, []), claimed)) is not None:
                 nodes += applied.nodes
                 tail, activation, slope = applied.output, applied.activation, applied.slope
-            if len(nodes) == 1 and node.args[2] is None:
-                obstacle = "no bias, residual or activation follows that it could compute"
+            if len(nodes) == 1:
+                obstacle = _why_alone(node, saved)
         if obstacle is not None:
             alone = Group(node, node, (node,), channels_last=channels_last, obstacle=obstacle)
             found.append(alone)
@@ -256,6 +261,18 @@ def _obstacle(convolution: Node) -> str | None:
     if values[0].is_cuda and not is_marked:
         return "it is PyTorch's own"
     return None
+
+
+def _why_alone(convolution: Node, saved: Collection[Any]) -> str | None:
+    """Returns the reason why ``conv_fused`` does not take a convolution that no residual or
+    activation follows; None if it does, to add its bias."""
+    has_bias = convolution.args[2] is not None
+    if convolution in saved:
+        readers = [user for user in convolution.users if user.op != "output"]
+        # A kernel that reads the output anyway adds the bias as well.
+        if not has_bias or (readers and all(map(reads_in_place, readers))):
+            return "the backward reads its output"
+    return None if has_bias else "no bias, residual or activation follows that it could compute"
 
 
 def _residual_addition(convolution: Node) -> tuple[Node, Node] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from types import ModuleType
 from typing import Any
@@ -202,7 +202,7 @@ def _compile_fused(
     weights = weights_of(graph, inputs)
     positions = weights if options.freezing else []
     while True:
-        compiler = _FusingCompiler(judge, [] if positions else weights, len(inputs))
+        compiler = FusingCompiler(judge, [] if positions else weights, len(inputs))
         run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
         if not any(compiler.written[: len(positions)]):
             break
@@ -218,17 +218,21 @@ def _compile_fused(
     )
 
 
-def tagged() -> AbstractContextManager[None]:
-    """Adds this package's version to the keys of Inductor's caches. Another version may lower its
-    operators in another way."""
+def compile_tagged(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+    """Compiles an ATen graph by Inductor, with this package's version in the keys of its caches.
+    Another version may lower its operators in another way."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
     tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
-    patched: AbstractContextManager[None]
-    patched = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
-    return patched
+    with torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        return compile_fx_inner(graph, inputs, **arguments)
 
 
-class _FusingCompiler:
-    """Inductor's compiler of inference graphs, with fusion of groups before it.
+class FusingCompiler:
+    """Inductor's compiler of ATen graphs, with fusion of groups before it. A backward has none.
+
+    In the forward of a training graph a group is fused only where the backward needs no value
+    within it. Its concatenations stay.
 
     Args:
         judge: decides on the groups.
@@ -249,17 +253,19 @@ class _FusingCompiler:
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
         from torch._inductor import config
-        from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.graph import GraphLowering
 
         with IMPORTING:  # it imports sympy, as Inductor does
             from cudnn_autotune.compile.folding import fold, settle
 
+        if arguments.get("is_backward"):
+            return compile_tagged(graph, inputs, **arguments)
+        is_inference = arguments.get("is_inference", False)
         metadata = torch._guards.TracingContext.get().fw_metadata
         assert metadata is not None
         self.written = tuple(info.mutates_data for info in metadata.input_info)
-        channels_last = GraphLowering.decide_layout_opt(graph, is_inference=True)
+        channels_last = GraphLowering.decide_layout_opt(graph, is_inference=is_inference)
         self.memory_format = _memory_format(graph, channels_last)
         self.communicates = communicates(graph)
         # Each rank would measure for itself, but all have to run the same program.
@@ -267,14 +273,18 @@ class _FusingCompiler:
         if self.communicates and isinstance(judge, Measured):
             judge = never("it is in a graph that communicates between ranks")
         foldings = fold(graph.graph, self._weights_in(graph))
-        groups = find_groups(graph.graph, select_decomp_table(), channels_last=channels_last)
+        outputs: Any = graph.graph.output_node().args[0]
+        saved = () if is_inference else outputs[metadata.num_forward :]
+        groups = find_groups(
+            graph.graph, select_decomp_table(), channels_last=channels_last, saved=saved
+        )
         self.groups = fuse_judged(graph, groups, judge)
         settle(graph.graph, foldings)
-        self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
+        if is_inference:
+            self.concatenations = write_in_place(graph.graph, judge, channels_last=channels_last)
         graph.graph.lint()
         graph.recompile()
         with ExitStack() as stack:
-            stack.enter_context(tagged())
             is_changed = any(one.is_in_place for one in self.concatenations)
             if is_changed or any(group.is_fused for group in self.groups):
                 # Inductor would decide again on the layout, by the remaining ATen's convolutions.
@@ -282,7 +292,7 @@ class _FusingCompiler:
                     layout_optimization=channels_last, force_layout_optimization=channels_last
                 )
                 stack.enter_context(decision)
-            return compile_fx_inner(graph, inputs, **arguments)
+            return compile_tagged(graph, inputs, **arguments)
 
     def _weights_in(self, graph: GraphModule) -> list[Node]:
         """Returns the placeholders of an ATen graph for weights; none if it has other inputs than

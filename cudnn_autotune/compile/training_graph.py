@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,9 @@ from cudnn_autotune.compile.aliasing import value_of, written_among
 from cudnn_autotune.compile.communication import communicates, nested_graphs
 from cudnn_autotune.compile.compiled_graph import OURS, ComparedGraph, Compilation, is_capturing
 from cudnn_autotune.compile.frozen_weights import weights_of
-from cudnn_autotune.compile.graph_copies import use_formulas, with_our_convolutions
+from cudnn_autotune.compile.graph_copies import copied, use_formulas, with_our_convolutions
 from cudnn_autotune.compile.groups import is_same_shape, reads_in_place
+from cudnn_autotune.compile.judges import JUDGES, Judge
 from cudnn_autotune.compile.layouts import (
     OTHER_LAYOUT,
     favours_channels_last,
@@ -33,7 +34,14 @@ from cudnn_autotune.compile.norms import (
     running_statistics,
     serve_norms,
 )
-from cudnn_autotune.compile.programs import Options, compile_plain, tagged, with_joint_pass
+from cudnn_autotune.compile.programs import (
+    FusingCompiler,
+    Options,
+    Program,
+    compile_plain,
+    compile_tagged,
+    with_joint_pass,
+)
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 from cudnn_autotune.timers.programs import Run
 
@@ -61,6 +69,8 @@ class TrainingGraph(ComparedGraph):
         self._graph = graph
         self._options = options
         self._weights = weights_of(graph, inputs)
+        # It judges equal groups of all programs once.
+        self._judge = JUDGES[options.fuse]()
         self._written: list[int] = []
         """Places of the buffers that a step changes."""
         self._with_norms: set[str] = set()
@@ -91,7 +101,7 @@ class TrainingGraph(ComparedGraph):
         base = OURS
         if ours is None or measures_norms:
             base = WITHOUT_NORMS if is_serving else OURS
-            theirs = compile_training(graph, inputs, options, with_norms=False)
+            theirs = compile_training(graph, inputs, options, self._judge, with_norms=False)
             self._contenders[base] = theirs
         if ours is not None:
             self._contenders[OURS] = ours
@@ -101,7 +111,8 @@ class TrainingGraph(ComparedGraph):
         if len(self._contenders) == 1:
             self._contenders = {}
             return
-        self._find_kept(graph, inputs, options)
+        fused = [[g.is_fused for g in one.groups] for one in self._contenders.values()]
+        self._find_kept(graph, inputs, options, fused)
         if measures_norms:
             self._report(False, "it waits to be compared")
 
@@ -114,12 +125,14 @@ class TrainingGraph(ComparedGraph):
 
     def _if_possible(
         self, name: str, inputs: Sequence[Any], with_norms: bool, layout: str | None = None
-    ) -> Run | None:
+    ) -> Program | None:
         """Returns a program; None, with a reason in the record's note, if it cannot be compiled."""
         options = self._options
         try:
             program = compile_training(
-                *(self._graph, inputs, options), with_norms=with_norms, memory_format=layout
+                *(self._graph, inputs, options, self._judge),
+                with_norms=with_norms,
+                memory_format=layout,
             )
         except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
             raise
@@ -136,10 +149,11 @@ class TrainingGraph(ComparedGraph):
             self._with_norms.add(name)
         return program
 
-    def _use(self, name: str, program: Run) -> None:
+    def _use(self, name: str, program: Program) -> None:
         """Makes this program run from now on."""
         self._current = self._captured = program
         self._record.chosen = self._record.chosen_in_captures = name
+        self._record.groups = list(program.groups)
         if name in self._with_norms:
             is_asked = self._options.compare
             self._report(True, "it was asked for" if is_asked else "nothing is compared")
@@ -172,13 +186,13 @@ class TrainingGraph(ComparedGraph):
 
     def __call__(self, *inputs: Any) -> Any:
         if is_capturing():
-            return self._captured(*inputs)
+            return self._captured.run(*inputs)
         if self._contenders:
             self._choose_if_free(inputs)
-        return self._current(*inputs)
+        return self._current.run(*inputs)
 
-    def _choose(self, contenders: Mapping[str, Run], inputs: Sequence[Any]) -> None:
-        steps = {name: _step(program) for name, program in contenders.items()}
+    def _choose(self, contenders: Mapping[str, Program], inputs: Sequence[Any]) -> None:
+        steps = {name: _step(program.run) for name, program in contenders.items()}
         kept = [(inputs[i], inputs[i].clone()) for i in self._written]
         record = self._record
         try:
@@ -197,6 +211,7 @@ class TrainingGraph(ComparedGraph):
         chosen, captured = comparison.fastest, comparison.fastest_in_captures
         self._current, self._captured = contenders[chosen], contenders[captured]
         record.chosen, record.chosen_in_captures = chosen, captured
+        record.groups = list(self._current.groups)
         times = record.gpu_times_ms or record.times_ms
         text = ", ".join(f"{ms:.3f} ms by {name}" for name, ms in times.items())
         _log.info("chose %s: a step takes %s", chosen, text)
@@ -237,13 +252,16 @@ def compile_training(
     graph: GraphModule,
     inputs: Sequence[Any],
     options: Options,
+    judge: Judge,
     *,
     with_norms: bool,
     memory_format: str | None = None,
-) -> Run:
-    """Compiles a graph with gradients, without changing it, with this package's convolutions.
+) -> Program:
+    """Compiles a graph with gradients, without changing it, with this package's convolutions and,
+    if possible, with fused groups in the forward.
 
     Args:
+        judge: decides on the groups.
         with_norms: whether batch norms become this package's operators as well.
         memory_format: as of :func:`in_layout`; None leaves the layout to Inductor.
 
@@ -258,14 +276,33 @@ def compile_training(
         patches["layout_optimization"] = False
         if memory_format == "channels_last":
             use_formulas(ours)
-    if not with_norms:
-        return compile_plain(ours, inputs, patches)
-    serve_norms(ours.graph, find_norms(ours.graph))
-    ours.graph.lint()
-    ours.recompile()
-    patches = with_joint_pass(patches, _recompute_outputs)
-    with tagged():
-        return compile_plain(ours, inputs, patches, _compile_with_norms)
+    if with_norms:
+        serve_norms(ours.graph, find_norms(ours.graph))
+        ours.graph.lint()
+        ours.recompile()
+        patches = with_joint_pass(patches, _recompute_outputs)
+    fusing = FusingCompiler(judge, weights_of(graph, inputs), len(inputs))
+    # The key of AOTAutograd's cache does not show that groups are fused.
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        try:
+            run = compile_plain(copied(ours), inputs, patches, _adding_in_norms(fusing))
+            return Program(run, groups=fusing.groups)
+        except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
+            raise
+        except Exception as failure:
+            _log.warning("a training graph has no fused groups: %s", failure, exc_info=True)
+        return Program(compile_plain(ours, inputs, patches, _adding_in_norms(compile_tagged)))
+
+
+def _adding_in_norms(compile_inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a compiler of ATen graphs that lets norms add gradients in a backward."""
+
+    def compile_added(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+        fold_gradient_sums(graph.graph)
+        graph.recompile()
+        return compile_inner(graph, inputs, **arguments)
+
+    return compile_added
 
 
 def _check_layout(graph: GraphModule) -> None:
@@ -286,16 +323,6 @@ def _recompute_outputs(graph: Graph) -> None:
     from torch._inductor.decomposition import select_decomp_table
 
     recompute_outputs(graph, select_decomp_table())
-
-
-def _compile_with_norms(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
-    """Compiles by Inductor the graph of a forward or a backward with norms."""
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    fold_gradient_sums(graph.graph)
-    graph.recompile()
-    with tagged():
-        return compile_fx_inner(graph, inputs, **arguments)
 
 
 def recompute_outputs(graph: Graph, decompositions: Decompositions) -> None:
