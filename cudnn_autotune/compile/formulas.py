@@ -44,6 +44,9 @@ def group_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    dtype: torch.dtype | None = None,
+    keeps_layout: bool = False,
 ) -> Tensor:
     """Computes :func:`torch.nn.functional.group_norm`, by channels if that takes fewer passes;
     raises as that function.
@@ -53,19 +56,28 @@ def group_norm(
         num_groups: a divisor of C.
         weight, bias: (C,), or None.
         eps: the number added to a variance.
+        dtype: of PyTorch's result, if it is known. Autocast has one of its own.
+        keeps_layout: whether the result is in the input's layout, and not in PyTorch's.
     """
-    if _suits(input, num_groups, weight, bias):
+    if _suits(input, num_groups, weight, bias, dtype):
         memory_format = torch.contiguous_format
         if _GROUP_NORM_KEEPS_LAYOUT:
             memory_format = torch._prims_common.suggest_memory_format(input)
-        return _by_channels(input, num_groups, weight, bias, eps).contiguous(
-            memory_format=memory_format
-        )
-    return F.group_norm(input, num_groups, weight, bias, eps)
+        output = _by_channels(input, num_groups, weight, bias, eps, dtype or input.dtype)
+        if not keeps_layout:
+            return output.contiguous(memory_format=memory_format)
+    else:
+        output = F.group_norm(input, num_groups, weight, bias, eps)
+    return _laid_out_like(output, input) if keeps_layout else output
 
 
 def _by_channels(
-    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Computes a group norm in float32 by the statistics of channels, rounded once, in the layout
     of the input."""
@@ -87,7 +99,7 @@ def _by_channels(
         shift = shift + bias
     of_channels = (images, channels, *[1] * (input.dim() - 2))
     scale, shift = (_in_memory(one).view(of_channels) for one in (scale, shift))
-    return (wide * scale + shift).to(input.dtype)
+    return (wide * scale + shift).to(dtype)
 
 
 def _in_memory(x: Tensor) -> Tensor:
@@ -106,6 +118,9 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    dtype: torch.dtype | None = None,
+    keeps_layout: bool = False,
 ) -> Tensor:
     """Computes :func:`torch.nn.functional.instance_norm`; without running statistics as a group
     norm with channels as groups.
@@ -114,13 +129,26 @@ def instance_norm(
         input: (N, C, *spatial).
         running_mean, running_var, weight, bias: (C,), or None.
         use_input_stats, momentum, eps: as in PyTorch.
+        dtype, keeps_layout: as of :func:`group_norm`.
     """
     has_own = use_input_stats and running_mean is None and running_var is None
-    if has_own and input.dim() > 2 and _suits(input, input.shape[1], weight, bias):
-        return _by_channels(input, input.shape[1], weight, bias, eps).contiguous()
-    return F.instance_norm(
-        input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
-    )
+    if has_own and input.dim() > 2 and _suits(input, input.shape[1], weight, bias, dtype):
+        output = _by_channels(input, input.shape[1], weight, bias, eps, dtype or input.dtype)
+        if not keeps_layout:
+            return output.contiguous()
+    else:
+        output = F.instance_norm(
+            input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+        )
+    return _laid_out_like(output, input) if keeps_layout else output
+
+
+def _laid_out_like(output: Tensor, input: Tensor) -> Tensor:
+    """Returns a norm's output in the layout of its input, where that has 1 to 3 dimensions."""
+    if input.dim() not in (3, 4, 5):
+        return output
+    image = input.unsqueeze(2) if input.dim() == 3 else input
+    return laid_out(output, torch._prims_common.suggest_memory_format(image))
 
 
 def interpolate(
@@ -208,18 +236,31 @@ FORMULAS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
 """PyTorch's functions -> functions that compute the same by another formula."""
 
 
-def _suits(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Returns whether a norm is an ordinary one with large groups."""
+def _suits(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype | None,
+) -> bool:
+    """Returns whether a norm is an ordinary one with large groups.
+
+    Args:
+        dtype: of PyTorch's result; None if it is unknown.
+    """
     if not all(isinstance(size, int) for size in input.shape):
         return False
     if input.dim() < 3 or input.dtype not in _DTYPES or num_groups <= 0:
         return False
     channels = input.shape[1]
     given = [one for one in (weight, bias) if one is not None]
+    if dtype is None and torch.is_autocast_enabled(input.device.type):
+        return False  # it has some norms in float32
+    # Under autocast, and of PyTorch's instance norms, parameters may be in float32.
+    allowed = {input.dtype, torch.float32} if dtype is not None else {input.dtype}
     return (
         channels % num_groups == 0
         and channels // num_groups * math.prod(input.shape[2:]) > _LEAST_NUMBERS
         and input.shape[0] > 0
-        and all(one.shape == (channels,) and one.dtype == input.dtype for one in given)
-        and not torch.is_autocast_enabled(input.device.type)  # it has norms in float32
+        and all(one.shape == (channels,) and one.dtype in allowed for one in given)
     )

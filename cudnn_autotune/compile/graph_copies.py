@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from cudnn_autotune.compile.aliasing import value_of
 from cudnn_autotune.compile.formulas import FORMULAS
 from cudnn_autotune.nn.counterparts import COUNTERPARTS
 
@@ -41,9 +44,17 @@ def with_our_convolutions(
     return graph
 
 
-def use_formulas(graph: GraphModule) -> None:
-    """Replaces norms and upsampling in a graph of Dynamo by formulas for channels_last."""
+def use_formulas(graph: GraphModule, *, keeps_layout: bool = False) -> None:
+    """Replaces norms and upsampling in a graph of Dynamo by formulas for channels_last.
+
+    Args:
+        keeps_layout: whether results of norms are in their inputs' layout, and not in PyTorch's.
+    """
     for target, formula in FORMULAS.items():
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.target = formula
+            output = value_of(node)
+            if target is not F.interpolate and isinstance(output, Tensor):
+                options = {"dtype": output.dtype, "keeps_layout": keeps_layout}
+                node.kwargs = {**node.kwargs, **options}
     graph.recompile()

@@ -48,6 +48,7 @@ from cudnn_autotune.engines.conv_layout import (
     is_dgrad_of_height_1,
     is_image_of_height_1,
     is_wgrad_of_height_1,
+    laid_out,
 )
 from cudnn_autotune.norms import operators as operators  # it defines the norms' operators
 
@@ -97,6 +98,13 @@ def _backward_of_marked(
     if found is None:
         return NotImplemented
     x, policy = found
+    is_known = all(isinstance(size, int) for size in grad_output.shape)
+    if is_known and (
+        is_image_of_height_1(x, weight, pads=False)
+        or conv_memory_format(x, weight) != torch.contiguous_format
+    ):
+        # All operators of the backward read it so.
+        grad_output = laid_out(grad_output, torch.channels_last)
     rest = (stride, padding, dilation, groups, *policy)
     of_input = of_weight = of_bias = None
     if output_mask[0] and transposed:
@@ -214,12 +222,12 @@ def _register(conv: Any) -> None:
         for transposed, operator in ((False, _conv_fprop), (True, _conv_transpose))
     }
 
-    # For each graph, the values laid out for one operator, which serve others.
-    laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+    # For each graph, the values in an order for one operator, which serve others.
+    ordered: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
     def in_order(argument: Any, value: Any, order: list[int]) -> Any:
         """Returns the value of a node in an order of strides, the same one for each operator."""
-        known = laid_out.setdefault(V.graph, {})
+        known = ordered.setdefault(V.graph, {})
         key = (argument, *order)
         if key not in known:
             known[key] = ir.ExternKernel.require_stride_order(value, order)
@@ -282,11 +290,11 @@ def _register(conv: Any) -> None:
     ) -> tuple[Any, dict[str, Any]]:
         """Puts the operands of a convolution into the layout of the tensor that it writes into."""
         order = _stride_order(4, torch.channels_last)
-        laid_out = list(operands)
+        arranged = list(operands)
         for i in (0, 1, 3):  # input, weight and residual
             if operands[i] is not None:
-                laid_out[i] = in_order(node.args[i + 1], operands[i], order)
-        return (output, *laid_out), slope
+                arranged[i] = in_order(node.args[i + 1], operands[i], order)
+        return (output, *arranged), slope
 
     def lay_out_weights(node: Any, weights: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
         """Lets weights be folded into their convolutions' layout."""
@@ -305,12 +313,12 @@ def _register(conv: Any) -> None:
         if V.graph.layout_opt and input.dim() == 4 and input.dtype != torch.float64:
             memory_format = torch.channels_last  # the layout of the convolution before it
         order = _stride_order(input.dim(), memory_format)
-        laid_out = list(operands)
+        arranged = list(operands)
         for i, (name, value) in enumerate(zip(names, operands, strict=False)):
             # A mask instead of the output has a layout of its own.
             if value is not None and name in _NORM_OPERANDS and len(value.get_size()) == len(order):
-                laid_out[i] = in_order(node.args[i], value, order)
-        return tuple(laid_out), {}
+                arranged[i] = in_order(node.args[i], value, order)
+        return tuple(arranged), {}
 
     ours = torch.ops.cudnn_autotune
     lowering.make_fallback(ours.conv_fused.default, lay_out_fused, warn=False)

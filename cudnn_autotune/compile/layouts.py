@@ -60,7 +60,7 @@ def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> 
     for node in graph.graph.nodes:
         if node.op != "call_function" or node.target not in CONVOLUTIONS:
             continue
-        weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+        weight = _argument(node, 1, "weight")
         value, output = (getattr(one, "meta", {}).get("example_value") for one in (weight, node))
         if not isinstance(value, Tensor) or not isinstance(output, Tensor):
             return False
@@ -76,6 +76,11 @@ def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> 
         suits &= not (for_training and _is_channels_last(value))
         work[suits] += output.numel() * value.numel() / max(1, channels)
     return (for_training or has_groups or not has_2d) and work[True] > work[False]
+
+
+def _argument(node: Node, position: int, name: str) -> Any:
+    """Returns an argument of a call; None if it is not given."""
+    return node.kwargs.get(name, node.args[position] if len(node.args) > position else None)
 
 
 def _is_channels_last(weight: Tensor) -> bool:
@@ -97,7 +102,7 @@ def in_layout(
     memory_format: str,
     *,
     with_constants: bool = False,
-    with_casts: bool = False,
+    for_training: bool = False,
 ) -> GraphModule:
     """Returns a copy of a graph that first copies weights of convolutions into a layout, and inputs
     with the same number of dimensions if that is 4 or 5. Its outputs have the given graph's
@@ -106,7 +111,9 @@ def in_layout(
     Args:
         memory_format: ``"contiguous"`` or ``"channels_last"``.
         with_constants: whether weights become constants, so that Inductor copies each only once.
-        with_casts: whether copies of weights have the dtype to which autocast would cast them.
+        for_training: whether gradients go back through it. Each convolution's input is then laid
+            out too, because autograd saves it, and copies of weights have the dtype to which
+            autocast would cast them.
 
     Raises:
         ValueError: an output of the graph shares memory with an input or another output, or has
@@ -154,7 +161,9 @@ def in_layout(
         for reader in readers:
             reader.replace_input_with(node, copy)
     lay_out = _each_laid_out if with_constants else _laid_out_together
-    _lay_out_weights(graph.graph, weights, lay_out, memory_format, with_casts)
+    _lay_out_weights(graph.graph, weights, lay_out, memory_format, for_training)
+    if for_training:
+        _lay_out_inputs(graph.graph, memory_format)
     for node, value in outputs.items():
         with graph.graph.inserting_before(output):
             restored = graph.graph.call_function(_in_strides, (node, value.stride()))
@@ -207,7 +216,7 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
     found: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (*CONVOLUTIONS, conv_each_image):
-            weight = node.kwargs.get("weight", node.args[1] if len(node.args) > 1 else None)
+            weight = _argument(node, 1, "weight")
             if isinstance(weight, Node) and "example_value" in weight.meta:
                 found.setdefault(weight, []).append(node)
     return found
@@ -240,7 +249,7 @@ def _lay_out_weights(
     readers: Mapping[Node, Sequence[Node]],
     lay_out: Callable[[Sequence[Tensor], str, torch.dtype], list[Tensor]],
     memory_format: str,
-    with_casts: bool,
+    for_training: bool,
 ) -> None:
     """Puts weights of convolutions into the convolutions' layout.
 
@@ -249,14 +258,14 @@ def _lay_out_weights(
 
     Args:
         readers: the nodes that read each weight so.
-        with_casts: as of :func:`in_layout`.
+        for_training: as of :func:`in_layout`.
     """
     behind = graph.find_nodes(op="placeholder")[-1].next
     alike: dict[Any, dict[Node, list[Node]]] = {}
     for weight, nodes in readers.items():
         of_weight = weight.meta["example_value"].dtype
         for reader in nodes:
-            dtype = _dtype_read(reader, of_weight) if with_casts else of_weight
+            dtype = _dtype_read(reader, of_weight) if for_training else of_weight
             of_reader = (of_weight, dtype, weight if weight.op != "placeholder" else None)
             alike.setdefault(of_reader, {}).setdefault(weight, []).append(reader)
     for (_, dtype, computed), weights in alike.items():
@@ -268,6 +277,21 @@ def _lay_out_weights(
                 copy.meta = dict(weight.meta)
                 for reader in nodes:
                     reader.replace_input_with(weight, copy)
+
+
+def _lay_out_inputs(graph: Graph, memory_format: str) -> None:
+    """Puts the inputs of convolutions into the convolutions' layout."""
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in CONVOLUTIONS:
+            continue
+        read, weight = (_argument(node, i, name) for i, name in enumerate(("input", "weight")))
+        dims = [value.dim() for value in fake_tensors([read, weight]).values()]
+        if len(dims) < 2 or dims[0] != dims[1]:
+            continue
+        with graph.inserting_before(node):
+            copy = graph.call_function(_laid_out, (read, memory_format))
+        copy.meta = dict(read.meta)
+        node.replace_input_with(read, copy)
 
 
 def _dtype_read(reader: Node, dtype: torch.dtype) -> torch.dtype:

@@ -272,10 +272,10 @@ def compile_training(
     patches = dict(options.inductor)
     if memory_format is not None:
         _check_layout(graph)
-        ours = in_layout(ours, memory_format, with_casts=True)
-        patches["layout_optimization"] = False
         if memory_format == "channels_last":
-            use_formulas(ours)
+            use_formulas(ours, keeps_layout=True)
+        ours = in_layout(ours, memory_format, for_training=True)
+        patches["layout_optimization"] = False
     if with_norms:
         serve_norms(ours.graph, find_norms(ours.graph))
         ours.graph.lint()

@@ -3,6 +3,7 @@ model's."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.models.made import Made
+from support.models.trained import MODELS
 from support.norms.models import Residual, check_steps, data
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune.compile import entry, training_graph
+from cudnn_autotune.compile import compiled_graph, entry, training_graph
+from cudnn_autotune.compile.comparison import Comparison
+from cudnn_autotune.compile.training_graph import WITHOUT_NORMS
 
 LAID_OUT = "cudnn_autotune, channels_last"
 OPTIONS = {"norms": "always", "compare": False, "cpp.weight_prepack": False}
@@ -38,69 +44,13 @@ def last() -> ca.Compilation:
     return ca.compilations()[-1]
 
 
-def chain(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(*layers)
-
-
-def grouped() -> nn.Module:
-    return chain(
-        nn.Conv2d(8, 12, 3, padding=1, groups=4),
-        nn.SiLU(),
-        nn.Conv2d(12, 12, 3, groups=12, bias=False),
-        nn.BatchNorm2d(12),
-        nn.ReLU(inplace=True),
-        nn.ConvTranspose2d(12, 8, 2, stride=2),
-        nn.Conv2d(8, 8, 1),
-    )
-
-
-def volumes() -> nn.Module:
-    """A U-Net's way down and up."""
-
-    def forward(model: Any, x: Tensor) -> Tensor:
-        high = F.leaky_relu(model.norm(model.first(x)), 0.01, inplace=True)
-        low = F.leaky_relu(model.norm2(model.down(high)), 0.01)
-        y = torch.cat([model.up(low), high], 1)
-        return model.last(F.group_norm(y, 4))
-
-    return Made(
-        forward,
-        first=nn.Conv3d(8, 8, 3, padding=1),
-        norm=nn.InstanceNorm3d(8, affine=True),
-        down=nn.Conv3d(8, 12, 3, stride=2, padding=1),
-        norm2=nn.InstanceNorm3d(12, affine=True),
-        up=nn.ConvTranspose3d(12, 8, 2, 2),
-        last=nn.Conv3d(16, 4, 1),
-    )
-
-
-def waves() -> nn.Module:
-    return chain(
-        nn.Conv1d(8, 16, 7, padding=3, stride=2),
-        nn.GroupNorm(4, 16),
-        nn.GELU(),
-        nn.Conv1d(16, 16, 3, padding=2, dilation=2, groups=2),
-        nn.BatchNorm1d(16),
-        nn.Upsample(scale_factor=2),
-        nn.ConvTranspose1d(16, 8, 4, 2, 1),
-    )
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "grouped": (grouped, (2, 8, 10, 12)),
-    "volumes": (volumes, (2, 8, 12, 12, 12)),
-    "waves": (waves, (2, 8, 1024)),
-    "residual": (Residual, (4, 8, 6, 5)),
-}
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.basic(4)
 def test_a_model_trains_as_it_does(name: str, autocast: bool) -> None:
     torch.manual_seed(0)
     make, shape = MODELS[name]
-    model = make()
+    model = make(1)
     before = {key: value.stride() for key, value in model.state_dict().items()}
     check_steps(model, data(*shape), compiled, autocast)
     assert last().chosen == LAID_OUT, last().note
@@ -109,3 +59,192 @@ def test_a_model_trains_as_it_does(name: str, autocast: bool) -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         assert parameter.grad.stride() == parameter.stride()
+
+
+def step(model: Any, x: Tensor, of: nn.Module) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The output of a model and all gradients."""
+    of.zero_grad()
+    x = x.clone().requires_grad_()
+    output = model(x)
+    output.sin().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in of.named_parameters()}
+    return output, {**gradients, "input": x.grad}
+
+
+def check(model: nn.Module, x: Tensor, call: Any = None) -> None:
+    """Outputs and gradients are those of PyTorch in float64, and strides PyTorch's."""
+    expected, of_expected = step(exact := copy.deepcopy(model).double(), x.double(), exact)
+    output, gradients = step(compiled(model) if call is None else call, x, model)
+    torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
+    assert output.stride() == expected.stride()
+    for name, wanted in of_expected.items():
+        found = gradients[name]
+        assert (found is None) == (wanted is None), name
+        if found is not None and wanted is not None:
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5, msg=name)
+            assert name == "input" or found.stride() == wanted.stride(), name
+
+
+IMAGES = (2, 8, 8, 7)
+
+
+def shared() -> nn.Module:
+    """A weight of two convolutions, one of which is transposed, and of a penalty."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        y = F.conv_transpose2d(model.conv(x), model.conv.weight)
+        return model.conv(y) * (1 + model.conv.weight.square().sum())
+
+    return Made(forward, conv=nn.Conv2d(8, 8, 3))
+
+
+def parts() -> nn.Module:
+    """Weights that are views of one parameter."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        first, second = model.flat.weight[0].split([8 * 8 * 9, 8 * 8])
+        return F.conv2d(F.conv2d(x, first.view(8, 8, 3, 3)).relu(), second.view(8, 8, 1, 1))
+
+    return Made(forward, flat=nn.Linear(8 * 8 * 10, 1))
+
+
+def computed() -> nn.Module:
+    return nn.Sequential(
+        parametrizations.weight_norm(nn.Conv2d(8, 8, 3)),
+        nn.ReLU(),
+        parametrizations.spectral_norm(nn.Conv2d(8, 4, 3)),
+    ).eval()  # spectral norm writes its vectors in training
+
+
+def frozen() -> nn.Module:
+    layers = [nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1)]
+    layers[0].weight.requires_grad_(False)  # type: ignore[union-attr]
+    layers[2].requires_grad_(False)
+    return nn.Sequential(*layers)
+
+
+def mixed() -> nn.Module:
+    """Weights in each layout, and one that is dense in neither."""
+    layers = [nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 2), nn.Conv2d(8, 8, 1)]
+    for layer in (layers[1], layers[3]):
+        layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layers[2].weight = nn.Parameter(torch.randn(8, 8, 2, 4)[..., ::2] / 8)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("make", [shared, parts, computed, frozen, mixed])
+@pytest.mark.basic(2)
+def test_weights_of_any_kind(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    check(make(), torch.randn(IMAGES))
+    assert last().chosen == LAID_OUT, last().note
+
+
+@pytest.mark.slow
+def test_parameters_gradients_and_states_keep_their_strides() -> None:
+    """Hooks see it, steps add up, and states of an optimizer are loaded by a plain model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2))
+    twin = copy.deepcopy(model)
+    seen: list[tuple[int, ...]] = []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: seen.append(gradient.stride()))
+    call = compiled(model)
+    one, other = (torch.optim.AdamW(each.parameters(), 1e-2) for each in (model, twin))
+    for _ in range(2):
+        for x in torch.randn(2, *IMAGES):  # two gradients add up
+            for each in (call, twin):
+                each(x).square().mean().backward()
+        for optimizer in (one, other):
+            optimizer.step()
+            optimizer.zero_grad()
+    strides = [parameter.stride() for parameter in twin.parameters()]
+    assert sorted(seen) == sorted(strides * 4)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    states = one.state_dict()["state"].values()
+    assert [state["exp_avg"].stride() for state in states] == strides
+    other.load_state_dict(one.state_dict())
+    twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.load_state_dict(twin.state_dict())
+    assert [parameter.stride() for parameter in model.parameters()] == strides
+    check(model, torch.randn(IMAGES), call)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_around_it() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    call = compiled(model)
+    check(model, torch.randn(IMAGES), lambda x: checkpoint(call, x, use_reentrant=False))
+    assert last().chosen == LAID_OUT, last().note
+
+
+def of_checkpoint(model: Any, x: Tensor) -> Tensor:
+    result: Tensor = checkpoint(model.conv, x, use_reentrant=False) + model.other(x)
+    return result
+
+
+def of_transform(model: Any, x: Tensor) -> Tensor:
+    def loss(x: Tensor) -> Tensor:
+        return model.conv(x).square().sum()
+
+    return model.conv(x) + torch.func.grad(loss)(x).mean()
+
+
+def of_outputs(model: Any, x: Tensor) -> Tensor:
+    result: Tensor = model.conv(x).view(2, -1)
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forward", "dynamic", "reason"),
+    [
+        (of_checkpoint, False, "a part of it is a graph, such as a checkpoint"),
+        (of_transform, False, "it has a transform of torch.func"),
+        (of_outputs, False, "view"),
+        (lambda model, x: model.conv(x), True, "sizes are dynamic"),
+    ],
+)
+def test_what_keeps_its_layout_says_why(
+    forward: Callable[[Any, Tensor], Tensor], dynamic: bool, reason: str
+) -> None:
+    model = Made(forward, conv=nn.Conv2d(8, 8, 3), other=nn.Conv2d(8, 8, 3))
+    call = torch.compile(model, backend="cudnn_autotune", options=OPTIONS, dynamic=dynamic)
+    check(model, torch.randn(IMAGES), call)
+    assert last().chosen == "cudnn_autotune"
+    assert last().note.startswith(f"no {LAID_OUT}: ")
+    assert reason in last().note
+
+
+@pytest.mark.parametrize("loser", [LAID_OUT, WITHOUT_NORMS])
+@pytest.mark.basic(1)
+def test_a_step_decides_with_norms(loser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = compiled_graph.compare
+
+    def slowed(*arguments: Any) -> Comparison:
+        found = compare(*arguments)
+        assert found.wrong == {}
+        return Comparison({name: 9.0 if name == loser else 1.0 for name in found.times_ms}, {}, {})
+
+    monkeypatch.setattr(compiled_graph, "compare", slowed)
+    options = {"norms": "measure", "compare": True}
+    model = Residual()
+    check_steps(model, data(4, 8, 6, 5), lambda one: compiled(one, **options))
+    assert list(last().times_ms) == [WITHOUT_NORMS, LAID_OUT]
+    assert last().chosen == (WITHOUT_NORMS if loser == LAID_OUT else LAID_OUT)
+    assert {report.is_served for report in last().norms} == {loser != LAID_OUT}
+    assert model.norm.num_batches_tracked == 3
+
+
+@pytest.mark.parametrize("given", ["contiguous", "channels_last"])
+@pytest.mark.slow
+def test_auto_compares_the_other_layout(given: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    if given == "channels_last":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    other = "contiguous" if given == "channels_last" else "channels_last"
+    check(model, torch.randn(IMAGES), compiled(model, compare=True, memory_format="auto"))
+    assert list(last().times_ms) == ["cudnn_autotune", f"cudnn_autotune, {other}"], last().note
+    assert last().chosen in last().times_ms
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert not [record for record in warned if record.name.startswith("cudnn_autotune")]

@@ -209,7 +209,7 @@ def check_steps(
 
     def forward(call: Any) -> Callable[[Tensor], Tensor]:
         def run(x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
                 output: Tensor = call(x)
             return output
 
