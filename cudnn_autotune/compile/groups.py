@@ -6,7 +6,7 @@ The engines of that operator are searched like those of any convolution.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,7 +193,7 @@ def find_groups(
     decompositions: Decompositions,
     *,
     channels_last: bool = False,
-    saved: Collection[Any] = (),
+    saved: Iterable[Any] = (),
 ) -> list[Group]:
     """Finds the groups of a functional graph: one for each convolution, in the graph's order.
     Groups have no common nodes.
@@ -209,6 +209,7 @@ def find_groups(
     """
     activations = find_activations(graph, decompositions)
     order = {node: index for index, node in enumerate(graph.nodes)}
+    saved = {value for value in saved if isinstance(value, Node)}
     claimed: set[Node] = set()
     found: list[Group] = []
     for node in reversed(graph.nodes):
@@ -234,6 +235,8 @@ def find_groups(
         in_order = tuple(sorted(nodes, key=order.__getitem__))
         # Other groups before this one in the graph are not its users.
         is_stored = any(user in claimed or not reads_in_place(user) for user in tail.users)
+        # A kernel that saves a mask reads the value in any case, and could compute it.
+        is_stored &= saved.isdisjoint(tail.users)
         after = (residual, activation, slope)
         found.append(Group(node, tail, in_order, *after, is_stored, channels_last))
     return found[::-1]
@@ -263,7 +266,7 @@ def _obstacle(convolution: Node) -> str | None:
     return None
 
 
-def _why_alone(convolution: Node, saved: Collection[Any]) -> str | None:
+def _why_alone(convolution: Node, saved: Collection[Node]) -> str | None:
     """Returns the reason why ``conv_fused`` does not take a convolution that no residual or
     activation follows; None if it does, to add its bias."""
     has_bias = convolution.args[2] is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from cudnn_autotune.compile.activations import Decompositions
+from cudnn_autotune.compile.activations import Decompositions, find_activations
 from cudnn_autotune.compile.aliasing import value_of, written_among
 from cudnn_autotune.compile.communication import communicates, nested_graphs
 from cudnn_autotune.compile.compiled_graph import OURS, ComparedGraph, Compilation, is_capturing
@@ -50,6 +50,7 @@ WITHOUT_NORMS = f"{OURS}, PyTorch's norms"
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
 _backward = torch.ops.cudnn_autotune.batch_norm_act_backward.default
 _aten = torch.ops.aten
+_convert = torch.ops.prims.convert_element_type.default
 
 _log = logging.getLogger(__name__)
 
@@ -280,7 +281,7 @@ def compile_training(
         serve_norms(ours.graph, find_norms(ours.graph))
         ours.graph.lint()
         ours.recompile()
-        patches = with_joint_pass(patches, _recompute_outputs)
+    patches = with_joint_pass(patches, _rewrite_joint)
     fusing = FusingCompiler(judge, weights_of(graph, inputs), len(inputs))
     # The key of AOTAutograd's cache does not show that groups are fused.
     with torch._functorch.config.patch(enable_autograd_cache=False):
@@ -319,10 +320,92 @@ def _check_layout(graph: GraphModule) -> None:
         raise ValueError("it has a transform of torch.func")
 
 
-def _recompute_outputs(graph: Graph) -> None:
+def _rewrite_joint(graph: Graph) -> None:
+    """Rewrites the joint graph of forward and backward, so that less is saved between them."""
     from torch._inductor.decomposition import select_decomp_table
 
-    recompute_outputs(graph, select_decomp_table())
+    decompositions = select_decomp_table()
+    recompute_outputs(graph, decompositions)
+    round_before_relu(graph)
+    tell_by_outputs(graph, decompositions)
+
+
+def round_before_relu(graph: Graph) -> None:
+    """Rounds the argument of a ReLU and not its output, if all that reads the output is roundings
+    to the same half type and the gradient's mask.
+
+    So it is with torchvision's FrozenBatchNorm2d under autocast. The values are the same, but the
+    mask can be told by the rounded output, which a convolution's gradient needs anyway.
+
+    Args:
+        graph: as of :func:`recompute_outputs`.
+    """
+    for relu in graph.find_nodes(op="call_function", target=_aten.relu.default):
+        argument: Any = relu.args[0]
+        aliases, readers = _readers(relu)
+        rounded = [reader for reader in readers if reader.target is _convert]
+        masks = [reader for reader in readers if reader.target is _aten.le.Scalar]
+        dtypes = {reader.meta["val"].dtype for reader in rounded}
+        is_rounded = (
+            len(argument.users) == 1
+            and relu.meta["val"].dtype == torch.float32
+            and len(dtypes) == 1
+            and dtypes <= {torch.float16, torch.bfloat16}
+            and len(rounded) + len(masks) == len(readers)
+            and all(mask.args[1] == 0 for mask in masks)
+        )
+        if not is_rounded:
+            continue
+        with graph.inserting_before(relu):
+            half = graph.call_function(_convert, (argument, *dtypes))
+            output = graph.call_function(_aten.relu.default, (half,))
+        for node in (half, output):
+            node.meta = {**relu.meta, "val": rounded[0].meta["val"]}
+        for mask in masks:
+            mask.args = (output, 0)
+        for one in rounded:
+            one.replace_all_uses_with(output)
+        for node in (*rounded, *reversed(aliases), relu):
+            graph.erase_node(node)
+
+
+def _readers(node: Node) -> tuple[list[Node], list[Node]]:
+    """Returns a value's aliases, in order, and the nodes that read it or one of them."""
+    aliases: list[Node] = []
+    readers: list[Node] = []
+    left = [node]
+    while left:
+        for user in left.pop().users:
+            if user.target in (_aten.alias.default, _aten.detach.default):
+                aliases.append(user)
+                left.append(user)
+            else:
+                readers.append(user)
+    return aliases, readers
+
+
+def tell_by_outputs(graph: Graph, decompositions: Decompositions) -> None:
+    """Lets the gradient of a leaky ReLU tell the argument's sign by the output, which often is kept
+    as the input of a convolution.
+
+    Args:
+        graph, decompositions: as of :func:`recompute_outputs`.
+    """
+    if not graph.find_nodes(op="call_function", target=_aten.gt.Scalar):
+        return
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for argument, matches in find_activations(graph, decompositions).items():
+        for match in matches:
+            if not match.activation.startswith("leaky_relu"):
+                continue
+            outside = [user for user in argument.users if user not in match.nodes]
+            widened = [user for user in outside if user.target is _convert]
+            signs = [sign for user in widened for sign in user.users]
+            signs += [user for user in outside if user not in widened]
+            for sign in signs:
+                is_sign = sign.target is _aten.gt.Scalar and sign.args[1] == 0
+                if is_sign and order[sign] > order[match.output]:
+                    sign.args = (match.output, 0)
 
 
 def recompute_outputs(graph: Graph, decompositions: Decompositions) -> None:
