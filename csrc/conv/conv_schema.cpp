@@ -6,7 +6,7 @@ TORCH_LIBRARY(cudnn_autotune, m) {
   m.def(
       "conv_fprop(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt groups, str sampling=\"\", int workspace_limit=-1) -> Tensor",
-      {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
+      {at::Tag::pt2_compliant_tag});
   m.def(
       "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] "
       "padding, "

@@ -261,14 +261,18 @@ def _register(conv: Any) -> None:
     for marker in (_mark_input, _mark_output):
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
 
-    def lay_out(node: Any, grad_output: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
-        """Puts the arguments of an operator of the backward into the layouts that it needs."""
-        others, _ = lowering.constrain_to_fx_strides(node, None, *others)
+    def lay_out(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
+        """Puts the arguments of an operator of the backward into the layouts that it needs. Other
+        operators read the same copy of a gradient, which is an input if the convolution is
+        transposed."""
         values = [argument.meta["val"] for argument in node.args[:2]]
         of_height_1 = {_conv_dgrad: is_dgrad_of_height_1, _conv_wgrad: is_wgrad_of_height_1}
         has_height_1 = of_height_1.get(node.target, _is_fprop_of_height_1)
         order = _order_of(values[0], values[1], has_height_1(*values))
-        return (in_order(node.args[0], grad_output, order), *others[1:]), {}
+        count = 2 if node.target is _conv_wgrad else 1
+        arranged = [in_order(node.args[i], operands[i], order) for i in range(count)]
+        others, _ = lowering.constrain_to_fx_strides(node, *[None] * count, *operands[count:])
+        return (*arranged, *others[count:]), {}
 
     def lay_out_fused(
         node: Any, input: Any, weight: Any, bias: Any, residual: Any, *others: Any, **slope: Any

@@ -4,6 +4,7 @@ model's."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.models.made import Made
 from support.models.trained import MODELS
 from support.norms.models import Residual, check_steps, data
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -248,3 +250,17 @@ def test_auto_compares_the_other_layout(given: str, caplog: pytest.LogCaptureFix
     assert last().chosen in last().times_ms
     warned = [record for record in caplog.records if record.levelname == "WARNING"]
     assert not [record for record in warned if record.name.startswith("cudnn_autotune")]
+
+
+@pytest.mark.parametrize("up", [nn.ConvTranspose1d, nn.ConvTranspose2d])
+@pytest.mark.basic(1)
+def test_a_backward_reads_one_copy_of_the_gradient(up: Any, on_cpu: None) -> None:
+    """In the layout, whatever the strides of the caller's gradient."""
+    model, x = up(8, 6, 2, 2), torch.randn(2, 8, *[5, 4][: 2 if up is nn.ConvTranspose2d else 1])
+    call = compiled(model)
+    _, (_, backward) = run_and_get_code(lambda: call(x.requires_grad_()).sin().sum().backward())
+    (of_input,) = re.findall(r"conv_fprop\.default\((\w+), ", backward)
+    (of_weight,) = re.findall(r"conv_wgrad\.default\(\w+, (\w+), ", backward)
+    assert of_input == of_weight
+    (strides,) = re.findall(rf"{of_input} = empty_strided_cpu\(\(.*?\), \((.*?)\)", backward)
+    assert strides.split(", ")[1] == "1"
