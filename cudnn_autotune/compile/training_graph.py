@@ -343,14 +343,13 @@ def round_before_relu(graph: Graph) -> None:
     for relu in graph.find_nodes(op="call_function", target=_aten.relu.default):
         argument: Any = relu.args[0]
         aliases, readers = _readers(relu)
-        rounded = [reader for reader in readers if reader.target is _convert]
+        rounded = [reader for reader in readers if _rounds(reader)]
         masks = [reader for reader in readers if reader.target is _aten.le.Scalar]
         dtypes = {reader.meta["val"].dtype for reader in rounded}
         is_rounded = (
             len(argument.users) == 1
             and relu.meta["val"].dtype == torch.float32
             and len(dtypes) == 1
-            and dtypes <= {torch.float16, torch.bfloat16}
             and len(rounded) + len(masks) == len(readers)
             and all(mask.args[1] == 0 for mask in masks)
         )
@@ -367,6 +366,11 @@ def round_before_relu(graph: Graph) -> None:
             one.replace_all_uses_with(output)
         for node in (*rounded, *reversed(aliases), relu):
             graph.erase_node(node)
+
+
+def _rounds(node: Node) -> bool:
+    """Returns whether a node rounds a value to a half type."""
+    return node.target is _convert and node.args[1] in (torch.float16, torch.bfloat16)
 
 
 def _readers(node: Node) -> tuple[list[Node], list[Node]]:
@@ -398,14 +402,16 @@ def tell_by_outputs(graph: Graph, decompositions: Decompositions) -> None:
         for match in matches:
             if not match.activation.startswith("leaky_relu"):
                 continue
+            rounded = (user for user in match.output.users if _rounds(user))
+            output = next(rounded, match.output)
             outside = [user for user in argument.users if user not in match.nodes]
             widened = [user for user in outside if user.target is _convert]
             signs = [sign for user in widened for sign in user.users]
             signs += [user for user in outside if user not in widened]
             for sign in signs:
                 is_sign = sign.target is _aten.gt.Scalar and sign.args[1] == 0
-                if is_sign and order[sign] > order[match.output]:
-                    sign.args = (match.output, 0)
+                if is_sign and order[sign] > order[output]:
+                    sign.args = (output, 0)
 
 
 def recompute_outputs(graph: Graph, decompositions: Decompositions) -> None:

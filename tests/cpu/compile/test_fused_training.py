@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
+from cudnn_autotune.compile import training_graph
 
 FUSED = {"fuse": "always", "norms": "never", "cpp.weight_prepack": False}
+LAID_OUT = {**FUSED, "compare": False}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
@@ -100,6 +102,39 @@ def test_an_activation_is_fused_if_its_output_tells_the_gradient(
 ) -> None:
     check(nn.Sequential(nn.Conv2d(6, 8, 3), activation, nn.Conv2d(8, 4, 3), nn.Tanh()), images())
     assert fused()[:-1] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1)], ids=["relu", "leaky_relu"])
+def test_the_backward_needs_no_mask(activation: nn.Module) -> None:
+    """The next convolution's input tells the signs."""
+    model = nn.Sequential(nn.Conv2d(6, 6, 3), frozen(6), activation, nn.Conv2d(6, 4, 3))
+    call = torch.compile(model, backend="cudnn_autotune", options=FUSED)
+    dtypes: list[torch.dtype] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        dtypes.append(tensor.dtype)
+        return tensor
+
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        call(images())
+    assert torch.bfloat16 in dtypes
+    assert torch.bool not in dtypes
+
+
+@pytest.mark.slow
+def test_a_graph_that_is_laid_out_has_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_graph, "favours_channels_last", lambda *_, **__: True)
+    model, x = nn.Sequential(Block(in_eval_mode), nn.Conv2d(6, 6, 1)), images()
+    ours = torch.compile(copy.deepcopy(model), backend="cudnn_autotune", options=LAID_OUT)
+    found, expected = step(ours, ours, x), step(model, model, x)
+    assert last().chosen == "cudnn_autotune, channels_last"
+    assert fused() == [*GROUPS, "conv + bias"]
+    for name, value in expected.items():
+        mine = found[name if name in found else f"_orig_mod.{name}"]
+        torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-5)
 
 
 def test_an_output_that_is_used_twice_stays() -> None:
