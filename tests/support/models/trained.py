@@ -39,9 +39,9 @@ def volumes(width: int = 1) -> nn.Module:
 
     return Made(
         forward,
-        first=nn.Conv3d(few, few, 3, padding=1),
+        first=nn.Conv3d(few, few, 3, padding=1, bias=False),
         norm=nn.InstanceNorm3d(few, affine=True),
-        down=nn.Conv3d(few, more, 3, stride=2, padding=1),
+        down=nn.Conv3d(few, more, 3, stride=2, padding=1, bias=False),
         norm2=nn.InstanceNorm3d(more, affine=True),
         up=nn.ConvTranspose3d(more, few, 2, 2),
         last=nn.Conv3d(2 * few, few, 1),
@@ -54,7 +54,7 @@ def waves(width: int = 1) -> nn.Module:
         nn.Conv1d(few, more, 7, padding=3, stride=2),
         nn.GroupNorm(4, more),
         nn.GELU(),
-        nn.Conv1d(more, more, 3, padding=2, dilation=2, groups=2),
+        nn.Conv1d(more, more, 3, padding=2, dilation=2, groups=2, bias=False),
         nn.BatchNorm1d(more),
         nn.Upsample(scale_factor=2),
         nn.ConvTranspose1d(more, few, 4, 2, 1),
