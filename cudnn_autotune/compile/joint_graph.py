@@ -1,0 +1,204 @@
+"""Rewrites of the joint graph of a training step's forward and backward, and of its backward.
+
+They keep the values that the forward saves for the backward small, and leave groups of the forward
+without values that the backward reads.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from cudnn_autotune.compile.activations import Decompositions, find_activations
+from cudnn_autotune.compile.groups import is_same_shape, reads_in_place
+from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
+
+_batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
+_backward = torch.ops.cudnn_autotune.batch_norm_act_backward.default
+_aten = torch.ops.aten
+_convert = torch.ops.prims.convert_element_type.default
+
+
+def rewrite_joint(graph: Graph) -> None:
+    """Rewrites the joint graph of forward and backward, so that less is saved between them."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    decompositions = select_decomp_table()
+    recompute_outputs(graph, decompositions)
+    round_before_relu(graph)
+    tell_by_outputs(graph, decompositions)
+
+
+def round_before_relu(graph: Graph) -> None:
+    """Rounds the argument of a ReLU and not its output, if all that reads the output is roundings
+    to the same half type and the gradient's mask.
+
+    So it is with torchvision's FrozenBatchNorm2d under autocast. The values are the same, but the
+    mask can be told by the rounded output, which a convolution's gradient needs anyway.
+
+    Args:
+        graph: as of :func:`recompute_outputs`.
+    """
+    for relu in graph.find_nodes(op="call_function", target=_aten.relu.default):
+        argument: Any = relu.args[0]
+        aliases, readers = _readers(relu)
+        rounded = [reader for reader in readers if _rounds(reader)]
+        masks = [reader for reader in readers if reader.target is _aten.le.Scalar]
+        dtypes = {reader.meta["val"].dtype for reader in rounded}
+        is_rounded = (
+            len(argument.users) == 1
+            and relu.meta["val"].dtype == torch.float32
+            and len(dtypes) == 1
+            and len(rounded) + len(masks) == len(readers)
+            and all(mask.args[1] == 0 for mask in masks)
+        )
+        if not is_rounded:
+            continue
+        with graph.inserting_before(relu):
+            half = graph.call_function(_convert, (argument, *dtypes))
+            output = graph.call_function(_aten.relu.default, (half,))
+        for node in (half, output):
+            node.meta = {**relu.meta, "val": rounded[0].meta["val"]}
+        for mask in masks:
+            mask.args = (output, 0)
+        for one in rounded:
+            one.replace_all_uses_with(output)
+        for node in (*rounded, *reversed(aliases), relu):
+            graph.erase_node(node)
+
+
+def _rounds(node: Node) -> bool:
+    """Returns whether a node rounds a value to a half type."""
+    return node.target is _convert and node.args[1] in (torch.float16, torch.bfloat16)
+
+
+def _readers(node: Node) -> tuple[list[Node], list[Node]]:
+    """Returns a value's aliases, in order, and the nodes that read it or one of them."""
+    aliases: list[Node] = []
+    readers: list[Node] = []
+    left = [node]
+    while left:
+        for user in left.pop().users:
+            if user.target in (_aten.alias.default, _aten.detach.default):
+                aliases.append(user)
+                left.append(user)
+            else:
+                readers.append(user)
+    return aliases, readers
+
+
+def tell_by_outputs(graph: Graph, decompositions: Decompositions) -> None:
+    """Lets the gradient of a leaky ReLU tell the argument's sign by the output, which often is kept
+    as the input of a convolution.
+
+    Args:
+        graph, decompositions: as of :func:`recompute_outputs`.
+    """
+    if not graph.find_nodes(op="call_function", target=_aten.gt.Scalar):
+        return
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for argument, matches in find_activations(graph, decompositions).items():
+        for match in matches:
+            if not match.activation.startswith("leaky_relu"):
+                continue
+            rounded = (user for user in match.output.users if _rounds(user))
+            output = next(rounded, match.output)
+            outside = [user for user in argument.users if user not in match.nodes]
+            widened = [user for user in outside if user.target is _convert]
+            signs = [sign for user in widened for sign in user.users]
+            signs += [user for user in outside if user not in widened]
+            for sign in signs:
+                is_sign = sign.target is _aten.gt.Scalar and sign.args[1] == 0
+                if is_sign and order[sign] > order[output]:
+                    sign.args = (output, 0)
+
+
+def recompute_outputs(graph: Graph, decompositions: Decompositions) -> None:
+    """Lets a backward compute the output of a norm again if only kernels generated by Inductor read
+    it there. They read the norm's input instead, which is kept anyway.
+
+    Args:
+        graph: the joint graph of forward and backward, of ATen operators, with fake tensors in
+            ``meta["val"]``.
+        decompositions: the decompositions of the graph's trace.
+    """
+    behind: set[Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and "tangents" in node.name
+        if is_tangent or not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    for call in graph.find_nodes(op="call_function", target=_batch_norm_act):
+        x, weight, bias, residual, activation, _ = call.args
+        results = {user.args[1]: user for user in call.users}
+        if residual is not None or 0 not in results:
+            continue
+        readers = [user for user in results[0].users if user in behind]
+        if not readers or not all(reads_in_place(reader) for reader in readers):
+            continue
+        for i in (1, 2):
+            if i not in results:
+                with graph.inserting_after(call):
+                    results[i] = graph.call_function(operator.getitem, (call, i))
+                results[i].meta["val"] = call.meta["val"][i]
+        operands = [x, results[1], results[2], weight, bias]
+        with graph.inserting_before(readers[0]):
+            again = _recomputed(graph, operands, activation, decompositions)
+        for reader in readers:
+            reader.replace_input_with(results[0], again)
+
+
+def _recomputed(
+    graph: Graph,
+    operands: Sequence[Node | None],
+    activation: str,
+    decompositions: Decompositions,
+) -> Node:
+    """Adds to a graph the nodes that compute a norm's output from its input, mean, inverse standard
+    deviation, weight and bias."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
+    def output(x: Tensor, *vectors: Tensor) -> Tensor:
+        left = iter(vector.view(-1, *(1,) * (x.dim() - 2)) for vector in vectors)
+        mean, inv_std, weight, bias = (None if o is None else next(left) for o in operands[1:])
+        assert mean is not None
+        assert inv_std is not None
+        z = (x.to(mean.dtype) - mean) * inv_std
+        if weight is not None:
+            z = z * weight
+        if bias is not None:
+            z = z + bias
+        return NORM_ACTIVATIONS[activation].forward(z).to(x.dtype)
+
+    nodes = [operand for operand in operands if operand is not None]
+    trace = make_fx(output, decomposition_table=dict(decompositions))
+    with torch.no_grad():
+        traced = trace(*(node.meta["val"] for node in nodes))
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    again = graph.graph_copy(traced.graph, dict(zip(placeholders, nodes, strict=True)))
+    assert isinstance(again, Node)
+    return again
+
+
+def fold_gradient_sums(graph: Graph) -> None:
+    """Lets the backward of a norm add two gradients, if no other node reads their sum.
+
+    Args:
+        graph: a backward graph of ATen operators, with fake tensors in ``meta["val"]``.
+    """
+    for node in graph.find_nodes(op="call_function", target=_backward):
+        total: Any = node.args[0]
+        if node.args[1] is not None or total.target is not _aten.add.Tensor:
+            continue
+        if len(total.users) > 1 or total.kwargs or not all(isinstance(a, Node) for a in total.args):
+            continue
+        values = [one.meta["val"] for one in (total, *total.args)]
+        if all(
+            v.dtype == values[0].dtype and is_same_shape(v.shape, values[0].shape) for v in values
+        ):
+            node.args = (*total.args, *node.args[2:])
+            graph.erase_node(total)
