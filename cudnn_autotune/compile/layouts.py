@@ -156,7 +156,7 @@ def in_layout(
     for node in copied_inputs:
         readers = list(node.users)
         with graph.graph.inserting_after(node):
-            copy = graph.graph.call_function(_laid_out, (node, memory_format))
+            copy = graph.graph.call_function(_input_laid_out, (node, memory_format))
         copy.meta = dict(node.meta)
         for reader in readers:
             reader.replace_input_with(node, copy)
@@ -307,6 +307,27 @@ def _dtype_read(reader: Node, dtype: torch.dtype) -> torch.dtype:
 
 def _laid_out(x: Tensor, memory_format: str) -> Tensor:
     return laid_out(x, _FORMATS[memory_format])
+
+
+def _input_laid_out(x: Tensor, memory_format: str) -> Tensor:
+    """Returns an input in a layout. The gradient of a copy has the input's strides, or dense ones
+    in their order: hooks may read them."""
+    copy = _laid_out(x, memory_format)
+    if copy is x or not (x.requires_grad and torch.is_grad_enabled()):
+        return copy
+    copy = _InputLaidOut.apply(x, memory_format)
+    return copy
+
+
+class _InputLaidOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, memory_format: str) -> Tensor:
+        ctx.strides = torch.empty_like(x).stride()
+        return _laid_out(x, memory_format)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _in_strides(gradient, ctx.strides), None
 
 
 def _each_laid_out(

@@ -264,3 +264,29 @@ def test_a_backward_reads_one_copy_of_the_gradient(up: Any, on_cpu: None) -> Non
     assert of_input == of_weight
     (strides,) = re.findall(rf"{of_input} = empty_strided_cpu\(\(.*?\), \((.*?)\)", backward)
     assert strides.split(", ")[1] == "1"
+
+
+def test_hooks_see_gradients_in_the_strides_of_pytorch() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Parameter(torch.randn(1, 4, 6, 7))
+            self.convs = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.convs(x + self.places)
+            return result
+
+    model = Placed()
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda grad, name=name: seen.append((name, grad.stride())))
+    found = []
+    for call in (model, compiled(model)):
+        x = torch.randn(2, 4, 6, 7, requires_grad=True)
+        x.register_hook(lambda grad: seen.append(("x", grad.stride())))
+        call(x).sin().sum().backward()
+        found.append(sorted(seen))
+        seen.clear()
+    assert last().chosen == LAID_OUT, last().note
+    assert found[0] == found[1]
