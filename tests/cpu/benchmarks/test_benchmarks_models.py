@@ -54,6 +54,12 @@ MILLIONS = (
 )
 
 
+def needs(name: str) -> None:
+    """Skips the test of a network that torchvision's parts make, where that is not installed."""
+    if name == "resnet50_fpn":
+        pytest.importorskip("torchvision.models")
+
+
 def runs(dry_runs: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """(PyTorch's mode, step) -> what one process measured."""
     found = record(dry_runs, SCRIPT)["results"]["runs"]
@@ -371,6 +377,7 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions
     """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of the U-Net with
     batch norms, of ESRGAN's RRDBNet, of nnU-Net, of HiFi-GAN V1, of MelGAN, and about those of the
     others, of which some are reduced."""
+    needs(name)
     with torch.device("meta"):
         model = KNOWN_NETWORKS[name][0]()
         outputs = model(*(torch.empty(1, *shape) for shape in MODELS[name].inputs))
@@ -410,6 +417,7 @@ def test_networks_have_the_sizes_of_those_that_they_are_like(name: str, millions
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_take_all_their_steps(name: str) -> None:
     """A tiny one of each, of another batch than its inputs have."""
+    needs(name)
     for step in ("infer", "train"):
         (case,) = cases.cases([name], [step], ["channels_last"])
         if not case.batches(None):
