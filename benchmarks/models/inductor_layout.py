@@ -21,7 +21,7 @@ _BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 def nothing_to_mend() -> str:
-    """Why this torch needs no correction; empty if it has the fault."""
+    """Returns the reason why this torch needs no correction; empty if it has the fault."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.kernel import conv
 
@@ -48,7 +48,7 @@ def mended() -> Iterator[None]:
 
 
 def _as_forward(graph_module: Any) -> Any:
-    """A copy of the graph, in which each backward of a convolution is its forward."""
+    """Returns a copy of a graph in which each backward of a convolution is its forward."""
     graph = fx.Graph()
     graph.graph_copy(graph_module.graph, {})
     for node in graph.nodes:
@@ -59,7 +59,7 @@ def _as_forward(graph_module: Any) -> Any:
 
 
 def _lone_backward() -> Any:
-    """The backward graph of a convolution for which channels_last is chosen, on no device."""
+    """Returns the backward of a convolution for which channels_last is chosen, on no device."""
     graph = fx.Graph()
     shapes = {"gradient": (8, 128, 14, 14), "x": (8, 128, 14, 14), "weight": (128, 128, 3, 3)}
     tensors = [graph.placeholder(name) for name in shapes]

@@ -35,7 +35,7 @@ class Row:
         """What is known of each way beside its times, from the first process that has it."""
         self.peak_bytes: dict[str, int] = {}
         self.left_out: dict[str, str] = {}
-        """Way -> why it was not run."""
+        """Reasons why ways were not run, by way."""
         self._called: set[Key] = set()
         self._times: dict[Key, float] = {}
         self._blocks: dict[Key, tuple[int, list[float]]] = {}
@@ -246,7 +246,8 @@ def _rates(found: list[Row]) -> list[Table]:
 
 
 def _trained(found: list[Row]) -> list[Table]:
-    """What training steps of ours cost beside their time, next to PyTorch's, if there are any."""
+    """Returns a table of training: ratios of our first steps and memory to PyTorch's; none without
+    a training step."""
     trained = [row for row in found if row.step != "infer"]
     ours = _ours(trained)
     first: dict[str, list[float | None]] = {}

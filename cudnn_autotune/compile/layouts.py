@@ -315,11 +315,13 @@ def _input_laid_out(x: Tensor, memory_format: str) -> Tensor:
     copy = _laid_out(x, memory_format)
     if copy is x or not (x.requires_grad and torch.is_grad_enabled()):
         return copy
-    copy = _InputLaidOut.apply(x, memory_format)
-    return copy
+    with_gradient: Tensor = _InputLaidOut.apply(x, memory_format)
+    return with_gradient
 
 
 class _InputLaidOut(torch.autograd.Function):
+    """A copy of an input in a layout, whose gradient is written in the input's strides."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, memory_format: str) -> Tensor:
         ctx.strides = torch.empty_like(x).stride()

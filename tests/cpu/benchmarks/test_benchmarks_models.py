@@ -290,7 +290,7 @@ def test_means_are_geometric_and_count_what_is_slower() -> None:
 
 
 def test_first_steps_and_memory_of_training_are_told_as_ratios() -> None:
-    """Of a step's memory over that of PyTorch's fastest."""
+    """Ratios divide a step's memory by that of PyTorch's fastest."""
     ways = {"compile": {"first_step_s": 10.0}, "backend": {"first_step_s": 15.0}}
     peaks = {"eager": 100, "compile": 200, "compile_max": 400, "convert": 50, "backend": 300}
     times = dict(eager=9.0, compile=4.0, compile_max=3.0, convert=2.0, backend=1.5)
