@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import numbers
+from common import numbers, profiled
 from common.modes import synchronize
 
 from .layers import Layer
@@ -123,14 +123,8 @@ def chosen_since(known: int) -> str | None:
 
 def kernels_of(call: Call, way: str) -> str:
     """The names of the kernels that a call runs on the GPU, as far as a profiler sees them."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with served(way), profile(activities=[ProfilerActivity.CUDA]) as seen:
-        call()
-        torch.cuda.synchronize()
-    names = [e.key for e in seen.key_averages() if str(e.device_type).endswith("CUDA")]
-    return ", ".join(sorted(names))
+    with served(way):
+        return ", ".join(sorted(kernel.name for kernel in profiled.kernels_of(call)))
 
 
 def measure(layer: Layer, device: str, worse_than: float) -> dict[str, Any]:

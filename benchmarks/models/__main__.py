@@ -71,7 +71,7 @@ from models.cases import (
 )
 
 # The options that are passed to the workers.
-ASKED = ("device", "sampling", "rounds", "block_ms", "settle_s")
+ASKED = ("device", "sampling", "rounds", "block_ms", "settle_s", "kernels")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -94,6 +94,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rounds", type=int, default=20, help="blocks of each way; %(default)s")
     p.add_argument("--block-ms", type=float, default=20, help="length of a block; %(default)s")
     p.add_argument("--settle-s", type=float, default=0.5, help="in turns before the first block")
+    p.add_argument(
+        "--kernels", type=int, default=0, help="of each way's step, the longest; %(default)s"
+    )
     p.add_argument("--at-once", type=int, default=5, help="processes; %(default)s")
     p.add_argument(
         "--store",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from common import numbers
+from common import numbers, profiled
 from common.choices import choices_made
 from common.modes import set_torch_mode, synchronize
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ Part = dict[str, Any]
 TIMES, MORE = 2.0, 1e-3
 # The seconds that are kept for capturing, turns and the comparison of a batch.
 _TURNS_S = 15.0
+_NAME = 120  # characters of a kernel's name that are kept
 
 
 def measure(request: dict[str, Any]) -> Iterator[Part]:
@@ -108,8 +109,26 @@ def _measured(
             "peak_bytes": memory,
             "by_calls": called,
         }
+        if device == "cuda" and request["kernels"]:
+            yield {"part": "kernels", "kernels": _kernels(replays, request["kernels"])}
     if results:
         yield compared(results, subject.reference(batch))
+
+
+def _kernels(replays: dict[str, Callable[[], None]], most: int) -> dict[str, Any]:
+    """Of each way: the number and milliseconds of all kernels of a step, and its longest."""
+    found: dict[str, Any] = {}
+    for name, replay in replays.items():
+        kernels = profiled.kernels_of(replay)
+        found[name] = {
+            "launches": sum(kernel.launches for kernel in kernels),
+            "ms": numbers.significant(sum(kernel.ms for kernel in kernels), 4),
+            "longest": [
+                [kernel.name[:_NAME], kernel.launches, numbers.significant(kernel.ms, 4)]
+                for kernel in kernels[:most]
+            ],
+        }
+    return found
 
 
 def _begun(request: dict[str, Any], lock: GpuLock) -> Subject:
