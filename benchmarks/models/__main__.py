@@ -25,9 +25,9 @@ PyTorch keeps what `cudnn.benchmark` found for as long as a process lives, so ea
 a process of its own: the first of `--pytorch` runs all ways, the others eager and convert, through
 which their times are compared. No process tunes what an earlier one has chosen. `--at-once`
 processes compile models and engines side by side, on the CPU; one at a time has the GPU, for
-whatever runs on it. Cases are recorded as they end, larger batches first. First steps find an empty
-folder of Inductor's. Shortly before a process must end, the way that it is at is given up, and
-those that are ready take turns.
+whatever runs on it. Cases are recorded as they end, larger batches first. Each way's first step
+finds an empty cache of Inductor's. Shortly before a process must end, the way that it is at is
+given up, and those that are ready take turns.
 
 Outputs, and the gradients of the convolutions' weights, are compared with those of float32.
 

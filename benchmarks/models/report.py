@@ -266,8 +266,7 @@ def _trained(found: list[Row]) -> list[Table]:
         "Training: ours over PyTorch's, the first step and the memory",
         [*_CASE, *columns],
         note="The first step is over that of compile, the most memory of a later step over that of "
-        "PyTorch's fastest. Last: the median, and the most. Later ways find what earlier ones have "
-        "compiled, as below.",
+        "PyTorch's fastest. Last: the median, and the most.",
         texts=len(_CASE),
     )
     for row, cells in zip(trained, zip(*columns.values(), strict=True), strict=True):
@@ -297,12 +296,14 @@ def _by_way(data: dict[str, Any], found: list[Row]) -> list[Table]:
     ways = [way for way in WAYS if any(way in row.ways for row in found)]
     labels = [WAYS[way].label for way in ways]
     at_once = data["arguments"].get("at_once")  # not in older records
+    # Records without the option are of a time when the ways shared a cache.
+    found_before = "tuned" if "kernels" in data["arguments"] else "tuned or compiled"
     shared = f"; up to {at_once} such processes share the CPU" if at_once else ""
     first = Table(
         "The first step, and the memory of a later one",
         [*_CASE, *(f"{label} (s)" for label in labels), *(f"{label} (MiB)" for label in labels)],
         note="Seconds of compiling, tuning and running, one way after the other in one process, so "
-        f"that later ways find what earlier ones have tuned or compiled{shared}. MiB: the most "
+        f"that later ways find what earlier ones have {found_before}{shared}. MiB: the most "
         "that a step has at a time, beside the model and its inputs.",
         texts=len(_CASE),
     )
