@@ -101,6 +101,12 @@ def report_of(data: dict[str, Any]) -> Any:
     return investigation if "rows" in data.get("results", {}) else None
 
 
+def has_plot(data: dict[str, Any]) -> bool:
+    """Whether the record's benchmark draws plots, and this one has something to draw."""
+    report = report_of(data)
+    return hasattr(report, "plot") and getattr(report, "has_points", lambda data: True)(data)
+
+
 def cudnn_text(number: int) -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
@@ -194,7 +200,7 @@ def page(place: Path, records: dict[Path, dict[str, Any]]) -> str:
         lines += [line for table in tables for line in (table, "")]
         if data["environment"]["date"] < AUTO_CHANGED and re.search(r"\bauto\b", "".join(tables)):
             lines += ["The mode that is called `auto` here is `sustained` now.", ""]
-        if hasattr(report, "plot"):
+        if has_plot(data):
             picture = Path(os.path.relpath(plot_path(path), place.parent)).as_posix()
             lines += [f"![{path.name}]({picture})", ""]
         for record in (record for record in sorted(records) if section(record) == path):
@@ -239,15 +245,15 @@ def main() -> int:
         stale += [
             f"{plot_path(path).name} is missing: run benchmarks/render_results.py"
             for path, data in sections(records).items()
-            if hasattr(report_of(data), "plot") and not plot_path(path).exists()
+            if has_plot(data) and not plot_path(path).exists()
         ]
     else:
         options.pages.mkdir(parents=True, exist_ok=True)
         for place, text in pages.items():
             place.write_text(text)
         for path, data in sections(records).items():
-            if hasattr(report := report_of(data), "plot"):
-                report.plot(data, plot_path(path))
+            if has_plot(data):
+                report_of(data).plot(data, plot_path(path))
         print(f"{len(records)} records in {len(pages)} pages")
     for line in stale:
         print(line, file=sys.stderr)

@@ -17,6 +17,7 @@ _SLOWER = 1.01
 # Quartiles are shown if one is further than this from the median (relative).
 _WIDE = 0.01
 _TICKS = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 3, 4)
+_LONGEST, _NAME = 4, 48  # kernels of a way that a table shows, and characters of their names
 _CASE = ("model", "step, layout, batch")
 
 
@@ -34,6 +35,8 @@ class Row:
         self.ways: dict[str, dict[str, Any]] = {}
         """What is known of each way beside its times, from the first process that has it."""
         self.peak_bytes: dict[str, int] = {}
+        self.kernels: dict[str, dict[str, Any]] = {}
+        """The number, the milliseconds and the longest kernels of a step, by way."""
         self.left_out: dict[str, str] = {}
         """Reasons why ways were not run, by way."""
         self._called: set[Key] = set()
@@ -62,6 +65,7 @@ class Row:
                 self._called.add(key)
         self.ways = {**run["ways"], **self.ways}
         self.peak_bytes = {**run.get("peak_bytes", {}), **self.peak_bytes}
+        self.kernels = {**run.get("kernels", {}), **self.kernels}
         self.left_out |= run.get("left_out", {})
 
     @property
@@ -140,7 +144,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
     """Of a record, or of several whose runs were put together."""
     found = rows(data)
     shown = [_means(found), _steps(data, found), *_rates(found)]
-    shown += [*_trained(found), *_by_way(data, found)]
+    shown += [*_trained(found), *_by_way(data, found), *_kernels(found)]
     shown[-1].note += "".join(f" {text}." for text in data["results"].get("failures", []))
     return shown
 
@@ -327,8 +331,33 @@ def _by_way(data: dict[str, Any], found: list[Row]) -> list[Table]:
     return [first, off]
 
 
+def _kernels(found: list[Row]) -> list[Table]:
+    """Returns a table of the longest kernels of each way's step; none where no run has them."""
+    table = Table(
+        "Longest kernels of a step",
+        [*_CASE, "way", "launches", "ms", "the longest, with their launches and ms"],
+        note="As a profiler sees one step. Kernels that run beside others count in full.",
+        texts=len(_CASE) + 1,
+    )
+    for row in found:
+        for way in (way for way in WAYS if way in row.kernels):
+            seen = row.kernels[way]
+            longest = (
+                f"{name[:_NAME]} {launches}, {number(ms)}"
+                for name, launches, ms in seen["longest"][:_LONGEST]
+            )
+            counts = (str(seen["launches"]), number(seen["ms"]))
+            table.rows.append((*row.case, WAYS[way].label, *counts, "; ".join(longest)))
+    return [table] if table.rows else []
+
+
 def _error(value: float | None) -> str:
     return NONE if value is None else f"{value:.1e}"
+
+
+def has_points(data: dict[str, Any]) -> bool:
+    """Whether a way of ours has a way of PyTorch's to be compared with in a plot."""
+    return any(row.against(way) for row in rows(data) for way in row.ours)
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
