@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -150,11 +148,10 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     """A way's step, which has run once; how long that took: compiling, tuning, and running."""
     from torch._dynamo.utils import counters
     from torch._inductor import config
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch._inductor.utils import fresh_cache
 
     way = WAYS[name]
-    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    folder.mkdir(parents=True, exist_ok=True)
     graphs = counters["stats"]["unique_graphs"]
     synchronize(subject.device)
     begin = time.perf_counter() - lock.waited_s
@@ -163,7 +160,7 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     )
     mending = inductor_layout.mended() if way.mends else contextlib.nullcontext()
     # Kept until the run ends: a graph may be compiled by a later step.
-    cold = fresh_cache(dir=str(folder), delete=False)
+    cold = fresh_cache(dir=cache_dir(), delete=False)
     with config.patch(freezing=way.freezing), mending, cold, may_lend:
         step = subject.step(way, batch)
         step()

@@ -14,7 +14,7 @@ from models.cases import MODELS, Case
 from models.cases import WAYS as KNOWN
 from models.gpu_lock import GpuLock
 from models.networks import NETWORKS as KNOWN_NETWORKS
-from models.report import rows, tables
+from models.report import has_points, rows, tables
 from models.subject import Subject, errors
 from models.turns import take_turns
 from support.processes.benchmark_scripts import (
@@ -312,6 +312,23 @@ def test_first_steps_and_memory_of_training_are_told_as_ratios() -> None:
     ]
     assert shown["Steps (ms)"].note.endswith("compile, mended: torch 0.0 has no fault.")
     assert len(tables(report_data(run))) == len(shown) - 1, "inference has none"
+
+
+def test_the_longest_kernels_of_each_way_are_shown() -> None:
+    kernels = {
+        "backend": {"launches": 3, "ms": 1.5, "longest": [["a_kernel", 2, 1.0], ["b", 1, 0.5]]}
+    }
+    run = measured("a", "pytorch_on_10", {"compile": 2.0, "backend": 1.0}, kernels=kernels)
+    shown = {table.title: table for table in tables(report_data(run))}
+    (row,) = shown["Longest kernels of a step"].rows
+    assert row[2:] == ("backend", "3", "1.500", "a_kernel 2, 1.000; b 1, 0.500")
+
+
+def test_a_record_without_a_ratio_has_no_plot() -> None:
+    ours = measured("a", "pytorch_on_10", {"backend": 1.0})
+    assert not has_points(report_data(ours))
+    both = measured("a", "pytorch_on_10", {"compile": 2.0, "backend": 1.0})
+    assert has_points(report_data(ours, both))
 
 
 def test_another_backend_of_the_compiler_is_a_rival() -> None:
