@@ -64,6 +64,19 @@ def batch_norm(
     choice for such calls. Returns None if the module's class has to compute the call
     (csrc/bind/bindings.h)."""
 
+def group_norm(
+    module: Module,
+    input: Any,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    casts: bool,
+) -> Any:
+    """Returns the output of a group norm in channels_last, the layout of its input. Returns
+    NotImplemented where PyTorch computes it, and None for another layout
+    (csrc/bind/bindings.h)."""
+
 def set_norm_device(name: str) -> None:
     """Sets the type of device whose norms the operators may compute: "cuda", or in tests "cpu"."""
 

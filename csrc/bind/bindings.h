@@ -48,6 +48,12 @@ PyMethodDef* python_conv_methods();
 // called, and without `takes_all` whatever the kernels do not compute: another device, evaluation,
 // other dtypes, vectors that do not fit the input, hooks on saved tensors.
 //
+// `_C.group_norm(module, input, weight, bias, groups, eps, casts)` returns the output of a group
+// norm of an input in channels_last, in that layout, if the kernels were chosen for the module's
+// call. With `casts` autocast computes it in float32. Returns NotImplemented where PyTorch computes
+// the call, and None where the module's class computes it, and lays the output out as PyTorch does:
+// for an input in another layout, tensor subclasses, transforms, modes and tracers.
+//
 // `_C.set_norm_device(name)` sets the type of device whose norms the kernels may compute: "cuda",
 // or in tests "cpu".
 PyMethodDef* python_norm_methods();

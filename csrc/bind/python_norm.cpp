@@ -21,6 +21,7 @@
 #include <unordered_map>
 
 #include "call/aten_conv.h"
+#include "call/autocast.h"
 #include "norm/norm_choices.h"
 #include "norm/norm_ops.h"
 
@@ -285,6 +286,52 @@ PyObject* batch_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// A tensor that no subclass stands for, or None.
+bool read_given(PyObject* given, OptionalTensor& tensor) {
+  if (given == Py_None) return true;
+  if (!THPVariable_CheckExact(given)) return false;
+  tensor = THPVariable_Unpack(given);
+  return true;
+}
+
+PyObject* group_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (!has_count(count, 7)) return nullptr;
+  PyObject* const module = args[0];
+  OptionalTensor given, weight, bias;
+  double eps = 0;
+  const int64_t groups = PyLong_AsLongLong(args[4]);
+  if (groups == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  if (is_watched() || !read_given(args[1], given) || !is_given(given) ||
+      given->layout() != at::kStrided || given->is_nested() || !is_in_rows(*given)) {
+    Py_RETURN_NONE;
+  }
+  if (!read_given(args[2], weight) || !read_given(args[3], bias) || !read_number(args[5], eps)) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  const NormModule owner{module, known_of(module).serial};
+  std::optional<at::Tensor> found;
+  {
+    const py::gil_scoped_release without_gil;
+    at::Tensor input = *given;
+    const auto device = input.device().type();
+    if (args[6] == Py_True && input.is_cuda() && at::autocast::is_autocast_enabled(device)) {
+      for (at::Tensor* one :
+           {&input, is_given(weight) ? &*weight : nullptr, is_given(bias) ? &*bias : nullptr}) {
+        if (one != nullptr) *one = at::autocast::cached_cast(at::kFloat, *one, device);
+      }
+    }
+    const NormCall call{input, weight, bias, no_tensor(), no_tensor(), /*momentum=*/0, eps};
+    const NormModuleScope scope(owner);
+    found = if_served(
+        call, {0, groups}, [&] { return suits_group_operators(call, groups); },
+        [&] { return group_norm_in_rows(call, groups); });
+  }
+  if (!found) Py_RETURN_NOTIMPLEMENTED;
+  return THPVariable_Wrap(*std::move(found));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* set_norm_device(PyObject*, PyObject* name) {
   HANDLE_TH_ERRORS
   std::string_view type;
@@ -297,8 +344,9 @@ PyObject* set_norm_device(PyObject*, PyObject* name) {
 }  // namespace
 
 PyMethodDef* python_norm_methods() {
-  static std::array<PyMethodDef, 3> methods{
+  static std::array<PyMethodDef, 4> methods{
       fast_method("batch_norm", batch_norm),
+      fast_method("group_norm", group_norm),
       PyMethodDef{"set_norm_device", set_norm_device, METH_O, "See csrc/bind/bindings.h."},
       PyMethodDef{nullptr, nullptr, 0, nullptr},  // the end
   };

@@ -1,6 +1,5 @@
 #include "norm/aten_norms.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cudnn_batch_norm_backward_cuda_dispatch.h>
 #include <ATen/ops/cudnn_batch_norm_cuda_dispatch.h>
 #include <ATen/ops/empty.h>
@@ -12,7 +11,6 @@
 #include <ATen/ops/native_group_norm_cuda_dispatch.h>
 #include <ATen/record_function.h>
 #include <c10/core/MemoryFormat.h>
-#include <torch/library.h>
 
 #include <tuple>
 #include <utility>
@@ -22,14 +20,6 @@
 
 namespace cudnn_autotune {
 namespace {
-
-// The kernels, whatever was chosen.
-const c10::TypedOperatorHandle<GroupNormSignature>& group_norm_op() {
-  static const auto handle = c10::Dispatcher::singleton()
-                                 .findSchemaOrThrow("cudnn_autotune::group_norm", "")
-                                 .typed<GroupNormSignature>();
-  return handle;
-}
 
 // Whether the kernels may take a group norm: it is right, and nothing about it is odd. Autograd and
 // autocast have had their turn.
@@ -192,9 +182,3 @@ ThreeTensors cudnn_batch_norm_backward(c10::DispatchKeySet keys, const at::Tenso
 }
 
 }  // namespace cudnn_autotune
-
-TORCH_LIBRARY_FRAGMENT(cudnn_autotune, m) {
-  m.def(
-      "group_norm(Tensor input, Tensor? weight, Tensor? bias, int groups, float eps) -> "
-      "(Tensor, Tensor)");
-}

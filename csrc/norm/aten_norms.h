@@ -15,7 +15,8 @@ namespace cudnn_autotune {
 // call that has an asker (norm_choices.h) is computed by the kernels of this package where they
 // were chosen for such calls, all others by PyTorch's. The backward of a batch norm is computed by
 // whichever computed the forward: the statistics that it has saved, or the reserve space, say so.
-// That of a group norm is PyTorch's.
+// That of a group norm is PyTorch's. Norms of channels_last models are computed before they get
+// here (group_norm_in_rows of norm_ops.h).
 
 using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -52,13 +53,6 @@ ThreeTensors cudnn_batch_norm_backward(c10::DispatchKeySet keys, const at::Tenso
                                        const OptionalTensor& running_var,
                                        const OptionalTensor& mean, const OptionalTensor& inv_std,
                                        double eps, const at::Tensor& reserve);
-
-// The operator cudnn_autotune::group_norm: the output, and both statistics as one tensor of
-// float32, (2, images, groups).
-using GroupNormSignature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& input,
-                                                              const OptionalTensor& weight,
-                                                              const OptionalTensor& bias,
-                                                              int64_t groups, double eps);
 
 // Whether the kernels have computed a call with this mean, or a tensor that shares its memory.
 bool is_of_kernels(const OptionalTensor& mean);

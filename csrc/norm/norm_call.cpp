@@ -74,6 +74,21 @@ bool suits_operator(const NormCall& call) {
          suits_as_statistic(call.running_var, input);
 }
 
+bool is_in_rows(const at::Tensor& input) {
+  return input.dim() >= 3 && input.dim() <= 5 && input.numel() > 0 && is_dense(input, true) &&
+         !is_dense(input, false);
+}
+
+bool suits_group_operators(const NormCall& call, int64_t groups) {
+  const at::Tensor& input = call.input;
+  return input.device().type() == served_device && input.numel() < kMostNormElements &&
+         is_in_rows(input) && call.eps > 0 && !has_tangent(input) && has_norm_dtype(input) &&
+         !has_saved_tensor_hooks() && groups > 0 && input.size(1) % groups == 0 &&
+         is_given(call.weight) == is_given(call.bias) &&
+         (!is_given(call.weight) || call.weight->scalar_type() == call.bias->scalar_type()) &&
+         suits_as_parameter(call.weight, call) && suits_as_parameter(call.bias, call);
+}
+
 const OptionalTensor& no_tensor() {
   static const auto* const none = new OptionalTensor();
   return *none;
@@ -93,7 +108,7 @@ NormCallSignature::NormCallSignature(const NormCall& call, const NormKind& kind,
   const at::Tensor& input = call.input;
   // What needs gradients: nothing is 0, and the rest begins with 8.
   int64_t needs = 0;
-  if (kind.groups == 0 && at::GradMode::is_enabled()) {
+  if ((kind.groups == 0 || !input.is_contiguous()) && at::GradMode::is_enabled()) {
     const auto needs_gradient = [](const OptionalTensor& tensor) {
       return static_cast<int64_t>(is_given(tensor) && tensor->requires_grad());
     };

@@ -10,7 +10,6 @@
 
 #include "call/conv_layout.h"
 #include "core/problem/check.h"
-#include "norm/aten_norms.h"
 #include "norm/norm_ops.h"
 #include "norm/norm_plan.h"
 
@@ -278,8 +277,10 @@ std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const Opt
   const auto is_vector_of_channels = [&](const OptionalTensor& values) {
     return is_parameter(values, input) && (!is_given(values) || values->is_contiguous());
   };
-  TORCH_CHECK(input.dim() >= 2 && input.numel() > 0 && input.is_contiguous(),
-              "group_norm: input must be contiguous, (N, C, *spatial) and not empty");
+  const bool in_rows = is_in_rows(input);
+  TORCH_CHECK(input.dim() >= 2 && input.numel() > 0 && (input.is_contiguous() || in_rows),
+              "group_norm: input must be contiguous or in channels_last, (N, C, *spatial) and not "
+              "empty");
   TORCH_CHECK(groups > 0 && input.size(1) % groups == 0,
               "group_norm: groups must divide the channels, ", input.size(1), ", got ", groups);
   TORCH_CHECK(is_vector_of_channels(weight) && is_vector_of_channels(bias),
@@ -292,7 +293,9 @@ std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const Opt
         at::detail::empty_cuda(size, input.options().dtype(dtype).memory_format(std::nullopt)));
   };
   const at::Tensor scale = weight.value_or(at::Tensor()), shift = bias.value_or(at::Tensor()),
-                   output = empty(input.sizes(), input.scalar_type()),
+                   output = at::Tensor(at::detail::empty_strided_cuda(
+                       input.sizes(), dense_strides(input.sizes(), in_rows),
+                       input.options().memory_format(std::nullopt))),
                    statistics = empty({2, images, groups}, at::kFloat), none;
   auto* const mean = statistics.data_ptr<float>();
   Pointers pointers({&input, &scale, &shift, &none, &output});
@@ -302,21 +305,80 @@ std::tuple<at::Tensor, at::Tensor> group_norm(const at::Tensor& input, const Opt
               /*is_backward=*/false,
               input.scalar_type(),
               parameters_of(weight, bias),
-              /*batch=*/channels / groups,
-              /*channels=*/images * groups,
+              /*batch=*/in_rows ? images : channels / groups,
+              /*channels=*/in_rows ? channels : images * groups,
               spatial,
-              /*planes=*/true,
+              /*planes=*/!in_rows,
               pointers.alignment(),
               /*activation=*/0};
   key.groups = groups;
   key.form = norm_form();
-  const auto plan = norm_plan(key);
+  const auto plan = input.numel() < kMostNormElements ? norm_plan(key) : nullptr;
   if (plan == nullptr) throw PlanError("no kernel computes this group norm");
   plan->launch(pointers.all(),
                {static_cast<int32_t>(key.batch), static_cast<int32_t>(key.channels),
                 static_cast<int32_t>(spatial)},
                {static_cast<float>(eps), /*momentum=*/0.0f});
   return {output, statistics};
+}
+
+GroupGradients group_norm_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                                   const OptionalTensor& weight, const at::Tensor& statistics,
+                                   int64_t groups, std::array<bool, 3> output_mask) {
+  const auto by_pytorch = [&] {
+    return group_norm_backward_op().redispatch(kByPyTorch, grad_output, input, weight, statistics,
+                                               groups, output_mask);
+  };
+  if (!has_norm_dtype(input) || !is_in_rows(input) || input.numel() >= kMostNormElements ||
+      !is_like(grad_output, input) || !is_parameter(weight, input) || groups <= 0 ||
+      input.size(1) % groups != 0 || statistics.scalar_type() != at::kFloat ||
+      statistics.sizes() != at::IntArrayRef({2, input.size(0), groups}) ||
+      statistics.device() != input.device()) {
+    return by_pytorch();
+  }
+  const c10::cuda::CUDAGuard device(input.device());
+  const NormInput x(input, /*in_rows=*/true);
+  const at::ScalarType parameters = parameters_of(weight, no_tensor());
+  const bool of_parameters = output_mask[1] || output_mask[2];
+  // Of each image and channel: those of weight and bias.
+  const at::Tensor sums =
+      of_parameters
+          ? x.empty_vector(at::kFloat, 2 * x.batch * x.channels).view({2, x.batch, x.channels})
+          : at::Tensor();
+  const auto part_of_sums = [&](size_t i) {
+    return output_mask[i] ? sums.select(0, static_cast<int64_t>(i) - 1) : at::Tensor();
+  };
+  const at::Tensor dy = x.in_layout(grad_output), scale = dense_vector(weight),
+                   found = statistics.contiguous(), none,
+                   dx = output_mask[0] ? x.empty() : at::Tensor();
+  auto* const mean = found.data_ptr<float>();
+  Pointers pointers({&dy, &none, &x.tensor, &none, &scale, &none});
+  pointers.add_vector(mean);
+  pointers.add_vector(mean + x.batch * groups);
+  pointers.add(dx);
+  for (const size_t i : {1, 2}) {
+    const at::Tensor part = part_of_sums(i);
+    pointers.add_vector(part.defined() ? part.data_ptr() : nullptr);
+  }
+  pointers.add(none);
+  NormKey key{
+      input.device().index(),
+      /*is_backward=*/true,   input.scalar_type(),  parameters, x.batch, x.channels, x.spatial,
+      /*planes=*/false,       pointers.alignment(),
+      /*activation=*/0};
+  key.grad_input = dx.defined();
+  key.groups = groups;
+  key.form = norm_form();
+  const auto plan = norm_plan(key);
+  if (plan == nullptr) return by_pytorch();
+  plan->launch(pointers.all(), x.sizes(), {});
+  if (!of_parameters) return {dx, at::Tensor(), at::Tensor()};
+  const at::Tensor of_channels =
+      (x.batch == 1 ? sums.squeeze(1) : sums.sum(at::IntArrayRef{1})).to(parameters);
+  const auto gradient = [&](size_t i) {
+    return output_mask[i] ? of_channels.select(0, static_cast<int64_t>(i) - 1) : at::Tensor();
+  };
+  return {dx, gradient(1), gradient(2)};
 }
 
 }  // namespace
@@ -335,4 +397,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
   m.impl("batch_norm_act", cudnn_autotune::batch_norm_act);
   m.impl("batch_norm_act_backward", cudnn_autotune::batch_norm_act_backward);
   m.impl("group_norm", cudnn_autotune::group_norm);
+  m.impl("group_norm_backward", cudnn_autotune::group_norm_backward);
 }

@@ -37,6 +37,23 @@ using NormBackwardSignature = NormGradients(
 const c10::TypedOperatorHandle<NormSignature>& norm_op();
 const c10::TypedOperatorHandle<NormBackwardSignature>& norm_backward_op();
 
+// The operator cudnn_autotune::group_norm: the output in the input's layout, and the mean and the
+// inverse deviation of each group as one tensor of float32, (2, images, groups). That of the
+// gradients, of the input, the weight and the bias, is for channels_last.
+using GroupNormSignature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& input,
+                                                              const OptionalTensor& weight,
+                                                              const OptionalTensor& bias,
+                                                              int64_t groups, double eps);
+using GroupGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using GroupNormBackwardSignature = GroupGradients(const at::Tensor& grad_output,
+                                                  const at::Tensor& input,
+                                                  const OptionalTensor& weight,
+                                                  const at::Tensor& statistics, int64_t groups,
+                                                  std::array<bool, 3> output_mask);
+
+const c10::TypedOperatorHandle<GroupNormSignature>& group_norm_op();
+const c10::TypedOperatorHandle<GroupNormBackwardSignature>& group_norm_backward_op();
+
 // A call of a norm in training. It lives no longer than its tensors.
 struct NormCall {
   const at::Tensor& input;
@@ -64,6 +81,9 @@ std::optional<size_t> place_of_activation(std::string_view activation);
 // The output of a call with an activation, by the operator batch_norm_act_tracking, which updates
 // running statistics and has a derivative. Throws PlanError.
 at::Tensor norm_act(const NormCall& call, std::string_view activation);
+// The output of a group norm in channels_last, in the layout of its input, by the operator
+// group_norm, with a derivative of any order. Throws PlanError.
+at::Tensor group_norm_in_rows(const NormCall& call, int64_t groups);
 
 // The results of a call; the mask is undefined if there is none.
 struct NormOutputs {
@@ -85,7 +105,11 @@ bool suits_as_statistic(const OptionalTensor& values, const at::Tensor& input);
 bool has_plain_strides(const at::Tensor& tensor);
 // Whether the operator computes a call of a batch norm.
 bool suits_operator(const NormCall& call);
-// Sets the type of device whose norms the operator may compute: CUDA, or in tests the CPU.
+// Whether the input of a group norm lies in (N, *spatial, C), and in no other order.
+bool is_in_rows(const at::Tensor& input);
+// Whether the operators compute a group norm of such an input, and its gradients.
+bool suits_group_operators(const NormCall& call, int64_t groups);
+// Sets the type of device whose norms the operators may compute: CUDA, or in tests the CPU.
 void set_norm_device(c10::DeviceType type);
 // The kernels count elements in 32 bits, and add a few blocks' work to them.
 constexpr int64_t kMostNormElements = (int64_t{1} << 31) - (int64_t{1} << 20);
@@ -93,7 +117,7 @@ constexpr int64_t kMostNormElements = (int64_t{1} << 31) - (int64_t{1} << 20);
 constexpr int64_t kMostNormDims = 8;  // of an input that a choice is made for
 
 // The facts of a call that a choice holds for, as _batch_norm_call of norm_choices.py says. A
-// choice for a group norm holds whatever needs gradients.
+// choice for a contiguous group norm holds whatever needs gradients.
 class NormCallSignature {
  public:
   NormCallSignature(const NormCall& call, const NormKind& kind, int64_t serial, int16_t sampling);

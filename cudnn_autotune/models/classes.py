@@ -31,7 +31,7 @@ from cudnn_autotune.functional import enter_policy, leave_policy
 from cudnn_autotune.models.routing import Marking, calls_convolutions, codes
 from cudnn_autotune.nn import modules
 from cudnn_autotune.nn.modules import WithPolicy
-from cudnn_autotune.norms import batch_norms
+from cudnn_autotune.norms import batch_norms, kept_layouts
 
 Class = type[Any]
 
@@ -46,10 +46,18 @@ NORMS: dict[Class, Class] = {
     for name in (f"{lazy}BatchNorm{dims}d" for lazy in ("", "Lazy") for dims in (1, 2, 3))
 }
 """PyTorch's classes of batch norms -> ours."""
+KEPT_LAYOUTS: dict[Class, Class] = {
+    getattr(nn, name): getattr(kept_layouts, name)
+    for name in ("GroupNorm", *(f"InstanceNorm{dims}d" for dims in (1, 2, 3)))
+}
+"""PyTorch's classes of norms -> ours that keep a layout."""
 SERVED_BELOW = (nn.GroupNorm, _InstanceNorm)
 """PyTorch's classes of norms whose operator is served within a converted forward."""
-_WITH_NORMS = (batch_norms.ServedNorm, batch_norms.ServedNormAct, batch_norms.Sequential)
-_ORIGINALS = {ours: theirs for theirs, ours in (COUNTERPARTS | NORMS).items()}
+_WITH_NORMS = (
+    *(batch_norms.ServedNorm, batch_norms.ServedNormAct, batch_norms.Sequential),
+    kept_layouts.KeptLayout,
+)
+_ORIGINALS = {ours: theirs for theirs, ours in (COUNTERPARTS | NORMS | KEPT_LAYOUTS).items()}
 _ORIGINALS[batch_norms.Sequential] = nn.Sequential
 _DERIVED: dict[Class, Class] = {}
 _MADE_FOR_NORMS: dict[Class, Class] = {}
@@ -97,18 +105,19 @@ def new_with_norms(original: Class, *args: Any) -> nn.Module:
 
 
 def is_ours(module: nn.Module) -> bool:
-    """Returns whether this package serves the module's convolution, or its batch norm."""
+    """Returns whether this package serves the module's convolution, or its norm."""
     return isinstance(module, (WithPolicy, *_WITH_NORMS))
 
 
 def serves_norms(module: nn.Module) -> bool:
-    """Returns whether this package may serve the module's batch norm."""
+    """Returns whether this package may serve the module's norm."""
     return isinstance(module, _WITH_NORMS)
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Returns whether the module is a batch norm of PyTorch's, of any kind."""
-    return isinstance(module, _BatchNorm)
+    """Returns whether the module is a batch norm of PyTorch's, of any kind, or a norm of ours that
+    keeps a layout."""
+    return isinstance(module, (_BatchNorm, kept_layouts.KeptLayout))
 
 
 def has_convolution(module: nn.Module) -> bool:
@@ -214,13 +223,19 @@ def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
     return made
 
 
-def class_for_norms(module: nn.Module) -> Class | None:
-    """Returns the class whose batch norms train by this package's operators, or None."""
+def class_for_norms(module: nn.Module, keeps_layout: bool) -> Class | None:
+    """Returns the class whose norms this package's operators may compute, or None.
+
+    Args:
+        keeps_layout: whether group and instance norms return the layout of their inputs.
+    """
     cls = original_class(type(module)) or type(module)
     if "forward" in vars(module):
         return None
     if cls in NORMS:
         return NORMS[cls]
+    if keeps_layout and cls in KEPT_LAYOUTS:
+        return KEPT_LAYOUTS[cls]
     if not batch_norms.serves(module, cls):
         return None
     return batch_norms.Sequential if cls is nn.Sequential else _made_for_norms(cls)

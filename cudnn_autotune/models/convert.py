@@ -41,9 +41,9 @@ class Conversion:
     memory_format: MemoryFormatChoice | None
     """The times of ``memory_format="auto"``; None without it, or for a copy."""
     norms: dict[str, tuple[NormChoice, ...]] = field(default_factory=dict)
-    """The choices for each batch norm that this package may serve, by the module's name in the
-    model. Each signature of a call in training on a GPU has one. There is none before the first
-    such call, and for a copy."""
+    """The choices for each batch norm that this package may serve, and each norm in channels_last,
+    by the module's name in the model. Each signature of a call on a GPU has one, of a batch norm in
+    training. There is none before the first such call, and for a copy."""
 
     @property
     def _summary(self) -> str:
@@ -106,7 +106,10 @@ def convert(
             ``torch.contiguous_format`` change it as ``model.to(memory_format=...)`` does. Weights
             of 5 dimensions become channels_last_3d, and weights of 1-d convolutions channels_last
             as images of height 1. ``"auto"`` times the model in both and takes the faster; it stays
-            contiguous if its outputs differ: see docs/reference/convert.md.
+            contiguous if its outputs differ: see docs/reference/convert.md. Unless it is None or
+            contiguous, group and instance norms return outputs in channels_last where their inputs
+            are; PyTorch's are contiguous. This package's kernels then compute them, forward and
+            backward, where they are faster.
         example_input: the model's input for ``"auto"``: a tensor, a tuple of positional arguments,
             or a dict of keyword arguments, in the layout of later calls.
         norms: whether batch norms in training on a GPU are measured, with the activation of their
@@ -134,7 +137,8 @@ def convert(
     with _undone_on_error(model):
         _swap(model, sampling, workspace_limit, norms)
         if norms:
-            _swap_norms(model, sampling)
+            keeps_layout = memory_format not in (None, torch.contiguous_format)
+            _swap_norms(model, sampling, keeps_layout)
         if memory_format == "auto":
             _measured[model] = layouts.choose(model, *arguments)
         elif memory_format is not None:
@@ -249,12 +253,12 @@ def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None, n
             _set_class(module, made, policy)
 
 
-def _swap_norms(model: nn.Module, sampling: str | None) -> None:
+def _swap_norms(model: nn.Module, sampling: str | None, keeps_layout: bool) -> None:
     policy = {} if sampling is None else {"sampling": sampling}
     for module in model.modules():
         if classes.serves_norms(module):  # it keeps its settings
             continue
-        if (made := classes.class_for_norms(module)) is not None:
+        if (made := classes.class_for_norms(module, keeps_layout)) is not None:
             _set_class(module, made, policy if classes.is_norm(module) else {})
 
 

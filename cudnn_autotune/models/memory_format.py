@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
 _FORMATS = (_CONTIGUOUS, _CHANNELS_LAST, torch.channels_last_3d)
-RULE = 1
+RULE = 2
 """The version of the rule of layouts. Times of another one on disk are measured again."""
 _log = logging.getLogger(__name__)
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}

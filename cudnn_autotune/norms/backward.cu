@@ -1,5 +1,5 @@
-// The gradients of a batch norm with statistics of the batch, of a residual that was added and of
-// an activation behind them. See tile.cuh, and forward.cu for what PASS means.
+// The gradients of a batch norm with statistics of the batch, or of a group norm in channels_last, of
+// a residual that was added and of an activation behind them. See tile.cuh, and forward.cu for what PASS means.
 //
 // With dz, the gradient of the activation's argument, the gradient of x is
 // (dz - mean(dz) - xhat * mean(dz * xhat)) * weight * inv_std. VALUE says what the derivative of
@@ -14,6 +14,12 @@ constexpr int kStreamed = PASS == 0 ? 1 : UNROLLED;
 constexpr bool kSums = PASS != 2, kApplies = PASS != 1;
 constexpr bool kKeepsX = PASS == 0 && KEEPS_X;
 constexpr bool kNeedsArgument = ACTIVATION != 0 && (VALUE == 0 || VALUE == 2);
+// Gradients of weight and bias. In a group norm they are of each image, to be added up.
+#if OF_GROUP
+using Gradient = float;
+#else
+using Gradient = PARAMETER;
+#endif
 // The second pass takes dz from where the first one has stored it, if it has.
 constexpr bool kReadsDz = PASS == 2 && STORES_DZ;
 
@@ -137,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                   const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ value,
                   const PARAMETER* __restrict__ weight, const PARAMETER* __restrict__ bias,
                   const float* __restrict__ mean_of, const float* __restrict__ inv_std_of,
-                  ELEMENT* __restrict__ dx, PARAMETER* dweight, PARAMETER* dbias, ELEMENT* dz_of,
+                  ELEMENT* __restrict__ dx, Gradient* dweight, Gradient* dbias, ELEMENT* dz_of,
                   float2* sums, float2* totals, Counter* counters, int batch, int channels,
                   int spatial, int slabs, int parts, int tile) {
   DYNAMIC_SHARED(shared);
@@ -173,9 +179,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (place.channel < channels) {
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        const int channel = place.channel + c;
-        operands.mean[c] = mean_of[channel];
-        inv_std[c] = inv_std_of[channel];
+        const int channel = place.channel + c, at = of.statistic(place.image, channel);
+        operands.mean[c] = mean_of[at];
+        inv_std[c] = inv_std_of[at];
         operands.scale[c] = inv_std[c] * parameter(weight, channel, 1.0f);
         operands.shift[c] = parameter(bias, channel, 0.0f);
       }
@@ -273,13 +279,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       const float2 all =
           add_parts(slab_sums, parts, scratch, [](int, float2 numbers) { return numbers; });
       if (threadIdx.x < kSlabChannels) {
-        const int channel = slab * kSlabChannels + threadIdx.x;
+        const int image = of.image(slab), channel = of.channel(slab) + threadIdx.x;
         if (channel < channels && writes_gradients) {
-          if (dbias != nullptr) dbias[channel] = from_float<PARAMETER>(all.x);
+          const int at = of.channels_before(image) + channel;
+          if (dbias != nullptr) dbias[at] = from_float<Gradient>(all.x);
           if (dweight != nullptr) {
-            dweight[channel] = from_float<PARAMETER>(all.y * inv_std_of[channel]);
+            dweight[at] = from_float<Gradient>(all.y * inv_std_of[of.statistic(image, channel)]);
           }
-          if (PASS != 0) totals[channel] = all;
+          if (PASS != 0) totals[at] = all;
         }
         found[threadIdx.x] = all;
       }
@@ -287,16 +294,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 
     if (kApplies) {
+      if (kAddsChannels) {  // the sums of a group, of dz * weight
+        const int channel = of.channel(slab) + threadIdx.x;
+        if (threadIdx.x < kSlabChannels && channel < channels) {
+          const int first = channel / kOfGroup * kOfGroup;
+          const float2* const of_image = totals + of.channels_before(place.image);
+          float2 all = make_float2(0.0f, 0.0f);
+#pragma unroll 8
+          for (int c = first; c < first + kOfGroup; ++c) {
+            const float2 one = load_fresh(of_image + c);
+            const float factor = parameter(weight, c, 1.0f);
+            all.x += one.x * factor;
+            all.y += one.y * factor;
+          }
+          found[threadIdx.x] = all;
+        }
+        __syncthreads();
+      }
       // dx = dz * scale + (x - mean) * slope + constant
       float slope[kChannels] = {}, constant[kChannels] = {};
       if (place.channel < channels) {
-        const float n = static_cast<float>(of.count());
+        const float n = static_cast<float>(of.count()) * kOfGroup;
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) {
-          const int channel = place.channel + c;
-          const float2 all = kSums ? found[channel - slab * kSlabChannels] : totals[channel];
-          slope[c] = -operands.scale[c] * (inv_std[c] * inv_std[c]) * (all.y / n);
-          constant[c] = -operands.scale[c] * (all.x / n);
+          const float2 all = kSums || kAddsChannels
+                                 ? found[place.channel + c - of.channel(slab)]
+                                 : totals[of.channels_before(place.image) + place.channel + c];
+          const float scale = kAddsChannels ? inv_std[c] : operands.scale[c];
+          slope[c] = -scale * (inv_std[c] * inv_std[c]) * (all.y / n);
+          constant[c] = -scale * (all.x / n);
         }
       }
       const auto apply = [&](const Place& there, int v, const float (&numbers)[VECTOR],

@@ -156,11 +156,11 @@ class BatchNormCall(MeasuredCall):
             running = (mean, torch.ones_like(mean))
         tensors = (given, weight, bias, grad_output, running)
         needs = self.needs or (False,) * 3
-        return _BatchNormStep(*tensors, needs, self.activation, self.eps)
+        return BatchNormStep(*tensors, needs, self.activation, self.eps)
 
 
 @dataclass(frozen=True)
-class _BatchNormStep(Step):
+class BatchNormStep(Step):
     """A forward of a batch norm, and the backward for tensors that need gradients."""
 
     input: Tensor
@@ -185,10 +185,14 @@ class _BatchNormStep(Step):
     def by_kernels(self, form: Form, adopts: bool = False) -> Results:
         return _by_operators(self, form, adopts)
 
-    def sampled(self, results: Results) -> tuple[Results, Results]:
-        places = sampled_places(self.input.shape[1], self.input.device)
+    def sampled_channels(self) -> Tensor:
+        """Returns the indices of some channels that are norms by themselves."""
+        return sampled_places(self.input.shape[1], self.input.device)
 
-        def chosen(tensor: Tensor | None) -> Any:  # each channel is a norm by itself
+    def sampled(self, results: Results) -> tuple[Results, Results]:
+        places = self.sampled_channels()
+
+        def chosen(tensor: Tensor | None) -> Any:
             return None if tensor is None else _channels(tensor, places).double()
 
         sample = replace(
@@ -209,23 +213,25 @@ class _BatchNormStep(Step):
 
     def calls(self) -> Run:
         leaves = [self.leaves() for _ in range(STEPS)]
-        make = _function_call if self.activation == "identity" else _pair_call
-        calls = [make(self, *each) for each in leaves]
+        calls = [self.call(*each) for each in leaves]
         wanted = [leaf for each in leaves for leaf in each if leaf is not None]
         return partial(_with_backward, self, calls, wanted)
 
+    def function_call(self, input: Any, weight: Tensor | None, bias: Tensor | None) -> Run:
+        """Returns a call of PyTorch's function; modules end in its operators, too."""
+        mean, var = self.running or (None, None)
+        function = partial(F.batch_norm, input, mean, var, weight, bias)
+        return partial(function, True, 1.0, self.eps)
 
-def _function_call(
-    step: _BatchNormStep, input: Tensor | None, weight: Tensor | None, bias: Tensor | None
-) -> Run:
-    """Returns a call of PyTorch's function; modules end in its operators, too."""
-    mean, var = step.running or (None, None)
-    function = partial(F.batch_norm, cast(Tensor, input), mean, var, weight, bias)
-    return partial(function, True, 1.0, step.eps)
+    def call(self, input: Any, weight: Tensor | None, bias: Tensor | None) -> Run:
+        """Returns the call that a program makes."""
+        if self.activation == "identity":
+            return self.function_call(input, weight, bias)
+        return _pair_call(self, input, weight, bias)
 
 
 def _pair_call(
-    step: _BatchNormStep, input: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    step: BatchNormStep, input: Tensor | None, weight: Tensor | None, bias: Tensor | None
 ) -> Run:
     """Returns a call of a converted module with an activation behind it."""
     classes = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -242,7 +248,7 @@ def _pair_call(
 class _Activation(nn.Module):
     """The module behind a norm."""
 
-    def __init__(self, step: _BatchNormStep) -> None:
+    def __init__(self, step: BatchNormStep) -> None:
         super().__init__()
         self._function = NORM_ACTIVATIONS[step.activation].forward
 
@@ -250,7 +256,7 @@ class _Activation(nn.Module):
         return self._function(input)
 
 
-def _with_backward(step: _BatchNormStep, calls: Sequence[Run], leaves: Sequence[Tensor]) -> None:
+def _with_backward(step: BatchNormStep, calls: Sequence[Run], leaves: Sequence[Tensor]) -> None:
     """Makes some calls, then their backwards."""
     with torch.set_grad_enabled(any(step.needs)):
         outputs = [call() for call in calls]
@@ -259,7 +265,7 @@ def _with_backward(step: _BatchNormStep, calls: Sequence[Run], leaves: Sequence[
         torch.autograd.grad(outputs, wanted, [step.grad_output] * len(outputs))
 
 
-def _by_operators(given: _BatchNormStep, form: Form, adopts: bool = False) -> Results:
+def _by_operators(given: BatchNormStep, form: Form, adopts: bool = False) -> Results:
     """Returns the results of a step by the operators, called as by autograd."""
     input, weight, bias, activation = given.input, given.weight, given.bias, given.activation
     with planned(form, adopts):
@@ -283,24 +289,24 @@ def _by_operators(given: _BatchNormStep, form: Form, adopts: bool = False) -> Re
                 activation,
                 [*given.needs, False],
             )
-    return _results(given, output, gradients[:3])
+    return results_of(given, output, gradients[:3])
 
 
-def _by_own_path(given: _BatchNormStep) -> Results:
+def _by_own_path(given: BatchNormStep) -> Results:
     """Returns the results of a step by PyTorch's functions."""
     with torch.set_grad_enabled(any(given.needs)):
         leaves = given.leaves()
         with _C.OwnPath():
-            z = _function_call(given, *leaves)()
+            z = given.function_call(*leaves)()
         output = NORM_ACTIVATIONS[given.activation].forward(z)
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     found = iter(torch.autograd.grad(output, wanted, given.grad_output) if wanted else ())
     gradients = [next(found) if needed else None for needed in given.needs]
-    return _results(given, output.detach(), gradients)
+    return results_of(given, output.detach(), gradients)
 
 
-def _results(
-    given: _BatchNormStep, output: Tensor, gradients: Sequence[Tensor | None]
+def results_of(
+    given: BatchNormStep, output: Tensor, gradients: Sequence[Tensor | None]
 ) -> dict[str, Tensor]:
     """Returns the results of a step by name, with its new running statistics. A mean is as exact as
     its deviation."""

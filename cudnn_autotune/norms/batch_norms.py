@@ -47,6 +47,13 @@ def _with_signature_of(original: Callable[..., Any]) -> Callable[[_Forward], _Fo
     return cast("Callable[[_Forward], _Forward]", functools.wraps(original))
 
 
+def traced(module: nn.Module, input: Proxy) -> Tensor:
+    """Returns a call of a module in a tracer's graph, where PyTorch's class is one call."""
+    tracer: Any = input.tracer
+    name = tracer.path_of_module(module)
+    return cast("Tensor", tracer.create_proxy("call_module", name, (input,), {}))
+
+
 class ServedNorm(Unscriptable, _BatchNorm):
     """The forward of BatchNorm1d to BatchNorm3d."""
 
@@ -56,12 +63,8 @@ class ServedNorm(Unscriptable, _BatchNorm):
             found = _computed(self, input, "identity", (), True)
             if found is not None:
                 return found
-        if isinstance(input, Proxy):  # a tracer takes PyTorch's class for one call
-            tracer: Any = input.tracer
-            traced: Any = tracer.create_proxy(
-                "call_module", tracer.path_of_module(self), (input,), {}
-            )
-            return cast("Tensor", traced)
+        if isinstance(input, Proxy):
+            return traced(self, input)
         return super().forward(input)
 
     def _get_name(self) -> str:

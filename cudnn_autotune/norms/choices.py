@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.norms.batch_norm_calls import BatchNormCall
-from cudnn_autotune.norms.group_norms import GroupNormCall
+from cudnn_autotune.norms.group_norms import GroupNormCall, GroupNormInRows
 from cudnn_autotune.norms.memory import NormChoice, NormMemory
 from cudnn_autotune.tuning import remembering, settings
 
@@ -37,8 +37,8 @@ def norm_choices() -> tuple[NormChoice, ...]:
     Norms are served on a GPU (docs/reference/norms.md): training batch norms of a converted model,
     instance and group norms within its forward, and all three under :func:`enable`. An instance
     norm is listed as the batch norm that PyTorch makes of it, with one image that has the channels
-    of all. ``times_ms`` are of a forward, with its backward if it needs one; of a group norm only
-    the forward.
+    of all; in a model in channels_last as a group norm. ``times_ms`` are of a forward, with its
+    backward if it needs one; of a contiguous group norm only the forward.
     """
     return _memory.choices()
 
@@ -74,8 +74,11 @@ def choose_function(
     if norm is None and not is_timed:
         return False, 0
     call: BatchNormCall | GroupNormCall
-    if groups:
+    if groups and input.is_contiguous():
         call = GroupNormCall(input, weight, bias, groups, eps)
+    elif groups:
+        tensors = (input, weight, bias)
+        call = GroupNormInRows(*tensors, False, eps, activation, is_timed, groups)
     else:
         tracks = running_mean is not None
         call = BatchNormCall(input, weight, bias, tracks, eps, activation, is_timed)

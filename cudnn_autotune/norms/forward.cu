@@ -134,6 +134,26 @@ struct GroupAffine {
   }
 };
 
+// The mean and the variance of the group of a channel, from those of all its channels.
+template <typename Moments>
+__device__ __forceinline__ float2 moments_of_group(int channel, const Moments& moments) {
+  const int first = channel / kOfGroup * kOfGroup;
+  const float origin = moments(first).x;  // from which means count
+  float sum = 0.0f, squares = 0.0f, variances = 0.0f;
+#pragma unroll 8
+  for (int i = 0; i < kOfGroup; ++i) {
+    const float2 one = moments(first + i);
+    const float d = one.x - origin;
+    sum += d;
+    squares += d * d;
+    variances += one.y;
+  }
+  constexpr float kShare = 1.0f / kOfGroup;
+  const float between = squares * kShare - (sum * kShare) * (sum * kShare);
+  return make_float2(origin + sum * kShare,
+                     variances * kShare + (between < 0.0f ? 0.0f : between));
+}
+
 // Updates a running statistic, if it is given.
 __device__ __forceinline__ void move_towards(float* running, int channel, float value,
                                              float momentum) {
@@ -182,8 +202,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
     if (kSums) {
       if (threadIdx.x < kSlabChannels) {
-        const int channel = slab * kSlabChannels + threadIdx.x;
-        const int at = GROUPS ? channel * of.count() : PLANES ? channel * spatial : channel;
+        const int channel = of.channel(slab) + threadIdx.x;
+        const int at = GROUPS   ? channel * of.count()
+                       : PLANES ? channel * spatial
+                                : of.channels_before(of.image(slab)) * spatial + channel;
         found[threadIdx.x].x = channel < channels ? to_float(x[at]) : 0.0f;
       }
       // Writes the sums of a part, of what threads have added up.
@@ -244,8 +266,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float variance = (squares < 0.0f ? 0.0f : squares) / n;
         const float mean = found[threadIdx.x].x + (first + all.x / n),
                     inv_std = 1.0f / sqrtf(variance + eps);
-        const int channel = slab * kSlabChannels + threadIdx.x;
-        if (channel < channels && writes_statistics) {
+        const int channel = of.statistic(of.image(slab), of.channel(slab) + threadIdx.x);
+        if (kAddsChannels) {
+          slab_sums[threadIdx.x] = make_float2(mean, variance);
+        } else if (of.channel(slab) + threadIdx.x < channels && writes_statistics) {
           const float unbiased = variance * (n / (n - 1.0f));
           mean_of[channel] = mean;
           inv_std_of[channel] = inv_std;
@@ -259,13 +283,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 
     if (kApplies) {
+      if (kAddsChannels) {
+        const int channel = of.channel(slab) + threadIdx.x;
+        if (threadIdx.x < kSlabChannels && channel < channels) {
+          const float2 moments = moments_of_group(channel, [&](int c) {
+            const long long of_slab = place.image * of.slabs_of_image() + c / kSlabChannels;
+            return load_fresh(sums + of_slab * parts * kSlabChannels + c % kSlabChannels);
+          });
+          const float inv_std = 1.0f / sqrtf(moments.y + eps);
+          if (part == 0 && channel % kOfGroup == 0) {
+            mean_of[of.statistic(place.image, channel)] = moments.x;
+            inv_std_of[of.statistic(place.image, channel)] = inv_std;
+          }
+          found[threadIdx.x] = make_float2(moments.x, inv_std);
+        }
+        __syncthreads();
+      }
       float mean[kChannels];
       if (place.channel < channels) {
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) {
-          const int channel = place.channel + c;
-          const float2 of_channel = kSums ? found[channel - slab * kSlabChannels]
-                                          : make_float2(mean_of[channel], inv_std_of[channel]);
+          const int at = of.statistic(place.image, place.channel + c);
+          const float2 of_channel = kSums || kAddsChannels
+                                        ? found[place.channel + c - of.channel(slab)]
+                                        : make_float2(mean_of[at], inv_std_of[at]);
           mean[c] = of_channel.x;
           scale[c] *= of_channel.y;
         }

@@ -44,8 +44,8 @@ _LEAST_STEPS = 2
 class NormProblem:
     """A call of ``batch_norm_act`` or of its backward, as far as its kernels depend on it.
 
-    A group norm's forward has ``groups``; its ``batch`` is the number of channels in a group, and
-    its ``channels`` are the groups of all images.
+    A group norm has ``groups``. If it is contiguous, ``batch`` is the number of channels in a
+    group, and ``channels`` are the groups of all images.
     """
 
     is_backward: bool
@@ -77,9 +77,14 @@ class NormProblem:
     """Number of groups of a group norm; 0 for a batch norm."""
 
     @property
+    def of_group(self) -> int:
+        """Channels of a group in channels_last; 0 for other norms."""
+        return self.channels // self.groups if self.groups and not self.planes else 0
+
+    @property
     def count(self) -> int:
-        """Values of a channel."""
-        return self.batch * self.spatial
+        """Values of a channel that are added up."""
+        return self.spatial if self.of_group else self.batch * self.spatial
 
     @property
     def vector(self) -> int:
@@ -137,12 +142,14 @@ def unsupported_by_kernels(problem: NormProblem) -> str | None:
     if problem.activation not in _NUMBERS:
         return f"kernels have no activation {problem.activation!r}"
     vector_bytes = problem.vector * problem.dtype.itemsize
-    if problem.groups and (problem.is_backward or not problem.planes):
-        return "a group norm is computed forward, of a contiguous tensor"
+    if problem.groups and problem.planes and problem.is_backward:
+        return "a group norm of a contiguous tensor is computed forward"
+    if problem.of_group and (problem.activation != "identity" or problem.residual):
+        return "a group norm in channels_last has nothing behind it"
     if problem.mask and (problem.planes or vector_bytes != MASKED_BYTES):
         return "a mask is for rows that are read in whole vectors"
     # Sums of offsets below must not overflow either.
-    if problem.count * problem.channels >= 2**31 - 2**20:
+    if problem.batch * problem.spatial * problem.channels >= 2**31 - 2**20:
         return "the tensor has 2^31 elements or more"
     return None
 
@@ -192,7 +199,10 @@ def _units(problem: NormProblem) -> int:
 
 
 def _slabs(problem: NormProblem, lanes: int) -> int:
-    return problem.channels if problem.planes else -(-problem.channels // (lanes * problem.vector))
+    if problem.planes:
+        return problem.channels
+    slabs = -(-problem.channels // (lanes * problem.vector))
+    return problem.batch * slabs if problem.of_group else slabs
 
 
 def _pass_division(problem: NormProblem, gpu: Gpu) -> _Division:
@@ -209,6 +219,8 @@ def _kept_division(problem: NormProblem, gpu: Gpu, kept: int) -> _Division | Non
     """Returns the division of a launch that keeps some tensors; None if they do not fit."""
     vector_bytes = problem.vector * problem.dtype.itemsize
     if gpu.compute_capability < _FIRST_WITH_COPIES or vector_bytes < 4 or not problem.grad_input:
+        return None
+    if problem.of_group > 1:  # its channels are of several slabs, whose blocks do not meet
         return None
     units, lanes = _units(problem), _widest(problem)
     slabs, step_units = _slabs(problem, lanes), _KEPT_THREADS // lanes
@@ -250,6 +262,7 @@ def _plan(
     threads = _KEPT_THREADS if kept else _PASS_THREADS
     channels = division.lanes * (1 if problem.planes else problem.vector)
     launches = tuple(_launch(problem, division, threads, of, kept) for of in passes)
+    totals = problem.channels * (problem.batch if problem.of_group else 1)
     # One for each slab, and the claims of blocks that wait for each other.
     counters = division.slabs + (launches[0].blocks if kept else 0)
     return NormPlan(
@@ -259,7 +272,7 @@ def _plan(
         division.tile,
         counters if division.parts > 1 else 0,
         8 * division.slabs * division.parts * channels,
-        8 * problem.channels if problem.is_backward and not kept else 0,
+        8 * totals if problem.is_backward and not kept else 0,
     )
 
 
@@ -285,7 +298,8 @@ def _launch(
         "PASS": which,
         "SCRATCH_BYTES": scratch,
         "MASK": int(problem.mask),
-        "GROUPS": problem.groups,
+        "GROUPS": problem.groups if problem.planes else 0,
+        "OF_GROUP": problem.of_group,
     }
     if problem.is_backward:
         file, function = "backward.cu", "norm_backward"

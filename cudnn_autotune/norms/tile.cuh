@@ -12,6 +12,10 @@
 // channels in a group. A group is contiguous in memory (PLANES), so its vectors may reach over the
 // end of a channel. Weight and bias are those of a channel. With GROUPS 0 it is a batch norm.
 //
+// A group norm in channels_last has OF_GROUP channels in a group, and each slab is of one image.
+// Sums are those of a channel of an image. With more than one channel in a group there are two
+// passes, and the second one adds up the channels of a group. With OF_GROUP 0 it is none.
+//
 // With PASS 0 one launch computes a norm, with a block for each part of the slabs that it works on
 // at a time: a team. Its blocks wait for each other's sums. They need not be on the GPU together,
 // because a kernel of another stream may hold multiprocessors until this launch has ended. So a
@@ -28,11 +32,16 @@ constexpr int kSlabChannels = LANES * kChannels;
 constexpr int kUnits = THREADS / LANES;
 constexpr int kWarps = THREADS / 32;
 constexpr int kGroupsOfImage = GROUPS ? GROUPS : 1;
+constexpr bool kByImage = OF_GROUP != 0;
+constexpr bool kAddsChannels = OF_GROUP > 1;
+constexpr int kOfGroup = kByImage ? OF_GROUP : 1;
 // A mask, of a tensor in channels_last, has a byte for each vector of 16 bytes, a bit for each
 // number, the first one lowest.
 constexpr int kSegment = 8;
 static_assert(!MASK || (!PLANES && kVectorBytes == 16), "what a byte of a mask stands for");
 static_assert(GROUPS == 0 || PLANES, "a group is contiguous");
+static_assert(!kByImage || (!PLANES && !MASK), "slabs of one image are rows");
+static_assert(!kAddsChannels || PASS != 0, "channels of a group are of several slabs");
 // Groups of asynchronous copies into which a block divides its part.
 constexpr int kGroups = 4;
 // The first bytes of shared memory, where sums of threads are added: two floats a channel of each
@@ -122,27 +131,48 @@ struct Division {
   int batch, channels, spatial;
   int slabs, parts, tile;
 
-  // Values of a channel, in the tensor and in one part.
-  __device__ __forceinline__ int count() const { return batch * spatial; }
+  // Values of a channel that are added up, in all parts and in one.
+  __device__ __forceinline__ int count() const { return kByImage ? spatial : batch * spatial; }
   __device__ __forceinline__ int count(int part) const {
     const int unit = PLANES ? VECTOR : 1;
     return min(tile, count() / unit - part * tile) * unit;
+  }
+  // The image of a slab, which is 0 if all images are added up together, and its first channel.
+  __device__ __forceinline__ int slabs_of_image() const { return kByImage ? slabs / batch : slabs; }
+  __device__ __forceinline__ int image(int slab) const {
+    return kByImage ? slab / slabs_of_image() : 0;
+  }
+  __device__ __forceinline__ int channel(int slab) const {
+    return (slab - image(slab) * slabs_of_image()) * kSlabChannels;
+  }
+  // The place of an image's first channel among values that all channels of all images have.
+  __device__ __forceinline__ int channels_before(int image) const {
+    return kByImage ? image * channels : 0;
+  }
+  // The place of a channel among the statistics.
+  __device__ __forceinline__ int statistic(int image, int channel) const {
+    return (channels_before(image) + channel) / kOfGroup;
   }
 };
 
 // The vectors of one thread in a part of a slab.
 struct Place {
+  int image;    // of the slab
   int channel;  // the first of this thread's
   int vectors;  // how many it has
   int first;    // its first unit
   // Of a contiguous tensor: vectors of all channels and of one channel. The first one is the
   // vectors of a group, if there are groups.
   int stride, plane;
+  int begin;  // the number before the first unit
 
   __device__ __forceinline__ Place(const Division& of, int slab, int part) {
     const int lane = static_cast<int>(threadIdx.x) % LANES;
-    channel = slab * kSlabChannels + lane * kChannels;
+    image = of.image(slab);
+    // Behind the last slab there is no channel.
+    channel = (slab < of.slabs ? of.channel(slab) : of.channels) + lane * kChannels;
     first = part * of.tile + static_cast<int>(threadIdx.x) / LANES;
+    begin = kByImage && slab < of.slabs ? image * of.spatial * of.channels : 0;
     plane = of.spatial / VECTOR;
     const int units = GROUPS ? of.count() / VECTOR : PLANES ? of.batch * plane : of.count();
     stride = GROUPS ? units : PLANES ? of.channels * plane : of.channels;
@@ -167,7 +197,7 @@ struct Place {
 
  private:
   __device__ __forceinline__ int at(int unit) const {
-    if (!PLANES) return unit * stride + channel;
+    if (!PLANES) return begin + unit * stride + channel;
     if (GROUPS) return (channel * stride + unit) * VECTOR;
     const int image = unit / plane;
     return (image * stride + channel * plane + unit - image * plane) * VECTOR;

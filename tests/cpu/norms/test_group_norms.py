@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.conv.served_on_cpu import served_on_cpu
+from support.norms.served import FORM, Turns
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
 from cudnn_autotune.norms import measuring as norm_measuring
-
-FORM = "two passes"
 
 
 class Kernels:
@@ -39,17 +38,6 @@ class Kernels:
         var, mean = torch.var_mean(values, -1, correction=0)
         self.spoil(output)
         return output, torch.stack([mean, (var + eps).rsqrt()]).float()
-
-
-class Turns:
-    """Takes the place of the turns on a GPU: what is ``fastest`` takes half as long."""
-
-    def __init__(self) -> None:
-        self.fastest, self.count = FORM, 0
-
-    def __call__(self, programs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, float]:
-        self.count += 1
-        return {name: 1.0 + (name != self.fastest) for name in programs}
 
 
 @pytest.fixture

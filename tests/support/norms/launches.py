@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -252,3 +253,60 @@ def group_norm_by_kernels(
     plan = plan_norm(problem, gpu, form)
     _run(plan, problem, pointers, is_reversed=is_reversed, schedule=schedule)
     return output, mean, inv_std
+
+
+def group_norm_in_channels_last(
+    input: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    grad_output: Tensor,
+    gpu: Gpu,
+    form: Form,
+    *,
+    is_reversed: bool = False,
+    alignment: int = 16,
+    wants_input: bool = True,
+    schedule: Schedule = TOGETHER,
+) -> tuple[Tensor, ...]:
+    """The output, the mean and the inverse deviation of each group, and the gradients of input,
+    weight and bias by the kernels, which read and write tensors between guard bands.
+
+    Args:
+        input, grad_output: (N, C, *spatial), in the order (N, *spatial, C) in memory.
+    """
+    batch, channels = input.shape[:2]
+    forward = NormProblem(
+        is_backward=False,
+        dtype=input.dtype,
+        parameters=torch.float32 if weight is None else weight.dtype,
+        batch=batch,
+        channels=channels,
+        spatial=input[0, 0].numel(),
+        planes=False,
+        alignment=alignment,
+        activation="identity",
+        groups=groups,
+    )
+    backward = replace(forward, is_backward=True, grad_input=wants_input)
+
+    def banded(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        aligned = max(alignment, tensor.element_size())
+        return between_bands(tensor, torch.preserve_format, aligned)
+
+    def empty(like: Tensor) -> Tensor | None:
+        return banded(torch.full_like(like, float("nan")))
+
+    run = partial(_run, is_reversed=is_reversed, schedule=schedule)
+    x, scale, shift = (banded(one) for one in (input, weight, bias))
+    output, *found = empty(input), *(empty(torch.empty(batch, groups)) for _ in range(2))
+    plan = plan_norm(forward, gpu, form)
+    run(plan, forward, [x, scale, shift, None, output, *found, *[None] * 4])
+    of_images = [empty(torch.empty(batch, channels)) for _ in range(2)]
+    grads = [empty(input) if wants_input else None, *of_images]
+    plan = plan_norm(backward, gpu, form)
+    given = [banded(grad_output), None, x, None, scale, shift, *found]
+    run(plan, backward, [*given, *grads, None])
+    return (output, *found, grads[0], *(one.sum(0) for one in of_images))  # type: ignore[union-attr,return-value]
