@@ -21,6 +21,7 @@
 #include <tuple>
 #include <vector>
 
+#include "call/aten_conv.h"
 #include "norm/norm_ops.h"
 
 namespace cudnn_autotune {
@@ -304,7 +305,8 @@ struct GroupNormNode : torch::autograd::Function<GroupNormNode> {
     if (context->saved_data["has_parameters"].toBool()) {
       for (size_t i = 1; i < mask.size(); ++i) mask[i] = context->needs_input_grad(i);
     }
-    if (at::GradMode::is_enabled()) {  // gradients that are to be differentiated
+    // The operator has no derivative, and no rule for transforms, such as gradients in a batch.
+    if (at::GradMode::is_enabled() || in_transform()) {
       const auto normalized = NormalizedGroups::by_own_statistics(
           saved[0], groups, context->saved_data["eps"].toDouble());
       std::tie(found[0], found[1], found[2]) =

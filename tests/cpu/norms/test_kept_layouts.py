@@ -230,6 +230,18 @@ def test_modes_and_transforms_see_pytorch_s(turns: Turns) -> None:
     assert not ca.norm_choices()
 
 
+def test_gradients_in_a_batch(turns: Turns) -> None:
+    norm = converted(nn.GroupNorm(2, 6))
+    x = in_channels_last(torch.randn(2, 6, 5, 4)).requires_grad_()
+    weights = torch.randn(3, *x.shape)
+    output, leaves = norm(x), [x, *norm.parameters()]
+    found = torch.autograd.grad(output, leaves, weights, retain_graph=True, is_grads_batched=True)
+    for i, grad_output in enumerate(weights):
+        each = torch.autograd.grad(output, leaves, grad_output, retain_graph=True)
+        for ours, expected in zip(found, each, strict=True):
+            assert_close(ours[i], expected, 1e-5, "gradient")
+
+
 def test_in_evaluation_and_without_gradients_of_parameters(turns: Turns) -> None:
     norm = converted(nn.InstanceNorm2d(6, affine=True)).eval().requires_grad_(False)
     x = in_channels_last(torch.randn(2, 6, 5, 4)).requires_grad_()
