@@ -28,7 +28,7 @@ class KeptLayout(Unscriptable):
     """The forward of these modules."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
             return self._by_pytorch(input)
         if isinstance(input, Proxy):
             return traced(self, input)
