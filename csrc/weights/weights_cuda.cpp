@@ -17,36 +17,14 @@
 #include "call/torch_bridge.h"
 #include "core/cuda/cuda_driver.h"
 #include "core/problem/check.h"
+#include "weights/fold_table.h"
 #include "weights/weight_ops.h"
 
 namespace cudnn_autotune {
 namespace {
 
-// cudnn_autotune/compile/weights/fold.cu has the same numbers and structures.
-constexpr int kMostFolded = 40;
-constexpr int kVectors = 5;
-constexpr unsigned kThreads = 256;
-constexpr int64_t kNumbersOfBlock = 4096;
+constexpr int kHasVectors = 31;
 constexpr int kHasBias = 4 | 8 | 16;  // a mean, a bias or a shift
-
-struct FoldItem {
-  const void* weight;
-  void* folded_weight;
-  const void* vectors[kVectors];
-  void* folded_bias;
-  float eps;
-  int kinds;
-  int rows;
-  int columns, turns;
-  int is_turned;
-  int first_block;
-  int rows_per_block;
-};
-struct FoldItems {
-  FoldItem all[kMostFolded];
-  int count;
-};
-static_assert(sizeof(FoldItems) <= 4096, "all GPUs take arguments of this size");
 
 // Never destroyed, because calls may come while the process exits.
 struct LoadedKernels {
@@ -75,8 +53,8 @@ struct LoadedKernels {
       // Without the lock: Python takes the GIL, which another thread may hold that waits for it.
       try {
         const OnDevice guard(device);
-        kernel =
-            load_kernel(compile(device, weight, folded), "fold_weights", 0, {sizeof(FoldItems)});
+        kernel = load_kernel(compile(device, weight, folded), "fold_weights", kFoldSharedBytes,
+                             {sizeof(FoldTable)});
       } catch (const PlanError& error) {
         count_fallback((std::string("folded weights: ") + error.what()).c_str());
       }
@@ -86,7 +64,7 @@ struct LoadedKernels {
   }
 };
 
-// The number of a dtype in FoldItem::kinds; -1 if the kernel has none.
+// The number of a dtype in Folded::kinds; -1 if the kernel has none.
 int kind_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
@@ -130,23 +108,40 @@ bool suits_kernel(at::TensorList weights, at::TensorList vectors, at::IntArrayRe
   return place == vectors.size();
 }
 
-// Launches for weights of one dtype.
-void launch_folding(c10::ArrayRef<FoldItem> items, CUfunction function, cudaStream_t stream) {
-  for (size_t first = 0; first < items.size(); first += kMostFolded) {
-    FoldItems some{};
-    some.count = static_cast<int>(std::min<size_t>(kMostFolded, items.size() - first));
-    int blocks = 0;
-    for (int i = 0; i < some.count; ++i) {
-      FoldItem& item = some.all[i] = items[first + i];
-      item.first_block = blocks;
-      blocks += (item.rows + item.rows_per_block - 1) / item.rows_per_block;
-    }
-    void* arguments[] = {&some};
-    const CUresult status =
-        cuda_driver().launch(function, blocks, 1, 1, kThreads, 1, 1, 0, stream, arguments, nullptr);
-    if (status != CUDA_SUCCESS) check_driver(status, "launching fold_weights");
+FoldItem item_of(const at::Tensor& weight, const at::Tensor& folded_weight, bool channels_last,
+                 bool is_folded) {
+  FoldItem item{};
+  item.weight = weight.const_data_ptr();
+  item.folded_weight = folded_weight.mutable_data_ptr();
+  item.rows = static_cast<int>(weight.size(0));
+  item.channels = static_cast<int>(weight.size(1));
+  item.window = static_cast<int>(weight.numel() / weight.size(0) / weight.size(1));
+  if (!is_dense(weight, channels_last)) {
+    item.order = channels_last ? FoldOrder::to_channels_last : FoldOrder::to_contiguous;
+  } else {
+    keep_order(item, is_folded);
   }
+  return item;
 }
+
+// The launches for weights of one dtype.
+struct Launches {
+  CUfunction function = nullptr;
+  std::vector<FoldLaunch> all;
+
+  void add(const FoldItem& item, const Folded* folded) {
+    if (all.empty() || !all.back().add(item, folded)) all.emplace_back().add(item, folded);
+  }
+  void launch(cudaStream_t stream) {
+    for (FoldLaunch& one : all) {
+      one.finish();
+      void* arguments[] = {&one.table};
+      const CUresult status = cuda_driver().launch(function, one.blocks, 1, 1, kFoldThreads, 1, 1,
+                                                   kFoldSharedBytes, stream, arguments, nullptr);
+      if (status != CUDA_SUCCESS) check_driver(status, "launching fold_weights");
+    }
+  }
+};
 
 std::vector<at::Tensor> fold_weights(at::TensorList weights, at::TensorList vectors,
                                      at::IntArrayRef given, at::ArrayRef<double> eps,
@@ -164,10 +159,10 @@ std::vector<at::Tensor> fold_weights(at::TensorList weights, at::TensorList vect
   if (!suits_kernel(weights, vectors, given, dtype)) return by_own_path();
   const c10::cuda::CUDAGuard device(weights[0].device());
   const c10::DeviceIndex index = weights[0].device().index();
-  std::map<at::ScalarType, std::pair<CUfunction, std::vector<FoldItem>>> by_dtype;
+  std::map<at::ScalarType, Launches> by_dtype;
   for (const at::Tensor& weight : weights) {
-    auto& [function, items] = by_dtype[weight.scalar_type()];
-    if (!items.empty() || function != nullptr) continue;
+    CUfunction& function = by_dtype[weight.scalar_type()].function;
+    if (function != nullptr) continue;
     function = LoadedKernels::instance().find(index, weight.scalar_type(), dtype);
     if (function == nullptr) return by_own_path();
   }
@@ -178,32 +173,24 @@ std::vector<at::Tensor> fold_weights(at::TensorList weights, at::TensorList vect
     const auto options = weight.options().dtype(dtype).memory_format(std::nullopt);
     folded.push_back(at::detail::empty_strided_cuda(
         weight.sizes(), dense_strides(weight.sizes(), channels_last), options));
-    FoldItem item{};
-    item.weight = weight.const_data_ptr();
-    item.folded_weight = folded.back().mutable_data_ptr();
-    item.eps = static_cast<float>(eps[i]);
+    Folded what{};
+    what.eps = static_cast<float>(eps[i]);
     for (int bit = 0; bit < kVectors; ++bit) {
       if ((given[i] >> bit & 1) == 0) continue;
       const at::Tensor& vector = vectors[place++];
-      item.vectors[bit] = vector.const_data_ptr();
-      item.kinds |= kind_of(vector.scalar_type()) << (2 * bit);
+      what.vectors[bit] = vector.const_data_ptr();
+      what.kinds |= kind_of(vector.scalar_type()) << (2 * bit);
     }
     if ((given[i] & kHasBias) != 0) {
       biases.push_back(at::detail::empty_cuda({weight.size(0)}, options));
-      item.folded_bias = biases.back().mutable_data_ptr();
+      what.bias = biases.back().mutable_data_ptr();
     }
-    const int64_t length = weight.numel() / weight.size(0);
-    item.rows = static_cast<int>(weight.size(0));
-    item.is_turned = !is_dense(weight, channels_last);
-    item.columns = static_cast<int>(weight.size(1));
-    item.turns = static_cast<int>(length / weight.size(1));
-    if (!channels_last) std::swap(item.columns, item.turns);
-    item.rows_per_block = static_cast<int>(std::max<int64_t>(1, kNumbersOfBlock / length));
-    by_dtype[weight.scalar_type()].second.push_back(item);
+    const bool is_folded = (given[i] & kHasVectors) != 0;
+    by_dtype[weight.scalar_type()].add(item_of(weight, folded.back(), channels_last, is_folded),
+                                       is_folded ? &what : nullptr);
   }
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  for (const auto& [weight_dtype, found] : by_dtype)
-    launch_folding(found.second, found.first, stream);
+  for (auto& [weight_dtype, launches] : by_dtype) launches.launch(stream);
   folded.insert(folded.end(), biases.begin(), biases.end());
   return folded;
 }

@@ -20,7 +20,7 @@ from cudnn_autotune.engines.problem import strides_of
 SCALE, VARIANCE, MEAN, BIAS, SHIFT = (1 << i for i in range(5))
 """The bits of the vectors that a weight may have, in the vectors' order."""
 _VECTORS = (SCALE, VARIANCE, MEAN, BIAS, SHIFT)
-_THREADS = 256
+_THREADS = 288
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
 _library.define(

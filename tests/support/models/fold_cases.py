@@ -12,8 +12,8 @@ from cudnn_autotune.engines.problem import strides_of
 
 BATCH_NORM = SCALE | VARIANCE | MEAN | SHIFT
 EVERY = (0, SCALE, VARIANCE, SCALE | SHIFT, BATCH_NORM, BATCH_NORM | BIAS, VARIANCE | MEAN | BIAS)
-# (K, C, *kernel): some lengths of rows are no multiples of 8, some rows are long, some weights have
-# one place or one channel, and there are more than one launch takes.
+# (K, C, *kernel): some lengths of rows are no multiples of 8, some rows or windows are long, some
+# weights have one place or one channel, and there are more than one launch takes.
 SHAPES = (
     (64, 3, 7, 7),
     (16, 24, 1, 1),
@@ -23,6 +23,13 @@ SHAPES = (
     (12, 1, 3, 3),
     (3, 16, 3, 2, 2),
     (2, 700, 3, 3),
+    (2, 1030, 5),
+    (24, 32, 3, 3),
+    (300, 2, 2),
+    (2, 48, 128),
+    (3, 9, 600),
+    (1, 72, 7, 7, 7),
+    (2, 4800, 1),
     (9, 9, 1),
     *[(4, 4, 3)] * 36,
 )
@@ -50,6 +57,15 @@ class Folded:
             self.channels_last,
         )
 
+    def copies(self) -> list[tuple[int, Tensor]]:
+        """The weights into which nothing is folded, in the dtype of the results, with their
+        places."""
+        return [
+            (i, weight.to(self.dtype))
+            for i, (weight, bits) in enumerate(zip(self.weights, self.given, strict=True))
+            if bits == 0
+        ]
+
     def expected(self) -> list[Tensor]:
         """The results in float64."""
         folded, biases = [], []
@@ -74,6 +90,7 @@ def case(
     *,
     from_last: bool = False,
     channels_last: bool = False,
+    offset: int = 0,
     device: str = "cpu",
 ) -> Folded:
     """Returns weights of all shapes, each with some of the vectors.
@@ -81,13 +98,15 @@ def case(
     Args:
         from_last: whether the weights lie with their channels fastest.
         channels_last: whether the results do.
+        offset: how many elements are before each weight in its memory.
     """
     generator = torch.Generator().manual_seed(0)
     weights, vectors, given = [], [], []
     for i, shape in enumerate(SHAPES):
         values = torch.randn(shape, generator=generator)
-        weight = torch.empty_strided(shape, strides_of(shape, from_last), dtype=weight_dtype)
-        weights.append(weight.copy_(values).to(device))
+        memory = torch.empty(offset + values.numel(), dtype=weight_dtype, device=device)
+        weight = memory.as_strided(shape, strides_of(shape, from_last), offset)
+        weights.append(weight.copy_(values))
         bits = EVERY[i % len(EVERY)]
         given.append(bits)
         for place in range(5):

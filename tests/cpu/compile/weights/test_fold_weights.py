@@ -7,6 +7,7 @@ import ctypes
 import pytest
 import torch
 from support import cuda_emulation
+from support.checkout import ROOT
 from support.conv.references import TOLERANCES, assert_close
 from support.models.fold_cases import BATCH_NORM, Folded, case
 from torch import Tensor
@@ -26,8 +27,27 @@ DTYPES = [
     (torch.float32, torch.float32),
     (torch.float32, torch.bfloat16),
 ]
-MOST = 40  # weights of a launch
-NUMBERS_OF_BLOCK = 4096
+BACK = (torch.bfloat16, torch.float32)  # gradients of weights that are copied
+THREADS = operators._THREADS
+# What csrc/weights/weights_cuda.cpp launches, compiled with the kernel.
+TABLES = f"""
+#include "{ROOT}/csrc/weights/fold_table.h"
+
+static_assert(sizeof(cudnn_autotune::FoldTable) == sizeof(Table));
+static_assert(cudnn_autotune::kFoldThreads == THREADS);
+
+extern "C" int launch_size() {{ return sizeof(cudnn_autotune::FoldLaunch); }}
+extern "C" int add_to(cudnn_autotune::FoldLaunch& launch, cudnn_autotune::FoldItem& item,
+                       const cudnn_autotune::Folded& what, bool is_folded) {{
+  if (item.order == cudnn_autotune::FoldOrder::kept) keep_order(item, is_folded);
+  return launch.add(item, is_folded ? &what : nullptr);
+}}
+extern "C" int finish(cudnn_autotune::FoldLaunch& launch) {{
+  launch.finish();
+  return launch.blocks;
+}}
+extern "C" int shared_bytes() {{ return cudnn_autotune::kFoldSharedBytes; }}
+"""
 
 
 class Item(ctypes.Structure):
@@ -36,71 +56,79 @@ class Item(ctypes.Structure):
     _fields_ = (
         ("weight", ctypes.c_void_p),
         ("folded_weight", ctypes.c_void_p),
-        ("vectors", ctypes.c_void_p * 5),
-        ("folded_bias", ctypes.c_void_p),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("kinds", "rows", "columns", "turns")),
-        *((name, ctypes.c_int) for name in ("is_turned", "first_block", "rows_per_block")),
+        *((name, ctypes.c_int) for name in ("rows", "channels", "window")),
+        *((name, ctypes.c_int) for name in ("channel_parts", "window_parts", "first_block")),
+        *((name, ctypes.c_ushort) for name in ("tile_rows", "tile_channels", "tile_window")),
+        ("order", ctypes.c_ubyte),
+        ("folded", ctypes.c_ubyte),
     )
 
 
-class Items(ctypes.Structure):
-    _fields_ = (("all", Item * MOST), ("count", ctypes.c_int))
+class What(ctypes.Structure):
+    """What is folded into a weight."""
+
+    _fields_ = (
+        ("vectors", ctypes.c_void_p * 5),
+        ("bias", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("kinds", ctypes.c_int),
+    )
 
 
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-def by_kernel(given: Folded) -> list[Tensor]:
-    """Runs the kernel on the emulation of CUDA, as csrc/weights/weights_cuda.cpp does."""
+def by_kernel(given: Folded, *, is_reversed: bool = False) -> list[Tensor]:
+    """Runs the kernel on the emulation of CUDA, as csrc/weights/weights_cuda.cpp does.
+
+    Args:
+        is_reversed: whether blocks and threads run from the last one to the first.
+    """
     results: list[Tensor] = fold_weights(*given.all)
     for one in results:
         one.fill_(float("nan"))
     biases = iter(results[len(given.weights) :])
     vectors = iter(given.vectors)
-    items = []
+    library = cuda_emulation.compiled(kernel(given, TABLES))
+    launches: list[ctypes.Array[ctypes.c_char]] = []
     for weight, folded, bits, eps in zip(
         given.weights, results, given.given, given.eps, strict=False
     ):
-        columns, turns = weight.shape[1], weight[0, 0].numel()
-        if not given.channels_last:
-            columns, turns = turns, columns
-        item = Item(weight.data_ptr(), folded.data_ptr(), eps=eps, rows=len(weight))
-        item.columns, item.turns = columns, turns
+        rows, channels, window = weight.shape[0], weight.shape[1], weight[0, 0].numel()
+        item = Item(weight.data_ptr(), folded.data_ptr(), rows, channels, window)
+        if 1 not in (channels, window) and weight.stride() != folded.stride():
+            item.order = 1 if given.channels_last else 2
+        what = What(eps=eps)
         for place in range(5):
             if bits >> place & 1:
                 vector = next(vectors)
-                item.vectors[place] = vector.data_ptr()
-                item.kinds |= KINDS[vector.dtype] << 2 * place
+                what.vectors[place] = vector.data_ptr()
+                what.kinds |= KINDS[vector.dtype] << 2 * place
         if operators.has_bias(bits):
-            item.folded_bias = next(biases).data_ptr()
-        is_dense = 1 in (columns, turns)
-        item.is_turned = not is_dense and weight.stride() != folded.stride()
-        item.rows_per_block = max(1, NUMBERS_OF_BLOCK // (columns * turns))
-        items.append(item)
-    library = cuda_emulation.compiled(kernel(given))
-    for first in range(0, len(items), MOST):
-        some = items[first : first + MOST]
-        launch = Items(count=len(some))
-        blocks = 0
-        for i, item in enumerate(some):
-            item.first_block = blocks
-            launch.all[i] = item
-            blocks += -(-item.rows // item.rows_per_block)
-        dim3 = ctypes.c_uint * 3
-        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(launch), ctypes.c_void_p))
-        error = library.emulate(1, dim3(blocks, 1, 1), dim3(256, 1, 1), 0, arguments, 0, 1, 0, 0)
+            what.bias = next(biases).data_ptr()
+        operands = (ctypes.byref(item), ctypes.byref(what), bits != 0)
+        if not launches or not library.add_to(launches[-1], *operands):
+            launches.append(ctypes.create_string_buffer(library.launch_size()))
+            assert library.add_to(launches[-1], *operands)
+    dim3 = ctypes.c_uint * 3
+    for launch in launches:
+        # The table is the launch's first member.
+        arguments = (ctypes.c_void_p * 1)(ctypes.cast(launch, ctypes.c_void_p))
+        blocks = library.finish(launch)
+        grid, block = dim3(blocks, 1, 1), dim3(THREADS, 1, 1)
+        shared = library.shared_bytes()
+        error = library.emulate(1, grid, block, shared, arguments, int(is_reversed), 1, 0, 0)
         assert not error, error
     return results
 
 
-def kernel(given: Folded) -> Kernel:
+def kernel(given: Folded, more: str = "") -> Kernel:
     defines = (
         ("WEIGHT", sources.ELEMENTS[given.weights[0].dtype]),
         ("FOLDED", sources.ELEMENTS[given.dtype]),
-        ("THREADS", 256),
+        ("THREADS", THREADS),
     )
-    source = sources.source(operators.__package__, "fold.cu")
+    source = sources.source(operators.__package__, "fold.cu") + more
     return Kernel(source, "fold_weights", defines)
 
 
@@ -143,13 +171,30 @@ def test_the_kernel(
 ) -> None:
     vectors = weight if weight == torch.float16 else torch.float32
     given = case(weight, folded, vectors, from_last=from_last, channels_last=channels_last)
-    assert_folded(by_kernel(given), given)
+    found = by_kernel(given)
+    assert_folded(found, given)
+    for place, right in given.copies():
+        assert torch.equal(found[place], right)
+
+
+@pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+@pytest.mark.parametrize("offset", [1, 4])
+@pytest.mark.parametrize("from_last", [False, True])
+@pytest.mark.parametrize(("weight", "folded"), [*DTYPES, BACK], ids=str)
+def test_the_kernel_reads_weights_at_any_address(
+    weight: torch.dtype, folded: torch.dtype, from_last: bool, offset: int
+) -> None:
+    given = case(weight, folded, from_last=from_last, channels_last=not from_last, offset=offset)
+    found = by_kernel(given, is_reversed=True)
+    assert_folded(found, given)
+    for place, right in given.copies():
+        assert torch.equal(found[place], right)
 
 
 @pytest.mark.basic(1)
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
 def test_the_kernel_compiles(capability: tuple[int, int]) -> None:
-    for weight, folded in DTYPES:
+    for weight, folded in (*DTYPES, BACK):
         assert cubin(kernel(case(weight, folded)), capability)
 
 
