@@ -169,25 +169,38 @@ def interpolate(
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import
 
-    is_nearest = mode in ("nearest", "nearest-exact") and size is None
-    factors = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor]
-    is_known = all(isinstance(factor, int | float) for factor in factors)  # when it is compiled
-    is_plain = align_corners is None and not antialias and input.dim() in (3, 4, 5)
-    if is_nearest and is_plain and is_known and _EXACT.issuperset(factors):
-        if not isinstance(scale_factor, Sequence):
-            factors = [scale_factor] * (input.dim() - 2)
-        grows = any(factor > 1 for factor in factors)
-        # A size that depends on data may be 0.
-        if grows and len(factors) == input.dim() - 2 and guard_or_false(input.numel() > 0):
-            memory_format = torch._prims_common.suggest_memory_format(input)
-            for dim, factor in enumerate(map(int, factors), 2):
-                if factor > 1:
-                    repeated = (*input.shape[: dim + 1], factor, *input.shape[dim + 1 :])
-                    input = input.unsqueeze(dim + 1).expand(repeated).flatten(dim, dim + 1)
-            return input.contiguous(memory_format=memory_format)
+    is_nearest = mode in ("nearest", "nearest-exact") and input.dim() in (3, 4, 5)
+    is_plain = align_corners is None and not antialias
+    factors = _factors(input.shape[2:], size, scale_factor) if is_nearest and is_plain else []
+    is_plain &= size is None or not recompute_scale_factor
+    # A size that depends on data may be 0.
+    if is_plain and any(factor > 1 for factor in factors) and guard_or_false(input.numel() > 0):
+        memory_format = torch._prims_common.suggest_memory_format(input)
+        for dim, factor in enumerate(factors, 2):
+            if factor > 1:
+                repeated = (*input.shape[: dim + 1], factor, *input.shape[dim + 1 :])
+                input = input.unsqueeze(dim + 1).expand(repeated).flatten(dim, dim + 1)
+        return input.contiguous(memory_format=memory_format)
     return F.interpolate(
         *(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     )
+
+
+def _factors(lengths: Sequence[Any], size: Any, scale_factor: Any) -> list[int]:
+    """Returns the factor by which each length grows, of the exact ones; none if another one does,
+    or PyTorch would refuse it."""
+    given = scale_factor if size is None else size
+    each = list(given) if isinstance(given, Sequence) else [given] * len(lengths)
+    known = int | float if size is None else int
+    if len(each) != len(lengths) or not all(isinstance(one, known) for one in each):
+        return []
+    if size is None:
+        return [int(one) for one in each] if _EXACT.issuperset(each) else []
+    if scale_factor is not None or not all(isinstance(one, int) for one in lengths):
+        return []
+    factors = [one // max(1, length) for one, length in zip(each, lengths, strict=True)]
+    is_whole = all(n * f == one for n, f, one in zip(lengths, factors, each, strict=True))
+    return factors if is_whole and _EXACT.issuperset(factors) else []
 
 
 def conv_each_image(

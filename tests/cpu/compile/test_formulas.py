@@ -95,6 +95,7 @@ def test_what_is_odd_is_left_to_pytorch() -> None:
         lambda f, x: f.instance_norm(x),
         lambda f, x: f.interpolate(x, scale_factor=1),
         lambda f, x: f.interpolate(x, scale_factor=2.0),
+        lambda f, x: f.interpolate(x, 80),
         lambda f, x: f.interpolate(x[..., :1, :1], scale_factor=2),
         lambda f, x: f.interpolate(x[..., :1, :1], scale_factor=(1, 4), mode="nearest-exact"),
     ],
@@ -145,17 +146,23 @@ class TestInterpolate:
         ("shape", "factors"),
         [((2, 3, 7), 2), ((2, 3, 5, 6), 4.0), ((1, 2, 3, 4, 5), (1.0, 2.0, 8.0))],
     )
+    @pytest.mark.parametrize("by_size", [False, True])
     def test_powers_of_two_are_a_view_with_pytorchs_bits(
         self,
         shape: tuple[int, ...],
         factors: Any,
         mode: str,
+        by_size: bool,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        x = torch.randn(shape)
+        x = torch.randn(shape, requires_grad=True)
         expected = F.interpolate(x, scale_factor=factors, mode=mode)
+        given = {"size": expected.shape[2:]} if by_size else {"scale_factor": factors}
         monkeypatch.delattr(formulas.F, "interpolate")
-        assert torch.equal(formulas.interpolate(x, scale_factor=factors, mode=mode), expected)
+        found = formulas.interpolate(x, mode=mode, **given)
+        assert torch.equal(found, expected)
+        of_found, of_expected = (torch.autograd.grad(y.sin().sum(), x)[0] for y in (found, expected))
+        torch.testing.assert_close(of_found, of_expected)
 
     @pytest.mark.parametrize(
         "given",
@@ -164,6 +171,9 @@ class TestInterpolate:
             {"scale_factor": 0.5},
             {"scale_factor": (2, 1.5)},
             {"size": (8, 9)},
+            {"size": (12, 9)},
+            {"size": (18, 10)},
+            {"size": (6, 5)},
             {"scale_factor": 2, "mode": "bilinear", "align_corners": True},
             {"scale_factor": 2, "mode": "area"},
         ],
@@ -175,7 +185,9 @@ class TestInterpolate:
     @pytest.mark.parametrize(
         "given",
         [
-            *({}, {"scale_factor": 2, "size": 4}),
+            *({}, {"scale_factor": 2, "size": 12}),
+            {"size": (12, 10), "recompute_scale_factor": True},
+            {"size": (6, 10, 10)},
             *({"scale_factor": factors} for factors in ((), (2,), (2, 2, 2))),
         ],
     )
