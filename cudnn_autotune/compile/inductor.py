@@ -201,6 +201,7 @@ def _order_of(a: Tensor, b: Tensor, has_height_1: bool) -> list[int]:
 
 def _register(conv: Any) -> None:
     """Registers lowerings and decomposition; ``conv`` is ``torch._inductor.kernel.conv``."""
+    from sympy import Ne
     from torch._inductor import config, decomposition, ir, lowering, select_algorithm
     from torch._inductor.virtualized import V
 
@@ -225,13 +226,26 @@ def _register(conv: Any) -> None:
     # For each graph, the values in an order for one operator, which serve others.
     ordered: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
-    def in_order(argument: Any, value: Any, order: list[int]) -> Any:
-        """Returns the value of a node in an order of strides, the same one for each operator."""
+    def in_order(argument: Any, value: Any, order: list[int], *, is_dense: bool = True) -> Any:
+        """Returns the value of a node in an order of strides, the same one for each operator.
+
+        Args:
+            is_dense: whether a slice is copied, once for all; else an operator may copy it.
+        """
         known = ordered.setdefault(V.graph, {})
-        key = (argument, *order)
+        key = (argument, is_dense, *order)
         if key not in known:
             known[key] = ir.ExternKernel.require_stride_order(value, order)
+            strides = ir.FlexibleLayout.stride_ordered(value.get_size(), order)
+            if is_dense and has_other_strides(known[key], strides):
+                known[key] = ir.ExternKernel.require_exact_strides(known[key], strides)
         return known[key]
+
+    def has_other_strides(value: Any, strides: Sequence[Any]) -> bool:
+        """Returns whether a value is known to have other strides where its size is not 1."""
+        evaluate = V.graph.sizevars.statically_known_true
+        layout = zip(value.get_size(), value.get_stride(), strides, strict=True)
+        return any(evaluate(Ne(own, wanted)) and evaluate(Ne(n, 1)) for n, own, wanted in layout)
 
     def lower_convolution(*args: Any, **kwargs: Any) -> Any:
         input: Any = V.graph.current_node.args[0]
@@ -283,8 +297,9 @@ def _register(conv: Any) -> None:
         if V.graph.layout_opt and values[0].dim() == 4 and values[0].dtype != torch.float64:
             # Inductor's choice for aten.convolution, too
             order = _stride_order(4, torch.channels_last)
+        # The operator reads slices of channels.
         input, weight, residual = (
-            value if value is None else in_order(node.args[i], value, order)
+            value if value is None else in_order(node.args[i], value, order, is_dense=i != 0)
             for i, value in ((0, input), (1, weight), (3, residual))
         )
         return (input, weight, bias, residual, *others), slope
@@ -297,7 +312,8 @@ def _register(conv: Any) -> None:
         arranged = list(operands)
         for i in (0, 1, 3):  # input, weight and residual
             if operands[i] is not None:
-                arranged[i] = in_order(node.args[i + 1], operands[i], order)
+                value = in_order(node.args[i + 1], operands[i], order, is_dense=i != 0)
+                arranged[i] = value
         return (output, *arranged), slope
 
     def lay_out_weights(node: Any, weights: Any, *others: Any) -> tuple[Any, dict[str, Any]]:

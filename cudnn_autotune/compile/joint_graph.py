@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.activations import Decompositions, find_activations
 from cudnn_autotune.compile.groups import is_same_shape, reads_in_place
+from cudnn_autotune.compile.inductor import _conv_wgrad, _mark_input
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
@@ -32,6 +33,36 @@ def rewrite_joint(graph: Graph) -> None:
     recompute_outputs(graph, decompositions)
     round_before_relu(graph)
     tell_by_outputs(graph, decompositions)
+    copy_slices(graph)
+
+
+def copy_slices(graph: Graph) -> None:
+    """Copies slices that convolutions and the gradients of their weights read, once for both. The
+    operators would copy a slice in each call.
+
+    Args:
+        graph: as of :func:`recompute_outputs`.
+    """
+    copies: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        if node.target is not _mark_input:
+            continue
+        read: Any = node.args[0]
+        if not _is_slice(read.meta["val"]):
+            continue
+        if read not in copies:
+            with graph.inserting_before(node):
+                copies[read] = graph.call_function(_aten.clone.default, (read,))
+            copies[read].meta = {**read.meta, "val": read.meta["val"].clone()}
+        for reader in list(read.users):
+            if reader is node or reader.target is _conv_wgrad:
+                reader.replace_input_with(read, copies[read])
+
+
+def _is_slice(value: Tensor) -> bool:
+    """Returns whether a tensor is known to leave out elements between its own."""
+    is_known = all(isinstance(one, int) for one in (*value.shape, *value.stride()))
+    return is_known and value.clone().stride() != value.stride()
 
 
 def round_before_relu(graph: Graph) -> None:
@@ -187,6 +218,8 @@ def _recomputed(
 def fold_gradient_sums(graph: Graph) -> None:
     """Lets the backward of a norm add two gradients, if no other node reads their sum.
 
+    Inductor adds a slice, which the norm would copy, and what its own kernel computes anyway.
+
     Args:
         graph: a backward graph of ATen operators, with fake tensors in ``meta["val"]``.
     """
@@ -197,8 +230,15 @@ def fold_gradient_sums(graph: Graph) -> None:
         if len(total.users) > 1 or total.kwargs or not all(isinstance(a, Node) for a in total.args):
             continue
         values = [one.meta["val"] for one in (total, *total.args)]
+        if any(map(_is_slice, values)) or any(_is_computed_for(one, total) for one in total.args):
+            continue
         if all(
             v.dtype == values[0].dtype and is_same_shape(v.shape, values[0].shape) for v in values
         ):
             node.args = (*total.args, *node.args[2:])
             graph.erase_node(total)
+
+
+def _is_computed_for(node: Node, reader: Node) -> bool:
+    """Returns whether Inductor computes a value in a kernel of its own, for one reader."""
+    return reads_in_place(node) and set(node.users) == {reader}

@@ -268,6 +268,46 @@ def test_a_backward_reads_one_copy_of_the_gradient(up: Any, on_cpu: None) -> Non
     assert strides.split(", ")[1] == "1"
 
 
+def joined() -> nn.Module:
+    """A part of a block's channels is convolved, and then concatenated with all of them."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.norm(model.split(x)).relu()
+        y = torch.cat([x, model.up(model.part(x.chunk(2, 1)[1]))], 1)
+        result: Tensor = model.join(y)
+        return result
+
+    return Made(
+        forward,
+        split=nn.Conv2d(8, 8, 1, bias=False),
+        norm=nn.BatchNorm2d(8),
+        part=nn.Conv2d(4, 6, 3, 2, 1),
+        up=nn.ConvTranspose2d(6, 4, 2, 2),
+        join=nn.Conv2d(12, 4, 1),
+    )
+
+
+@pytest.mark.basic(1)
+def test_operators_get_no_slices(on_cpu: None) -> None:
+    """They would copy these, each for itself."""
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 8, 8, 6), joined()
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        _, codes = run_and_get_code(lambda: check(model, x))
+    assert last().chosen == LAID_OUT, last().note
+    lines = [line for code in codes for line in code.splitlines()]
+    # The backward gets the same copy of a part as its convolution.
+    readers = [line for line in lines if re.search(r"cudnn_autotune\.|return \(", line)]
+    views = r"reinterpret_tensor\(\w+, \((\d+, .*?)\), \((.*?)\)"
+    assert {"conv_wgrad", "batch_norm_act_backward"} <= {*re.findall(r"\w+", "".join(readers))}
+    for sizes, strides in re.findall(views, "".join(readers)):
+        _, channels, height, width = map(int, sizes.split(", "))
+        if height == 1:
+            continue  # it fits every layout
+        dense = (channels * height * width, 1, width * channels, channels)
+        assert strides == ", ".join(map(str, dense))
+
+
 def test_hooks_see_gradients_in_the_strides_of_pytorch() -> None:
     class Placed(nn.Module):
         def __init__(self) -> None:
