@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from cudnn_autotune.compile.aliasing import value_of
 from cudnn_autotune.compile.formulas import FORMULAS
-from cudnn_autotune.nn.counterparts import COUNTERPARTS
+from cudnn_autotune.nn.counterparts import CONVOLUTIONS, COUNTERPARTS
 
 
 def copied(graph: GraphModule) -> GraphModule:
@@ -58,3 +60,84 @@ def use_formulas(graph: GraphModule, *, keeps_layout: bool = False) -> None:
                 options = {"dtype": output.dtype, "keeps_layout": keeps_layout}
                 node.kwargs = {**node.kwargs, **options}
     graph.recompile()
+
+
+def drop_biases(graph: GraphModule) -> None:
+    """Drops the biases of convolutions in a graph of Dynamo where an instance norm alone reads the
+    output. Before a batch norm in training mode, whose running mean counts a bias, it drops the
+    bias's gradient.
+
+    Such a norm subtracts the mean of each channel, and the bias with it. So the output does not
+    depend on the bias, whose gradient is zero. PyTorch's differs from zero by what is rounded.
+    """
+    for norm in list(graph.graph.nodes):
+        if norm.op != "call_function" or norm.target not in _FLAGS:
+            continue
+        convolution = argument_of(norm, 0, "input")
+        is_only = (
+            isinstance(convolution, Node)
+            and convolution.op == "call_function"
+            and convolution.target in CONVOLUTIONS
+            and set(convolution.users) == {norm}
+        )
+        bias = argument_of(convolution, 2, "bias") if is_only else None
+        if not isinstance(bias, Node):
+            continue
+        position, flag, default = _FLAGS[norm.target]
+        if argument_of(norm, position, flag, default) is not True:
+            continue
+        if norm.target is not F.instance_norm:
+            with graph.graph.inserting_before(convolution):
+                constant = graph.graph.call_function(_with_zero_gradient, (bias,))
+            constant.meta = dict(bias.meta)
+            convolution.replace_input_with(bias, constant)
+        elif argument_of(norm, 1, "running_mean") is argument_of(norm, 2, "running_var") is None:
+            if len(convolution.args) > 2:
+                convolution.update_arg(2, None)
+            else:
+                convolution.update_kwarg("bias", None)
+            with graph.graph.inserting_after(convolution):
+                output = graph.graph.call_function(_beside_unread, (convolution, bias))
+            output.meta = dict(convolution.meta)
+            norm.replace_input_with(convolution, output)
+    graph.recompile()
+
+
+def argument_of(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """Returns an argument of a call; the default if it is not given."""
+    return node.kwargs.get(name, node.args[position] if len(node.args) > position else default)
+
+
+# Norm -> the position, name and default of what tells whether it takes statistics of its input.
+_FLAGS: dict[Any, tuple[int, str, bool]] = {
+    F.instance_norm: (5, "use_input_stats", True),
+    F.batch_norm: (5, "training", False),
+    torch.batch_norm: (5, "training", False),
+}
+
+
+def _with_zero_gradient(bias: Tensor) -> Tensor:
+    result: Tensor = _WithUnread.apply(bias, bias)
+    return result
+
+
+def _beside_unread(output: Tensor, bias: Tensor) -> Tensor:
+    """Returns an output that does not depend on a bias, which gets a gradient all the same."""
+    result: Tensor = _WithUnread.apply(output, bias)
+    return result
+
+
+class _WithUnread(torch.autograd.Function):
+    """A tensor, and a bias whose gradient is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(bias)
+        ctx.is_alone = x is bias
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (bias,) = ctx.saved_tensors
+        zero = torch.zeros_like(bias) if ctx.needs_input_grad[1] else None
+        return (None if ctx.is_alone else gradient), zero

@@ -24,7 +24,7 @@ from cudnn_autotune.compile.aliasing import (
 )
 from cudnn_autotune.compile.communication import LOCAL, all_nodes, namespaces_of
 from cudnn_autotune.compile.formulas import conv_each_image
-from cudnn_autotune.compile.graph_copies import copied
+from cudnn_autotune.compile.graph_copies import argument_of, copied
 from cudnn_autotune.compile.weights import operators as weight_operators
 from cudnn_autotune.engines.conv_layout import is_channels_last_image, laid_out
 from cudnn_autotune.engines.problem import strides_of
@@ -60,7 +60,7 @@ def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> 
     for node in graph.graph.nodes:
         if node.op != "call_function" or node.target not in CONVOLUTIONS:
             continue
-        weight = _argument(node, 1, "weight")
+        weight = argument_of(node, 1, "weight")
         value, output = (getattr(one, "meta", {}).get("example_value") for one in (weight, node))
         if not isinstance(value, Tensor) or not isinstance(output, Tensor):
             return False
@@ -76,11 +76,6 @@ def favours_channels_last(graph: GraphModule, *, for_training: bool = False) -> 
         suits &= not (for_training and _is_channels_last(value))
         work[suits] += output.numel() * value.numel() / max(1, channels)
     return (for_training or has_groups or not has_2d) and work[True] > work[False]
-
-
-def _argument(node: Node, position: int, name: str) -> Any:
-    """Returns an argument of a call; None if it is not given."""
-    return node.kwargs.get(name, node.args[position] if len(node.args) > position else None)
 
 
 def _is_channels_last(weight: Tensor) -> bool:
@@ -216,7 +211,7 @@ def _weights_of_convolutions(graph: Graph) -> dict[Node, list[Node]]:
     found: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (*CONVOLUTIONS, conv_each_image):
-            weight = _argument(node, 1, "weight")
+            weight = argument_of(node, 1, "weight")
             if isinstance(weight, Node) and "example_value" in weight.meta:
                 found.setdefault(weight, []).append(node)
     return found
@@ -284,7 +279,7 @@ def _lay_out_inputs(graph: Graph, memory_format: str) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in CONVOLUTIONS:
             continue
-        read, weight = (_argument(node, i, name) for i, name in enumerate(("input", "weight")))
+        read, weight = (argument_of(node, i, name) for i, name in enumerate(("input", "weight")))
         dims = [value.dim() for value in fake_tensors([read, weight]).values()]
         if len(dims) < 2 or dims[0] != dims[1]:
             continue

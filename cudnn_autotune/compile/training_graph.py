@@ -17,7 +17,12 @@ from cudnn_autotune.compile.aliasing import value_of, written_among
 from cudnn_autotune.compile.communication import communicates, nested_graphs
 from cudnn_autotune.compile.compiled_graph import OURS, ComparedGraph, Compilation, is_capturing
 from cudnn_autotune.compile.frozen_weights import weights_of
-from cudnn_autotune.compile.graph_copies import copied, use_formulas, with_our_convolutions
+from cudnn_autotune.compile.graph_copies import (
+    copied,
+    drop_biases,
+    use_formulas,
+    with_our_convolutions,
+)
 from cudnn_autotune.compile.joint_graph import fold_gradient_sums, rewrite_joint
 from cudnn_autotune.compile.judges import JUDGES, Judge
 from cudnn_autotune.compile.layouts import (
@@ -263,6 +268,7 @@ def compile_training(
         Exception: the graph's in another layout.
     """
     ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
+    drop_biases(ours)
     patches = dict(options.inductor)
     if memory_format is not None:
         _check_layout(graph)

@@ -161,7 +161,9 @@ class TestInterpolate:
         monkeypatch.delattr(formulas.F, "interpolate")
         found = formulas.interpolate(x, mode=mode, **given)
         assert torch.equal(found, expected)
-        of_found, of_expected = (torch.autograd.grad(y.sin().sum(), x)[0] for y in (found, expected))
+        of_found, of_expected = (
+            torch.autograd.grad(y.sin().sum(), x)[0] for y in (found, expected)
+        )
         torch.testing.assert_close(of_found, of_expected)
 
     @pytest.mark.parametrize(

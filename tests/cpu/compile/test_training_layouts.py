@@ -268,6 +268,47 @@ def test_a_backward_reads_one_copy_of_the_gradient(up: Any, on_cpu: None) -> Non
     assert strides.split(", ")[1] == "1"
 
 
+def biased(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(8, 8, 3), norm, nn.LeakyReLU(0.1), nn.ConvTranspose2d(8, 4, 2))
+
+
+def read_twice() -> nn.Module:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.conv(x)
+        result: Tensor = model.norm(x) * x
+        return result
+
+    return Made(forward, conv=nn.Conv2d(8, 8, 3), norm=nn.InstanceNorm2d(8))
+
+
+@pytest.mark.parametrize(
+    ("make", "is_zero"),
+    [
+        (lambda: biased(nn.InstanceNorm2d(8, affine=True)), True),
+        (lambda: biased(nn.InstanceNorm2d(8)), True),
+        (lambda: biased(nn.BatchNorm2d(8)), True),
+        (lambda: biased(nn.BatchNorm2d(8, track_running_stats=False)).eval(), True),
+        (lambda: biased(nn.InstanceNorm2d(8, track_running_stats=True)), False),
+        (lambda: biased(nn.BatchNorm2d(8)).eval(), False),
+        (lambda: biased(nn.GroupNorm(4, 8)), False),
+        (read_twice, False),
+    ],
+)
+@pytest.mark.basic(1)
+def test_biases_before_norms(make: Callable[[], nn.Module], is_zero: bool) -> None:
+    """The gradient of one that a norm subtracts is zero, and not what is left by rounding."""
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(IMAGES)
+    twin = copy.deepcopy(model).double()
+    before = model.get_parameter("conv.bias" if hasattr(model, "conv") else "0.bias")
+    check(model, x)
+    assert before.grad is not None
+    assert bool((before.grad == 0).all()) == (is_zero and last().chosen == LAID_OUT)
+    twin(x.double())
+    for name, buffer in twin.named_buffers():
+        torch.testing.assert_close(model.get_buffer(name).double(), buffer.double())
+
+
 def joined() -> nn.Module:
     """A part of a block's channels is convolved, and then concatenated with all of them."""
 
