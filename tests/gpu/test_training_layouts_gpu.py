@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.models.made import Made
 from support.models.trained import MODELS
 from support.norms.models import check_steps, data
-from torch import nn
+from torch import Tensor, nn
 
 import cudnn_autotune as ca
 
@@ -53,6 +54,51 @@ def test_auto_measures_both_layouts(layout: torch.memory_format) -> None:
     other = "contiguous" if layout == torch.channels_last else "channels_last"
     assert set(last().gpu_times_ms) == {"cudnn_autotune", f"cudnn_autotune, {other}"}, last().note
     assert last().chosen == min(last().times_ms, key=last().times_ms.__getitem__)
+
+
+def joined(width: int) -> nn.Module:
+    """Two levels of a U-Net, with biases before its norms."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        high = model.norm(model.first(x)).relu()
+        low = model.norm2(model.down(high.chunk(2, 1)[1])).relu()
+        result: Tensor = model.last(torch.cat([model.up(low), high], 1))
+        return result
+
+    return Made(
+        forward,
+        first=nn.Conv2d(width, 2 * width, 3, padding=1),
+        norm=nn.BatchNorm2d(2 * width),
+        down=nn.Conv2d(width, 2 * width, 3, 2, 1),
+        norm2=nn.InstanceNorm2d(2 * width, affine=True),
+        up=nn.ConvTranspose2d(2 * width, width, 2, 2),
+        last=nn.Conv2d(3 * width, width, 1),
+    )
+
+
+def test_no_operator_copies_a_slice() -> None:
+    """Copies by other kernels than Inductor's are those of what crosses the graph's border."""
+    torch.manual_seed(0)
+    model = joined(32).cuda()
+    inputs = [x.cuda() for x in data(4, 32, 96, 96)]
+    check_steps(model, inputs, lambda one: compiled(one, compare=False), autocast=True)
+    assert last().chosen == LAID_OUT, last().note
+    for bias in (model.first.bias, model.down.bias):
+        assert bool((bias.grad == 0).all())
+    call = compiled(model, compare=False)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = call(inputs[0]).float().square().sum()
+        loss.backward()
+
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+    names = [event.key for event in profile.key_averages()]
+    assert any("triton" in name for name in names)
+    strided = "elementwise_kernel<128, 4"
+    assert not [name for name in names if "direct_copy_kernel" in name and strided in name]
 
 
 def test_a_step_is_measured_against_the_model_s_layout() -> None:
