@@ -121,6 +121,45 @@ def test_pytorch_s_functions_where_they_are_faster(turns: Turns, name: str) -> N
     assert [one.chosen for one in ca.norm_choices()][:1] == ["pytorch"]
 
 
+def test_a_later_process_finds_the_choice(turns: Turns) -> None:
+    norm = converted(nn.GroupNorm(2, 6))
+    x = in_channels_last(torch.randn(2, 6, 5, 4)).requires_grad_()
+    for source, groups, count in (("tuned", 2, 1), ("store", 2, 1), ("tuned", 3, 2)):
+        ca.forget()
+        norm.num_groups = groups
+        norm(x)
+        (choice,) = ca.norm_choices()
+        assert (choice.source, choice.chosen) == (source, FORM)
+        assert turns.count == count
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_short_calls_are_timed_as_a_program_makes_them(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    operators: dict[str, list[list[str]]] = {}
+
+    def times(programs: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
+        for program, run in programs.items():
+            with torch.profiler.profile() as profile:
+                run()
+            keys = [one.key for one in profile.key_averages()]
+            operators.setdefault(program, []).append(
+                [k for k in keys if k.startswith("cudnn_autotune")]
+            )
+        return turns(programs)
+
+    monkeypatch.setattr(norm_measuring, "time_in_turns", times)
+    monkeypatch.setattr(norm_measuring, "_HOST_MAY_DECIDE_MS", 10.0)
+    make, shape = NORMS[name]
+    converted(make(affine=False))(in_channels_last(torch.randn(shape)).requires_grad_())
+    (choice,) = ca.norm_choices()
+    assert set(choice.call_times_ms) == {"pytorch", FORM}
+    ours = {"cudnn_autotune::group_norm", "cudnn_autotune::group_norm_backward"}
+    assert [set(names) for names in operators["pytorch"]] == [set(), set()]
+    assert [set(names) for names in operators[FORM]] == [ours, ours]
+
+
 def test_wrong_kernels_are_left_out(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     norm = converted(nn.InstanceNorm2d(6, affine=True))
     x = in_channels_last(torch.randn(2, 6, 5, 4)).requires_grad_()
