@@ -19,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.problem import DTYPES, same_padding
+from cudnn_autotune.sampling.strategy import SamplingMode
 from cudnn_autotune.tuning.settings import check_policy
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
@@ -54,7 +55,7 @@ class Convolution(Protocol):
         dilation: Ints = 1,
         groups: int = 1,
         *,
-        sampling: str | None = None,
+        sampling: SamplingMode | str | None = None,
         workspace_limit: int | None = None,
     ) -> Tensor: ...
 
@@ -71,7 +72,7 @@ class TransposedConvolution(Protocol):
         groups: int = 1,
         dilation: Ints = 1,
         *,
-        sampling: str | None = None,
+        sampling: SamplingMode | str | None = None,
         workspace_limit: int | None = None,
     ) -> Tensor: ...
 
@@ -89,7 +90,7 @@ def _convolution(dims: int) -> Convolution:
         dilation: Ints = 1,
         groups: int = 1,
         *,
-        sampling: str | None = None,
+        sampling: SamplingMode | str | None = None,
         workspace_limit: int | None = None,
     ) -> Tensor:
         """``torch.nn.functional.{name}``, by the cuDNN engine that a search chose for the shape.
@@ -144,7 +145,7 @@ def _transposed_convolution(dims: int) -> TransposedConvolution:
         groups: int = 1,
         dilation: Ints = 1,
         *,
-        sampling: str | None = None,
+        sampling: SamplingMode | str | None = None,
         workspace_limit: int | None = None,
     ) -> Tensor:
         """``torch.nn.functional.{name}``, by the cuDNN engine that a search chose for the shape.

@@ -25,8 +25,9 @@ from cudnn_autotune.compile.communication import is_among_ranks
 from cudnn_autotune.core.display import bar_console, printable
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.json_dataclass import encode
+from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.core.signals import ending_as_by_interrupt
-from cudnn_autotune.nn.modules import check_model
+from cudnn_autotune.nn.modules import check_inputs, check_model
 from cudnn_autotune.nn.untouched import check_initialized, generators_kept, tensors_in
 from cudnn_autotune.timers.programs import own_steps, paired
 from cudnn_autotune.tools.processes import CaseFailure, Process, ProcessFailure
@@ -44,7 +45,7 @@ def compare(
     *inputs: Any,
     train: bool | None = None,
     autocast: torch.dtype | None = None,
-    ways: Sequence[str] | None = None,
+    ways: Sequence[str] | str | None = None,
     time_limit_s: float = 300.0,
 ) -> ModelComparison:
     """Runs a model in several ways, and finds the fastest on this GPU.
@@ -69,8 +70,8 @@ def compare(
             without an optimizer; else a forward without gradients. None: whether the model is in
             training mode.
         autocast: the dtype of ``torch.autocast``; None: it is off.
-        ways: names among ``"eager"`` (with ``torch.backends.cudnn.benchmark`` off; it is on in
-            PyTorch's other ways), ``"benchmark"``, ``"channels_last"``, ``"compile"``,
+        ways: one or several of ``"eager"`` (with ``torch.backends.cudnn.benchmark`` off; it is on
+            in PyTorch's other ways), ``"benchmark"``, ``"channels_last"``, ``"compile"``,
             ``"max-autotune"``, ``"convert"``, ``"backend"`` and ``"backend-graphs"`` (in CUDA
             graphs, as max-autotune is); None: all.
         time_limit_s: the most seconds of a way's first call, and of each of its turns.
@@ -80,9 +81,10 @@ def compare(
         row with the reason. After Ctrl-C it has the measurements until then.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or its forward takes no such ``inputs``.
         ValueError: another argument is not allowed; the model has lazy parameters, is compiled
-            already, or is not on one device with its inputs.
+            already, or is not on one device with its inputs; or it raises on them, in float32 and
+            in the first of the ways.
         RuntimeError: the process is one of several ranks.
     """
     check_model(model)
@@ -93,13 +95,16 @@ def compare(
         raise RuntimeError('a script that calls compare() needs `if __name__ == "__main__":`')
     if is_among_ranks():
         raise RuntimeError("compare() cannot run in one of several ranks: each has its own clock")
-    names = list(WAYS) if ways is None else list(ways)
+    names = list(WAYS) if ways is None else [ways] if isinstance(ways, str) else list(ways)
     if not names or not all(names.count(name) == 1 and name in [*WAYS] for name in names):
-        raise ValueError(f"ways must be some of {', '.join(WAYS)}, each once, got {names}")
+        unknown = next((name for name in names if name not in [*WAYS]), None)
+        meant = did_you_mean(unknown, WAYS)
+        raise ValueError(f"ways must be some of {', '.join(WAYS)}, each once, got {names}{meant}")
     if autocast not in (None, torch.float16, torch.bfloat16):
         raise ValueError(f"autocast must be None, torch.float16 or bfloat16, got {autocast}")
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise ValueError(f"time_limit_s must be a number above 0, got {time_limit_s!r}")
+    check_inputs(model, inputs, {})
     tensors = tensors_in((list(model.parameters()), list(model.buffers()), inputs))
     devices = {str(tensor.device): tensor.device for tensor in tensors}
     if len(devices) != 1:
@@ -216,18 +221,11 @@ class _Measurement:
                     self._set_up(name)
                     self._rows[name] = replace(self._rows[name], **self._ask(name, "begin"))
                     self._samples[name] = []
-                same = self._raised.get(_REFERENCE, "") == self._raised.get(name)
-                if same and not self._samples:
-                    self._give_up(name)
-                    break
+                reason = self._raised.get(name, "")
+                if reason and reason == self._raised.get(_REFERENCE) and not self._samples:
+                    kind = type(self._given[0]).__name__
+                    raise ValueError(f"inputs must be what {kind} takes, and it raises {reason}")
             self._take_turns()
-
-    def _give_up(self, name: str) -> None:
-        """Tries no further way if the model has raised the same in float32 and in its first way."""
-        self.notes.clear()
-        for other in list(self._workers):
-            self._end(other)
-            self._rows[other] = replace(self._rows[other], note=f"not tried, since {name} fails")
 
     def _expect(self) -> None:
         with self._failing(_REFERENCE):

@@ -9,7 +9,7 @@ from typing import Any
 
 from cudnn_autotune.comparing.ways import WAYS
 from cudnn_autotune.core import versions
-from cudnn_autotune.core.display import NONE, html_table
+from cudnn_autotune.core.display import NONE, Bar, html_table
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.core.json_dataclass import encode
 
@@ -113,8 +113,12 @@ class ModelComparison:
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{escape(note)}</li>" for note in self._notes())
+        columns, *lines = self._lines()
+        longest = max((row.step_ms or 0.0 for row in self.rows), default=0.0)
+        bars = [Bar(row.step_ms / longest) if row.step_ms else None for row in self.rows]
+        rows = [(*line, bar) for line, bar in zip(lines, bars, strict=True)]
         return (
-            f"{html_table(self.subject, self._lines())}<ul>{notes}</ul>"
+            f"{html_table(self.subject, rows, (*columns, 'time of a step'))}<ul>{notes}</ul>"
             f"<p>{escape(self.verdict)}</p><pre>{escape(chr(10).join(self._code()))}</pre>"
         )
 

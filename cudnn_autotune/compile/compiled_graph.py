@@ -91,8 +91,9 @@ class Compilation:
     def fused(self) -> list[GroupReport]:
         return [group for group in self.groups if group.is_fused]
 
-    def __repr__(self) -> str:
-        parts = [self.mode]
+    def _parts(self) -> list[str]:
+        """Returns the counts of the graph's parts in words."""
+        parts = []
         if self.groups:
             parts.append(f"{len(self.fused)} of {len(self.groups)} convolutions fused")
         if self.concatenations:
@@ -101,7 +102,15 @@ class Compilation:
         if self.norms:
             served = sum(norm.is_served for norm in self.norms)
             parts.append(f"{served} of {len(self.norms)} batch norms served")
-        parts.append(f"runs {self.chosen}")
+        return parts
+
+    def _row(self) -> tuple[str, ...]:
+        """Returns the cells of the graph's row in a table."""
+        times = ", ".join(f"{name}: {ms:.4g}" for name, ms in self.times_ms.items())
+        return (self.mode, ", ".join(self._parts()), self.chosen, times, self.note)
+
+    def __repr__(self) -> str:
+        parts = [self.mode, *self._parts(), f"runs {self.chosen}"]
         parts += [f"{name}: {ms:.4g} ms" for name, ms in self.times_ms.items()]
         parts += ["times from the store"] * (self.source == "store")
         return f"Compilation({'; '.join([*parts, *filter(None, [self.note])])})"

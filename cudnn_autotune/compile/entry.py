@@ -18,17 +18,20 @@ from torch.fx import GraphModule
 from cudnn_autotune.compile.compiled_graph import PLAIN, Compilation, CompiledGraph, is_capturing
 from cudnn_autotune.compile.programs import Options, compile_plain
 from cudnn_autotune.compile.training_graph import TrainingGraph
+from cudnn_autotune.core.display import Listed
 from cudnn_autotune.nn.counterparts import COUNTERPARTS
 from cudnn_autotune.timers.programs import Run
 
 _MOST_RECORDS = 256
+_COLUMNS = ("graph", "parts", "runs", "times, ms", "note")
 
 _records: deque[Compilation] = deque(maxlen=_MOST_RECORDS)
 
 
 def compilations() -> list[Compilation]:
-    """Returns this process's records of compiled graphs, the last 256, oldest first."""
-    return list(_records)
+    """Returns this process's records of compiled graphs, the last 256, oldest first. A notebook
+    shows the list as a table."""
+    return Listed(_records, "compilation", _COLUMNS, Compilation._row)
 
 
 def backend(

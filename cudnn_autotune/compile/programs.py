@@ -35,6 +35,7 @@ from cudnn_autotune.compile.judges import (
 )
 from cudnn_autotune.compile.layouts import favours_channels_last, in_layout
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
+from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.engines.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.timers.programs import Run
@@ -78,6 +79,7 @@ class Options:
                 raise ValueError(
                     f"options must be {', '.join(sorted(own))} or Inductor's "
                     f"(torch._inductor.list_options()), got {key!r}"
+                    f"{did_you_mean(key, sorted(own | known))}"
                 )
             (ours if name in own else theirs)[name] = value
         read = cls(**ours, inductor=theirs)
@@ -97,7 +99,8 @@ class Options:
         for name, allowed in values.items():
             if (value := getattr(self, name)) not in allowed:
                 text = ", ".join(map(repr, allowed))
-                raise ValueError(f"options[{name!r}] must be one of {text}, got {value!r}")
+                meant = did_you_mean(value, allowed)
+                raise ValueError(f"options[{name!r}] must be one of {text}, got {value!r}{meant}")
         if self.memory_format == "auto" and not self.compare:
             raise ValueError(
                 "options['memory_format'] must be None where options['compare'] is False: 'auto' "

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+Item = TypeVar("Item")
 
 NONE = "–"
 """The text of an unknown number."""
@@ -42,18 +44,54 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
-def html_table(title: str, rows: Iterable[Sequence[object]]) -> str:
-    """Returns a title and rows of cells as HTML. Texts are escaped, and their unprintable
-    characters replaced by a sign. None is an empty cell."""
+class Bar(float):
+    """A cell of :func:`html_table` that is drawn as a bar: its length, from 0 to 1."""
+
+
+def html_table(title: str, rows: Iterable[Sequence[object]], columns: Sequence[object] = ()) -> str:
+    """Returns a title, the columns' names and rows of cells as HTML. Texts are escaped, and their
+    unprintable characters replaced by a sign. None is an empty cell."""
 
     def text(cell: object) -> str:
+        if isinstance(cell, Bar):
+            style = f"width:{10 * cell:.2f}em;height:.8em;background:#0072b2"
+            return f'<div style="{style}"></div>'
         return "" if cell is None else escape(printable(str(cell)))
 
-    body = "".join(
-        "<tr>" + "".join(f'<td style="text-align:left">{text(cell)}</td>' for cell in row) + "</tr>"
-        for row in rows
-    )
-    return f"<p><b>{escape(printable(title))}</b></p><table><tbody>{body}</tbody></table>"
+    def line(cells: Sequence[object], kind: str) -> str:
+        made = (f'<{kind} style="text-align:left">{text(cell)}</{kind}>' for cell in cells)
+        return f"<tr>{''.join(made)}</tr>"
+
+    head = f"<thead>{line(columns, 'th')}</thead>" if columns else ""
+    body = "".join(line(row, "td") for row in rows)
+    return f"<p><b>{escape(printable(title))}</b></p><table>{head}<tbody>{body}</tbody></table>"
+
+
+class Listed(list[Item]):
+    """A list that a notebook shows as a table with a row for each entry.
+
+    Args:
+        items: the entries.
+        noun: what an entry is, for the title.
+        columns: the columns' names.
+        row: the cells of an entry.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Item],
+        noun: str,
+        columns: Sequence[str],
+        row: Callable[[Item], Sequence[object]],
+    ) -> None:
+        super().__init__(items)
+        self._noun, self._columns, self._row = noun, columns, row
+
+    def __reduce__(self) -> tuple[type[list[Item]], tuple[list[Item]]]:
+        return list, (list(self),)  # copied or pickled it is a plain list
+
+    def _repr_html_(self) -> str:
+        return html_table(count(len(self), self._noun), map(self._row, self), self._columns)
 
 
 def bar_console() -> Console | None:

@@ -170,7 +170,8 @@ class Node:
         return f"{self.place}.{cut(name)}" if self.place else cut(name)
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+def did_you_mean(name: object, allowed: Iterable[str | None]) -> str:
     """Returns the end of an error's text, with the nearest allowed name; empty if none is near."""
-    near = difflib.get_close_matches(name, list(allowed), 1)
+    names = [one for one in allowed if one is not None]
+    near = difflib.get_close_matches(name, names, 1) if isinstance(name, str) else ()
     return f"; did you mean {near[0]!r}?" if near else ""

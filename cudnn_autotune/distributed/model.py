@@ -29,8 +29,10 @@ from cudnn_autotune.models.tune import (
     find_in,
     mode_for,
     passes,
+    try_inputs,
     tune_problems,
 )
+from cudnn_autotune.nn.modules import check_inputs
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning import remembering, settings, tune_problem
@@ -107,7 +109,9 @@ def tune(
     with nullcontext() if members is None else turn_of(members, timeout_s):
         if members is None:
             mode = mode_for(budget_s)
+            check_inputs(model, inputs, kwargs)
             if not can_tune():
+                try_inputs(model, inputs, kwargs)
                 return Tuned([], {}, name)
             found = find_in(memory_format, train, model, inputs, kwargs)
             if found.device is None:

@@ -14,13 +14,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from cudnn_autotune.core.display import html_table
+from cudnn_autotune.core.display import count, html_table
 from cudnn_autotune.models import classes
 from cudnn_autotune.models import memory_format as layouts
 from cudnn_autotune.models.memory_format import MemoryFormatChoice
 from cudnn_autotune.nn.modules import WithPolicy, check_model
 from cudnn_autotune.norms.choices import choices_of
 from cudnn_autotune.norms.memory import NormChoice
+from cudnn_autotune.sampling.strategy import SamplingMode
 from cudnn_autotune.tuning.settings import check_policy
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -47,15 +48,23 @@ class Conversion:
 
     @property
     def _summary(self) -> str:
-        return f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"
+        parts = [f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"]
+        if self.norms:
+            measured = sum(map(bool, self.norms.values()))
+            parts.append(f"{count(len(self.norms), 'batch norm')}, {measured} measured")
+        return "; ".join(parts)
 
     def _norms(self) -> list[tuple[str, str]]:
-        """Returns the choices for batch norms, each with the norm's name."""
-        return [
+        """Returns the choices for batch norms by the norm's name, and the number without one."""
+        lines = [
             (name or "the model", str(choice))
             for name, choices in self.norms.items()
             for choice in choices
         ]
+        if waiting := sum(not choices for choices in self.norms.values()):
+            when = "measured when they first run in training on a GPU"
+            lines.append((count(waiting, "batch norm"), when))
+        return lines
 
     def __repr__(self) -> str:
         chosen = "" if self.memory_format is None else f"; {self.memory_format}"
@@ -78,7 +87,7 @@ class Conversion:
 
 def convert(
     model: Model,
-    sampling: str | None = None,
+    sampling: SamplingMode | str | None = None,
     workspace_limit: int | None = None,
     *,
     memory_format: torch.memory_format | Literal["auto"] | None = None,

@@ -17,6 +17,7 @@ from types import TracebackType
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.models.process_summary import say_summary, served_anything
+from cudnn_autotune.sampling.strategy import SamplingMode
 from cudnn_autotune.tuning.settings import ENABLE_VARIABLE, check_policy, value_of
 from cudnn_autotune_autoload import run_sampling
 
@@ -44,7 +45,9 @@ class Enabled:
             _C.exchange_process_wide(self._former)
 
 
-def enable(sampling: str | None = None, workspace_limit: int | None = None) -> Enabled:
+def enable(
+    sampling: SamplingMode | str | None = None, workspace_limit: int | None = None
+) -> Enabled:
     """Tunes all convolutions of the process that PyTorch computes on a CUDA device.
 
     From here on ``torch.nn.functional.conv*``, ``torch.nn.Conv*``, ``torch.conv*`` and their

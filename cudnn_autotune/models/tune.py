@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from cudnn_autotune import sampling
+from cudnn_autotune.compile.communication import is_among_ranks
 from cudnn_autotune.core.display import bar_console, html_table
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
@@ -22,7 +23,8 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.models import memory_format as layouts
 from cudnn_autotune.models.problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.models.tuning import Progress, progress_bar, tune_together
-from cudnn_autotune.nn.modules import check_model
+from cudnn_autotune.nn.modules import check_inputs, check_model
+from cudnn_autotune.nn.untouched import run_once
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import events, gain, settings, tune_problem
 from cudnn_autotune.tuning.choice_log import choices
@@ -58,7 +60,7 @@ class Tuned(list[Decision]):
         return self._line
 
     def _repr_html_(self) -> str:
-        rows: list[tuple[object, ...]] = [("problem", "calls", "chosen", "PyTorch / chosen")]
+        rows: list[tuple[object, ...]] = []
         for one in self:
             against, chosen = gain.against_pytorch(one), one.chosen
             rows.append(
@@ -69,7 +71,7 @@ class Tuned(list[Decision]):
                     None if against is None else f"{against.ratio:.2f}",
                 )
             )
-        return html_table(self._line, rows)
+        return html_table(self._line, rows, ("problem", "calls", "chosen", "PyTorch / chosen"))
 
 
 def tune(
@@ -115,19 +117,23 @@ def tune(
         or with a CPU-only torch, the list is empty, and the log says so once.
 
     Raises:
-        TypeError: ``model`` is no module, ``budget_s`` no number, or ``train`` no bool.
+        TypeError: ``model`` is no module, or its forward takes no such ``inputs``; ``budget_s`` is
+            no number, or ``train`` no bool.
         ValueError: ``budget_s`` is negative or not finite, or is given for another mode than
             ``auto``; ``memory_format`` is another value, or ``"auto"`` for a wrapped model; the
             mode in force decides in later calls (``online``); the model has no convolution that
             this package serves, is on several devices, or has lazy parameters.
         KeyboardInterrupt: problems raced until then are decided and stored, as with a spent budget,
             and the line is on them.
-        Exception: the model's.
+        Exception: the model's. Without a CUDA device its forward runs once without gradients, and
+            raises a ValueError that names ``inputs``.
     """
     check_arguments(model, train, memory_format)
     mode = mode_for(budget_s)
     name = passes(type(model).__name__, train)
+    check_inputs(model, inputs, kwargs)
     if not can_tune():
+        try_inputs(model, inputs, kwargs)
         return Tuned([], {}, name)
     found = find_in(memory_format, train, model, inputs, kwargs)
     if found.device is None:
@@ -218,6 +224,19 @@ def can_tune() -> bool:
         return True
     _say_that_nothing_is_tuned()
     return False
+
+
+def try_inputs(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Runs the model's forward where nothing is tuned, so that a program's error is found there."""
+    if is_among_ranks():  # the others may not run theirs
+        return
+    try:
+        with torch.no_grad():
+            run_once(model, inputs, kwargs)
+    except Exception as error:  # the user's own code runs here
+        reason = f"{type(error).__name__}: {error}"
+        text = f"inputs must be what {type(model).__name__} takes, and it raises {reason}"
+        raise ValueError(text) from error
 
 
 @cache

@@ -7,7 +7,7 @@ the same parameters and state dict. On a device that is not CUDA it computes the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 import cudnn_autotune.functional as functional  # without __getattr__, which enters IMPORTING
 from cudnn_autotune.functional import fast_functions, general
+from cudnn_autotune.sampling.strategy import SamplingMode
 from cudnn_autotune.tuning.settings import check_policy
 
 
@@ -24,6 +25,19 @@ def check_model(model: object) -> None:
     """Raises TypeError unless ``model`` is a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def check_inputs(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises TypeError unless the model's forward takes these arguments."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward of C++ has none
+        return
+    try:
+        signature.bind(*inputs, **kwargs)
+    except TypeError as error:
+        takes = f"{type(model).__name__}.forward{signature}"
+        raise TypeError(f"inputs must be the arguments of {takes}: {error}") from None
 
 
 class _Signature:
@@ -63,13 +77,13 @@ class WithPolicy(Unscriptable):
     __signature__ = _Signature()
 
     # The class has defaults too, for modules converted without __init__ (pickle, __class__).
-    sampling: str | None = None
+    sampling: SamplingMode | str | None = None
     workspace_limit: int | None = None
 
     def __init__(
         self,
         *args: Any,
-        sampling: str | None = None,
+        sampling: SamplingMode | str | None = None,
         workspace_limit: int | None = None,
         **kwargs: Any,
     ) -> None:

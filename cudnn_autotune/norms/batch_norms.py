@@ -68,7 +68,7 @@ class ServedNorm(Unscriptable, _BatchNorm):
         return super().forward(input)
 
     def _get_name(self) -> str:
-        return f"cudnn_autotune.{super()._get_name()}"
+        return f"{__name__}.{super()._get_name()}"
 
 
 class BatchNorm1d(ServedNorm, nn.BatchNorm1d):
@@ -121,9 +121,6 @@ class ServedNormAct(Unscriptable, _BatchNorm):
                 if found is not None:
                     return found
         return super().forward(*args, **kwargs)
-
-    def _get_name(self) -> str:
-        return f"cudnn_autotune.{super()._get_name()}"
 
 
 class Sequential(Unscriptable, nn.Sequential):

@@ -6,12 +6,13 @@ import os
 from collections.abc import Mapping
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.core.json_node import did_you_mean, shown
 from cudnn_autotune.core.late import imported
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.strategy import (
     Candidates,
     Limits,
+    SamplingMode,
     Strategy,
     Traits,
     check_mode_name,
@@ -28,6 +29,7 @@ __all__ = [
     "Limits",
     "Measurement",
     "Sample",
+    "SamplingMode",
     "Selection",
     "Strategy",
     "Timer",
@@ -91,14 +93,16 @@ def check(name: object, argument: str | None = None) -> str:
             name comes from it, else for ``sampling``.
 
     Raises:
-        ValueError: no mode of that name is registered; the text lists the registered ones.
+        ValueError: no mode of that name is registered; the text lists the registered ones, and
+            names the nearest.
     """
     if isinstance(name, str) and name in _places:
         return name
     if argument is None:
         argument = VARIABLE if os.environ.get(VARIABLE, "").strip() == name else "sampling"
     allowed = ", ".join(map(repr, _places))
-    raise ValueError(f"{argument} must be one of {allowed}, got {shown(name)}")
+    meant = did_you_mean(name, _places)
+    raise ValueError(f"{argument} must be one of {allowed}, got {shown(name)}{meant}")
 
 
 def get(name: object) -> Strategy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.configs import Candidate
@@ -70,6 +70,19 @@ class Candidates(Protocol):
     @property
     def aten_uses_cudnn(self) -> bool:
         """Whether PyTorch's own path for the problem is cuDNN (its heuristics' first plan)."""
+
+
+SamplingMode = Literal[
+    "heuristic",
+    "sample_once",
+    "median_of_three",
+    "till_stable",
+    "race",
+    "sustained",
+    "auto",
+    "online",
+]
+"""The names of this package's modes. Arguments also take the name of a registered one."""
 
 
 class Strategy(Protocol):

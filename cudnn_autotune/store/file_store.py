@@ -18,6 +18,7 @@ from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.sampling.strategy import SamplingMode
 from cudnn_autotune.store import codec
 from cudnn_autotune.store.decision import NONDETERMINISTIC, Decision, Provenance, key_of
 from cudnn_autotune.store.environment import Environment, file_in
@@ -85,7 +86,7 @@ class Store:
         self,
         problem: ConvProblem,
         *,
-        sampling: str = "auto",
+        sampling: SamplingMode | str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
     ) -> Decision | None:
@@ -137,7 +138,7 @@ class Store:
         problem: ConvProblem,
         selection: Selection,
         *,
-        sampling: str = "auto",
+        sampling: SamplingMode | str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
         relative_error: float | None = None,

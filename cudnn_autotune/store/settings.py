@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from cudnn_autotune.core.fork_safe_lock import IMPORTING, LOCK
+from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.store.environment import SUFFIX, Environment, located
 from cudnn_autotune.store.notices import WarningsPutOff, warn_once
 
@@ -99,7 +100,8 @@ def check_store_mode(mode: object, argument: str = "mode") -> StoreMode:
     """Returns ``mode``; raises ValueError naming ``argument`` if it is not in ``STORE_MODES``."""
     if not isinstance(mode, str) or mode not in STORE_MODES:
         allowed = ", ".join(map(repr, STORE_MODES))
-        raise ValueError(f"{argument} must be one of {allowed}, got {mode!r}")
+        meant = did_you_mean(mode, STORE_MODES)
+        raise ValueError(f"{argument} must be one of {allowed}, got {mode!r}{meant}")
     return mode
 
 

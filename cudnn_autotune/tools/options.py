@@ -133,7 +133,6 @@ def group(*options: Callable[..., Any]) -> Callable[..., Any]:
 input_option = click.option(
     "--input",
     multiple=True,
-    required=True,
     type=SIZES,
     metavar="N,C,H,W",
     help="The input's shape; several times for a model that takes several.",

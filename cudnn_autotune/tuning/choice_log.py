@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import fields
 from typing import Protocol
 
+from cudnn_autotune.core.display import NONE, Listed, milliseconds
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.problem import ConvProblem
@@ -15,6 +16,7 @@ from cudnn_autotune.tuning.choice import Choice
 
 Layer = tuple[object, ...]
 
+_COLUMNS = ("problem", "chosen", "time, ms", "speedup", "how")
 _lock = ForkSafeLock()
 _records: dict[tuple[ConvProblem, Policy, int], Choice] = {}
 # A problem may be forgotten while its choice is being made: then that must not be recorded. C++
@@ -95,9 +97,17 @@ def find(problem: ConvProblem, policy: Policy, device: int) -> Choice | None:
 
 
 def choices() -> list[Choice]:
-    """Returns every choice of this process, in the order in which they were made."""
+    """Returns every choice of this process, in the order in which they were made. A notebook shows
+    the list as a table."""
     with _lock:
-        return list(_records.values())
+        return Listed(_records.values(), "choice", _COLUMNS, _row)
+
+
+def _row(choice: Choice) -> tuple[object, ...]:
+    """Returns the cells of a choice's row in a table."""
+    ratio = NONE if choice.speedup is None else f"{choice.speedup:.2f}"
+    how = f"{choice.origin}, {choice.sampling}"
+    return (choice.problem.text, choice.text, milliseconds(choice.time_ms), ratio, how)
 
 
 def are_settled(problems: Collection[ConvProblem] | None = None) -> bool:

@@ -42,7 +42,7 @@ from cudnn_autotune.core.json_node import did_you_mean
 from cudnn_autotune.engines.configs import check_workspace_limit
 from cudnn_autotune.engines.implementations import ISOLATED
 from cudnn_autotune.sampling.policy import Policy
-from cudnn_autotune.sampling.strategy import check_mode_name
+from cudnn_autotune.sampling.strategy import SamplingMode, check_mode_name
 from cudnn_autotune.store.environment import FOLDER_VARIABLE
 from cudnn_autotune.store.notices import warn_once
 from cudnn_autotune.store.settings import MODE_VARIABLE, check_store_mode
@@ -94,7 +94,8 @@ def _check_budget_ms(budget_ms: float | None, argument: str = "budget_ms") -> fl
 def _check_new_shapes(policy: object, argument: str = "new_shapes") -> NewShapes:
     if not isinstance(policy, str) or policy not in NEW_SHAPES:
         allowed = ", ".join(map(repr, NEW_SHAPES))
-        raise ValueError(f"{argument} must be one of {allowed}, got {policy!r}")
+        meant = did_you_mean(policy, NEW_SHAPES)
+        raise ValueError(f"{argument} must be one of {allowed}, got {policy!r}{meant}")
     return policy
 
 
@@ -135,7 +136,7 @@ def is_prefetching() -> bool:
 
 
 # Each setting is set on its own, so that no thread undoes another's setting.
-def set_sampling(mode: str) -> None:
+def set_sampling(mode: SamplingMode | str) -> None:
     """Sets the sampling mode of calls that name none. Raises ValueError for an unknown mode."""
     _C.set_sampling(check_sampling(mode))
 
@@ -195,7 +196,7 @@ def set_new_shapes(new_shapes: NewShapes) -> None:
 
 @contextmanager
 def flags(
-    sampling: str | None = None,
+    sampling: SamplingMode | str | None = None,
     *,
     workspace_limit: int | EllipsisType | None = ...,
     benchmark_limit: int | None = None,
@@ -363,6 +364,6 @@ def _warn_of_mode(mode: str) -> None:
     try:
         check_sampling(mode, sampling.VARIABLE)
     except ValueError as error:
-        near = did_you_mean(mode, sampling.names())
+        text = str(error)
         end = f"Unless the program registers it, {DEFAULT_SAMPLING!r} is in force"
-        warn_once((sampling.VARIABLE, mode), f"{error}{near or '.'} {end}")
+        warn_once((sampling.VARIABLE, mode), f"{text}{'' if text[-1] == '?' else '.'} {end}")

@@ -55,7 +55,7 @@ def check(gpu: str | None, given: str | None, **layer: Any) -> None:
     Exit status 1 where one does not build, fails or is wrong. Without a GPU, or for that of --gpu,
     candidates are only built, and nothing is run.
     """
-    if layer["weight"] is None or len(layer["input"]) > 1:
+    if layer["weight"] is None or len(layer["input"]) != 1:
         raise refuse("--weight", "is needed, with one --input: a layer is checked")
     problems = tune_problems.of_layer(layer)
     require_cuda_build()

@@ -96,13 +96,15 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
     """Tune a layer, or every convolution of a model, into the store.
 
     A layer is given by --input and --weight. A MODEL is torchvision:NAME, timm:NAME, or
-    MODULE:CALLABLE: my_net:make is what make() in my_net.py, in this folder, returns. What the
-    store knows is not tuned again. Tuning needs a GPU; CUDA_VISIBLE_DEVICES chooses among several.
-    The last line says what is gained over PyTorch. After Ctrl-C, what was decided is shown and
-    kept.
+    MODULE:CALLABLE: my_net:make is what make() in my_net.py, in this folder, returns: a model, or
+    (model, inputs). What the store knows is not tuned again. Tuning needs a GPU;
+    CUDA_VISIBLE_DEVICES chooses among several. The last line says what is gained over PyTorch.
+    After Ctrl-C, what was decided is shown and kept.
     """
     mode = _mode(given["mode"])
     if model is None:
+        if not given["input"]:
+            raise refuse("--input", "is needed for a layer")
         if given["weight"] is None:
             raise refuse("--weight", "is needed for a layer; a model is named as MODEL")
         if len(given["input"]) > 1:
@@ -127,11 +129,13 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
     if given["budget_s"] is not None and not is_whole:
         raise refuse("--budget-s", "only with a MODEL, in mode auto, and not with --budget-ms")
     is_auto = given["memory_format"] is not None
-    loaded = None if model is None else tune_problems.load(model)
+    loaded, inputs = (None, None) if model is None else tune_problems.load(model, given["input"])
     with _bench(ctx, store_path) as bench:
         if model is not None and loaded is not None:
             last = bool(given["channels_last"])
-            subject = tune_problems.Model(model, loaded, given, bench.device, channels_last=last)
+            subject = tune_problems.Model(
+                model, loaded, given, bench.device, inputs, channels_last=last
+            )
             layouts = [torch.channels_last if last else None]
             if is_auto:
                 layouts = [torch.contiguous_format, torch.channels_last]

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from cudnn_autotune.cli.wording import say
 from cudnn_autotune.core.display import count
@@ -68,6 +69,7 @@ class Model:
         model: nn.Module,
         given: dict[str, Any],
         device: torch.device,
+        inputs: Sequence[Any] | None = None,
         *,
         channels_last: bool,
     ) -> None:
@@ -80,7 +82,9 @@ class Model:
             say(f"{text}: {others}", err=bool(given.get("as_json")))
         dtype = DTYPES_BY_NAME[given["dtype"]]
         self._model = model.to(device, dtype).train(given["train"])
-        self._inputs = random_inputs(given["input"], dtype, device, channels_last)
+        if inputs is None:
+            inputs = random_inputs(given["input"], dtype, device, channels_last)
+        self._inputs = placed(inputs, device, dtype)
 
     def problems(
         self, calls_of: CallsOf, layout: torch.memory_format | None
@@ -103,10 +107,10 @@ class Model:
             with torch.set_grad_enabled(self._given["train"]):
                 yield
         except Exception as error:  # the user's own code runs here
-            shapes = (",".join(map(str, shape)) for shape in self._given["input"])
+            shapes = [",".join(map(str, shape)) for shape in self._given["input"]]
+            with_inputs = f" with --input {' --input '.join(shapes)}" if shapes else ""
             raise click.ClickException(
-                f"{self._text} with --input {' --input '.join(shapes)}: "
-                f"{type(error).__name__}: {error}"
+                f"{self._text}{with_inputs}: {type(error).__name__}: {error}"
             ) from error
 
 
@@ -122,18 +126,39 @@ def random_inputs(
     ]
 
 
+def placed(
+    inputs: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
+) -> list[Any]:
+    """Returns inputs with their tensors on the device, those of floating-point numbers in the
+    dtype."""
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(device, dtype if value.is_floating_point() else None)
+
+    return [tree_map(moved, value) for value in inputs]
+
+
 def _memory_format(dims: int, channels_last: bool) -> torch.memory_format:
     last = CHANNELS_LAST.get(dims - 2)
     return last if channels_last and last is not None else torch.contiguous_format
 
 
-def load(text: str) -> nn.Module:
+def load(text: str, shapes: Sequence[Sequence[int]]) -> tuple[nn.Module, tuple[Any, ...] | None]:
     """Creates the model that ``torchvision:NAME``, ``timm:NAME`` or ``MODULE:CALLABLE`` names.
 
     It has no trained weights. A module of the user's is found from the current folder.
 
+    Args:
+        shapes: of ``--input``.
+
+    Returns:
+        The model, and its inputs if the user's callable returns some.
+
     Raises:
-        click.BadParameter: the text names no model; the message says what is missing.
+        click.BadParameter: the text names no model; the message says what is missing. There are
+            no inputs, or both the callable's and shapes.
         click.ClickException: the user's code fails.
     """
     source, _, name = text.partition(":")
@@ -141,7 +166,9 @@ def load(text: str) -> nn.Module:
         allowed = "must be torchvision:NAME, timm:NAME or MODULE:CALLABLE"
         raise refuse(_MODEL, f"{allowed}, got {text!r}{_with_source(text)}")
     if source not in ("torchvision", "timm"):
-        return _of_user(source, name)
+        return _with_inputs(text, _of_user(source, name), shapes)
+    if not shapes:
+        raise refuse("--input", f"is needed for {text}: the shape of its input, with the batch")
     package = _imported("torchvision.models" if source == "torchvision" else source)
     make = package.get_model if source == "torchvision" else package.create_model
     weights: dict[str, Any] = (
@@ -154,7 +181,21 @@ def load(text: str) -> nn.Module:
         why = f": {error}" if name in known else did_you_mean(name, known)
         raise refuse(_MODEL, f"{source} has no {name!r}{why}") from error
     assert isinstance(model, nn.Module)
-    return model
+    return model, None
+
+
+def _with_inputs(
+    text: str, made: nn.Module | tuple[nn.Module, Any], shapes: Sequence[Sequence[int]]
+) -> tuple[nn.Module, tuple[Any, ...] | None]:
+    """Returns a user's model and inputs; None stands for those of ``--input``."""
+    if isinstance(made, nn.Module):
+        if not shapes:
+            raise refuse("--input", f"is needed: {text} is a model without inputs")
+        return made, None
+    model, inputs = made
+    if shapes:
+        raise refuse("--input", f"not with {text}, which returns the inputs")
+    return model, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
 def _with_source(name: str) -> str:
@@ -166,7 +207,7 @@ def _with_source(name: str) -> str:
     return f"; did you mean 'torchvision:{name}'?" if name in known else ""
 
 
-def _of_user(module: str, name: str) -> nn.Module:
+def _of_user(module: str, name: str) -> nn.Module | tuple[nn.Module, Any]:
     folder = os.getcwd()
     if folder not in sys.path:  # `python -m` adds it likewise
         sys.path.insert(0, folder)
@@ -186,9 +227,12 @@ def _of_user(module: str, name: str) -> nn.Module:
     except Exception as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"
         raise click.ClickException(f"{module}:{name}() fails: {reason}") from error
-    if not isinstance(made, nn.Module):
+    is_pair = isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)
+    if not is_pair and not isinstance(made, nn.Module):
         raise refuse(
-            _MODEL, f"{module}:{name}() must return a torch.nn.Module, got {type(made).__name__}"
+            _MODEL,
+            f"{module}:{name}() must return a torch.nn.Module or (model, inputs), "
+            f"got {type(made).__name__}",
         )
     return made
 
@@ -198,6 +242,9 @@ def _imported(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         hint = f"; did you mean {module[:-3]!r}?" if module.endswith(".py") else ""
+        package = module.partition(".")[0]
+        if package in ("torchvision", "timm") and error.name == package:
+            hint = f"; install it: pip install {package}"
         raise refuse(_MODEL, f"cannot import {module}: {error}{hint}") from error
     except Exception as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,8 +107,8 @@ def test_an_output_that_overflows_is_told() -> None:
 @pytest.mark.slow
 def test_a_process_has_the_callers_tf32(cudnn_flags: Any) -> None:
     cudnn_flags(allow_tf32=False)
-    (row,) = ca.compare(compared_models.SaysTF32().eval(), X, ways=["eager"]).rows
-    assert row.note == "ValueError: allow_tf32 is False"
+    with pytest.raises(ValueError, match="it raises ValueError: allow_tf32 is False"):
+        ca.compare(compared_models.SaysTF32().eval(), X, ways=["eager"])
 
 
 PRECISE = """
@@ -179,6 +181,7 @@ def test_a_model_of_a_script(tmp_path: Path) -> None:
         ({"time_limit_s": 0}, "time_limit_s must be a number above 0, got 0"),
         ({"time_limit_s": None}, "time_limit_s must be a number above 0, got None"),
         ({"ways": [["eager"]]}, "ways must be some of"),
+        ({"ways": "bakend"}, r"got \['bakend'\]; did you mean 'backend'\?"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
@@ -195,6 +198,21 @@ def test_bad_models_are_named() -> None:
         ca.compare(torch.compile(compared_models.Net()), X)
     with pytest.raises(ValueError, match=r"on one device, got \['cpu', 'meta'\]"):
         ca.compare(compared_models.Net(), X.to("meta"))
+
+
+def test_bad_inputs_are_named() -> None:
+    net = compared_models.Net()
+    with pytest.raises(TypeError, match=r"inputs must be .* Net\.forward\(x: .*missing a required"):
+        ca.compare(net)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        ca.compare(net, X, X)
+    with pytest.raises(ValueError, match="inputs must be what Here takes, and it raises TypeError"):
+        ca.compare(compared_models.Here(), "x", ways="eager")
+
+
+def test_one_way_may_be_named_alone() -> None:
+    (row,) = ca.compare(compared_models.Here().eval(), X, ways="eager").rows
+    assert row.step_ms is not None
 
 
 def made_up(**changes: Any) -> ModelComparison:
@@ -247,7 +265,69 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     tree = json.loads((tmp_path / "a" / "b.json").read_text())
     assert [row["way"] for row in tree["rows"]] == ["eager", "channels_last"]
     assert 1e-4 < tree["rows"][0]["output_error"] < 1e-1  # bfloat16's
-    assert ">channels_last</td>" in (tmp_path / "b.html").read_text()
+    page = (tmp_path / "b.html").read_text()
+    assert ">channels_last</td>" in page
+    assert ">way</th>" in page
+    assert page.count('<div style="width:') == 2
+    here = ca.environment()
+    for name in ("torch", "cuDNN", "GPU", "date", "command"):
+        assert f">{name}</td>" in page
+    assert here["torch"] in page
+    again = run(*NET, "--html", tmp_path / "b.html")
+    assert again.exit_code == 2
+    assert "'--html'" in again.stderr
+    assert "is there already; --force replaces it" in again.stderr
+    assert (tmp_path / "b.html").read_text() == page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("said", "is_replaced"), [("n", False), ("y", True)])
+def test_a_terminal_is_asked_before_a_file_is_replaced(
+    tmp_path: Path, said: str, is_replaced: bool
+) -> None:
+    page = tmp_path / "a.html"
+    page.write_text("mine")
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, f"{said}\n".encode())
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "cudnn_autotune_cli", *NET, "--ways", "eager", "--html", page],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([PACKAGE_PARENT, str(checkout.TESTS)]),
+            },
+            cwd=checkout.TESTS,
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert "is there already. Replace it?" in done.stdout
+    assert (done.returncode == 0) is is_replaced, done.stderr
+    assert (page.read_text() == "mine") is not is_replaced
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "said"),
+    [
+        ("pair", (), "fastest: eager"),
+        ("pair", ("--input", "2,3,8,8"), "returns the inputs"),
+        ("Here", (), "is a model without inputs"),
+        (
+            "Here",
+            ("--input", "2,3,8"),
+            "inputs must be what Here takes, and it raises RuntimeError",
+        ),
+    ],
+)
+def test_a_callable_may_return_inputs(made: str, given: Sequence[str], said: str) -> None:
+    name = f"support.models.compared_models:{made}"
+    done = run("compare", name, *given, "--device", "cpu", "--ways", "eager")
+    assert said in done.stdout + done.stderr
+    assert (done.exit_code == 0) is (given == () and made == "pair")
 
 
 def test_the_command_of_a_model_that_fails() -> None:
@@ -255,10 +335,8 @@ def test_the_command_of_a_model_that_fails() -> None:
     ways = "channels_last,compile,max-autotune"
     done = run("compare", "support.models.compared_models:Fails", *NET[2:], "--ways", ways)
     assert done.exit_code == 1
-    assert done.stdout.count("ValueError") == 1
-    assert "channels_last: ValueError: no such size: (2, 3, 8, 8)" in done.stdout
-    assert "max-autotune: not tried, since channels_last fails" in done.stdout
-    assert "no way could be measured" in done.stdout
+    assert "inputs must be what Fails takes" in done.stderr
+    assert "it raises ValueError: no such size: (2, 3, 8, 8)" in done.stderr
 
 
 INTERRUPTED = """
@@ -398,14 +476,14 @@ def test_why_errors_are_not_known(model: type[nn.Module], reason: str) -> None:
 
 def test_what_a_model_raises_controls_no_terminal(tmp_path: Path) -> None:
     files = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html")
-    done = run(
-        "compare", "support.models.compared_models:Colours", *NET[2:], "--ways", "eager", *files
-    )
+    name = "support.models.compared_models:Colours"
+    done = run("compare", name, *NET[2:], "--ways", "eager,channels_last", *files)
     html = (tmp_path / "a.html").read_text(encoding="utf-8")
     notes = "".join(row["note"] for row in json.loads((tmp_path / "a.json").read_text())["rows"])
-    for text in (done.stdout, done.stderr, html, notes):
+    refused = run("compare", name, *NET[2:], "--ways", "channels_last", "--channels-last").stderr
+    for text in (done.stdout, done.stderr, html, notes, refused):
         assert "".join(text.split()).isprintable()
-    for text in (done.stdout, html, notes):
+    for text in (done.stdout, html, notes, refused):
         assert "ValueError: \ufffd[31mred\ufffd]0;title" in text
 
 

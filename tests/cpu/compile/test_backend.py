@@ -993,6 +993,16 @@ class TestCallers:
             torch.testing.assert_close(compiled(model)(input), model(input))
         assert len(last().fused) == 1
 
+    def test_a_notebook_shows_the_records_as_a_table(self, block: Any, input: Tensor) -> None:
+        with torch.no_grad():
+            compiled(block)(input)
+        found = ca.compilations()
+        page = found._repr_html_()  # type: ignore[attr-defined]
+        assert page.count("<tr>") == 1 + len(found)
+        assert ">runs</th>" in page
+        parts = f"{len(last().fused)} of {len(last().groups)} convolutions fused"
+        assert f">{parts}</td>" in page.rpartition("<tr>")[2]
+
     def test_autocast(self, block: nn.Module, input: Tensor) -> None:
         model = compiled(block)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -10,6 +10,7 @@ import functools
 import importlib
 import math
 import pickle
+import pydoc
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,7 +61,12 @@ def test_classes_are_swapped_and_given_back() -> None:
     converted(model)
     assert type(model.norm) is batch_norms.BatchNorm2d
     assert isinstance(model.norm, nn.BatchNorm2d)
-    assert repr(model.norm).startswith("cudnn_autotune.BatchNorm2d(8, eps=1e-05")
+    named, _, arguments = repr(model.norm).partition("(")
+    assert pydoc.locate(named) is batch_norms.BatchNorm2d
+    assert arguments.startswith("8, eps=1e-05")
+    assert "2 batch norms, 0 measured" in repr(ca.conversion(model))
+    waiting = "2 batch norms: measured when they first run in training on a GPU"
+    assert waiting in str(ca.conversion(model)).splitlines()
     assert ca.conversion(model).norms == {"norm": (), "norm2": ()}
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
     assert type(pickle.loads(pickle.dumps(model)).norm) is batch_norms.BatchNorm2d

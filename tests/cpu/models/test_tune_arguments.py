@@ -51,6 +51,17 @@ def test_bad_arguments_are_named(
         tune(LAYER, X, **given)
 
 
+@pytest.mark.parametrize("tune", BOTH, ids=lambda tune: tune.__module__)
+def test_bad_inputs_are_named(tune: Any) -> None:
+    with pytest.raises(TypeError, match=r"inputs must be .* Conv2d\.forward\(input.*missing"):
+        tune(LAYER)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        tune(LAYER, X, X)
+    if not torch.cuda.is_available():  # there the model's own error comes from its run
+        with pytest.raises(ValueError, match="inputs must be what Conv2d takes, and it raises"):
+            tune(LAYER, "x")
+
+
 @pytest.mark.parametrize(("train", "count"), [(True, 5), (False, 3)])
 def test_ranks_tune_the_backward_if_they_train(two: Ranks, train: bool, count: int) -> None:
     for result in two.values(cases.tuned_with, 3, {"train": train}):

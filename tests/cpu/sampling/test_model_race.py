@@ -324,13 +324,10 @@ def test_what_cannot_be_tuned_is_said() -> None:
 def test_without_a_gpu_nothing_is_tuned_and_the_log_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ran = []
     model = ca.Conv2d(3, 4, 3)
-    model.register_forward_hook(lambda *_: ran.append(1))
     _say_that_nothing_is_tuned.cache_clear()
     for tune in (ca.tune, ca.distributed.tune, ca.tune):
         assert tune(model, torch.ones(1, 3, 8, 8)) == []
-    assert not ran
     (record,) = caplog.records
     assert record.getMessage().startswith("tune() does nothing: ")
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from support.store.decisions import decision, problem, selection, timed
 
+import cudnn_autotune as ca
 from cudnn_autotune.engines.selection import Evidence, Measurement
 from cudnn_autotune.models.tune import Tuned
 from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.tuning import choice_log
 from cudnn_autotune.tuning.choice import Choice
 
 FAST, SLOW = timed("eng1", 2.0), timed("aten", 3.0)
@@ -53,6 +58,22 @@ def test_a_time_that_is_not_known_is_said(ranking: Sequence[Measurement]) -> Non
 def test_a_difference_within_the_intervals_may_be_noise() -> None:
     made = choice(replace(FAST, low_ms=1.5, high_ms=3.5), replace(SLOW, low_ms=2.5, high_ms=3.5))
     assert "speedup 1.50x, which may be noise" in repr(made)
+
+
+def test_a_notebook_shows_choices_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = choice(FAST, SLOW)
+    monkeypatch.setattr(choice_log, "_records", {0: made})
+    found = ca.choices()
+    assert found == [made]
+    assert pickle.loads(pickle.dumps(copy.copy(found)[:0])) == []
+    page = ET.fromstring(f"<html>{found._repr_html_()}</html>")  # type: ignore[attr-defined]
+    head, row = page.iter("tr")
+    columns = [cell.text for cell in head if cell.tag == "th"]
+    assert columns == ["problem", "chosen", "time, ms", "speedup", "how"]
+    cells = dict(zip(columns, (cell.text for cell in row), strict=True))
+    assert cells["problem"] == made.problem.text
+    assert cells["chosen"] == made.text
+    assert cells["speedup"] == f"{made.speedup:.2f}"
 
 
 def test_a_model_that_was_tuned_says_what_a_step_gains() -> None:

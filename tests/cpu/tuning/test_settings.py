@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import sys
 import threading
 import time
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from support.processes.subprocesses import evaluate, python
 from support.tuning.strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
+from cudnn_autotune.compile.programs import Options
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.tuning import miss
 
@@ -82,9 +85,47 @@ def test_the_environment_is_read_then_setters_win() -> None:
     assert read == "mine 1048576 7 12.5 tune"
     assert others == ("False 7" if extension_available() else "False None")
     assert refused.startswith("CUDNN_AUTOTUNE_SAMPLING must be one of 'heuristic', ")
-    assert refused.endswith(", got 'mine'")
+    assert ", got 'mine'" in refused
     assert found == "Mine"
     assert after == "heuristic 5 3 80.0 neighbour"
+
+
+@pytest.mark.parametrize(
+    ("call", "nearest"),
+    [
+        (lambda: ca.Conv2d(3, 4, 3, sampling="rase"), "race"),  # type: ignore[arg-type, unused-ignore]
+        (lambda: ca.convert(ca.Conv2d(3, 4, 3), "heuristics"), "heuristic"),
+        (lambda: ca.set_sampling("sustaind"), "sustained"),
+        (lambda: ca.set_new_shapes("onlin"), "online"),  # type: ignore[arg-type]
+        (lambda: ca.set_store(mode="readwrite"), "read_write"),
+        (lambda: Options.read(None, {"samplin": "race"}), "sampling"),
+        (lambda: Options.read(None, {"max_autotun": True}), "max_autotune"),
+        (lambda: Options.read(None, {"fuse": "alway"}), "always"),
+    ],
+)
+def test_an_unknown_name_is_answered_by_the_nearest(call: Any, nearest: str) -> None:
+    with pytest.raises(ValueError, match=f"did you mean '{nearest}'\\?$"):
+        call()
+    with pytest.raises(ValueError, match=r"got 'xyz'$"):
+        ca.set_sampling("xyz")
+
+
+TAKE_A_MODE = {
+    ca.Conv2d.__mro__[2].__init__: "sampling",
+    ca.convert: "sampling",
+    ca.enable: "sampling",
+    ca.set_sampling: "mode",
+    ca.flags: "sampling",
+    ca.Store.find: "sampling",
+    ca.Store.put: "sampling",
+}
+
+
+@pytest.mark.parametrize("function", TAKE_A_MODE, ids=lambda function: function.__qualname__)
+def test_editors_know_the_modes(function: Any) -> None:
+    taken = typing.get_type_hints(inspect.unwrap(function))[TAKE_A_MODE[function]]
+    literals = [one for one in typing.get_args(taken) if typing.get_origin(one) is typing.Literal]
+    assert [set(typing.get_args(one)) for one in literals] == [set(ca._MODES)]
 
 
 BAD = {

@@ -146,7 +146,7 @@ class Grows(Here):
 class Colours(Here):
     """Its exception would control a terminal."""
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def harm(self) -> None:
         raise ValueError("\x1b[31mred\x1b]0;title\x07 \x9b2J\u202e \x08")
 
 
@@ -166,3 +166,8 @@ class StuckOfChannelsLast(Stuck):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         is_last = self.conv.weight.is_contiguous(memory_format=torch.channels_last)
         return super().forward(x) if is_last else Net.forward(self, x)
+
+
+def pair() -> tuple[nn.Module, tuple[Tensor]]:
+    """Returns a model with its inputs."""
+    return Here(), (torch.zeros(2, 3, 8, 8),)

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from support.simulation import SimulatedTimer, preset
 from support.store.stored import H200, decide, layer, refused, run, succeeded
 from torch import nn
 
+from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.commands.tune import Bench
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.models.tuning import Progress
@@ -66,6 +68,9 @@ class Volume(nn.Sequential):
 made = Net()
 number = 3
 
+
+def pair():
+    return Net(), torch.zeros(4, 3, 12, 12)
 
 def fails():
     raise KeyError("no such size")
@@ -323,6 +328,32 @@ def test_what_is_not_served_is_said(gpu: Simulated, folder: Path) -> None:
     assert "not served" not in succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
 
 
+def test_a_callable_may_return_its_inputs(gpu: Simulated, folder: Path) -> None:
+    store = ("--store", folder / "store")
+    with_inputs = run("tune", "my_nets:pair", *store, "--json", obj=gpu.bench)
+    assert with_inputs.exit_code == 0, with_inputs.output
+    by_shape = ("--input", "4,3,12,12", *store, "--json")
+    known = run("tune", "my_nets:Net", *by_shape, obj=gpu.bench)
+    keys = [
+        [d["key"] for d in json.loads(done.stdout)["decisions"]] for done in (with_inputs, known)
+    ]
+    assert keys[0] == keys[1] != []
+    refused("tune", "my_nets:pair", *by_shape, obj=gpu.bench)
+    assert "'--input': is needed" in refused("tune", "my_nets:Net", *store, obj=gpu.bench)
+
+
+@pytest.mark.parametrize("package", ["torchvision", "timm"])
+def test_a_package_that_is_missing_is_to_be_installed(
+    gpu: Simulated, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(tune_problems, "importlib", SimpleNamespace(import_module=missing))
+    said = refused("tune", f"{package}:resnet50", "--input", "1,3,64,64", obj=gpu.bench)
+    assert f"install it: pip install {package}" in said
+
+
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
@@ -334,7 +365,7 @@ def test_what_is_not_served_is_said(gpu: Simulated, folder: Path) -> None:
         ("my_nets:absent", 2, "my_nets has no 'absent'"),
         ("my_nets:mode", 2, "my_nets has no 'mode'; did you mean 'made'?"),
         ("my_nets:number", 2, "neither a model nor a callable"),
-        ("my_nets:text", 2, "must return a torch.nn.Module, got str"),
+        ("my_nets:text", 2, "must return a torch.nn.Module or (model, inputs), got str"),
         ("my_nets:fails", 1, "my_nets:fails() fails: KeyError"),
         ("my_nets:Net", 1, "my_nets:Net with --input 4,5,12,12: RuntimeError"),
     ],
