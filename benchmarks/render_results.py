@@ -8,7 +8,9 @@ investigations, whose scripts are gone, stay in docs/results/investigations.md. 
 whole environment record (GPU, driver, versions, commit, command) and dry runs on a CPU are
 refused: they are named and left out, the others are rendered, and it exits with 1. `--check`
 writes nothing: it exits with 1 where a record is refused, a page does not say what the records
-say, a page has no records, or a plot is missing.
+say, a page has no records, or a plot is missing. README's chart of whole models
+(docs/results/whole_models_light.svg, _dark.svg) and the figures that `cudnn-autotune demo` shows
+(cudnn_autotune/cli/measured.json) are made of the same records, and checked likewise.
 
     python benchmarks/render_results.py
     python benchmarks/render_results.py --check
@@ -28,6 +30,7 @@ from typing import Any
 from common import audited, investigation
 from common.environment import ROOT, missing
 from common.record import load
+from models import chart
 
 HERE = Path(__file__).resolve().parent
 # In the order in which a page shows them; each names a module with tables() and plot().
@@ -60,6 +63,8 @@ FINDINGS = {
     "online_turns": "single-calls",
     "online_first_call": "single-calls",
 }
+GPU = "h200"
+"""The folder of the records that README's chart is drawn from."""
 INVESTIGATIONS = "investigations.md"
 BY_HAND = (INVESTIGATIONS, "gains.md")
 
@@ -216,6 +221,9 @@ def main() -> int:
     p.add_argument("--check", action="store_true", help="write nothing; exit 1 where out of date")
     p.add_argument("--results", type=Path, default=HERE / "results")
     p.add_argument("--pages", type=Path, default=ROOT / "docs" / "results")
+    p.add_argument(
+        "--shipped", type=Path, default=ROOT / "cudnn_autotune" / "cli" / "measured.json"
+    )
     options = p.parse_args()
     records: dict[Path, dict[str, Any]] = {}
     refused = 0
@@ -236,6 +244,9 @@ def main() -> int:
         for place in options.pages.glob("*.md")
         if place not in pages and place.name not in BY_HAND
     ]
+    named = {path.name: data for path, data in sections(records).items() if path.parent.name == GPU}
+    charted = chart.figures(named) if named.keys() >= chart.NEEDED else None
+    pictures = {theme: options.pages / f"whole_models_{theme}.svg" for theme in chart.THEMES}
     if options.check:
         stale += [
             f"{place.name} is not what the records say: run benchmarks/render_results.py"
@@ -247,6 +258,18 @@ def main() -> int:
             for path, data in sections(records).items()
             if has_plot(data) and not plot_path(path).exists()
         ]
+        if charted is not None:
+            stale += [
+                f"{place.name} is not what the records say: run benchmarks/render_results.py"
+                for place, is_right in (
+                    (options.shipped, lambda text: text == chart.text_of(charted)),
+                    *(
+                        (place, lambda text, theme=theme: chart.is_of(text, charted, theme))
+                        for theme, place in pictures.items()
+                    ),
+                )
+                if not place.exists() or not is_right(place.read_text())
+            ]
     else:
         options.pages.mkdir(parents=True, exist_ok=True)
         for place, text in pages.items():
@@ -254,6 +277,10 @@ def main() -> int:
         for path, data in sections(records).items():
             if has_plot(data):
                 report_of(data).plot(data, plot_path(path))
+        if charted is not None:
+            options.shipped.write_text(chart.text_of(charted))
+            for theme, place in pictures.items():
+                place.write_text(chart.svg(charted, theme))
         print(f"{len(records)} records in {len(pages)} pages")
     for line in stale:
         print(line, file=sys.stderr)

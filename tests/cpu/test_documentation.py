@@ -6,10 +6,12 @@ import json
 import re
 import statistics
 import tomllib
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
+from models import chart
 from support.processes.benchmark_scripts import BENCHMARKS
 
 ROOT = BENCHMARKS.parent
@@ -164,36 +166,61 @@ def test_whole_models() -> None:
                 best = min(frozen_or_not, key=lambda way: statistics.median(times[way]))
                 found = compiled if run["batch"] > 1 else of_one
                 found[run["model"]] = in_turns(times[best], times["backend"])
-    text = answer("whole_models")
-    resnet = f"{compiled['resnet50']:.2f} times as fast"
-    assert f"is {resnet} as `torch.compile`, frozen or not, on ResNet-50" in text
-    assert f"({of_one['resnet50']:.2f} at batch 1)" in text
+    text, readme = answer("whole_models"), " ".join(README.read_text().split())
+    least, most = min(compiled.values()), max(compiled.values())
+    assert f"with frozen weights {least:.3f} to {most:.2f}" in text
+    assert f"(ResNet-50 {compiled['resnet50']:.2f}, at batch 1 {of_one['resnet50']:.2f})" in text
     assert len(compiled) == len(eager) == 10
-    for ratios in (compiled, eager):
-        least, most = min(ratios.values()), max(ratios.values())
-        mean = statistics.geometric_mean(ratios.values())
-        assert f"{least:.3f} to {most:.2f}" in text
-        assert f"(geometric mean {mean:.2f})" in text
+    least, most = min(eager.values()), max(eager.values())
+    assert f"ten models ran {least:.3f} to {most:.2f} times as fast as with" in readme
+    mean = statistics.geometric_mean(eager.values())
+    assert f"(geometric mean {mean:.2f})" in text
+    assert shipped("infer", "channels_last") == pytest.approx(compiled, abs=5e-4)
+
+
+def shipped(step: str, layout: str) -> dict[str, float]:
+    """Returns the gains that the chart shows, by the records' names of the models."""
+    file = ROOT / "cudnn_autotune" / "cli" / "measured.json"
+    panels = json.loads(file.read_text())["panels"]
+    (panel,) = (one for one in panels if (one["step"], one["layout"]) == (step, layout))
+    of_name = {name: model for model, name in chart.NAMES.items()}
+    return {of_name[name]: ratio for name, ratio in panel["models"].items()}
 
 
 def test_contiguous_models() -> None:
     ratios: dict[str, float] = {}
-    for run in record("models_first_calls")["results"]["runs"]:
-        times = run["times_ms"]
-        ratios[run["model"]] = in_turns(times["compile"], times["backend"])
+    for name in ("models_first_calls", "models_dense"):
+        for run in record(name)["results"]["runs"]:
+            times = run["times_ms"]
+            if run["layout"] == "contiguous" and "backend" in times:
+                ratios[run["model"]] = in_turns(times["compile"], times["backend"])
     assert len(ratios) == 10
+    assert shipped("infer", "contiguous") == pytest.approx(ratios, abs=5e-4)
     least, most = min(ratios.values()), max(ratios.values())
-    mean = statistics.geometric_mean(ratios.values())
-    text = answer("models_first_calls")
-    assert f"Ten models {least:.3f} to {most:.2f} (geometric mean {mean:.2f})" in text
-    assert min(ratios, key=ratios.__getitem__) == "densenet121"
-    since = {
-        run["layout"]: in_turns(run["times_ms"]["compile"], run["times_ms"]["backend"])
-        for run in record("models_dense")["results"]["runs"]
-        if run["model"] == "densenet121"
-    }
-    contiguous = since["contiguous"]
-    assert f"The least, a DenseNet-121, is {contiguous:.2f} since (`models_dense`)." in text
+    assert f"Ten models each: {least:.2f} to {most:.2f};" in answer("models_first_calls")
+
+
+def test_trained_models() -> None:
+    ratios: dict[str, float] = {}
+    for part in ("part1", "part2"):
+        for run in record(f"models_train_layouts.{part}")["results"]["runs"]:
+            times = run["times_ms"]
+            if "backend" in times:
+                ratios[run["model"]] = in_turns(times["compile"], times["backend"])
+    assert len(ratios) == 10
+    assert shipped("train", "contiguous") == pytest.approx(ratios, abs=5e-4)
+    least, most = min(ratios.values()), max(ratios.values())
+    assert f"Ten contiguous models {least:.2f} to {most:.2f}." in answer("models_train_layouts")
+
+
+def test_the_chart_is_shown_in_both_themes() -> None:
+    text = README.read_text()
+    for theme in chart.THEMES:
+        path = f"docs/results/whole_models_{theme}.svg"
+        assert f'"{path}"' in text
+        drawn = (ROOT / path).read_text()
+        assert ET.fromstring(drawn).tag.endswith("svg")
+        assert "<dc:date>" not in drawn
 
 
 def test_kernels() -> None:

@@ -1,8 +1,10 @@
-"""``cudnn-autotune demo``: every mode on the forum's convolution and on a ResNet-50 layer."""
+"""``cudnn-autotune demo``: every mode on well-known layers, and measured whole models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any, NamedTuple
 
 import click
@@ -60,6 +62,14 @@ LAYERS = (
         },
     ),
 )
+RECORDED = (
+    *((layer.name, layer.recording) for layer in LAYERS),
+    (
+        "A layer of VGG, 128x512x28x28, 512 of 3x3, float16 channels_last, gradient of the input",
+        "h200_vgg_dgrad",
+    ),
+)
+"""The problems that are shown without a GPU, and their recordings."""
 
 
 class Tried(NamedTuple):
@@ -127,7 +137,8 @@ def _summed(times_ms: Iterable[float | None]) -> float | None:
 def demo(details: bool) -> None:
     """Show what this GPU gains on two well-known layers, by every sampling mode.
 
-    Without a GPU: on recordings of an H200. Earlier choices are neither shown nor stored.
+    Without a GPU: on recordings of an H200, and what was measured of whole models on one. Earlier
+    choices are neither shown nor stored.
     """
     console = Console()
     if not torch.cuda.is_available():
@@ -153,16 +164,15 @@ def _replay(console: Console, details: bool) -> None:
     cases = {name: offline_cases.RecordedCase.shipped(name) for name in recordings.names()}
     modes = offline_cases.modes()
     first = next(iter(cases.values())).recording.environment
-    _print(
-        console, f"No GPU here: forward, in short batches, from recordings of an {first['gpu']}."
-    )
-    for layer in LAYERS:
-        case = cases[layer.recording]
+    _print(console, f"No GPU here: in short batches, from recordings of an {first['gpu']}.")
+    for name, recording in RECORDED:
+        case = cases[recording]
         times_ms = case.oracle().truths[BURST_COLD].times_ms
         all_found = {mode: offline_cases.select(case.open(1), mode, 1, Limits()) for mode in modes}
         found = {mode: one for mode, one in all_found.items() if one is not None}
         chosen = {mode: one.winner.candidate.text for mode, one in found.items()}
-        _print(console, answer(layer.name, [Tried.of(chosen, found.values(), times_ms)]))
+        _print(console, answer(name, [Tried.of(chosen, found.values(), times_ms)]))
+    _print(console, *measured())
     if not details:
         return
     record = Record("replay", settings={"modes": list(modes), "runs": _RUNS}, environment=first)
@@ -171,6 +181,26 @@ def _replay(console: Console, details: bool) -> None:
         offline_cases.audit(record, list(cases.values()), runs, limits=Limits())
     regrets = report.tables(record)[0]  # `audit --replay` shows the others
     regrets.show(console)
+
+
+def measured() -> Iterator[str]:
+    """Yields a line for each kind of whole models that was measured, and one for a layer, each with
+    the names of its records."""
+    file = resources.files("cudnn_autotune.cli").joinpath("measured.json")
+    shown = json.loads(file.read_text(encoding="utf-8"))
+    layer = shown["layer"]
+    case, ours, theirs = layer["case"], layer["ours_us"], layer["cudnn_us"]
+    yield (
+        f"A kernel of this package, {case}: {milliseconds(ours / 1e3)} ms, the best of cuDNN's "
+        f"{milliseconds(theirs / 1e3)} ms: {theirs / ours:.2f}x (record {layer['record']})"
+    )
+    for panel in shown["panels"]:
+        (best, most), *_, (last, least) = panel["models"].items()
+        yield (
+            f"{panel['title']}, of {len(panel['models'])} models over torch.compile: {least:.2f}x "
+            f"({last}) to {most:.2f}x ({best}), geometric mean {panel['mean']:.2f}x "
+            f"({'records' if panel['records'][1:] else 'record'} {', '.join(panel['records'])})"
+        )
 
 
 def _measure(console: Console, details: bool) -> None:

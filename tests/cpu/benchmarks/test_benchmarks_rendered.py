@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import render_results
+from models import chart
 from support.processes.benchmark_scripts import BENCHMARKS, main, run
 
 RECORDS = BENCHMARKS / "results" / "h200"
+SHIPPED = BENCHMARKS.parent / "cudnn_autotune" / "cli" / "measured.json"
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-def render(results: Path, *more: str) -> int | str:
+def render(results: Path, *more: str | Path) -> int | str:
     return main("render_results", "--results", results, "--pages", results.parent / "pages", *more)
 
 
@@ -96,6 +99,47 @@ def test_a_simulation_and_a_session_without_its_origin_are_refused(
 
 def test_the_results_pages_say_what_the_records_say() -> None:
     assert main("render_results", "--check") == 0
+
+
+@pytest.fixture
+def shown() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(SHIPPED.read_text())
+    return data
+
+
+@pytest.mark.parametrize("theme", chart.THEMES)
+def test_a_chart_is_the_same_each_time_it_is_drawn(shown: dict[str, Any], theme: str) -> None:
+    text = chart.svg(shown, theme)
+    assert chart.svg(shown, theme) == text
+    assert chart.is_of(text, shown, theme)
+    for ratio in shown["panels"][0]["models"].values():
+        assert f">{ratio:.2f}</text>" in text
+    other = re.sub(r"Matplotlib v[\d.]+,", "Matplotlib v0.1,", text)
+    assert chart.is_of(other, shown, theme)  # another version draws other lines
+    shown["panels"][0]["models"]["ResNet-50"] += 0.1
+    assert not chart.is_of(text, shown, theme)
+    assert not chart.is_of(other, shown, theme)
+
+
+def test_check_judges_the_chart_and_the_shipped_figures(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "h200"
+    folder.mkdir(parents=True)
+    for path in RECORDS.glob("*.json"):
+        if path.stem.partition(".part")[0] in chart.NEEDED:
+            (folder / path.name).write_bytes(path.read_bytes())
+    shipped = tmp_path / "measured.json"
+    given = (tmp_path / "results", "--shipped", shipped)
+    assert render(*given) == 0
+    assert shipped.read_text() == SHIPPED.read_text()
+    assert render(*given, "--check") == 0
+    picture = tmp_path / "pages" / "whole_models_dark.svg"
+    for path in (shipped, picture):
+        text = path.read_text()
+        path.write_text(text.replace("2.71", "2.81"))
+        assert render(*given, "--check") == 1
+        path.write_text(text)
+    picture.unlink()
+    assert render(*given, "--check") == 1
 
 
 def test_a_page_of_results_has_the_tables_of_the_findings() -> None:
