@@ -13,6 +13,9 @@ Inductor looks up the nearest neighbours of an upsampled place in a table. It do
 of these reads, and writes volumes in the order of contiguous ones, in float32. Here they are a
 view.
 
+Inductor computes the maximum of 25 places or more without neighbours in memory at once. Here it is
+that of rows and then of columns, with fewer reads.
+
 Images with filters of their own are convolved one by one. As the groups of one convolution they
 would be interleaved pixel by pixel.
 """
@@ -35,6 +38,8 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LEAST_NUMBERS = 1024
 # On a GPU too, where earlier versions return a contiguous tensor.
 _GROUP_NORM_KEEPS_LAYOUT = TorchVersion(torch.__version__) >= "2.15"
+# Inductor writes out the maximum of fewer places.
+_LEAST_PLACES = 25
 _EXACT = {1, 2, 4, 8, 16}  # factors whose reciprocal, by which PyTorch multiplies, is exact
 
 
@@ -203,6 +208,39 @@ def _factors(lengths: Sequence[Any], size: Any, scale_factor: Any) -> list[int]:
     return factors if is_whole and _EXACT.issuperset(factors) else []
 
 
+def max_pool2d(
+    input: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Computes :func:`torch.nn.functional.max_pool2d`, of large windows by rows and columns. Of
+    equal numbers the first gets the gradient, as in PyTorch.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W).
+        kernel_size, stride, padding, dilation, ceil_mode, return_indices: as in PyTorch.
+    """
+    given = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
+    each = [list(one) if isinstance(one, Sequence) else [one] for one in given]
+    is_known = all(isinstance(number, int) for one in each for number in one)
+    if is_known and all(len(one) in (1, 2) for one in each) and not return_indices:
+        rows, columns = zip(*(one * 2 if len(one) == 1 else one for one in each), strict=True)
+        fits = all(k > 1 and 0 <= 2 * pad <= k for k, _, pad, _ in (rows, columns))
+        if fits and rows[0] * columns[0] >= _LEAST_PLACES:
+            neutral = (1, 1, 0, 1)
+            of_rows, of_columns = (
+                zip(neutral, columns, strict=True),
+                zip(rows, neutral, strict=True),
+            )
+            result = F.max_pool2d(input, *of_rows, ceil_mode=ceil_mode)
+            return F.max_pool2d(result, *of_columns, ceil_mode=ceil_mode)
+    return F.max_pool2d(input, *given, ceil_mode=ceil_mode, return_indices=return_indices)
+
+
 def conv_each_image(
     input: Tensor,
     weight: Tensor,
@@ -245,6 +283,7 @@ FORMULAS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     F.group_norm: group_norm,
     F.instance_norm: instance_norm,
     F.interpolate: interpolate,
+    F.max_pool2d: max_pool2d,
 }
 """PyTorch's functions -> functions that compute the same by another formula."""
 

@@ -47,7 +47,7 @@ def with_our_convolutions(
 
 
 def use_formulas(graph: GraphModule, *, keeps_layout: bool = False) -> None:
-    """Replaces norms and upsampling in a graph of Dynamo by formulas for channels_last.
+    """Replaces norms, upsampling and poolings in a graph of Dynamo by formulas for channels_last.
 
     Args:
         keeps_layout: whether results of norms are in their inputs' layout, and not in PyTorch's.
@@ -56,7 +56,7 @@ def use_formulas(graph: GraphModule, *, keeps_layout: bool = False) -> None:
         for node in graph.graph.find_nodes(op="call_function", target=target):
             node.target = formula
             output = value_of(node)
-            if target is not F.interpolate and isinstance(output, Tensor):
+            if target in (F.group_norm, F.instance_norm) and isinstance(output, Tensor):
                 options = {"dtype": output.dtype, "keeps_layout": keeps_layout}
                 node.kwargs = {**node.kwargs, **options}
     graph.recompile()

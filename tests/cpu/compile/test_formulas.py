@@ -200,3 +200,73 @@ class TestInterpolate:
         with pytest.raises(ValueError) as ours:
             formulas.interpolate(x, **given)
         assert str(ours.value) == str(pytorchs.value)
+
+
+class TestMaxPool:
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"kernel_size": 5, "stride": 1, "padding": 2},
+            {"kernel_size": (5, 7), "stride": (2, 3), "padding": [1, 3], "dilation": (1, 2)},
+            {"kernel_size": [9], "ceil_mode": True},
+            {"kernel_size": (13, 2), "stride": 1, "padding": (6, 1)},
+        ],
+    )
+    @pytest.mark.parametrize("channels_last", [False, True])
+    def test_large_windows_are_of_rows_and_columns(
+        self, given: dict[str, Any], channels_last: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of equal numbers the first gets the gradient; NaN stays in its windows."""
+        torch.manual_seed(0)
+        x = torch.randint(-3, 4, (2, 3, 23, 22)).double()
+        x[0, 1, 7, 9], x[1, 2, 20, 3] = float("nan"), -float("inf")
+        if channels_last:
+            x = x.to(memory_format=torch.channels_last)
+        x.requires_grad_()
+        windows: list[Any] = []
+        pool = F.max_pool2d
+
+        def seen(x: Tensor, kernel_size: Any, *others: Any, **options: Any) -> Tensor:
+            windows.append(kernel_size)
+            result: Tensor = pool(x, kernel_size, *others, **options)
+            return result
+
+        expected = F.max_pool2d(x, **given)
+        monkeypatch.setattr(formulas.F, "max_pool2d", seen)
+        found = formulas.max_pool2d(x, **given)
+        assert [1 in window for window in windows] == [True, True]
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert found.stride() == expected.stride()
+        gradient = torch.randn(expected.shape, dtype=torch.float64)
+        of_found, of_expected = (torch.autograd.grad(y, x, gradient)[0] for y in (found, expected))
+        # Which NaN of a window gets the gradient is not defined.
+        torch.testing.assert_close(of_found[1], of_expected[1])
+        torch.testing.assert_close(of_found[0, ::2], of_expected[0, ::2])
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"kernel_size": 3, "stride": 2, "padding": 1},
+            {"kernel_size": (25, 1)},
+            {"kernel_size": 5, "return_indices": True},
+        ],
+    )
+    def test_others_are_left_to_pytorch(self, given: dict[str, Any]) -> None:
+        x = torch.randn(2, 3, 30, 26)
+        found, expected = (of.max_pool2d(x, **given) for of in (formulas, F))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"kernel_size": 5, "padding": 3},
+            {"kernel_size": 40},
+            {"kernel_size": 5, "stride": 0},
+            {"kernel_size": (5, 5, 5)},
+        ],
+    )
+    def test_errors(self, given: dict[str, Any]) -> None:
+        x = torch.randn(2, 3, 20, 20)
+        for of in (formulas, F):
+            with pytest.raises(RuntimeError):
+                of.max_pool2d(x, **given)

@@ -309,6 +309,26 @@ def test_biases_before_norms(make: Callable[[], nn.Module], is_zero: bool) -> No
         torch.testing.assert_close(model.get_buffer(name).double(), buffer.double())
 
 
+def pooled() -> nn.Module:
+    """The pyramid of poolings of a detector."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        found = [model.first(x)]
+        for _ in range(2):
+            found.append(F.max_pool2d(found[-1], 5, 1, 2))
+        result: Tensor = model.last(torch.cat(found, 1))
+        return result
+
+    return Made(forward, first=nn.Conv2d(8, 8, 1), last=nn.Conv2d(24, 4, 1))
+
+
+@pytest.mark.basic(1)
+def test_a_pyramid_of_poolings() -> None:
+    torch.manual_seed(0)
+    check(pooled(), torch.randn(IMAGES))
+    assert last().chosen == LAID_OUT, last().note
+
+
 def joined() -> nn.Module:
     """A part of a block's channels is convolved, and then concatenated with all of them."""
 
