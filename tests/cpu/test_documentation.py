@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import chart
 from support.processes.benchmark_scripts import BENCHMARKS
 
 ROOT = BENCHMARKS.parent
@@ -175,16 +174,19 @@ def test_whole_models() -> None:
     assert f"ten models ran {least:.3f} to {most:.2f} times as fast as with" in readme
     mean = statistics.geometric_mean(eager.values())
     assert f"(geometric mean {mean:.2f})" in text
-    assert shipped("infer", "channels_last") == pytest.approx(compiled, abs=5e-4)
+    assert shipped("infer", "channels_last") == in_order(compiled)
 
 
-def shipped(step: str, layout: str) -> dict[str, float]:
-    """Returns the gains that the chart shows, by the records' names of the models."""
+def shipped(step: str, layout: str) -> list[float]:
+    """Returns the gains that the chart shows, the largest first."""
     file = ROOT / "cudnn_autotune" / "cli" / "measured.json"
     panels = json.loads(file.read_text())["panels"]
     (panel,) = (one for one in panels if (one["step"], one["layout"]) == (step, layout))
-    of_name = {name: model for model, name in chart.NAMES.items()}
-    return {of_name[name]: ratio for name, ratio in panel["models"].items()}
+    return list(panel["models"].values())
+
+
+def in_order(ratios: dict[str, float]) -> Any:
+    return pytest.approx(sorted(ratios.values(), reverse=True), abs=5e-4)
 
 
 def test_contiguous_models() -> None:
@@ -195,7 +197,7 @@ def test_contiguous_models() -> None:
             if run["layout"] == "contiguous" and "backend" in times:
                 ratios[run["model"]] = in_turns(times["compile"], times["backend"])
     assert len(ratios) == 10
-    assert shipped("infer", "contiguous") == pytest.approx(ratios, abs=5e-4)
+    assert shipped("infer", "contiguous") == in_order(ratios)
     least, most = min(ratios.values()), max(ratios.values())
     assert f"Ten models each: {least:.2f} to {most:.2f};" in answer("models_first_calls")
 
@@ -208,14 +210,14 @@ def test_trained_models() -> None:
             if "backend" in times:
                 ratios[run["model"]] = in_turns(times["compile"], times["backend"])
     assert len(ratios) == 10
-    assert shipped("train", "contiguous") == pytest.approx(ratios, abs=5e-4)
+    assert shipped("train", "contiguous") == in_order(ratios)
     least, most = min(ratios.values()), max(ratios.values())
     assert f"Ten contiguous models {least:.2f} to {most:.2f}." in answer("models_train_layouts")
 
 
 def test_the_chart_is_shown_in_both_themes() -> None:
     text = README.read_text()
-    for theme in chart.THEMES:
+    for theme in ("light", "dark"):
         path = f"docs/results/whole_models_{theme}.svg"
         assert f'"{path}"' in text
         drawn = (ROOT / path).read_text()
