@@ -224,6 +224,7 @@ def max_pool2d(
         input: (N, C, H, W) or (C, H, W).
         kernel_size, stride, padding, dilation, ceil_mode, return_indices: as in PyTorch.
     """
+    pool: Callable[..., Any] = F.max_pool2d
     given = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
     each = [list(one) if isinstance(one, Sequence) else [one] for one in given]
     is_known = all(isinstance(number, int) for one in each for number in one)
@@ -232,13 +233,10 @@ def max_pool2d(
         fits = all(k > 1 and 0 <= 2 * pad <= k for k, _, pad, _ in (rows, columns))
         if fits and rows[0] * columns[0] >= _LEAST_PLACES:
             neutral = (1, 1, 0, 1)
-            of_rows, of_columns = (
-                zip(neutral, columns, strict=True),
-                zip(rows, neutral, strict=True),
-            )
-            result = F.max_pool2d(input, *of_rows, ceil_mode=ceil_mode)
-            return F.max_pool2d(result, *of_columns, ceil_mode=ceil_mode)
-    return F.max_pool2d(input, *given, ceil_mode=ceil_mode, return_indices=return_indices)
+            for pair in ((neutral, columns), (rows, neutral)):
+                input = pool(input, *zip(*pair, strict=True), ceil_mode=ceil_mode)
+            return input
+    return pool(input, *given, ceil_mode=ceil_mode, return_indices=return_indices)
 
 
 def conv_each_image(
