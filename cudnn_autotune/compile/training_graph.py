@@ -268,7 +268,8 @@ def compile_training(
         Exception: the graph's in another layout.
     """
     ours = with_our_convolutions(graph, options.sampling, options.workspace_limit)
-    drop_biases(ours)
+    if not any(begins_transform(node) for node in graph.graph.nodes):
+        drop_biases(ours)
     patches = dict(options.inductor)
     if memory_format is not None:
         _check_layout(graph)

@@ -309,6 +309,27 @@ def test_biases_before_norms(make: Callable[[], nn.Module], is_zero: bool) -> No
         torch.testing.assert_close(model.get_buffer(name).double(), buffer.double())
 
 
+@pytest.mark.slow
+def test_a_transform_of_a_norm_keeps_its_bias() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        def loss(x: Tensor) -> Tensor:
+            result: Tensor = model.norm(model.conv(x)).square().sum()
+            return result
+
+        return model.norm(model.conv(x)) + torch.func.grad(loss)(x).mean()
+
+    model = Made(forward, conv=nn.Conv2d(8, 8, 3), norm=nn.InstanceNorm2d(8))
+    model.conv.bias.requires_grad_(False)  # its gradient would be what is left by rounding
+    check(model, torch.randn(IMAGES))
+
+
+@pytest.mark.slow
+def test_a_gradient_of_one_number(on_cpu: None) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 3))
+    check(model, torch.randn(1, 8, 5, 5))
+    assert last().chosen == LAID_OUT, last().note
+
+
 def pooled() -> nn.Module:
     """The pyramid of poolings of a detector."""
 
