@@ -97,6 +97,20 @@ def test_the_backward_adds_the_gradients_of_a_residual_block() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("apply", [torch.sin, lambda y: y], ids=["computed", "a slice"])
+def test_inductor_adds_what_it_computes_and_slices(apply: Callable[[Tensor], Tensor]) -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        y = model.norm(model.first(x)).relu()
+        return torch.cat([model.last(y), apply(y)], 1)
+
+    layers = {"first": nn.Conv2d(8, 8, 3, bias=False), "last": nn.Conv2d(8, 4, 1)}
+    model = Made(forward, norm=nn.BatchNorm2d(8), **layers)
+    _, backward = code(model, torch.randn(4, 8, 6, 5))
+    (call,) = (line for line in backward.splitlines() if "batch_norm_act_backward.default(" in line)
+    assert call.partition("default(")[2].split(", ")[1] == "None"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("forced", [False, True])
 def test_norms_compute_in_the_layout_of_the_convolutions(forced: bool) -> None:
     options = {"force_layout_optimization": True} if forced else {"layout_optimization": False}
