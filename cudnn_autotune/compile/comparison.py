@@ -138,8 +138,12 @@ def _outputs(program: Run, inputs: Sequence[Any]) -> list[Tensor]:
     return [result.detach().clone() for result in results]
 
 
+_CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
+
+
 class _TimedConvolutions(TorchDispatchMode):
-    """A mode that records the GPU's time in ATen's convolutions, by a stopwatch for each."""
+    """A mode that records the GPU's time in ATen's convolutions and their backwards, by a stopwatch
+    for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +152,7 @@ class _TimedConvolutions(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is not torch.ops.aten.convolution.default:
+        if func not in _CONVOLUTIONS:
             return func(*args, **(kwargs or {}))
         with Stopwatch() as watch:
             result = func(*args, **(kwargs or {}))
@@ -157,8 +161,8 @@ class _TimedConvolutions(TorchDispatchMode):
 
 
 def convolutions_ms(run: Run, inputs: Sequence[Any]) -> float:
-    """Returns the milliseconds of the current GPU in the convolutions of a call without a compiler;
-    0 if the host is too slow for a measurement."""
+    """Returns the milliseconds of the current GPU in the convolutions of a call without a compiler,
+    and in their backwards if the call has them; 0 if the host is too slow for a measurement."""
     timed = _TimedConvolutions()
     devices = {torch.cuda.current_device(), *cuda_devices(inputs)}
     with generators_kept(devices), torch.no_grad(), own_steps(), timed:

@@ -76,7 +76,8 @@ class Compilation:
     ``"inductor, frozen"``. ``memory_format="auto"`` adds the program in the other layout,
     ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune, channels_last"``. Of a training graph
     they are ``"cudnn_autotune"``, ``"cudnn_autotune, PyTorch's norms"``, and one in another layout;
-    the times are those of a step."""
+    or that and ``"pytorch"``, if its convolutions alone show that others are slower. The times are
+    those of a step."""
     gpu_times_ms: dict[str, float] = field(default_factory=dict)
     """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
     source: str = "tuned"

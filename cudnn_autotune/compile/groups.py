@@ -130,7 +130,7 @@ class Group:
         Raises:
             ValueError: a size depends on data.
         """
-        return tuple(_hints(self.output.meta["val"].shape))
+        return tuple(hints(self.output.meta["val"].shape))
 
     @property
     def is_transposed(self) -> bool:
@@ -155,11 +155,11 @@ class Group:
         output = self.convolution.meta["val"]
         problem = ConvProblem(
             "dgrad" if self.is_transposed else "fprop",
-            _hints(output.shape if self.is_transposed else x.shape),
-            _hints(w.shape),
-            _hints(stride),
-            _hints(padding),
-            _hints(dilation),
+            hints(output.shape if self.is_transposed else x.shape),
+            hints(w.shape),
+            hints(stride),
+            hints(padding),
+            hints(dilation),
             _hint(groups),
             x.dtype,
             memory_format,
@@ -184,7 +184,12 @@ def _hint(size: int | torch.SymInt) -> int:
     return int(value)
 
 
-def _hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
+def hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
+    """Returns sizes; of symbolic ones their values at the first call.
+
+    Raises:
+        ValueError: a size depends on data.
+    """
     return [_hint(size) for size in sizes]
 
 

@@ -19,12 +19,14 @@ from cudnn_autotune.compile.aliasing import (
     fake_tensors,
     storages,
     storages_when_run,
+    value_of,
     written_among,
     written_operands,
 )
-from cudnn_autotune.compile.communication import LOCAL, all_nodes, namespaces_of
+from cudnn_autotune.compile.communication import LOCAL, all_nodes, namespaces_of, nested_graphs
 from cudnn_autotune.compile.formulas import conv_each_image
 from cudnn_autotune.compile.graph_copies import argument_of, copied
+from cudnn_autotune.compile.norms import begins_transform
 from cudnn_autotune.compile.weights import operators as weight_operators
 from cudnn_autotune.engines.conv_layout import is_channels_last_image, laid_out
 from cudnn_autotune.engines.problem import strides_of
@@ -113,15 +115,12 @@ def in_layout(
     Raises:
         ValueError: an output of the graph shares memory with an input or another output, or has
             unknown strides; a call writes into a tensor to copy, or into memory that other tensors
-            share in one layout only; a call may read memory by strides; a tensor wraps others.
+            share in one layout only; a call may read memory by strides; a tensor wraps others. With
+            gradients also: a size is dynamic; the graph has a graph of its own kind in it, or a
+            transform of ``torch.func``.
         Exception: an error of a call that does not allow another layout.
     """
-    if _reads_by_strides(graph):
-        raise ValueError("one of its operators may read memory by strides")
-    if any(
-        is_traceable_wrapper_subclass(node.meta.get("example_value")) for node in graph.graph.nodes
-    ):
-        raise ValueError("a tensor is of a class that wraps others")
+    _check_calls(graph, for_training)
     given, graph = graph, copied(graph)
     laid_out_as = dict(zip(given.graph.nodes, graph.graph.nodes, strict=True))
     placeholders: list[Node] = graph.graph.find_nodes(op="placeholder")
@@ -129,7 +128,11 @@ def in_layout(
     inputs, outputs = fake_tensors(placeholders), fake_tensors(output.all_input_nodes)
     if any("example_value" not in node.meta for node in (*placeholders, *output.all_input_nodes)):
         raise ValueError("its inputs and outputs are not all known")
-    if any(isinstance(step, torch.SymInt) for x in outputs.values() for step in x.stride()):
+    sizes = [step for x in outputs.values() for step in x.stride()]
+    if for_training:
+        sizes += [size for x in inputs.values() for size in x.shape]
+        sizes += [value_of(node) for node in placeholders]
+    if any(isinstance(size, torch.SymInt) for size in sizes):
         raise ValueError("sizes are dynamic")
     memory, others = (
         [value.untyped_storage()._cdata for value in values.values()]
@@ -167,6 +170,19 @@ def in_layout(
     graph.recompile()
     _check_memory(given, graph, laid_out_as)
     return graph
+
+
+def _check_calls(graph: GraphModule, for_training: bool) -> None:
+    """Raises ValueError if a call in a graph of Dynamo keeps the graph's layout, as of
+    :func:`in_layout`."""
+    if _reads_by_strides(graph):
+        raise ValueError("one of its operators may read memory by strides")
+    if any(is_traceable_wrapper_subclass(value_of(node)) for node in graph.graph.nodes):
+        raise ValueError("a tensor is of a class that wraps others")
+    if for_training and len(nested_graphs(graph)) > 1:
+        raise ValueError("a part of it is a graph, such as a checkpoint")
+    if for_training and any(begins_transform(node) for node in graph.graph.nodes):
+        raise ValueError("it has a transform of torch.func")
 
 
 def _check_memory(given: GraphModule, graph: GraphModule, laid_out: Mapping[Node, Node]) -> None:
@@ -301,30 +317,27 @@ def _dtype_read(reader: Node, dtype: torch.dtype) -> torch.dtype:
 
 
 def _laid_out(x: Tensor, memory_format: str) -> Tensor:
-    return laid_out(x, _FORMATS[memory_format])
+    return x if _is_laid_out(x, memory_format) else laid_out(x, _FORMATS[memory_format])
+
+
+def _is_laid_out(x: Tensor, memory_format: str) -> bool:
+    """Returns whether a tensor is in a layout, with sizes that are known. A trace needs no copy."""
+    is_static = all(isinstance(size, int) for size in (*x.shape, *x.stride()))
+    return is_static and x.stride() == strides_of(x.shape, memory_format == "channels_last")
 
 
 def _input_laid_out(x: Tensor, memory_format: str) -> Tensor:
     """Returns an input in a layout. The gradient of a copy has the input's strides, or dense ones
     in their order: hooks may read them."""
-    copy = _laid_out(x, memory_format)
-    if copy is x or not (x.requires_grad and torch.is_grad_enabled()):
-        return copy
-    with_gradient: Tensor = _InputLaidOut.apply(x, memory_format)
-    return with_gradient
-
-
-class _InputLaidOut(torch.autograd.Function):
-    """A copy of an input in a layout, whose gradient is written in the input's strides."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, memory_format: str) -> Tensor:
-        ctx.strides = torch.empty_like(x).stride()
+    if not x.requires_grad or _is_laid_out(x, memory_format):
         return _laid_out(x, memory_format)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _in_strides(gradient, ctx.strides), None
+    strides = torch.empty_like(x).stride()
+    (copy,) = weight_operators.copied(
+        [x],
+        lambda given: [_laid_out(one, memory_format) for one in given],
+        lambda gradients: [None if one is None else _in_strides(one, strides) for one in gradients],
+    )
+    return copy
 
 
 def _each_laid_out(

@@ -23,6 +23,7 @@ from cudnn_autotune.compile.communication import communicates
 from cudnn_autotune.compile.concatenations import ConcatenationReport
 from cudnn_autotune.compile.each_image import convolve_each_image
 from cudnn_autotune.compile.frozen_weights import FrozenWeights, weights_of, with_constants
+from cudnn_autotune.compile.gradients import start_gradients
 from cudnn_autotune.compile.graph_copies import copied, use_formulas, with_our_convolutions
 from cudnn_autotune.compile.groups import GroupReport, find_groups
 from cudnn_autotune.compile.judges import (
@@ -232,7 +233,8 @@ def compile_tagged(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) 
 
 
 class FusingCompiler:
-    """Inductor's compiler of ATen graphs, with fusion of groups before it. A backward has none.
+    """Inductor's compiler of ATen graphs, with fusion of groups before it. A backward has none, but
+    engines of its gradients are compiled meanwhile.
 
     In the forward of a training graph a group is fused only where the backward needs no value
     within it. Its concatenations stay.
@@ -263,6 +265,7 @@ class FusingCompiler:
             from cudnn_autotune.compile.folding import fold, settle
 
         if arguments.get("is_backward"):
+            start_gradients(graph.graph)
             return compile_tagged(graph, inputs, **arguments)
         is_inference = arguments.get("is_inference", False)
         metadata = torch._guards.TracingContext.get().fw_metadata

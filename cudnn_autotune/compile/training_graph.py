@@ -4,19 +4,29 @@ the layout that the model has or another one."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils._pytree import tree_leaves
 
-from cudnn_autotune.compile.aliasing import value_of, written_among
-from cudnn_autotune.compile.communication import communicates, nested_graphs
-from cudnn_autotune.compile.compiled_graph import OURS, ComparedGraph, Compilation, is_capturing
+from cudnn_autotune.compile.aliasing import written_among
+from cudnn_autotune.compile.communication import communicates
+from cudnn_autotune.compile.comparison import Comparison, convolutions_ms
+from cudnn_autotune.compile.compiled_graph import (
+    EAGER,
+    OURS,
+    ComparedGraph,
+    Compilation,
+    is_capturing,
+)
 from cudnn_autotune.compile.frozen_weights import weights_of
+from cudnn_autotune.compile.gradients import start_gradients
 from cudnn_autotune.compile.graph_copies import (
     copied,
     drop_biases,
@@ -31,12 +41,7 @@ from cudnn_autotune.compile.layouts import (
     in_layout,
     layout_of,
 )
-from cudnn_autotune.compile.norms import (
-    begins_transform,
-    find_norms,
-    running_statistics,
-    serve_norms,
-)
+from cudnn_autotune.compile.norms import find_norms, running_statistics, serve_norms
 from cudnn_autotune.compile.programs import (
     FusingCompiler,
     Options,
@@ -45,11 +50,26 @@ from cudnn_autotune.compile.programs import (
     compile_tagged,
     with_joint_pass,
 )
+from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.timers.programs import Run
 
 WITHOUT_NORMS = f"{OURS}, PyTorch's norms"
 
+# A step cannot win if its convolutions alone take longer than this multiple of another whole step.
+_CLEAR_TIME = 1.1
+
 _log = logging.getLogger(__name__)
+
+
+class _Way(NamedTuple):
+    """A way to compile a graph with gradients."""
+
+    name: str
+    """Name of the program."""
+    with_norms: bool
+    """Whether batch norms are this package's operators."""
+    layout: str | None = None
+    """Another layout than the graph's; None if it keeps its own."""
 
 
 class TrainingGraph(ComparedGraph):
@@ -59,6 +79,9 @@ class TrainingGraph(ComparedGraph):
     whole graph, forward and backward, is then faster: in plain calls by the time of a step, in
     captures of a CUDA graph by the GPU's part of it. Groups of the forward are fused where that is
     faster for the group alone: a graph with one program is not timed as a whole.
+
+    A program in another layout is compiled first. The others are compiled at the first call, unless
+    PyTorch's convolutions in the graph's layout alone take longer than a whole step of it.
     """
 
     def __init__(
@@ -72,48 +95,31 @@ class TrainingGraph(ComparedGraph):
         self._judge = JUDGES[options.fuse]()
         self._written: list[int] = []
         """Places of the buffers that a step changes."""
-        self._with_norms: set[str] = set()
-        """Names of the programs with this package's norms."""
+        self._programs: dict[_Way, Program] = {}
         norms = [] if options.norms == "never" else find_norms(graph.graph)
         record.norms = self._found = [norm.report() for norm in norms]
-        is_serving = any(norm.obstacle is None for norm in norms)
-        measures_norms = is_serving and options.norms == "measure" and options.compare
+        serves = any(norm.obstacle is None for norm in norms)
+        self._measures_norms = serves and options.norms == "measure" and options.compare
         layout = self._layout_to_try()
-        if (measures_norms or (layout is not None and options.compare)) and (
+        if (self._measures_norms or (layout is not None and options.compare)) and (
             why := self._why_not_compared(graph, inputs)
         ) is not None:
             self._give_up(f"the graph {why}")
-            is_serving = is_serving and not measures_norms
-            measures_norms, layout = False, None
-        other = None
-        if layout is not None:
-            name = f"{OURS}, {layout}"
-            other = self._if_possible(name, inputs, is_serving, layout)
-            if other is not None and not options.compare:
-                self._use(name, other)
+            serves = serves and not self._measures_norms
+            self._measures_norms, layout = False, None
+        self._left = _ways(serves, layout)
+        """Ways that may still be compiled, in this order. The last one always works."""
+        self._compile_next(inputs)
+        (first,) = self._programs
+        if first.layout is not None and options.compare and options.memory_format is None:
+            self._find_kept(graph, inputs, options, _fused(self._programs.values()))
+            if self._kept is None or EAGER in self._kept.times_ms:
+                self._use(first, self._programs[first])
+                self._wait({EAGER: Program(_eager(graph)), **self._named()})
                 return
-        ours = None
-        if is_serving and (
-            other is None or not measures_norms or options.memory_format is not None
-        ):
-            ours = self._if_possible(OURS, inputs, True)
-        base = OURS
-        if ours is None or measures_norms:
-            base = WITHOUT_NORMS if is_serving else OURS
-            theirs = compile_training(graph, inputs, options, self._judge, with_norms=False)
-            self._contenders[base] = theirs
-        if ours is not None:
-            self._contenders[OURS] = ours
-        if other is not None:
-            self._contenders[name] = other
-        self._use(base, self._contenders[base])
-        if len(self._contenders) == 1:
-            self._contenders = {}
-            return
-        fused = [[g.is_fused for g in one.groups] for one in self._contenders.values()]
-        self._find_kept(graph, inputs, options, fused)
-        if measures_norms:
-            self._report(False, "it waits to be compared")
+        self._compile_all(inputs)
+        if self._contenders and not self._name:
+            self._find_kept(graph, inputs, options, _fused(self._programs.values()))
 
     def _layout_to_try(self) -> str | None:
         """Returns the layout in which the graph may be faster; None if there is none."""
@@ -122,38 +128,77 @@ class TrainingGraph(ComparedGraph):
         favours = favours_channels_last(self._graph, for_training=True)
         return "channels_last" if favours else None
 
-    def _if_possible(
-        self, name: str, inputs: Sequence[Any], with_norms: bool, layout: str | None = None
-    ) -> Program | None:
-        """Returns a program; None, with a reason in the record's note, if it cannot be compiled."""
-        options = self._options
-        try:
-            program = compile_training(
-                *(self._graph, inputs, options, self._judge),
-                with_norms=with_norms,
-                memory_format=layout,
-            )
-        except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
-            raise
-        except Exception as failure:
-            lack = "norms" if layout is None else name
-            self._record.note = f"no {lack}: {failure}".partition("\n")[0]
-            if layout is None:
-                _log.warning("a compiled graph has %s", self._record.note, exc_info=True)
-                self._report(False, "the program with it could not be compiled")
-            else:
-                _log.info("a compiled graph has %s", self._record.note)
-            return None
-        if with_norms:
-            self._with_norms.add(name)
-        return program
+    def _may_win(self, way: _Way) -> bool:
+        """Returns whether a program may be faster than those that are compiled."""
+        compiled = self._programs
+        if not compiled or not self._options.compare:
+            return not compiled
+        if way.with_norms:
+            return not self._measures_norms or self._options.memory_format is not None
+        return self._measures_norms or all(one.layout is not None for one in compiled)
 
-    def _use(self, name: str, program: Program) -> None:
+    def _compile_next(self, inputs: Sequence[Any]) -> None:
+        """Compiles the next programs, until there is one more or no way is left."""
+        count = len(self._programs)
+        while self._left and len(self._programs) == count:
+            way = self._left.pop(0)
+            if not self._may_win(way):
+                continue
+            try:
+                self._programs[way] = compile_training(
+                    *(self._graph, inputs, self._options, self._judge),
+                    with_norms=way.with_norms,
+                    memory_format=way.layout,
+                )
+            except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins again
+                raise
+            except Exception as failure:
+                if not self._left and not self._programs:
+                    raise
+                self._note_failure(way, failure)
+
+    def _compile_all(self, inputs: Sequence[Any]) -> None:
+        """Compiles all programs that may win. The last one, with the fewest changes, runs until
+        they are compared, or for ever if it is the only one."""
+        while self._left:
+            self._compile_next(inputs)
+        way, program = [*self._programs.items()][-1]
+        self._use(way, program)
+        if len(self._programs) > 1:
+            self._wait(self._named())
+
+    def _named(self) -> dict[str, Program]:
+        """Returns the programs by name, those with the fewest changes first: the first one is the
+        reference for the outputs."""
+        return {way.name: program for way, program in reversed(self._programs.items())}
+
+    def _wait(self, contenders: Mapping[str, Program]) -> None:
+        """Lets programs wait for their comparison."""
+        self._contenders = dict(contenders)
+        if self._measures_norms:
+            self._report(self._record.chosen in self._with_norms, "it waits to be compared")
+
+    @property
+    def _with_norms(self) -> set[str]:
+        """Names of the programs with this package's norms."""
+        return {way.name for way in self._programs if way.with_norms}
+
+    def _note_failure(self, way: _Way, failure: Exception) -> None:
+        """Notes that a program could not be compiled."""
+        lack = "norms" if way.with_norms and way.layout is None else way.name
+        self._record.note = f"no {lack}: {failure}".partition("\n")[0]
+        if way.layout is None:
+            _log.warning("a compiled graph has %s", self._record.note, exc_info=True)
+            self._report(False, "the program with it could not be compiled")
+        else:
+            _log.info("a compiled graph has %s", self._record.note)
+
+    def _use(self, way: _Way, program: Program) -> None:
         """Makes this program run from now on."""
         self._current = self._captured = program
-        self._record.chosen = self._record.chosen_in_captures = name
+        self._record.chosen = self._record.chosen_in_captures = way.name
         self._record.groups = list(program.groups)
-        if name in self._with_norms:
+        if way.with_norms:
             is_asked = self._options.compare
             self._report(True, "it was asked for" if is_asked else "nothing is compared")
 
@@ -190,20 +235,31 @@ class TrainingGraph(ComparedGraph):
             self._choose_if_free(inputs)
         return self._current.run(*inputs)
 
+    def _choose_if_free(self, inputs: Sequence[Any]) -> None:
+        super()._choose_if_free(inputs)
+        if not self._contenders and self._left:  # it was given up
+            note = self._record.note
+            with generators_kept(self._devices):
+                self._compile_all(inputs)
+            self._give_up(note.removeprefix("not compared: "))
+
     def _choose(self, contenders: Mapping[str, Program], inputs: Sequence[Any]) -> None:
         steps = {name: _step(program.run) for name, program in contenders.items()}
-        kept = [(inputs[i], inputs[i].clone()) for i in self._written]
-        record = self._record
-        try:
+        with self._buffers_kept(inputs):
             comparison = self._compared(steps, inputs, self._weights)
-        finally:
-            with torch.no_grad():
-                for buffer, before in kept:
-                    buffer.copy_(before)
+            is_clear = EAGER in contenders and self._is_clear(comparison, steps[EAGER], inputs)
+        if EAGER in contenders and not is_clear:
+            self._compile_all(inputs)
+            contenders, self._contenders = self._contenders, {}
+            if contenders:
+                self._choose(contenders, inputs)
+            return
         if comparison is None:
             self._give_up("there was not enough memory")
             return
+        self._left = []
         self._keep(comparison)
+        record = self._record
         for name, reason in comparison.wrong.items():
             record.note = f"{name}: {reason}"
             _log.warning("the compiled program %r is not used: %s", name, reason)
@@ -214,13 +270,72 @@ class TrainingGraph(ComparedGraph):
         times = record.gpu_times_ms or record.times_ms
         text = ", ".join(f"{ms:.3f} ms by {name}" for name, ms in times.items())
         _log.info("chose %s: a step takes %s", chosen, text)
-        if WITHOUT_NORMS not in contenders:
+        if not self._measures_norms:
             return
         text = record.note
         if with_norms := [times[name] for name in times if name in self._with_norms]:
-            best, without = min(with_norms), times[WITHOUT_NORMS]
+            best, without = min(with_norms), times[next(iter(contenders))]
             text = f"a step takes {best:.3f} ms with norms, {without:.3f} without"
         self._report(chosen in self._with_norms, text)
+
+    @contextmanager
+    def _buffers_kept(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """Takes back, at the end, what steps write into the model's buffers."""
+        kept = [(inputs[i], inputs[i].clone()) for i in self._written]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
+
+    def _is_clear(self, comparison: Comparison | None, eager: Run, inputs: Sequence[Any]) -> bool:
+        """Returns whether a step of the graph's layout is slower than the one that was compared
+        with PyTorch's: its convolutions alone take longer. They are PyTorch's, as in plain
+        Inductor's program.
+
+        Args:
+            eager: PyTorch's step.
+        """
+        if comparison is None or EAGER in (comparison.fastest, comparison.fastest_in_captures):
+            return False
+        if comparison.is_kept or not comparison.gpu_times_ms:
+            return comparison.is_kept
+        try:
+            with self._on_device():
+                least_ms = convolutions_ms(eager, inputs)
+        except torch.OutOfMemoryError:
+            return False
+        name = comparison.fastest
+        step_ms = max(comparison.gpu_times_ms[name], comparison.times_ms[name])
+        return least_ms > _CLEAR_TIME * step_ms
+
+
+def _ways(serves: bool, layout: str | None) -> list[_Way]:
+    """Returns the ways to compile a graph, in the order of compilation.
+
+    Args:
+        serves: whether norms may be this package's operators.
+        layout: another layout that may be faster; None if there is none.
+    """
+    ways = [] if layout is None else [_Way(f"{OURS}, {layout}", serves, layout)]
+    ways += [_Way(OURS, True)] * serves
+    return [*ways, _Way(WITHOUT_NORMS if serves else OURS, False)]
+
+
+def _fused(programs: Iterable[Program]) -> list[list[bool]]:
+    """Returns the decision on each group of each program."""
+    return [[group.is_fused for group in program.groups] for program in programs]
+
+
+def _eager(graph: GraphModule) -> Run:
+    """Returns a graph without a compiler. Autocast keeps no weights: each step has others."""
+
+    def run(*inputs: Any) -> Any:
+        with disable_autocast_cache():
+            return graph(*inputs)
+
+    return run
 
 
 def _step(program: Run) -> Run:
@@ -272,7 +387,6 @@ def compile_training(
         drop_biases(ours)
     patches = dict(options.inductor)
     if memory_format is not None:
-        _check_layout(graph)
         if memory_format == "channels_last":
             use_formulas(ours, keeps_layout=True)
         ours = in_layout(ours, memory_format, for_training=True)
@@ -282,6 +396,8 @@ def compile_training(
         ours.graph.lint()
         ours.recompile()
     patches = with_joint_pass(patches, rewrite_joint)
+    if memory_format is not None:  # Inductor keeps the strides of the trace
+        patches = with_joint_pass(patches, start_gradients)
     fusing = FusingCompiler(judge, weights_of(graph, inputs), len(inputs))
     # The key of AOTAutograd's cache does not show that groups are fused.
     with torch._functorch.config.patch(enable_autograd_cache=False):
@@ -304,17 +420,3 @@ def _adding_in_norms(compile_inner: Callable[..., Any]) -> Callable[..., Any]:
         return compile_inner(graph, inputs, **arguments)
 
     return compile_added
-
-
-def _check_layout(graph: GraphModule) -> None:
-    """Raises ValueError if a graph with gradients keeps its layout: beside what
-    :func:`in_layout` names, if sizes are dynamic, or if it has a graph of its own kind in it or a
-    transform of ``torch.func``."""
-    values = [value_of(node) for node in graph.graph.find_nodes(op="placeholder")]
-    sizes = [size for value in values if isinstance(value, Tensor) for size in value.shape]
-    if any(isinstance(one, torch.SymInt) for one in (*values, *sizes)):
-        raise ValueError("sizes are dynamic")
-    if len(nested_graphs(graph)) > 1:
-        raise ValueError("a part of it is a graph, such as a checkpoint")
-    if any(begins_transform(node) for node in graph.graph.nodes):
-        raise ValueError("it has a transform of torch.func")

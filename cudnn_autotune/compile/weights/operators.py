@@ -8,7 +8,7 @@ package (``fold.cu``, csrc/weights/weights_cuda.cpp).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,28 @@ def laid_out(weights: Sequence[Tensor], channels_last: bool, dtype: torch.dtype)
     """Returns copies of weights of one dtype in a layout, as of :func:`strides_of`, and a dtype. If
     gradients go back through them, each one is in its weight's strides and dtype.
 
-    A weight that is dense in neither layout gets a contiguous gradient.
+    A weight that is dense in neither layout gets a contiguous gradient. One operator for each
+    layout and dtype of the weights writes their gradients.
     """
-    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        copies: Sequence[Tensor] = _LaidOut.apply(channels_last, dtype, *weights)
-        return list(copies)
-    return _laid_out(weights, channels_last, dtype)
+    of_weights = [
+        (weight.stride() == strides_of(weight.shape, True), weight.dtype) for weight in weights
+    ]
+
+    def copy_back(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        found: list[Tensor | None] = [None] * len(gradients)
+        for of_weight in dict.fromkeys(of_weights):
+            alike = {
+                i: gradient
+                for i, gradient in enumerate(gradients)
+                if gradient is not None and of_weights[i] == of_weight
+            }
+            if alike:
+                copies = _laid_out([*alike.values()], *of_weight)
+                for i, copy in zip(alike, copies, strict=True):
+                    found[i] = copy
+        return found
+
+    return copied(weights, lambda given: _laid_out(given, channels_last, dtype), copy_back)
 
 
 def _laid_out(weights: Sequence[Tensor], channels_last: bool, dtype: torch.dtype) -> list[Tensor]:
@@ -51,32 +67,35 @@ def _laid_out(weights: Sequence[Tensor], channels_last: bool, dtype: torch.dtype
     return found
 
 
-class _LaidOut(torch.autograd.Function):
-    """Copies of weights. One operator for each layout and dtype of the weights writes their
-    gradients."""
+def copied(
+    tensors: Sequence[Tensor],
+    copy: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    copy_back: Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]],
+) -> list[Tensor]:
+    """Returns copies of tensors, through which gradients go back.
+
+    Args:
+        copy: makes the copies.
+        copy_back: makes the tensors' gradients of the copies' gradients, some of which are None.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        copies: Sequence[Tensor] = _Copied.apply(copy, copy_back, *tensors)
+        return list(copies)
+    return list(copy(tensors))
+
+
+class _Copied(torch.autograd.Function):
+    """Copies of tensors, as of :func:`copied`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, channels_last: bool, dtype: torch.dtype, *weights: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, copy: Any, copy_back: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.of_weights = [
-            (weight.stride() == strides_of(weight.shape, True), weight.dtype) for weight in weights
-        ]
-        return tuple(_laid_out(weights, channels_last, dtype))
+        ctx.copy_back = copy_back
+        return tuple(copy(tensors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = [None] * len(gradients)
-        alike: dict[Any, list[int]] = {}
-        for i, (gradient, of_weight) in enumerate(zip(gradients, ctx.of_weights, strict=True)):
-            if gradient is not None:
-                alike.setdefault(of_weight, []).append(i)
-        for (channels_last, dtype), places in alike.items():
-            given = [gradient for i in places if (gradient := gradients[i]) is not None]
-            for i, copy in zip(places, _laid_out(given, channels_last, dtype), strict=True):
-                found[i] = copy
-        return None, None, *found
+        return None, None, *ctx.copy_back(gradients)
 
 
 def has_bias(given: int) -> bool:

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import cudnn_autotune as ca
 from cudnn_autotune.compile import compiled_graph, entry, training_graph
 from cudnn_autotune.compile.comparison import Comparison
+from cudnn_autotune.compile.compiled_graph import EAGER
 from cudnn_autotune.compile.training_graph import WITHOUT_NORMS
 
 LAID_OUT = "cudnn_autotune, channels_last"
@@ -236,6 +237,58 @@ def test_a_step_decides_with_norms(loser: str, monkeypatch: pytest.MonkeyPatch) 
     assert last().chosen == (WITHOUT_NORMS if loser == LAID_OUT else LAID_OUT)
     assert {report.is_served for report in last().norms} == {loser != LAID_OUT}
     assert model.norm.num_batches_tracked == 3
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The layouts of the programs that are compiled."""
+    compile_training, found = training_graph.compile_training, []
+
+    def counted(*arguments: Any, memory_format: str | None, **options: Any) -> Any:
+        found.append(memory_format)
+        return compile_training(*arguments, memory_format=memory_format, **options)
+
+    monkeypatch.setattr(training_graph, "compile_training", counted)
+    return found
+
+
+@pytest.mark.parametrize("convolutions_ms", [1.0, 1.2])
+def test_what_cannot_win_is_not_compiled(
+    convolutions_ms: float, programs: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's convolutions alone, in the model's layout, take longer than a step."""
+    compare, seen = compiled_graph.compare, []
+
+    def slowed(*arguments: Any) -> Comparison:
+        found = compare(*arguments)
+        assert found.wrong == {}
+        seen.append(list(found.times_ms))
+        times = dict.fromkeys(found.times_ms, 9.0) | {LAID_OUT: 1.0}
+        return Comparison(times, times, {})
+
+    monkeypatch.setattr(compiled_graph, "compare", slowed)
+    monkeypatch.setattr(training_graph, "convolutions_ms", lambda *_: convolutions_ms)
+    model = Residual()
+    check_steps(model, data(4, 8, 6, 5), lambda one: compiled(one, norms="measure", compare=True))
+    is_clear = convolutions_ms > 1.1
+    assert programs == ["channels_last"] + [None] * (not is_clear)
+    assert seen == [[EAGER, LAID_OUT]] + [[WITHOUT_NORMS, LAID_OUT]] * (not is_clear)
+    assert (last().chosen, last().note) == (LAID_OUT, "")
+    assert all(report.is_served for report in last().norms)
+    assert model.norm.num_batches_tracked == 3
+
+
+@pytest.mark.slow
+def test_without_a_comparison_the_layout_stays(
+    programs: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_graph, "is_within_step", lambda: True)
+    call = compiled(Residual(), norms="measure", compare=True)
+    for step in range(12):
+        call(torch.randn(4, 8, 6, 5)).sum().backward()
+        assert (last().chosen == WITHOUT_NORMS) == ("not compared" in last().note) == (step >= 9)
+    assert programs == ["channels_last", None]
+    assert not any(report.is_served for report in last().norms)
 
 
 @pytest.mark.parametrize("given", ["contiguous", "channels_last"])
