@@ -41,7 +41,12 @@ from cudnn_autotune.compile.layouts import (
     in_layout,
     layout_of,
 )
-from cudnn_autotune.compile.norms import find_norms, running_statistics, serve_norms
+from cudnn_autotune.compile.norms import (
+    begins_transform,
+    find_norms,
+    running_statistics,
+    serve_norms,
+)
 from cudnn_autotune.compile.programs import (
     FusingCompiler,
     Options,

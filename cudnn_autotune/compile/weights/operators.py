@@ -21,6 +21,7 @@ SCALE, VARIANCE, MEAN, BIAS, SHIFT = (1 << i for i in range(5))
 """The bits of the vectors that a weight may have, in the vectors' order."""
 _VECTORS = (SCALE, VARIANCE, MEAN, BIAS, SHIFT)
 _THREADS = 288
+_GRADIENT_BYTES = 2**24
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
 _library.define(
@@ -35,8 +36,9 @@ def laid_out(weights: Sequence[Tensor], channels_last: bool, dtype: torch.dtype)
     """Returns copies of weights of one dtype in a layout, as of :func:`strides_of`, and a dtype. If
     gradients go back through them, each one is in its weight's strides and dtype.
 
-    A weight that is dense in neither layout gets a contiguous gradient. One operator for each
-    layout and dtype of the weights writes their gradients.
+    A weight that is dense in neither layout gets a contiguous gradient. Weights of one layout and
+    dtype have one operator for some ``_GRADIENT_BYTES`` of their gradients, so that few of these
+    are in memory twice.
     """
     of_weights = [
         (weight.stride() == strides_of(weight.shape, True), weight.dtype) for weight in weights
@@ -44,16 +46,21 @@ def laid_out(weights: Sequence[Tensor], channels_last: bool, dtype: torch.dtype)
 
     def copy_back(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         found: list[Tensor | None] = [None] * len(gradients)
-        for of_weight in dict.fromkeys(of_weights):
-            alike = {
-                i: gradient
-                for i, gradient in enumerate(gradients)
-                if gradient is not None and of_weights[i] == of_weight
-            }
-            if alike:
-                copies = _laid_out([*alike.values()], *of_weight)
-                for i, copy in zip(alike, copies, strict=True):
-                    found[i] = copy
+        open_parts: dict[Any, dict[int, Tensor]] = {}
+        parts: list[tuple[Any, dict[int, Tensor]]] = []
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            part = open_parts.setdefault(of_weights[i], {})
+            if not part:
+                parts.append((of_weights[i], part))
+            part[i] = gradient
+            if sum(one.numel() * one.element_size() for one in part.values()) >= _GRADIENT_BYTES:
+                del open_parts[of_weights[i]]
+        for of_weight, part in parts:
+            copies = _laid_out([*part.values()], *of_weight)
+            for i, copy in zip(part, copies, strict=True):
+                found[i] = copy
         return found
 
     return copied(weights, lambda given: _laid_out(given, channels_last, dtype), copy_back)

@@ -150,6 +150,34 @@ def kept_bytes(model: nn.Module, input: Tensor) -> dict[str, int]:
     return kept
 
 
+class Halves(nn.Module):
+    """A detector's block: one half of the channels passes a convolution."""
+
+    def __init__(self, is_split: bool = True) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.SiLU()
+        self.last, self.is_split = nn.Conv2d(8, 4, 3, padding=1), is_split
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.norm(self.conv(x)))
+        one, other = y.chunk(2, 1) if self.is_split else (y[:, :8], y[:, 8:])
+        return torch.cat([one, self.last(other)], 1)
+
+
+class Slices(Halves):
+    def __init__(self) -> None:
+        super().__init__(is_split=False)
+
+
+@pytest.mark.parametrize("make", [Halves, Slices])
+@pytest.mark.basic(1)
+def test_a_part_of_a_norm_is_computed_again(make: Callable[[], nn.Module]) -> None:
+    model = nn.Sequential(make(), nn.Conv2d(12, 8, 1))
+    check_steps(model, data(4, 8, 6, 5), compiled)
+    kept = kept_bytes(model, torch.randn(4, 8, 16, 16))
+    assert kept["always"] <= kept["never"] + 1024, kept
+
+
 @pytest.mark.basic(1)
 @pytest.mark.parametrize("make", [Residual, Projected, SqueezeExcite, Dense])
 def test_no_more_is_kept_for_the_backward(make: Callable[[], nn.Module]) -> None:

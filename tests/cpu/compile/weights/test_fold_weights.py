@@ -207,6 +207,26 @@ def test_a_copy_in_another_layout_is_exact() -> None:
         assert result.stride() == strides_of(weight.shape, True)
 
 
+@pytest.mark.parametrize("most", [1, 100, 2**24])
+def test_gradients_of_copies_are_those_of_weights(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their strides and dtype, however many an operator writes."""
+    monkeypatch.setattr(operators, "_GRADIENT_BYTES", most)
+    given = [torch.randn(4, 3, k, 2, requires_grad=True) for k in (1, 2, 3, 1, 2)]
+    given[1] = given[1].detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    copies = laid_out(given, True, torch.bfloat16)
+    used = [copies[i] for i in (0, 1, 2, 4)]
+    calls = [torch.randn_like(copy) for copy in used]
+    found = torch.autograd.grad(used, given, calls, allow_unused=True)
+    assert found[3] is None
+    for i, call in zip((0, 1, 2, 4), calls, strict=True):
+        gradient = found[i]
+        assert gradient is not None
+        assert (gradient.dtype, gradient.stride()) == (torch.float32, given[i].stride())
+        assert torch.equal(gradient, call.float())
+
+
 def test_nan_and_infinity_pass() -> None:
     weight = torch.tensor([[[float("nan")]], [[float("inf")]], [[1.0]]])
     scale, shift = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([float("inf"), 0.0, 1.0])
