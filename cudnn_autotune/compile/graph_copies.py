@@ -68,7 +68,9 @@ def drop_biases(graph: GraphModule) -> None:
     bias's gradient.
 
     Such a norm subtracts the mean of each channel, and the bias with it. So the output does not
-    depend on the bias, whose gradient is zero. PyTorch's differs from zero by what is rounded.
+    depend on the bias, whose gradient is zero. PyTorch's differs from zero by what is rounded. Zero
+    times the bias is added to the norm's own: a NaN or an infinity goes on into the output, and the
+    bias gets its gradient.
     """
     for norm in list(graph.graph.nodes):
         if norm.op != "call_function" or norm.target not in _FLAGS:
@@ -81,26 +83,33 @@ def drop_biases(graph: GraphModule) -> None:
             and set(convolution.users) == {norm}
         )
         bias = argument_of(convolution, 2, "bias") if is_only else None
-        if not isinstance(bias, Node):
-            continue
+        shift = argument_of(norm, 4, "bias")
         position, flag, default = _FLAGS[norm.target]
-        if argument_of(norm, position, flag, default) is not True:
+        subtracts = argument_of(norm, position, flag, default) is True
+        if not (subtracts and isinstance(bias, Node) and isinstance(shift, Node)):
             continue
-        if norm.target is not F.instance_norm:
+        with graph.graph.inserting_before(norm):
+            shifted = graph.graph.call_function(_with_zero_times, (shift, bias))
+        shifted.meta = dict(shift.meta)
+        _set_argument(norm, 4, "bias", shifted)
+        constant = None
+        if norm.target is not F.instance_norm or argument_of(norm, 1, "running_mean") is not None:
             with graph.graph.inserting_before(convolution):
-                constant = graph.graph.call_function(_with_zero_gradient, (bias,))
+                constant = graph.graph.call_function(torch.Tensor.detach, (bias,))
             constant.meta = dict(bias.meta)
-            convolution.replace_input_with(bias, constant)
-        elif argument_of(norm, 1, "running_mean") is argument_of(norm, 2, "running_var") is None:
-            if len(convolution.args) > 2:
-                convolution.update_arg(2, None)
-            else:
-                convolution.update_kwarg("bias", None)
-            with graph.graph.inserting_after(convolution):
-                output = graph.graph.call_function(_beside_unread, (convolution, bias))
-            output.meta = dict(convolution.meta)
-            norm.replace_input_with(convolution, output)
+        _set_argument(convolution, 2, "bias", constant)
     graph.recompile()
+
+
+def _set_argument(node: Node, position: int, name: str, value: Node | None) -> None:
+    if len(node.args) > position:
+        node.update_arg(position, value)
+    else:
+        node.update_kwarg(name, value)
+
+
+def _with_zero_times(shift: Tensor, bias: Tensor) -> Tensor:
+    return shift + (bias * 0).to(shift.dtype)
 
 
 def argument_of(node: Node, position: int, name: str, default: Any = None) -> Any:
@@ -114,30 +123,3 @@ _FLAGS: dict[Any, tuple[int, str, bool]] = {
     F.batch_norm: (5, "training", False),
     torch.batch_norm: (5, "training", False),
 }
-
-
-def _with_zero_gradient(bias: Tensor) -> Tensor:
-    result: Tensor = _WithUnread.apply(bias, bias)
-    return result
-
-
-def _beside_unread(output: Tensor, bias: Tensor) -> Tensor:
-    """Returns an output that does not depend on a bias, which gets a gradient all the same."""
-    result: Tensor = _WithUnread.apply(output, bias)
-    return result
-
-
-class _WithUnread(torch.autograd.Function):
-    """A tensor, and a bias whose gradient is zero."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(bias)
-        ctx.is_alone = x is bias
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (bias,) = ctx.saved_tensors
-        zero = torch.zeros_like(bias) if ctx.needs_input_grad[1] else None
-        return (None if ctx.is_alone else gradient), zero

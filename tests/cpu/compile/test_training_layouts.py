@@ -338,10 +338,10 @@ def read_twice() -> nn.Module:
     ("make", "is_zero"),
     [
         (lambda: biased(nn.InstanceNorm2d(8, affine=True)), True),
-        (lambda: biased(nn.InstanceNorm2d(8)), True),
         (lambda: biased(nn.BatchNorm2d(8)), True),
         (lambda: biased(nn.BatchNorm2d(8, track_running_stats=False)).eval(), True),
-        (lambda: biased(nn.InstanceNorm2d(8, track_running_stats=True)), False),
+        (lambda: biased(nn.InstanceNorm2d(8)), False),
+        (lambda: biased(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)), True),
         (lambda: biased(nn.BatchNorm2d(8)).eval(), False),
         (lambda: biased(nn.GroupNorm(4, 8)), False),
         (read_twice, False),
@@ -360,6 +360,19 @@ def test_biases_before_norms(make: Callable[[], nn.Module], is_zero: bool) -> No
     twin(x.double())
     for name, buffer in twin.named_buffers():
         torch.testing.assert_close(model.get_buffer(name).double(), buffer.double())
+
+
+@pytest.mark.parametrize("bias", [float("nan"), float("inf")])
+@pytest.mark.basic(1)
+def test_a_bias_that_is_not_finite_reaches_the_output(bias: float) -> None:
+    """It is not lost although a norm subtracts it."""
+    model = biased(nn.InstanceNorm2d(8, affine=True))
+    with torch.no_grad():
+        model.get_parameter("0.bias")[3] = bias
+    x = torch.randn(IMAGES)
+    ran = torch.compile(model, backend="cudnn_autotune", options={"compare": False})
+    assert bool(model(x).isnan().all())
+    assert bool(ran(x).isnan().all())
 
 
 @pytest.mark.slow
