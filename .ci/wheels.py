@@ -8,7 +8,7 @@ A wheel fits one minor release of torch, by its C++ ABI, and the version of Pyth
 script. Wheels of two releases of torch have one name, so each is written into a folder of its own,
 such as dist/torch-2.14. It is then installed into an environment without torch, which must get the
 release that it was built for, imported there, and called. Environments are removed at once: one
-with CUDA takes 5 GB.
+with CUDA takes 5 GB. Standard error tells what begins, with the time of day.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ print(torch.__version__)
 """
 
 
+def tell(text: str) -> None:
+    """Says on standard error what begins now, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
 def fresh(folder: Path) -> list[str]:
     """Makes an environment; returns the command of its interpreter."""
     venv.create(folder, with_pip=True)
@@ -59,12 +64,14 @@ def run(command: list[str]) -> str:
 def build(release: str, into: Path) -> Path:
     """Builds a wheel against a release of torch, which the build finds in its environment."""
     with tempfile.TemporaryDirectory() as folder:
+        tell(f"torch {release}: an environment with it, to build in")
         python = fresh(Path(folder))
         exact = release if release.count(".") > 1 else f"{release}.*"
         run([*python, "-m", "pip", "install", "--quiet", f"torch=={exact}", "numpy"])
         into.mkdir(parents=True, exist_ok=True)
         for old in into.glob("*.whl"):
             old.unlink()
+        tell(f"torch {release}: compiling, which takes minutes")
         run([*python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(into), str(ROOT)])
     (wheel,) = into.glob("*.whl")
     return wheel
@@ -73,6 +80,7 @@ def build(release: str, into: Path) -> Path:
 def try_out(wheel: Path, release: str) -> str:
     """Installs a wheel into a fresh environment and calls a layer; returns the version of torch."""
     with tempfile.TemporaryDirectory() as folder:
+        tell(f"torch {release}: trying {wheel.name} in an empty environment")
         python = fresh(Path(folder))
         # The wheel's metadata cannot name a build such as +cpu.
         wanted = [f"torch=={release}"] if "+" in release else []
