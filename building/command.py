@@ -15,7 +15,8 @@ from typing import Any
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
 
-from building.headers import cuda_include_dirs
+from building.headers import cuda_include_dirs, frontend_include
+from building.kept import Kept, digest
 from building.requirements import build_requirements
 from building.sources import compiled_together, sources, write_if_changed
 
@@ -84,11 +85,30 @@ def build_command(torch: ModuleType) -> type[build_ext]:
             if torch.version.cuda is not None:
                 module.include_dirs += cuda_include_dirs(torch)
             header = self._write_header()
-            module.include_dirs.append(str(header.parent))
-            module.depends += module.sources
-            module.sources = compiled_together(module.sources, header.parent)
-            super().build_extensions()
-            self._write_python(Path(self.get_ext_fullpath(module.name)).parent)
+            library = Path(self.get_ext_fullpath(module.name)).resolve()
+            kept = Kept(Path(self.build_temp, "kept"), self._made_of(module))
+            if kept.copy_to(library):
+                print(f"{library.name}: as it was built before, from the same sources", flush=True)
+            else:
+                module.include_dirs.append(str(header.parent))
+                module.depends += module.sources
+                module.sources = compiled_together(module.sources, header.parent)
+                super().build_extensions()
+                kept.keep(library)
+            self._write_python(library.parent)
+
+        def _made_of(self, module: Any) -> str:
+            facts = {
+                **versions,
+                "torch": torch.version.git_version,
+                "macros": module.define_macros,
+                "arguments": (module.extra_compile_args, module.extra_link_args, module.libraries),
+            }
+            if torch.version.cuda is not None:
+                header = frontend_include() / "cudnn_frontend_version.h"
+                facts["frontend"] = header.read_text(encoding="utf-8")
+            files = [*Path("csrc").rglob("*.*"), *Path("building").glob("*.py")]
+            return digest(facts, [path for path in files if path.is_file()])
 
         def copy_extensions_to_source(self) -> None:
             """setuptools calls this for an editable install."""
