@@ -86,7 +86,9 @@ def build_command(torch: ModuleType) -> type[build_ext]:
                 module.include_dirs += cuda_include_dirs(torch)
             header = self._write_header()
             library = Path(self.get_ext_fullpath(module.name)).resolve()
-            kept = Kept(Path(self.build_temp, "kept"), self._made_of(module))
+            # Not below build_temp, which is a temporary folder in an editable install.
+            name = f"kept-{sys.implementation.cache_tag}-torch-{torch.__version__}"
+            kept = Kept(Path("build", name), self._made_of(module))
             if kept.copy_to(library):
                 print(f"{library.name}: as it was built before, from the same sources", flush=True)
             else:
