@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C, require_cuda_build
-from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.core.json_node import did_you_mean, shown
 from cudnn_autotune.engines.activations import Activation
 
 Operation = Literal["fprop", "dgrad", "wgrad"]
@@ -123,7 +123,8 @@ class ConvProblem:
         pixel_strides: tuple[int, int] | None = None,
     ) -> None:
         if op not in OPERATIONS:
-            raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}")
+            meant = did_you_mean(op, OPERATIONS)
+            raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}{meant}")
         x = _shape("input_shape", input_shape)
         n = len(x) - 2
         w = _shape("weight_shape", weight_shape)

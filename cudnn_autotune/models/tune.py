@@ -24,7 +24,7 @@ from cudnn_autotune.models import memory_format as layouts
 from cudnn_autotune.models.problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.models.tuning import Progress, progress_bar, tune_together
 from cudnn_autotune.nn.modules import check_inputs, check_model
-from cudnn_autotune.nn.untouched import run_once
+from cudnn_autotune.nn.untouched import check_initialized, run_once
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import events, gain, settings, tune_problem
 from cudnn_autotune.tuning.choice_log import choices
@@ -228,6 +228,7 @@ def can_tune() -> bool:
 
 def try_inputs(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Runs the model's forward where nothing is tuned, so that a program's error is found there."""
+    check_initialized(model)
     if is_among_ranks():  # the others may not run theirs
         return
     try:

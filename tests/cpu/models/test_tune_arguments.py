@@ -60,6 +60,8 @@ def test_bad_inputs_are_named(tune: Any) -> None:
     if not torch.cuda.is_available():  # there the model's own error comes from its run
         with pytest.raises(ValueError, match="inputs must be what Conv2d takes, and it raises"):
             tune(LAYER, "x")
+        with pytest.raises(ValueError, match="model must have been called once"):
+            tune(ca.LazyConv2d(4, 3), X)
 
 
 @pytest.mark.parametrize(("train", "count"), [(True, 5), (False, 3)])

@@ -98,6 +98,7 @@ def test_the_environment_is_read_then_setters_win() -> None:
         (lambda: ca.set_sampling("sustaind"), "sustained"),
         (lambda: ca.set_new_shapes("onlin"), "online"),  # type: ignore[arg-type]
         (lambda: ca.set_store(mode="readwrite"), "read_write"),
+        (lambda: ca.ConvProblem("fprp", (1, 3, 8, 8), (4, 3, 3, 3)), "fprop"),  # type: ignore[arg-type]
         (lambda: Options.read(None, {"samplin": "race"}), "sampling"),
         (lambda: Options.read(None, {"max_autotun": True}), "max_autotune"),
         (lambda: Options.read(None, {"fuse": "alway"}), "always"),
