@@ -108,7 +108,7 @@ def _convolution(dims: int) -> Convolution:
                 float32 or float64. Others go to PyTorch.
             bias: ``(K,)``, or None.
             stride, padding, dilation, groups: as PyTorch's; padding may be ``"same"`` or
-                ``"valid"``.
+                ``"valid"``, or have twice as many numbers: all before, then all after.
             sampling: one of ``cudnn_autotune.sampling.names()``; None stands for the settings'.
             workspace_limit: the most bytes of workspace that the engine may need; None stands for
                 the settings'.
@@ -200,7 +200,7 @@ def general(
         return marked(name, arguments, sampling, workspace_limit)
     enter_policy(sampling, workspace_limit)
     try:
-        output: Tensor = getattr(F, name)(*arguments)
+        output: Tensor = getattr(F, name)(*_with_pytorchs_padding(name, arguments))
     finally:
         leave_policy()
     return output
@@ -237,16 +237,22 @@ def marked(
         and not _is_exported()
         and type(groups) is not bool  # PyTorch's function refuses a bool, and its operator does not
     ):
-        output: Tensor = getattr(F, name)(*arguments)
+        output: Tensor = getattr(F, name)(*_with_pytorchs_padding(name, arguments))
         return output
     # PyTorch's operator would add the batch, and pad, behind the mark.
     is_unbatched = input.dim() == weight.dim() - 1
     if is_unbatched:
         input = input.unsqueeze(0)
     if padding == "same" and all(s == 1 for s in _for_each(stride, name)):
-        input, padding = _padded(input, weight, _for_each(others[0], name))
-    limit = -1 if workspace_limit is None else workspace_limit
-    input = torch.ops.cudnn_autotune.mark_input(input, sampling or "", limit)
+        dilation = _for_each(others[0], name)
+        every = dilation * (weight.dim() - 2) if len(dilation) == 1 else dilation
+        padding = same_padding(every, weight.shape[2:])
+    padding, extra = _split(name, padding)
+    policy = (sampling or "", -1 if workspace_limit is None else workspace_limit)
+    if extra:
+        input = torch.ops.cudnn_autotune.mark_padded(input, extra, *policy)
+    else:
+        input = torch.ops.cudnn_autotune.mark_input(input, *policy)
     # The operator, since a function mode would see the function a second time. It takes no integer
     # for a list.
     first = padding if isinstance(padding, str) else _for_each(padding, name)
@@ -289,15 +295,26 @@ def _for_each(value: Ints, name: str) -> list[int]:
     return [cast("int", value)] * int(name[-2])
 
 
-def _padded(input: Tensor, weight: Tensor, dilation: list[int]) -> tuple[Tensor, list[int]]:
-    """Pads by the difference of the two sides of ``padding="same"``, as PyTorch does, and returns
-    the common padding."""
-    dims = weight.dim() - 2
-    both = same_padding(dilation * dims if len(dilation) == 1 else dilation, weight.shape[2:])
-    before, after = both[:dims], both[dims:]
-    if before != after:
-        input = F.pad(input, [s for d in reversed(range(dims)) for s in (0, after[d] - before[d])])
-    return input, list(before)
+def _with_pytorchs_padding(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns arguments of PyTorch's function: an uneven padding is padded onto the input."""
+    input, weight, bias, stride, padding, *others = arguments
+    padding, extra = _split(name, padding)
+    if extra:
+        n = len(extra) // 2
+        input = F.pad(input, [size for d in reversed(range(n)) for size in extra[d::n]])
+    return (input, weight, bias, stride, padding, *others)
+
+
+def _split(name: str, padding: Any) -> tuple[Any, list[int]]:
+    """Splits a padding of both sides into what both sides have, and what one side has more: first
+    before each dimension, then after each; nothing where the sides are even, or are not given."""
+    n = int(name[-2])
+    has_sides = isinstance(padding, (tuple, list)) and len(padding) == 2 * n
+    if "transpose" in name or not has_sides:
+        return padding, []
+    both = [min(before, after) for before, after in zip(padding[:n], padding[n:], strict=True)]
+    extra = [side - least for side, least in zip(padding, both * 2, strict=True)]
+    return both, extra if any(extra) else []
 
 
 conv1d = _convolution(1)

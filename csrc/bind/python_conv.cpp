@@ -80,22 +80,41 @@ struct PolicyArguments {
   }
 };
 
-// The padding of padding="same", before and after in each dimension. PyTorch puts the odd one of an
-// uneven number behind.
+// The argument `padding`: an int or a tuple of one for each dimension; of a convolution that is not
+// transposed also a tuple of twice as many, or "same".
 template <size_t dims>
-std::array<int64_t, 2 * dims> same_padding(const at::Tensor& weight, const Ints<dims>& dilation) {
-  std::array<int64_t, 2 * dims> padding;
-  for (size_t d = 0; d < dims; ++d) {
-    const int64_t both = dilation.values[d] * (weight.size(static_cast<int64_t>(2 + d)) - 1);
-    padding[d] = both / 2;
-    padding[dims + d] = both - both / 2;
-  }
-  return padding;
-}
+struct Padding {
+  std::array<int64_t, 2 * dims> sides{};  // before each dimension, then after each
+  bool is_same = false;                   // the sides depend on the weight: see set_same()
 
-bool is_same(PyObject* object) {
-  return PyUnicode_CheckExact(object) && PyUnicode_CompareWithASCIIString(object, "same") == 0;
-}
+  bool read(PyObject* object, bool transposed) {
+    is_same = !transposed && PyUnicode_CheckExact(object) &&
+              PyUnicode_CompareWithASCIIString(object, "same") == 0;
+    if (is_same) return true;
+    Ints<dims> both{};
+    if (both.read(object)) {
+      std::copy_n(both.values.begin(), dims, sides.begin());
+      std::copy_n(both.values.begin(), dims, sides.begin() + dims);
+      return true;
+    }
+    Ints<2 * dims> each{};
+    if (transposed || !each.read(object)) return false;
+    sides = each.values;
+    return true;
+  }
+  // PyTorch puts the odd one of an uneven number behind.
+  void set_same(const at::Tensor& weight, const Ints<dims>& dilation) {
+    for (size_t d = 0; d < dims; ++d) {
+      const int64_t both = dilation.values[d] * (weight.size(static_cast<int64_t>(2 + d)) - 1);
+      sides[d] = both / 2;
+      sides[dims + d] = both - both / 2;
+    }
+  }
+  at::IntArrayRef before() const { return {sides.data(), dims}; }
+  bool is_uneven() const {
+    return !std::equal(sides.begin(), sides.begin() + dims, sides.begin() + dims);
+  }
+};
 
 // Whether nothing stands between a call and the kernel: no gradient is recorded, and nothing casts,
 // transforms or watches.
@@ -135,16 +154,15 @@ PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
   constexpr Py_ssize_t kArguments = transposed ? 10 : 9;
   if (!has_count(count, kArguments)) return nullptr;
   const bool has_bias = args[2] != Py_None;
-  const bool pads_same = !transposed && is_same(args[4]);
   Ints<dims> stride{};
-  Ints<dims> padding{};
+  Padding<dims> padding;
   Ints<dims> output_padding{};
   Ints<dims> dilation{};
   int64_t groups = 0;
   PolicyArguments policy;
   if (!THPVariable_CheckExact(args[0]) || !THPVariable_CheckExact(args[1]) ||
       (has_bias && !THPVariable_CheckExact(args[2])) || !stride.read(args[3]) ||
-      (!pads_same && !padding.read(args[4])) || (transposed && !output_padding.read(args[5])) ||
+      !padding.read(args[4], transposed) || (transposed && !output_padding.read(args[5])) ||
       !read_int(args[6], groups) || !dilation.read(args[transposed ? 7 : 5]) ||
       !policy.read(args[kArguments - 2], args[kArguments - 1]) ||
       at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing()) {
@@ -162,29 +180,29 @@ PyObject* conv(PyObject*, PyObject* const* args, Py_ssize_t count) {
       !at::autocast::is_autocast_enabled(at::kCUDA)) {
     Py_RETURN_NOTIMPLEMENTED;
   }
-  std::array<int64_t, 2 * dims> sides{};
-  bool pads_unevenly = false;
-  if (pads_same) {
-    sides = same_padding<dims>(weight, dilation);
-    std::copy_n(sides.begin(), dims, padding.values.begin());
-    pads_unevenly = !std::equal(sides.begin(), sides.begin() + dims, sides.begin() + dims);
-    const bool strides = std::any_of(stride.values.begin(), stride.values.end(),
-                                     [](int64_t value) { return value != 1; });
-    // PyTorch refuses strides. It pads the input first, and so does this package where a gradient
-    // is recorded: the operator has none.
-    if (strides || (pads_unevenly && !is_bare(input, weight, bias))) Py_RETURN_NOTIMPLEMENTED;
+  if (padding.is_same) {
+    padding.set_same(weight, dilation);
+    // PyTorch refuses strides.
+    if (std::any_of(stride.values.begin(), stride.values.end(),
+                    [](int64_t value) { return value != 1; })) {
+      Py_RETURN_NOTIMPLEMENTED;
+    }
   }
+  // PyTorch pads the input first, and so does this package where a gradient is recorded: the
+  // operator has none.
+  const bool pads_unevenly = padding.is_uneven();
+  if (pads_unevenly && !is_bare(input, weight, bias)) Py_RETURN_NOTIMPLEMENTED;
   at::Tensor output;
   {
     const pybind11::gil_scoped_release without_gil;
     if (pads_unevenly) {
       output = convolve(input, weight, bias, c10::fromIntArrayRefKnownNonNegative(stride.values),
-                        c10::fromIntArrayRefKnownNonNegative(sides),
+                        c10::fromIntArrayRefKnownNonNegative(padding.sides),
                         c10::fromIntArrayRefKnownNonNegative(dilation.values), groups, policy);
     } else {
       const PolicyScope scope(policy.sampling, policy.workspace_limit);
-      output = at::convolution(input, weight, bias, stride.values, padding.values, dilation.values,
-                               transposed, output_padding.values, groups);
+      output = at::convolution(input, weight, bias, stride.values, padding.before(),
+                               dilation.values, transposed, output_padding.values, groups);
     }
   }
   return THPVariable_Wrap(std::move(output));

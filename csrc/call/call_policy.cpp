@@ -112,9 +112,7 @@ void label_derivative(const at::Tensor& input, const at::Tensor& output) {
   }
 }
 
-at::Tensor marked_copy(const at::Tensor& input, std::string_view sampling,
-                       int64_t workspace_limit) {
-  at::Tensor copy = input.clone();
+at::Tensor marked(at::Tensor copy, std::string_view sampling, int64_t workspace_limit) {
   copy.unsafeGetTensorImpl()->set_backend_meta(
       c10::make_intrusive<PolicyMark>(resolve(sampling, workspace_limit)));
   return copy;

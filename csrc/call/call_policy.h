@@ -47,8 +47,8 @@ class PolicyScope {
 // `output`. Autograd computes it later, on a thread of its own.
 void label_derivative(const at::Tensor& input, const at::Tensor& output);
 
-// A copy of the tensor that carries a policy to the convolution whose input it is.
-at::Tensor marked_copy(const at::Tensor& input, std::string_view sampling, int64_t workspace_limit);
+// A new tensor, which from here on carries a policy to the convolution whose input it is.
+at::Tensor marked(at::Tensor copy, std::string_view sampling, int64_t workspace_limit);
 
 // The policy of the process, as arguments of an operator.
 struct ProcessWidePolicy {

@@ -144,9 +144,10 @@ def _is_in_compiled() -> bool:
 
 def modes_of(graph: GraphModule) -> set[str | None]:
     """Returns the sampling modes that the layers of a graph of Dynamo name; None: the settings'."""
-    mark = torch.ops.cudnn_autotune.mark_input
-    marks = [node for node in all_nodes(graph) if node.target in (mark, mark.default)]
-    return {node.args[1] or None for node in marks}  # type: ignore[misc]
+    ours = torch.ops.cudnn_autotune
+    targets = [t for mark in (ours.mark_input, ours.mark_padded) for t in (mark, mark.default)]
+    marks = [node for node in all_nodes(graph) if node.target in targets]
+    return {node.args[-2] or None for node in marks}  # type: ignore[misc]
 
 
 def is_kept(modes: Iterable[str | None]) -> bool:

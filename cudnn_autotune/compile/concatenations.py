@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.groups import reads_in_place
-from cudnn_autotune.compile.inductor import _mark_input
+from cudnn_autotune.compile.inductor import MARKS, Mark
 from cudnn_autotune.engines.conv_layout import conv_memory_format
 from cudnn_autotune.engines.problem import DTYPES, MOST_ALIGNED, ConvProblem
 
@@ -72,17 +72,17 @@ class ConvolutionCall(NamedTuple):
         if node.target is not _convolution:
             return None
         marked, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
-        if transposed or marked.target is not _mark_input:
+        mark = Mark.of(marked)
+        if transposed or mark is None:
             return None
-        input, *policy = marked.args
-        options = (stride, padding, dilation, groups, "", *policy)
-        return cls(node, (input, weight, bias, None, None), options)
+        options = (stride, mark.padding(padding), dilation, groups, "", *mark.policy)
+        return cls(node, (mark.source, weight, bias, None, None), options)
 
     @classmethod
     def reading(cls, user: Node) -> ConvolutionCall | None:
         """Returns the convolution that uses a value, directly or by a mark; None for other
         users."""
-        if user.target is _mark_input:
+        if user.target in MARKS:
             found = [cls.of(convolution) for convolution in user.users]
             return found[0] if len(found) == 1 else None
         return cls.of(user)

@@ -37,6 +37,8 @@ def _convolve_each_image(graph: Graph, node: Node) -> None:
     users = list(node.users)
     if bias is not None or isinstance(padding, str) or not all(map(_reshapes, (joined, *users))):
         return
+    if isinstance(padding, (tuple, list)) and len(padding) > 2:
+        return  # one side more than the other
     images = joined.args[0] if joined.args else joined.kwargs["input"]
     tensors = fake_tensors([images, joined, weight, node, *users])
     dtypes = {value.dtype for value in tensors.values()}

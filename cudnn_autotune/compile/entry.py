@@ -77,9 +77,10 @@ def _why_plain(
     graph: GraphModule, tensors: Sequence[Tensor], settings: Options, needs_gradient: bool
 ) -> str | None:
     """Returns the reason why this backend leaves a graph to Inductor; None if it does not."""
-    mark = torch.ops.cudnn_autotune.mark_input
+    ours = torch.ops.cudnn_autotune
+    marks = [t for mark in (ours.mark_input, ours.mark_padded) for t in (mark, mark.default)]
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
-    if not targets & {mark, mark.default, *COUNTERPARTS}:
+    if not targets & {*marks, *COUNTERPARTS}:
         return "the graph has no convolution"
     if "always" not in (settings.fuse, settings.norms) and not any(
         tensor.is_cuda for tensor in tensors

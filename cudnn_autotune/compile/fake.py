@@ -54,13 +54,15 @@ def _(
     _check_operands(input, weight)
     n = len(stride)
     pads = len(padding) > n
-    padded = input
-    if pads:  # PyTorch pads so for padding="same"
-        rest = [after - before for before, after in zip(padding[:n], padding[n:], strict=True)]
-        padded = F.pad(input, [size for one in reversed(rest) for size in (0, one)])
+    padded, both = input, padding
+    if pads:
+        sides = list(zip(padding[:n], padding[n:], strict=True))
+        both = [min(side) for side in sides]
+        rest = [side - both[d] for d in reversed(range(n)) for side in sides[d]]
+        padded = F.pad(input, rest)
     # PyTorch's operator refuses unfit arguments.
     output = torch.ops.aten.convolution(
-        padded, weight, bias, stride, padding[:n], dilation, False, [0] * n, groups
+        padded, weight, bias, stride, both, dilation, False, [0] * n, groups
     )
     return _empty(output.shape, input, weight, is_image_of_height_1(input, weight, pads))
 

@@ -21,7 +21,7 @@ from sympy import Add, Dummy, Expr, Float, Integer, Mul, Pow, Rational, expand
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cudnn_autotune.compile.inductor import _mark_input
+from cudnn_autotune.compile.inductor import MARKS
 from cudnn_autotune.compile.weights.operators import (
     BIAS,
     MEAN,
@@ -127,7 +127,7 @@ def settle(graph: Graph, foldings: Sequence[Folding]) -> None:
         if folding in kept:
             marked: Any = convolution.args[0]
             _erase(graph, folding.original)
-            if marked.target is _mark_input and not marked.users:
+            if marked.target in MARKS and not marked.users:
                 graph.erase_node(marked)
         else:
             convolution.target = _convolution

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from cudnn_autotune.compile.aliasing import value_of
 from cudnn_autotune.compile.formulas import FORMULAS
+from cudnn_autotune.compile.pads import fold_pads
 from cudnn_autotune.nn.counterparts import CONVOLUTIONS, COUNTERPARTS
 
 
@@ -35,13 +36,15 @@ def copied(graph: GraphModule) -> GraphModule:
 def with_our_convolutions(
     graph: GraphModule, sampling: str | None, workspace_limit: int | None
 ) -> GraphModule:
-    """Returns a copy of a graph in which PyTorch's convolutions are this package's."""
+    """Returns a copy of a graph in which PyTorch's convolutions are this package's, and pad what is
+    padded with zeros in front of them."""
     graph = copied(graph)
     policy = {"sampling": sampling, "workspace_limit": workspace_limit}
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.target in COUNTERPARTS:
             node.target = COUNTERPARTS[node.target]
             node.kwargs = {**node.kwargs, **policy}
+    fold_pads(graph)
     graph.recompile()
     return graph
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.activations import Decompositions, Match, find_activations
-from cudnn_autotune.compile.inductor import _mark_input
+from cudnn_autotune.compile.inductor import MARKS, Mark
 from cudnn_autotune.engines.conv_layout import conv_memory_format, is_image_of_height_1
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem, as_images
 
@@ -85,16 +85,14 @@ class Group:
 
     @property
     def input(self) -> Node:
-        node: Any = self.marked
-        return node.args[0] if node.target is _mark_input else node
+        mark = Mark.of(self.marked)
+        return self.marked if mark is None else mark.source
 
     @property
     def policy(self) -> tuple[str, int]:
         """The sampling and workspace limit of the convolution, as operators take them."""
-        sampling, workspace_limit = "", -1
-        if self.marked.target is _mark_input:
-            _, sampling, workspace_limit = self.marked.args  # type: ignore[assignment]
-        return sampling, workspace_limit
+        mark = Mark.of(self.marked)
+        return ("", -1) if mark is None else mark.policy
 
     @property
     def device(self) -> torch.device:
@@ -110,8 +108,12 @@ class Group:
 
     @property
     def geometry(self) -> tuple[Any, Any, Any, Any]:
-        """Stride, padding, dilation, groups."""
+        """Stride, padding, dilation, groups. An uneven padding has what is before each dimension,
+        then what is after each."""
         _, _, _, stride, padding, dilation, _, _, groups = self.convolution.args
+        mark = Mark.of(self.marked)
+        if mark is not None and mark.extra:
+            padding = mark.padding(padding)  # type: ignore[arg-type]
         return stride, padding, dilation, groups
 
     @property
@@ -167,7 +169,7 @@ class Group:
             residual=self.residual is not None,
             activation=self.activation,
         )
-        if not is_image_of_height_1(x, w, pads=False):
+        if not is_image_of_height_1(x, w, pads=len(padding) > len(stride)):
             return problem
         return replace(as_images(problem), memory_format=torch.channels_last)
 
@@ -265,8 +267,7 @@ def _obstacle(convolution: Node) -> str | None:
         return f"it is in {', '.join(sorted({str(v.dtype) for v in values}))}"
     if values[0].dim() != values[1].dim():
         return "its input has no batch"
-    is_marked = x.target is _mark_input  # type: ignore[union-attr]
-    if values[0].is_cuda and not is_marked:
+    if values[0].is_cuda and Mark.of(x) is None:
         return "it is PyTorch's own"
     return None
 
@@ -347,7 +348,7 @@ def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
         group.output.replace_all_uses_with(fused)
         for node in reversed(group.nodes):
             graph.erase_node(node)
-        if marked.target is _mark_input and not marked.users:
+        if marked.target in MARKS and not marked.users:
             graph.erase_node(marked)
 
 

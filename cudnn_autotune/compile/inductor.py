@@ -12,6 +12,9 @@ layout is settled and ``aten.convolution`` is lowered, a call with a marked inpu
 ``conv_fprop`` or ``conv_transpose``. Under ``max-autotune`` it is one choice beside Inductor's
 templates.
 
+A convolution that pads one side more has the marker ``mark_padded``, which pads by the difference.
+Its lowering and its backward leave the padding to the operators, and no padded tensor exists.
+
 The output of a transposed convolution has a marker too. Without one Inductor would fold following
 operators into the weight. That is wrong for equal numbers of input and output channels: it scales
 the input channels (torch 2.11).
@@ -34,7 +37,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -56,7 +59,10 @@ _log = logging.getLogger(__name__)
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
 _mark_input = torch.ops.cudnn_autotune.mark_input.default
+_mark_padded = torch.ops.cudnn_autotune.mark_padded.default
 _mark_output = torch.ops.cudnn_autotune.mark_output.default
+MARKS = (_mark_input, _mark_padded)
+"""Targets of the nodes that mark an input."""
 _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _conv_transpose = torch.ops.cudnn_autotune.conv_transpose.default
 _conv_dgrad = torch.ops.cudnn_autotune.conv_dgrad.default
@@ -72,6 +78,49 @@ def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
 
 for _name in ("mark_input", "mark_output"):
     torch.library.register_fake(f"cudnn_autotune::{_name}", _fake_copy, lib=_library)
+
+
+@torch.library.register_fake("cudnn_autotune::mark_padded", lib=_library)
+def _(input: Tensor, padding: Sequence[int], *policy: object) -> Tensor:
+    return torch.constant_pad_nd(input, _in_pairs(padding))
+
+
+def _in_pairs(padding: Sequence[int]) -> list[int]:
+    """Returns a padding before all dimensions, then after all, in the order of
+    ``constant_pad_nd``."""
+    n = len(padding) // 2
+    return [size for d in reversed(range(n)) for size in padding[d::n]]
+
+
+class Mark(NamedTuple):
+    """The mark of a convolution's input."""
+
+    source: Any
+    """Node of the input."""
+    extra: Sequence[int]
+    """Padding beyond the convolution's own, first before each dimension and then after each; empty
+    if both sides are even."""
+    policy: tuple[str, int]
+    """Sampling and workspace limit, as operators take them."""
+
+    @classmethod
+    def of(cls, node: Any) -> Mark | None:
+        """Returns a node's mark; None of any other node, and of one that pads by unknown sizes."""
+        target = getattr(node, "target", None)
+        if target is _mark_input:
+            source, sampling, workspace_limit = node.args
+            return cls(source, (), (sampling, workspace_limit))
+        if target is _mark_padded and all(isinstance(size, int) for size in node.args[1]):
+            source, extra, sampling, workspace_limit = node.args
+            return cls(source, extra, (sampling, workspace_limit))
+        return None
+
+    def padding(self, both: Sequence[int]) -> list[int]:
+        """Returns the padding for an operator of this package, given the convolution's."""
+        if not self.extra:
+            return list(both)
+        pairs = zip((*both, *both), self.extra, strict=True)
+        return [least + more for least, more in pairs]
 
 
 def _backward_of_marked(
@@ -94,23 +143,25 @@ def _backward_of_marked(
     """
     if transposed and any(p >= s for p, s in zip(output_padding, stride, strict=True)):
         return NotImplemented
-    found = _unmarked(input)
-    if found is None:
+    mark = Mark.of(_traced(input))
+    if mark is None:
         return NotImplemented
-    x, policy = found
+    x = _value_of(mark.source)
     is_known = all(isinstance(size, int) for size in grad_output.shape)
     if is_known and (
-        is_image_of_height_1(x, weight, pads=False)
+        is_image_of_height_1(x, weight, pads=bool(mark.extra))
         or conv_memory_format(x, weight) != torch.contiguous_format
     ):
         # All operators of the backward read it so.
         grad_output = laid_out(grad_output, torch.channels_last)
-    rest = (stride, padding, dilation, groups, *policy)
+    rest = (stride, mark.padding(padding), dilation, groups, *mark.policy)
     of_input = of_weight = of_bias = None
     if output_mask[0] and transposed:
         of_input = _conv_fprop(grad_output, weight, None, *rest)
     elif output_mask[0]:
         of_input = _conv_dgrad(grad_output, weight, x.shape, *rest)
+        if mark.extra:  # the mark's own backward takes it away: see _backward_of_padding
+            of_input = torch.constant_pad_nd(of_input, _in_pairs(mark.extra))
     if output_mask[1]:
         pair = (x, grad_output) if transposed else (grad_output, x)
         of_weight = _conv_wgrad(*pair, weight.shape, *rest)
@@ -119,25 +170,45 @@ def _backward_of_marked(
     return of_input, of_weight, of_bias
 
 
-def _unmarked(tensor: Tensor) -> tuple[Tensor, tuple[str, int]] | None:
-    """Returns the original of a marked tensor, in the graph being traced, and the policy; None if
-    the tensor is not marked."""
+def _backward_of_padding(tensor: Tensor, padding: Sequence[int], value: float = 0.0) -> Any:
+    """Decomposes ``aten.constant_pad_nd`` where it takes away what another one has padded.
+
+    Returns NotImplemented for all others.
+    """
+    if all(isinstance(size, int) and size >= 0 for size in padding):
+        return NotImplemented
+    node = _traced(tensor)
+    if getattr(node, "target", None) is not torch.ops.aten.constant_pad_nd.default:
+        return NotImplemented
+    source, padded, *_ = node.args
+    is_inverse = len(padded) == len(padding) and all(
+        isinstance(one, int) and isinstance(other, int) and one == -other
+        for one, other in zip(padded, padding, strict=True)
+    )
+    return _value_of(source) if is_inverse else NotImplemented
+
+
+def _traced(tensor: Tensor) -> Any:
+    """Returns the node of a tensor in the graph being traced; None if there is none."""
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    traced = None if mode is None else proxy_tensor.get_proxy_slot(tensor, mode.tracer, None)
+    return None if traced is None else traced.proxy.node
+
+
+def _value_of(node: Any) -> Tensor:
+    """Returns the tensor of a node in the graph being traced."""
     from torch.fx import Proxy
     from torch.fx.experimental import proxy_tensor
 
     mode = proxy_tensor.get_proxy_mode()
-    if mode is None:
-        return None
-    traced = proxy_tensor.get_proxy_slot(tensor, mode.tracer, None)
-    if traced is None or traced.proxy.node.target is not _mark_input:
-        return None
-    arguments: Any = traced.proxy.node.args
-    source, sampling, workspace_limit = arguments
+    assert mode is not None
     with proxy_tensor.disable_proxy_modes_tracing():
-        unmarked = _fake_copy(tensor)
-    proxy = Proxy(source, mode.tracer)
-    proxy_tensor.track_tensor_tree(unmarked, proxy, constant=None, tracer=mode.tracer)
-    return unmarked, (sampling, workspace_limit)
+        value = _fake_copy(node.meta["val"])
+    proxy = Proxy(node, mode.tracer)
+    proxy_tensor.track_tensor_tree(value, proxy, constant=None, tracer=mode.tracer)
+    return value
 
 
 class _MarkedConvolution:
@@ -250,13 +321,12 @@ def _register(conv: Any) -> None:
         return any(evaluate(Ne(own, wanted)) and evaluate(Ne(n, 1)) for n, own, wanted in layout)
 
     def lower_convolution(*args: Any, **kwargs: Any) -> Any:
-        input: Any = V.graph.current_node.args[0]
-        is_autotuned = config.max_autotune or config.max_autotune_gemm
-        if getattr(input, "target", None) is not _mark_input or (
-            # In that mode Inductor may choose after the graph of a C++ call is gone.
-            V.graph.cpp_wrapper and is_autotuned
-        ):
+        marked: Any = V.graph.current_node.args[0]
+        mark = Mark.of(marked)
+        if mark is None or is_left_to_inductor():
             return lower_aten(*args, **kwargs)
+        if leaves_padding(marked):
+            args = (*args[:4], mark.padding(args[4]), *args[5:])
         weight: Any = V.graph.current_node.args[1]
         value = weight.meta["val"]
         if value.dim() == 3 and value.dtype != torch.float64 and is_channels_last_image(value):
@@ -265,17 +335,41 @@ def _register(conv: Any) -> None:
             args = (args[0], in_order(weight, args[1], order), *args[2:])
         for choice in choices.values():
             choice.use_fallback_kernel = V.graph.cpp_wrapper
-        marked = _MarkedConvolution(choices, *input.args[1:])
+        ours = _MarkedConvolution(choices, *mark.policy)
         atens = conv.aten_convolution, conv.conv_layout
-        conv.aten_convolution, conv.conv_layout = marked, marked.layout
+        conv.aten_convolution, conv.conv_layout = ours, ours.layout
+        # Inductor's templates pad both sides alike.
+        backends = "ATEN" if leaves_padding(marked) else config.max_autotune_conv_backends
         try:
-            return lower_aten(*args, **kwargs)
+            with config.patch(max_autotune_conv_backends=backends):
+                return lower_aten(*args, **kwargs)
         finally:
             conv.aten_convolution, conv.conv_layout = atens
+
+    def is_left_to_inductor() -> bool:
+        """Returns whether marked convolutions are ATen's: under ``max-autotune`` Inductor may
+        choose after the graph of a C++ call is gone."""
+        return V.graph.cpp_wrapper and (config.max_autotune or config.max_autotune_gemm)
+
+    def leaves_padding(marked: Any) -> bool:
+        """Returns whether a marked node leaves a padding to the operators that read it."""
+        return (
+            marked.target is _mark_padded
+            and Mark.of(marked) is not None
+            and not is_left_to_inductor()
+            and all(user.target is aten_convolution for user in marked.users)
+        )
+
+    def lower_padding(tensor: Any, padding: Sequence[Any], *_: Any) -> Any:
+        if leaves_padding(V.graph.current_node):
+            return tensor
+        pad = lowering.lowerings[torch.ops.aten.constant_pad_nd.default]
+        return pad(tensor, _in_pairs(padding), 0)
 
     lowering.lowerings[aten_convolution] = lower_convolution
     for marker in (_mark_input, _mark_output):
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
+    lowering.register_lowering(_mark_padded, type_promotion_kind=None)(lower_padding)
 
     def lay_out(node: Any, *operands: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the arguments of an operator of the backward into the layouts that it needs. Other
@@ -295,7 +389,10 @@ def _register(conv: Any) -> None:
     ) -> tuple[Any, dict[str, Any]]:
         """Puts the operands of a fused convolution into its layout."""
         values = [argument.meta["val"] for argument in node.args[:2]]
-        order = _order_of(values[0], values[1], _is_fprop_of_height_1(*values))
+        stride, padding = node.args[4:6]
+        pads = len(padding) > len(stride)
+        has_height_1 = is_image_of_height_1(values[0], values[1], pads=pads)
+        order = _order_of(values[0], values[1], has_height_1)
         if V.graph.layout_opt and values[0].dim() == 4 and values[0].dtype != torch.float64:
             # Inductor's choice for aten.convolution, too
             order = _stride_order(4, torch.channels_last)
@@ -350,7 +447,7 @@ def _register(conv: Any) -> None:
         lowering.make_fallback(norm.default, lay_out_norm, warn=False)
     for operator in (_conv_fprop, _conv_dgrad, _conv_wgrad):
         lowering.make_fallback(operator, lay_out, warn=False)
-    lowering.add_needs_realized_inputs(_mark_input)
+    lowering.add_needs_realized_inputs(list(MARKS))
     aten_backward = torch.ops.aten.convolution_backward.default
     theirs: Callable[..., Any] = decomposition.decompositions[aten_backward]
 
@@ -359,6 +456,7 @@ def _register(conv: Any) -> None:
         return theirs(*args, **kwargs) if found is NotImplemented else found
 
     decomposition.decompositions[aten_backward] = backward
+    decomposition.decompositions[torch.ops.aten.constant_pad_nd.default] = _backward_of_padding
     decomposition.fast_random_decomps.cache_clear()
 
 

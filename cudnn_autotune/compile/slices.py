@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.concatenations import ConvolutionCall, Family
-from cudnn_autotune.compile.inductor import _mark_input
+from cudnn_autotune.compile.inductor import MARKS
 from cudnn_autotune.engines.problem import strides_of
 
 _aten = torch.ops.aten
@@ -118,7 +118,7 @@ def _replace(graph: Graph, family: Family, replaced: dict[Node, Node]) -> None:
         one.node.replace_all_uses_with(result)
         graph.erase_node(one.node)
         replaced[node] = result
-        if isinstance(marked, Node) and marked.target is _mark_input and not marked.users:
+        if isinstance(marked, Node) and marked.target in MARKS and not marked.users:
             graph.erase_node(marked)
     for cat in family.concatenations:
         with graph.inserting_before(cat):

@@ -39,7 +39,7 @@ BAD_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "zero dilation": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, 0, 0),
     "stride of three": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, (1, 1, 1)),
     "empty stride": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, ()),
-    "padding of four": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, (1, 1, 1, 1)),
+    "padding of three": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, (1, 1, 1)),
     "strided same": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 2, "same"),
     "unknown padding": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, "full"),
 }

@@ -124,7 +124,6 @@ BAD_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "strided same": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 2, "same"),
     "unknown padding": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, "full"),
     "stride of three": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, (1, 1, 1)),
-    "padding of four": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, (1, 1, 1, 1)),
     "padding of three": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, (1, 1, 1)),
     "empty stride": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, ()),
     "fraction": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1.5),
