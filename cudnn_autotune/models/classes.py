@@ -28,6 +28,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cudnn_autotune.functional import enter_policy, leave_policy
+from cudnn_autotune.models import padding
 from cudnn_autotune.models.routing import Marking, calls_convolutions, codes
 from cudnn_autotune.nn import modules
 from cudnn_autotune.nn.modules import WithPolicy
@@ -58,7 +59,7 @@ _WITH_NORMS = (
     kept_layouts.KeptLayout,
 )
 _ORIGINALS = {ours: theirs for theirs, ours in (COUNTERPARTS | NORMS | KEPT_LAYOUTS).items()}
-_ORIGINALS[batch_norms.Sequential] = nn.Sequential
+_ORIGINALS |= {module.Sequential: nn.Sequential for module in (batch_norms, padding)}
 _DERIVED: dict[Class, Class] = {}
 _MADE_FOR_NORMS: dict[Class, Class] = {}
 _METHODS = ("forward", "_conv_forward")
@@ -106,7 +107,7 @@ def new_with_norms(original: Class, *args: Any) -> nn.Module:
 
 def is_ours(module: nn.Module) -> bool:
     """Returns whether this package serves the module's convolution, or its norm."""
-    return isinstance(module, (WithPolicy, *_WITH_NORMS))
+    return isinstance(module, (WithPolicy, padding.Sequential, *_WITH_NORMS))
 
 
 def serves_norms(module: nn.Module) -> bool:
@@ -223,6 +224,11 @@ def class_for(module: nn.Module, serves_calls: bool = False) -> Class | None:
     return made
 
 
+def class_for_pads(module: nn.Module) -> Class | None:
+    """Returns the class whose convolutions pad what is padded in front of them, or None."""
+    return padding.Sequential if padding.pads(module) else None
+
+
 def class_for_norms(module: nn.Module, keeps_layout: bool) -> Class | None:
     """Returns the class whose norms this package's operators may compute, or None.
 
@@ -311,7 +317,7 @@ def _derive(cls: Class) -> Class:
         getattr(cls, name, None) is not getattr(theirs, name, None)
         for name in ("forward", "_conv_forward")
     ):
-        namespace["forward"] = _served(cls.forward)
+        namespace["forward"] = _served(padding.padding_forward(cls) or cls.forward)
     if theirs is None and not calls_convolutions(cls):  # nothing to show
         namespace |= {"_get_name": cls._get_name, "extra_repr": cls.extra_repr}
     becomes = getattr(cls, "cls_to_become", None)  # only a lazy module has it

@@ -260,6 +260,9 @@ def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None, n
             continue
         if made is not None:
             _set_class(module, made, policy)
+    for module in model.modules():
+        if (made := classes.class_for_pads(module)) is not None:
+            _set_class(module, made, {})
 
 
 def _swap_norms(model: nn.Module, sampling: str | None, keeps_layout: bool) -> None:

@@ -204,13 +204,13 @@ def _activation_of(tail: Sequence[nn.Module]) -> str | None:
             name = _ACTIVATIONS[type(module)]
         else:
             return None
-        if _is_seen(module) or "identity" not in (found, name):
+        if is_seen(module) or "identity" not in (found, name):
             return None
         found = found if name == "identity" else name
     return found
 
 
-def _is_seen(module: nn.Module) -> bool:
+def is_seen(module: nn.Module) -> bool:
     """Returns whether something sees a call of a module: a hook, a forward set on it, or a result
     of its method ``compile``."""
     own = vars(module)
@@ -229,7 +229,7 @@ def _computed_pair(norm: _BatchNorm, behind: Any, input: Tensor) -> Tensor | Non
     sees the tensor between them; else None."""
     tail = (behind,)
     activation = _activation_of(tail)
-    if activation is None or _is_seen(norm):
+    if activation is None or is_seen(norm):
         return None
     return _computed(norm, input, activation, tail, True)
 
