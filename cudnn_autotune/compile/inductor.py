@@ -170,21 +170,19 @@ def _backward_of_marked(
     return of_input, of_weight, of_bias
 
 
-def _backward_of_padding(tensor: Tensor, padding: Sequence[int], value: float = 0.0) -> Any:
-    """Decomposes ``aten.constant_pad_nd`` where it takes away what another one has padded.
+def _backward_of_padding(tensor: Tensor, pad: Sequence[int], value: float = 0.0) -> Any:
+    """Decomposes ``aten.constant_pad_nd`` where it takes away what ``_backward_of_marked`` pads.
 
     Returns NotImplemented for all others.
     """
-    if all(isinstance(size, int) and size >= 0 for size in padding):
+    if not all(isinstance(size, int) and size <= 0 for size in pad):
         return NotImplemented
     node = _traced(tensor)
     if getattr(node, "target", None) is not torch.ops.aten.constant_pad_nd.default:
         return NotImplemented
     source, padded, *_ = node.args
-    is_inverse = len(padded) == len(padding) and all(
-        isinstance(one, int) and isinstance(other, int) and one == -other
-        for one, other in zip(padded, padding, strict=True)
-    )
+    is_ours = getattr(source, "target", None) is _conv_dgrad
+    is_inverse = is_ours and list(padded) == [-size for size in pad]
     return _value_of(source) if is_inverse else NotImplemented
 
 
