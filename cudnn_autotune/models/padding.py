@@ -102,7 +102,6 @@ class Sequential(Unscriptable, nn.Sequential):
     """``torch.nn.Sequential`` whose convolutions pad what is padded with zeros in front of them, if
     no hook sees the padded tensor."""
 
-    @functools.wraps(nn.Sequential.forward)
     def forward(self, input: Any) -> Any:
         if torch.compiler.is_compiling() or _has_any_global_hook():
             return super().forward(input)

@@ -359,3 +359,41 @@ def test_a_network_in_another_layout() -> None:
         with torch.no_grad() if len(options) == 1 else nullcontext():
             torch.testing.assert_close(ours(x), model(x), **EXACT)
         torch._dynamo.reset()
+
+
+def test_a_crop_of_the_users_is_a_new_tensor() -> None:
+    x = images()
+
+    @torch.compile(backend="cudnn_autotune", options=OPTIONS)
+    def cropped(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return F.conv2d(x, w), F.pad(F.pad(x, (1, 2)), (-1, -2))
+
+    _, again = cropped(x, torch.randn(6, 4, 3, 3, dtype=torch.float64))
+    assert torch.equal(again, x)
+    assert again.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_the_functions_take_both_sides(dims: int) -> None:
+    """Two numbers of one dimension, four of two, six of three."""
+    x, w = images(dims), torch.randn(6, 4, *[3] * dims, dtype=torch.float64)
+    before, after = [2, 0, 1][:dims], [0, 1, 1][:dims]
+    sizes = [size for d in reversed(range(dims)) for size in (before[d], after[d])]
+    expected = getattr(F, f"conv{dims}d")(F.pad(x, sizes), w)
+    function = getattr(ca.functional, f"conv{dims}d")
+    for padding in ([*before, *after], (*before, *after)):
+        torch.testing.assert_close(function(x, w, padding=padding), expected, **EXACT)
+        torch.testing.assert_close(function(x[0], w, padding=padding), expected[0], **EXACT)
+    operator = torch.ops.cudnn_autotune.conv_fprop
+    rest = ([1] * dims, [*before, *after], [1] * dims, 1)
+    torch.testing.assert_close(operator(x, w, None, *rest), expected, **EXACT)
+
+
+def test_a_padding_of_both_sides_that_is_wrong() -> None:
+    x, w = images(), torch.randn(4, 4, 3, 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="padding"):
+        ca.functional.conv2d(x, w, padding=(0, 0, -1, 0))
+    with pytest.raises(RuntimeError, match="padding"):
+        ca.functional.conv2d(x, w, padding=(1, 1, 1))
+    with pytest.raises(RuntimeError, match="padding"):
+        ca.functional.conv_transpose2d(x, w, padding=(1, 1, 1, 1))
