@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 
 from cudnn_autotune.compile.activations import Decompositions, find_activations
 from cudnn_autotune.compile.groups import is_same_shape, reads_in_place
-from cudnn_autotune.compile.inductor import _conv_wgrad, _mark_input
+from cudnn_autotune.compile.inductor import MARKS, _conv_wgrad
 from cudnn_autotune.norms.reference import NORM_ACTIVATIONS
 
 _batch_norm_act = torch.ops.cudnn_autotune.batch_norm_act.default
@@ -46,7 +46,7 @@ def copy_slices(graph: Graph) -> None:
     """
     copies: dict[Node, Node] = {}
     for node in list(graph.nodes):
-        if node.target is not _mark_input:
+        if node.target not in MARKS:
             continue
         read: Any = node.args[0]
         if not _is_slice(read.meta["val"]):

@@ -416,7 +416,13 @@ def test_a_pyramid_of_poolings() -> None:
     assert last().chosen == LAID_OUT, last().note
 
 
-def joined() -> nn.Module:
+PARTS: dict[str, Callable[[], nn.Module]] = {
+    "even": lambda: nn.Conv2d(4, 6, 3, 2, 1),
+    "uneven": lambda: nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(4, 6, 3, 2)),
+}
+
+
+def joined(part: nn.Module) -> nn.Module:
     """A part of a block's channels is convolved, and then concatenated with all of them."""
 
     def forward(model: Any, x: Tensor) -> Tensor:
@@ -429,17 +435,17 @@ def joined() -> nn.Module:
         forward,
         split=nn.Conv2d(8, 8, 1, bias=False),
         norm=nn.BatchNorm2d(8),
-        part=nn.Conv2d(4, 6, 3, 2, 1),
+        part=part,
         up=nn.ConvTranspose2d(6, 4, 2, 2),
         join=nn.Conv2d(12, 4, 1),
     )
 
 
-@pytest.mark.basic(1)
-def test_operators_get_no_slices(on_cpu: None) -> None:
+@pytest.mark.parametrize("padding", PARTS)
+def test_operators_get_no_slices(padding: str, on_cpu: None) -> None:
     """They would copy these, each for itself."""
     torch.manual_seed(0)
-    x, model = torch.randn(2, 8, 8, 6), joined()
+    x, model = torch.randn(2, 8, 8, 6), joined(PARTS[padding]())
     with torch._inductor.config.patch(fx_graph_cache=False):
         _, codes = run_and_get_code(lambda: check(model, x))
     assert last().chosen == LAID_OUT, last().note
