@@ -25,7 +25,7 @@ from cudnn_autotune.tuning.compiling_ahead import Search
 
 _ours = torch.ops.cudnn_autotune
 _OPERATIONS: dict[Any, Operation] = {
-    _ours.conv_fprop.default: "fprop",  # of a transposed convolution
+    _ours.conv_fprop.default: "fprop",  # a transposed convolution has it
     _ours.conv_dgrad.default: "dgrad",
     _ours.conv_wgrad.default: "wgrad",
 }
