@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import _has_any_global_hook
 
 from cudnn_autotune.nn.modules import Conv1d, Conv2d, Conv3d, Unscriptable
@@ -33,7 +32,7 @@ def padding_forward(cls: type[Any]) -> Forward | None:
     """Returns a forward of a class that computes the same without a padded tensor; None if the
     class is not known."""
     forward = vars(cls).get("forward")
-    if not isinstance(forward, FunctionType) or not issubclass(cls, _ConvNd):
+    if not isinstance(forward, FunctionType) or not _calls_pytorchs(cls):
         return None
     known = (convolve for text, convolve in _KNOWN.items() if _reads(forward, text))
     if (convolve := next(known, None)) is None:
@@ -42,11 +41,23 @@ def padding_forward(cls: type[Any]) -> Forward | None:
     @functools.wraps(forward)
     def padding(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         found = NotImplemented
-        if type(x) is Tensor and _is_served(x) and not torch.compiler.is_compiling():
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        if not is_traced and type(x) is Tensor and _is_served(x):
             found = convolve(self, x, *args, **kwargs)
         return forward(self, x, *args, **kwargs) if found is NotImplemented else found
 
     return padding
+
+
+def _calls_pytorchs(cls: type[Any]) -> bool:
+    """Returns whether the forward of a class finds PyTorch's methods of a convolution behind it."""
+    theirs = next((base for base in cls.__mro__ if base in _PYTORCHS), None)
+    behind: Any = super(cls, cls)
+    return (
+        theirs is not None
+        and behind.forward is theirs.forward
+        and cls._conv_forward is theirs._conv_forward
+    )
 
 
 def _is_served(x: Tensor) -> bool:
@@ -86,6 +97,7 @@ def convolved(layer: Any, x: Tensor, sizes: Sequence[int], own: Any = 0) -> Any:
 
 _PADS = {getattr(nn, f"{kind}Pad{d}d") for kind in ("Zero", "Constant") for d in (1, 2, 3)}
 _CONVOLUTIONS = {Conv1d, Conv2d, Conv3d}
+_PYTORCHS = {nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 
 def pads(module: nn.Module) -> bool:
@@ -216,9 +228,9 @@ def _reads(function: Any, text: str) -> bool:
 
 
 def _source(function: FunctionType) -> str | None:
-    """Returns the text of a function; None if it is not known."""
+    """Returns the text of a function, and not of one that it wraps; None if it is not known."""
     try:
-        return _normal(inspect.getsource(function))
+        return _normal(inspect.getsource(function.__code__))
     except (OSError, TypeError, SyntaxError):
         return None
 

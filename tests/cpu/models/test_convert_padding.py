@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 from collections.abc import Callable, Iterator
@@ -60,6 +61,36 @@ class Inherited(WanCausalConv3d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return super()._conv_forward(input, weight, bias) * 2
+
+
+class Doubling(nn.Conv3d):
+    """A base whose methods do other things than PyTorch's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+class DoublingInside(nn.Conv3d):
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight, bias) * 2
+
+
+def with_base(base: type[nn.Conv3d]) -> type[nn.Conv3d]:
+    """A class with the known text, and another base."""
+
+    class Causal(base):  # type: ignore[misc, valid-type]
+        _padding = (1, 1, 1, 1, 2, 0)
+
+        def forward(self, x, cache_x=None) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            padding = list(self._padding)
+            if cache_x is not None and self._padding[4] > 0:
+                cache_x = cache_x.to(x.device)
+                x = torch.cat([cache_x, x], dim=2)
+                padding[4] -= cache_x.shape[2]
+            x = F.pad(x, padding)
+            return super().forward(x)
+
+    return Causal
 
 
 @pytest.fixture
@@ -133,6 +164,37 @@ def test_classes_that_are_not_known_stay(cls: type[nn.Conv3d], paddings: list[An
     assert set(paddings) <= {(0, 0, 0)}
 
 
+@pytest.mark.parametrize("base", [Doubling, DoublingInside])
+def test_a_known_text_with_methods_of_another_base(
+    base: type[nn.Conv3d], paddings: list[Any]
+) -> None:
+    theirs = causal(with_base(base), padding=0)
+    ours = ca.convert(copy.deepcopy(theirs))
+    x = volume()
+    torch.testing.assert_close(ours(x), theirs(x), **EXACT)
+
+
+def test_a_function_around_a_known_forward_runs(paddings: list[Any]) -> None:
+    cls: Any = with_base(nn.Conv3d)
+    forward = cls.forward
+
+    @functools.wraps(forward)  # it has the text of what it wraps
+    def doubled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs) * 2
+
+    cls.forward = doubled
+    theirs = causal(cls, padding=0)
+    ours = ca.convert(copy.deepcopy(theirs))
+    x = volume()
+    torch.testing.assert_close(ours(x), theirs(x), **EXACT)
+
+
+def test_a_class_is_known_by_its_text(paddings: list[Any]) -> None:
+    x = volume()
+    ca.convert(causal(with_base(nn.Conv3d), padding=0))(x)
+    assert paddings == [(2, 1, 1, 0, 1, 1)]
+
+
 def test_it_is_reverted_copied_and_pickled(paddings: list[Any]) -> None:
     model = nn.Sequential(causal(), nn.Sequential(nn.ZeroPad3d(1), nn.Conv3d(6, 4, 3).double()))
     x, state, text = volume(), model.state_dict(), repr(model)
@@ -162,6 +224,19 @@ def test_a_layer_of_timm(stride: Any, size: tuple[int, int], paddings: list[Any]
     torch.testing.assert_close(ours(x), theirs(x), **EXACT)
     assert len(paddings) == 1, "this version of timm is known"
     torch.testing.assert_close(ours(x[0]), theirs(x[0]), **EXACT)
+
+
+@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.filterwarnings("ignore:.*trac")
+def test_a_trace_of_a_layer_of_timm_serves_other_sizes(size: int, paddings: list[Any]) -> None:
+    """What is padded depends on the size: 8 pixels have one side more, and 9 do not."""
+    timm = pytest.importorskip("timm.layers")
+    theirs = timm.Conv2dSame(4, 6, 3, stride=2).double()
+    ours = ca.convert(copy.deepcopy(theirs))
+    x = torch.randn(2, 4, size, size, dtype=torch.float64)
+    traced = torch.jit.trace(ours, x)
+    for other in (x, torch.randn(1, 4, 12, 11, dtype=torch.float64)):
+        torch.testing.assert_close(traced(other), theirs(other), **EXACT)
 
 
 SEQUENCES: dict[str, tuple[Callable[[], list[nn.Module]], list[Any]]] = {
