@@ -209,11 +209,16 @@ def weighted_step(model: nn.Module, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("fastest", ["ours", "pytorch"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_model_in_channels_last(
-    seems_fastest: Callable[[str], None], fastest: str, autocast: bool
+    seems_fastest: Callable[[str], None],
+    cudnn_flags: Callable[..., None],
+    fastest: str,
+    autocast: bool,
 ) -> None:
+    # Rounding must not move values across the zero of the leaky ReLU: TF32 moves 1 in 10,000.
+    cudnn_flags(allow_tf32=False)
     torch.manual_seed(0)
     model = Volumes().cuda()
-    x = torch.randn(2, 4, 20, 22, 24, device="cuda")
+    x = torch.randn(2, 4, 10, 11, 12, device="cuda")
     exact = weighted_step(model.double(), x.double())
     model.float()
     precision = torch.autocast("cuda", torch.bfloat16, enabled=autocast)
