@@ -42,6 +42,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.fx import Graph
 
 from cudnn_autotune.compile.weights.operators import fold_weights
 from cudnn_autotune.core.after_import import after_import
@@ -458,6 +459,29 @@ def _register(conv: Any) -> None:
     decomposition.fast_random_decomps.cache_clear()
 
 
+def _keep_dense(graph: Any) -> None:
+    """Lets Inductor allocate what this package's operators read without padded strides, as it does
+    for PyTorch's convolutions; ``graph`` is ``torch._inductor.graph``.
+
+    Else activations that are saved for the backward are padded if the size of an image is odd. Each
+    operator that reads one copies it.
+    """
+    mark: Callable[..., None] | None = getattr(graph, "mark_nodes_dislike_padding", None)
+    if mark is None:
+        return
+
+    def mark_nodes_dislike_padding(nodes: Graph, *args: Any) -> None:
+        for node in nodes.nodes:
+            if getattr(node.target, "namespace", "") == "cudnn_autotune":
+                for operand in node.all_input_nodes:
+                    # Inductor pads the results of reductions for convolutions, too.
+                    if torch.Tag.reduction not in getattr(operand.target, "tags", ()):
+                        operand.meta["dislike_padding"] = True
+        mark(nodes, *args)
+
+    graph.mark_nodes_dislike_padding = mark_nodes_dislike_padding
+
+
 def _register_if_known(conv: ModuleType) -> None:
     try:
         _register(conv)
@@ -470,3 +494,4 @@ def _register_if_known(conv: ModuleType) -> None:
 
 
 after_import("torch._inductor.kernel.conv", _register_if_known)
+after_import("torch._inductor.graph", _keep_dense)

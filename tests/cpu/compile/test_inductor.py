@@ -228,6 +228,35 @@ def test_no_more_is_saved_for_the_backward_than_of_pytorchs_layers() -> None:
     assert saved[0] >= saved[1] > 0, "no padded tensor"
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_what_convolutions_read_has_no_padded_strides() -> None:
+    """Inductor pads those of other activations that are saved for the backward. Each operator would
+    copy what it reads."""
+    model = nn.Sequential(
+        ca.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        ca.Conv2d(8, 4, 4, padding="same"),
+        nn.Hardswish(),
+        ca.ConvTranspose2d(4, 4, 1),
+    )
+    input = torch.randn(2, 3, 35, 33, requires_grad=True)
+    torch._dynamo.reset()
+    options = {
+        "disable_padding_cpu": False,
+        "layout_optimization": False,
+        "force_disable_caches": True,
+    }
+    with torch._inductor.config.patch(options):
+        compiled = torch.compile(model, fullgraph=True)
+        _, codes = run_fw_bw_and_get_code(lambda: compiled(input))
+    code = "\n".join(codes)
+    assert code.count("cudnn_autotune.conv_wgrad.default(") == 3
+    assert f"(2, 8, 35, 33), ({8 * 35 * 33}, {35 * 33}, 33, 1)" in code
+    padded = -(-35 * 33 // 32) * 32
+    assert str(padded) not in code
+
+
 @pytest.mark.parametrize(
     ("size", "groups", "dtype"),
     [
@@ -330,9 +359,10 @@ def test_inductor_is_told_in_either_order_of_imports(first: str) -> None:
     code = (
         f"import torch; import {first}; import cudnn_autotune as ca\n"
         "from torch._inductor.compile_fx import select_decomp_table\n"
-        "from torch._inductor import lowering\n"
+        "from torch._inductor import graph, lowering\n"
         "backward = select_decomp_table()[torch.ops.aten.convolution_backward.default]\n"
         "assert 'cudnn_autotune' in backward.__module__\n"
+        "assert 'cudnn_autotune' in graph.mark_nodes_dislike_padding.__module__\n"
         "print(torch.ops.cudnn_autotune.mark_input.default in lowering.lowerings)"
     )
     assert evaluate(code) == "True"
