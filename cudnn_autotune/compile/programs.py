@@ -200,7 +200,7 @@ def _compile_fused(
         convolve_each_image(ours)
     if memory_format is not None:
         ours = in_layout(ours, memory_format, with_constants=options.freezing)
-        patches["layout_optimization"] = False
+        patches |= IN_LAYOUT
     if memory_format != "contiguous":
         use_formulas(ours)
     weights = weights_of(graph, inputs)
@@ -230,6 +230,11 @@ def compile_tagged(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) 
     tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
     with torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
         return compile_fx_inner(graph, inputs, **arguments)
+
+
+IN_LAYOUT = {"layout_optimization": False, "comprehensive_padding": False}
+"""Inductor's settings for a graph in a layout. With padding, a view of a value whose strides are open
+reads padded ones, and a convolution behind it may choose others for the same memory."""
 
 
 class FusingCompiler:

@@ -48,6 +48,7 @@ from cudnn_autotune.compile.norms import (
     serve_norms,
 )
 from cudnn_autotune.compile.programs import (
+    IN_LAYOUT,
     FusingCompiler,
     Options,
     Program,
@@ -395,7 +396,7 @@ def compile_training(
         if memory_format == "channels_last":
             use_formulas(ours, keeps_layout=True)
         ours = in_layout(ours, memory_format, for_training=True)
-        patches["layout_optimization"] = False
+        patches |= IN_LAYOUT
     if with_norms:
         serve_norms(ours.graph, find_norms(ours.graph))
         ours.graph.lint()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.models.made import Made
 from support.models.trained import MODELS
 from support.norms.models import check_steps, conv, data
@@ -78,6 +79,37 @@ def joined(width: int) -> nn.Module:
         up=nn.ConvTranspose2d(2 * width, width, 2, 2),
         last=nn.Conv2d(3 * width, width, 1),
     )
+
+
+def pyramid(width: int) -> nn.Module:
+    """Three levels, each of which adds the one below, of twice its size."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        features = [x := down(x).relu() for down in model.downs]
+        found = [model.inner[-1](features[-1])]
+        for feature, inner in zip(features[-2::-1], model.inner[-2::-1], strict=True):
+            up = F.interpolate(found[0], size=feature.shape[-2:])
+            found.insert(0, inner(feature) + up)
+        found = [layer(one).flatten(1) for layer, one in zip(model.layers, found, strict=True)]
+        return torch.cat(found, 1)
+
+    levels = range(3)
+    return Made(
+        forward,
+        downs=nn.ModuleList(nn.Conv2d(width, width, 3, 2, 1) for _ in levels),
+        inner=nn.ModuleList(nn.Conv2d(width, width, 1) for _ in levels),
+        layers=nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in levels),
+    )
+
+
+@pytest.mark.parametrize("size", [(200, 200), (72, 72), (264, 200)])
+def test_gradients_of_a_pyramid(size: tuple[int, int]) -> None:
+    """The sizes of its levels are no multiples of 16, for which Inductor would pad strides."""
+    torch.manual_seed(0)
+    model = pyramid(32).cuda()
+    inputs = [x.cuda() for x in data(2, 32, *size)]
+    check_steps(model, inputs, lambda one: compiled(one, compare=False), autocast=True)
+    assert last().chosen == LAID_OUT, last().note
 
 
 def test_no_operator_copies_a_slice() -> None:

@@ -15,6 +15,8 @@ from support.models.made import Made
 from support.models.trained import MODELS
 from support.norms.models import Residual, check_steps, data
 from torch import Tensor, nn
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import run_and_get_code
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -394,6 +396,22 @@ def test_a_gradient_of_one_number(on_cpu: None) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 3))
     check(model, torch.randn(1, 8, 5, 5))
     assert last().chosen == LAID_OUT, last().note
+
+
+def test_no_strides_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU Inductor would pad some that views read, before a convolution decides on others for
+    the same memory."""
+    found: list[bool] = []
+    lower = GraphLowering.run
+
+    def spy(self: Any, *inputs: Any) -> Any:
+        found.append(config.comprehensive_padding)
+        return lower(self, *inputs)
+
+    monkeypatch.setattr(GraphLowering, "run", spy)
+    check(nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1)), torch.randn(IMAGES))
+    assert last().chosen == LAID_OUT, last().note
+    assert found == [False, False], "forward and backward"
 
 
 def pooled() -> nn.Module:
