@@ -233,8 +233,8 @@ def compile_tagged(graph: GraphModule, inputs: Sequence[Any], **arguments: Any) 
 
 
 IN_LAYOUT = {"layout_optimization": False, "comprehensive_padding": False}
-"""Inductor's settings for a graph in a layout. With padding, a view of a value whose strides are open
-reads padded ones, and a convolution behind it may choose others for the same memory."""
+"""Inductor's settings for a graph in a layout. With padding, a view reads padded strides of a value
+whose strides are open, and a convolution behind it may choose others for the same memory."""
 
 
 class FusingCompiler:
