@@ -35,7 +35,7 @@ def digest(
 
 
 def _compiler(environ: Mapping[str, str]) -> str:
-    """What the compiler says of its version; empty if it cannot be asked."""
+    """Returns the compiler's own text of its version; empty if it cannot be asked."""
     command = environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++"
     try:
         asked = [*shlex.split(command), "--version"]

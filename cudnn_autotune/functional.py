@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from cudnn_autotune.core.extension import _C, extension_available
-from cudnn_autotune.engines.problem import DTYPES, same_padding
+from cudnn_autotune.engines.problem import DTYPES, same_padding, split_sides
 from cudnn_autotune.sampling.strategy import SamplingMode
 from cudnn_autotune.tuning.settings import check_policy
 
@@ -312,8 +312,7 @@ def _split(name: str, padding: Any) -> tuple[Any, list[int]]:
     has_sides = isinstance(padding, (tuple, list)) and len(padding) == 2 * n
     if "transpose" in name or not has_sides:
         return padding, []
-    both = [min(before, after) for before, after in zip(padding[:n], padding[n:], strict=True)]
-    extra = [side - least for side, least in zip(padding, both * 2, strict=True)]
+    both, extra = split_sides(padding)
     return both, extra if any(extra) else []
 
 

@@ -116,7 +116,7 @@ def _measured(
 
 
 def _kernels(replays: dict[str, Callable[[], None]], most: int) -> dict[str, Any]:
-    """Of each way: the number and milliseconds of all kernels of a step, and its longest."""
+    """Returns the number of all kernels of a step, their milliseconds, and the longest, by way."""
     found: dict[str, Any] = {}
     for name, replay in replays.items():
         kernels = profiled.kernels_of(replay)

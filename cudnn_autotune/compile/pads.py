@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from cudnn_autotune.compile.aliasing import fake_tensors, storages, written_by
-from cudnn_autotune.engines.problem import DTYPES
+from cudnn_autotune.engines.problem import DTYPES, split_sides
 from cudnn_autotune.nn.counterparts import COUNTERPARTS
 
 _PAD = torch._C._nn.pad
@@ -158,8 +158,7 @@ def _padded_marked(mark: Node, source: Node, sizes: Sequence[int]) -> list[_Chan
         total = [one + more for one, more in zip(total, extra, strict=True)]
     if total is None:
         return None
-    both = [min(one, other) for one, other in zip(total[:dims], total[dims:], strict=True)]
-    rest = [one - least for one, least in zip(total, both * 2, strict=True)]
+    both, rest = split_sides(total)
     ours = torch.ops.cudnn_autotune
     of_mark: _Change = (mark, ours.mark_input, (source, *policy), {})
     if any(rest):

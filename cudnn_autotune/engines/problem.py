@@ -410,6 +410,14 @@ def same_padding(dilation: Iterable[int], kernel: Iterable[int]) -> tuple[int, .
     return (*(t // 2 for t in totals), *(t - t // 2 for t in totals))
 
 
+def split_sides(sides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Splits the elements that are added before each dimension, then after each, into what both
+    sides have, and what each side has more."""
+    n = len(sides) // 2
+    both = [min(before, after) for before, after in zip(sides[:n], sides[n:], strict=True)]
+    return both, [side - least for side, least in zip(sides, both * 2, strict=True)]
+
+
 def _padding(
     padding: Ints | str,
     n: int,

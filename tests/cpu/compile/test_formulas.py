@@ -216,7 +216,7 @@ class TestMaxPool:
     def test_large_windows_are_of_rows_and_columns(
         self, given: dict[str, Any], channels_last: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Of equal numbers the first gets the gradient; NaN stays in its windows."""
+        """The first of equal numbers gets the gradient; a NaN stays in its windows."""
         torch.manual_seed(0)
         x = torch.randint(-3, 4, (2, 3, 23, 22)).double()
         x[0, 1, 7, 9], x[1, 2, 20, 3] = float("nan"), -float("inf")

@@ -1,4 +1,4 @@
-"""What the first backward will search is known while Inductor compiles."""
+"""The problems that a first backward searches are known while Inductor compiles."""
 
 from __future__ import annotations
 
