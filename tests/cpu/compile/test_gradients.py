@@ -78,8 +78,6 @@ def test_what_a_backward_computes_is_known_before(
 ) -> None:
     monkeypatch.setattr(training_graph, "favours_channels_last", lambda *_, **__: is_laid_out)
     options = {"compare": False, "cpp.weight_prepack": False, "layout_optimization": False}
-    # Inductor's cache on disk may hold code that another state of this checkout generated.
-    options["fx_graph_cache"] = False
     model = one_way(dims)
     call = torch.compile(model, backend="cudnn_autotune", options=options)
     x = torch.randn(2, 4, *(12, 8, 6)[:dims], requires_grad=True)

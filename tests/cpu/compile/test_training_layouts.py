@@ -313,9 +313,7 @@ def test_a_backward_reads_one_copy_of_the_gradient(up: Any, on_cpu: None) -> Non
     """In the layout, whatever the strides of the caller's gradient."""
     model, x = up(8, 6, 2, 2), torch.randn(2, 8, *[5, 4][: 2 if up is nn.ConvTranspose2d else 1])
     call = compiled(model)
-    # Inductor's cache on disk may hold code that another state of this checkout generated.
-    with torch._inductor.config.patch(fx_graph_cache=False):
-        _, (_, backward) = run_and_get_code(lambda: call(x.requires_grad_()).sin().sum().backward())
+    _, (_, backward) = run_and_get_code(lambda: call(x.requires_grad_()).sin().sum().backward())
     (of_input,) = re.findall(r"conv_fprop\.default\((\w+), ", backward)
     (of_weight,) = re.findall(r"conv_wgrad\.default\(\w+, (\w+), ", backward)
     assert of_input == of_weight
@@ -464,8 +462,7 @@ def test_operators_get_no_slices(padding: str, on_cpu: None) -> None:
     """They would copy these, each for itself."""
     torch.manual_seed(0)
     x, model = torch.randn(2, 8, 8, 6), joined(PARTS[padding]())
-    with torch._inductor.config.patch(fx_graph_cache=False):
-        _, codes = run_and_get_code(lambda: check(model, x))
+    _, codes = run_and_get_code(lambda: check(model, x))
     assert last().chosen == LAID_OUT, last().note
     lines = [line for code in codes for line in code.splitlines()]
     # The backward gets the same copy of a part as its convolution.
