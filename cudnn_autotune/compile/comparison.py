@@ -71,11 +71,15 @@ def compare(
     weights: Collection[int] = (),
     devices: Collection[int] = (),
     kept: Comparison | None = None,
+    for_training: bool = False,
 ) -> Comparison:
     """Runs programs in turns on the same inputs, which they must not change.
 
     The first program is the reference for the outputs; its failure is raised. The random number
     generators are restored afterwards.
+
+    In training a program is run forward and backward. The gradients of its outputs are random
+    numbers, and those of its inputs are compared too.
 
     Args:
         programs: the callables for ``*inputs``, by name.
@@ -85,6 +89,7 @@ def compare(
         devices: CUDA devices on which the programs compute, beside the inputs' devices.
         kept: the comparison of an earlier process. If it has the times of these programs, and all
             are right now, there is no timing.
+        for_training: whether a backward belongs to a call.
 
     Raises:
         torch.OutOfMemoryError: there is not enough memory for all programs.
@@ -93,6 +98,16 @@ def compare(
     on_gpu = bool(of_inputs)
     drawn_on = of_inputs.union(devices)
     reference = next(iter(programs))
+    gradients = 0
+    if for_training:
+        with generators_kept(drawn_on), torch.enable_grad(), own_steps():
+            seed_generators(drawn_on, 0)
+            results = _run(programs[reference], _own(inputs))
+            drawn = [torch.randn_like(end) for end in results if end.requires_grad]
+            del results
+        gradients = sum(isinstance(one, Tensor) and one.requires_grad for one in inputs)
+        programs = {name: step(program, len(inputs)) for name, program in programs.items()}
+        inputs = [*inputs, *drawn]
     data = {i: value for i, value in enumerate(inputs) if i not in weights}
 
     def outputs(name: str, given: Sequence[Any] = inputs, seed: int = 0) -> list[Tensor]:
@@ -106,10 +121,10 @@ def compare(
         expected, wrong = outputs(reference), {}
         for name in list(programs)[1:]:
             try:
-                text = difference(expected, outputs(name), of_reference, data)
+                text = difference(expected, outputs(name), of_reference, data, gradients)
                 if text is not None:
                     again = outputs(reference, seed=1)
-                    if difference(expected, again, of_reference, data) is not None:
+                    if difference(expected, again, of_reference, data, gradients) is not None:
                         text = f"it may draw random numbers in another order: {text}"
             except torch.OutOfMemoryError:
                 raise
@@ -128,14 +143,54 @@ def compare(
     return Comparison(times, gpu_times, wrong)
 
 
+def step(program: Run, inputs: int) -> Run:
+    """Returns a function that runs a program forward and backward. It returns the outputs, then the
+    gradients of the inputs.
+
+    Neither gradients of the caller's tensors nor their hooks take part.
+
+    Args:
+        inputs: number of the program's inputs. Behind them the function gets the gradients of the
+            outputs that require one; ones if it gets no more.
+    """
+
+    def run(*values: Any) -> list[Tensor]:
+        with torch.enable_grad():
+            given = _own(values[:inputs])
+            outputs = _tensors(program(*given))
+            starts = [one for one in given if isinstance(one, Tensor) and one.requires_grad]
+            ends = [output for output in outputs if output.requires_grad]
+            of_ends = values[inputs:] or [torch.ones_like(end) for end in ends]
+            found = torch.autograd.grad(ends, starts, of_ends, materialize_grads=True)
+        return [*(output.detach() for output in outputs), *found]
+
+    return run
+
+
+def _own(inputs: Sequence[Any]) -> list[Any]:
+    """Returns inputs outside of the caller's autograd graph, in the same memory."""
+    return [
+        value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+        for value in inputs
+    ]
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+
+
+def _run(program: Run, inputs: Sequence[Any]) -> list[Tensor]:
+    """Returns the output tensors of a program's own step."""
+    begin_step()
+    return _tensors(program(*inputs))
+
+
 def _outputs(program: Run, inputs: Sequence[Any]) -> list[Tensor]:
     """Returns copies of a program's output tensors.
 
     A copy outlives the replay of a CUDA graph that would overwrite the output.
     """
-    begin_step()
-    results = [leaf for leaf in tree_leaves(program(*inputs)) if isinstance(leaf, Tensor)]
-    return [result.detach().clone() for result in results]
+    return [result.detach().clone() for result in _run(program, inputs)]
 
 
 _CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}

@@ -197,13 +197,19 @@ class ComparedGraph(ABC):
         _log.info("a compiled graph was %s", self._record.note)
 
     def _compared(
-        self, programs: Mapping[str, Run], inputs: Sequence[Any], weights: Sequence[int]
+        self,
+        programs: Mapping[str, Run],
+        inputs: Sequence[Any],
+        weights: Sequence[int],
+        for_training: bool = False,
     ) -> Comparison | None:
         """Compares programs as of :func:`compare`; returns None if there is not enough memory."""
         try:
             # Timing synchronises the current device.
             with self._on_device():
-                comparison = compare(programs, inputs, weights, self._devices, self._kept)
+                comparison = compare(
+                    programs, inputs, weights, self._devices, self._kept, for_training
+                )
         except torch.OutOfMemoryError:
             return None
         self._record.times_ms = dict(comparison.times_ms)

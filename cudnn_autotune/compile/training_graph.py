@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
-from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.compile.aliasing import written_among
 from cudnn_autotune.compile.communication import communicates
-from cudnn_autotune.compile.comparison import Comparison, convolutions_ms
+from cudnn_autotune.compile.comparison import Comparison, convolutions_ms, step
 from cudnn_autotune.compile.compiled_graph import (
     EAGER,
     OURS,
@@ -250,10 +248,10 @@ class TrainingGraph(ComparedGraph):
             self._give_up(note.removeprefix("not compared: "))
 
     def _choose(self, contenders: Mapping[str, Program], inputs: Sequence[Any]) -> None:
-        steps = {name: _step(program.run) for name, program in contenders.items()}
+        programs = {name: program.run for name, program in contenders.items()}
         with self._buffers_kept(inputs):
-            comparison = self._compared(steps, inputs, self._weights)
-            is_clear = EAGER in contenders and self._is_clear(comparison, steps[EAGER], inputs)
+            comparison = self._compared(programs, inputs, self._weights, for_training=True)
+            is_clear = EAGER in contenders and self._is_clear(comparison, programs[EAGER], inputs)
         if EAGER in contenders and not is_clear:
             self._compile_all(inputs)
             contenders, self._contenders = self._contenders, {}
@@ -301,7 +299,7 @@ class TrainingGraph(ComparedGraph):
         Inductor's program.
 
         Args:
-            eager: PyTorch's step.
+            eager: PyTorch's forward.
         """
         if comparison is None or EAGER in (comparison.fastest, comparison.fastest_in_captures):
             return False
@@ -309,7 +307,7 @@ class TrainingGraph(ComparedGraph):
             return comparison.is_kept
         try:
             with self._on_device():
-                least_ms = convolutions_ms(eager, inputs)
+                least_ms = convolutions_ms(step(eager, len(inputs)), inputs)
         except torch.OutOfMemoryError:
             return False
         name = comparison.fastest
@@ -342,30 +340,6 @@ def _eager(graph: GraphModule) -> Run:
             return graph(*inputs)
 
     return run
-
-
-def _step(program: Run) -> Run:
-    """Returns a function that runs the forward and backward of a program, and returns its outputs.
-
-    Neither gradients of the caller's tensors nor their hooks take part.
-    """
-
-    def step(*inputs: Any) -> list[Tensor]:
-        with torch.enable_grad():
-            given = [
-                value.detach().requires_grad_(value.requires_grad)
-                if isinstance(value, Tensor)
-                else value
-                for value in inputs
-            ]
-            outputs = [leaf for leaf in tree_leaves(program(*given)) if isinstance(leaf, Tensor)]
-            ends = [output for output in outputs if output.requires_grad]
-            starts = [one for one in given if isinstance(one, Tensor) and one.requires_grad]
-            ones = [torch.ones_like(end) for end in ends]
-            torch.autograd.grad(ends, starts, ones, allow_unused=True)
-        return [output.detach() for output in outputs]
-
-    return step
 
 
 def compile_training(

@@ -19,18 +19,23 @@ _NOISE_FACTOR = 2.0
 # A wrong program is about 1 away, however large the noise is.
 _MOST_ALLOWED = 0.5
 
+# A gradient may be nothing but noise, as that of a bias before a norm. Such a one tells nothing.
+_MOST_NOISE = 0.5
+
 
 def difference(
     expected: Sequence[Tensor],
     actual: Sequence[Tensor],
     reference: Callable[[Any], Sequence[Tensor]],
     inputs: Any,
+    gradients: int = 0,
 ) -> str | None:
     """Describes a difference of outputs beyond rounding; None if there is none.
 
     Rounding explains the tolerance of the output's dtype and twice the noise, at most 0.5. The
     noise is the relative change of the reference's output when its inputs change in their last
-    place. It is measured only if the tolerance alone does not suffice.
+    place. It is measured only if the tolerance alone does not suffice. Gradients have no such
+    limit, but one with more noise than 0.5 is not compared.
 
     Only floating-point outputs are compared by value: the index of the largest of equal values may
     differ.
@@ -43,26 +48,35 @@ def difference(
         inputs: the reference's inputs, in any nest of containers of ``torch.utils._pytree``. They
             are not changed. Without floating-point tensors among them, as for a model of token ids,
             the noise is 0.
+        gradients: the number of gradients, which are the last ones of the outputs.
     """
     if (text := _mismatch(expected, actual)) is not None:
         return text
     noises: list[float] | None = None
+    outputs = len(expected) - gradients
     for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
         if one.dtype not in TOLERANCES:
             continue
+        is_output = index < outputs
+        name = f"output {index}" if is_output else f"gradient {index - outputs}"
         if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
-            return f"output {index} is not finite in other places"
+            return f"{name} is not finite in other places"
         tolerance = TOLERANCES[one.dtype].program
         error = _relative_error(one, other)
         if error <= tolerance:
             continue
         if noises is None:
             noises = _noises(expected, reference, inputs)
-        allowed = min(tolerance + _NOISE_FACTOR * noises[index], _MOST_ALLOWED)
+        noise = noises[index]
+        if not is_output and noise > _MOST_NOISE:
+            continue
+        allowed = tolerance + _NOISE_FACTOR * noise
+        if is_output:
+            allowed = min(allowed, _MOST_ALLOWED)
         if error > allowed:
             return (
-                f"output {index} has a relative error of {error:.2g}, allowed is {allowed:.2g} "
-                f"(noise {noises[index]:.2g})"
+                f"{name} has a relative error of {error:.2g}, allowed is {allowed:.2g} "
+                f"(noise {noise:.2g})"
             )
     return None
 
@@ -102,7 +116,8 @@ def _noises(
 @torch.no_grad()
 def _perturbed(value: Any, least_step: float) -> Any:
     """Returns a copy of a floating-point tensor, in the same layout, with each element times 1 +
-    step or 1 - step at random; any other value itself."""
+    step or 1 - step at random; any other value itself. The copy requires a gradient if the tensor
+    does."""
     is_plain = type(value) is Tensor and value.layout == torch.strided
     if not is_plain or value.dtype not in TOLERANCES or value.numel() == 0:
         return value
@@ -115,4 +130,4 @@ def _perturbed(value: Any, least_step: float) -> Any:
     grows = torch.rand(span, generator=generator, device=value.device) < 0.5
     changed = torch.where(grows, memory * (1 + step), memory * (1 - step))
     changed = torch.where(changed.isfinite(), changed, memory)  # the largest number of the dtype
-    return changed.as_strided(value.shape, value.stride(), 0)
+    return changed.as_strided(value.shape, value.stride(), 0).requires_grad_(value.requires_grad)

@@ -17,6 +17,19 @@ from cudnn_autotune.compile.comparison import Comparison, compare
 from cudnn_autotune.timers.programs import paired
 from cudnn_autotune.tuning.outputs import difference
 
+
+class Flawed(torch.autograd.Function):
+    """Adds a bias, with three times the gradient of the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return 3 * gradient, gradient.sum((0, 2, 3), keepdim=True)
+
+
 UNCHANGED: Any = (lambda inputs: [torch.ones(2)], ())
 """A reference whose outputs do not depend on inputs, and its inputs."""
 
@@ -169,6 +182,57 @@ def test_a_flaw_in_one_block_of_a_deep_network_is_found(
         r"output 0 has a relative error of \S+, allowed is 0\.\d+ \(noise 0\.\d+\)",
         found.wrong["wrong"],
     )
+
+
+def functional(model: nn.Module) -> tuple[Callable[..., Any], list[Tensor]]:
+    """A model as a function of its input and state, and the state."""
+    names, values = zip(*model.state_dict(keep_vars=True).items(), strict=True)
+
+    def call(x: Tensor, *state: Tensor) -> Any:
+        return torch.func.functional_call(model, dict(zip(names, state, strict=True)), x)
+
+    return call, list(values)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_gradients_of_a_deep_network_are_compared(is_wrong: bool, images: Tensor) -> None:
+    """Rounding alone takes those of right programs further apart than the tolerance."""
+    whole, parameters = functional(deep_network(3).bfloat16())
+    bias = nn.Parameter(torch.randn(1, 16, 1, 1).bfloat16())
+
+    def reference(x: Tensor, bias: Tensor, *parameters: Tensor) -> Any:
+        return whole(x + bias, *parameters)
+
+    def in_float32(x: Tensor, bias: Tensor, *parameters: Tensor) -> Any:
+        y = Flawed.apply(x, bias) if is_wrong else x + bias
+        return whole(y.float(), *[one.float() for one in parameters]).bfloat16()
+
+    inputs = [images.detach().requires_grad_(), bias, *parameters]
+    programs = {"reference": reference, "in float32": in_float32}
+    positions = range(1, len(inputs))
+    found = compare(programs, inputs, positions, for_training=True)
+    assert (found.wrong.get("in float32") is not None) == is_wrong
+    if is_wrong:
+        text = r"gradient 0 has a relative error of \S+, allowed is \S+ \(noise 0\.\d+\)"
+        assert re.fullmatch(text, found.wrong["in float32"])
+    assert all(one.grad is None for one in inputs)
+
+
+def test_a_gradient_that_is_rounding_alone_is_not_compared() -> None:
+    """A norm subtracts the bias."""
+
+    def normed(x: Tensor, bias: Tensor) -> Tensor:
+        return torch.nn.functional.instance_norm(x + bias)
+
+    x, bias = torch.randn(2, 3, 9, 9), torch.randn(1, 3, 1, 1, requires_grad=True)
+    programs = {"reference": normed, "zero": lambda x, bias: normed(x, bias.detach()) + 0 * bias}
+    assert not compare(programs, [x, bias], [1], for_training=True).wrong
+
+
+def test_an_input_without_a_gradient_has_zeros() -> None:
+    x, unused = (torch.randn(3, requires_grad=True) for _ in range(2))
+    programs = {"reference": lambda x, _: x * 2, "zeros": lambda x, unused: x * 2 + unused * 0}
+    assert not compare(programs, [x, unused], for_training=True).wrong
 
 
 def test_a_model_without_floating_point_inputs_has_no_noise() -> None:

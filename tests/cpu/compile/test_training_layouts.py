@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -278,6 +279,44 @@ def test_what_cannot_win_is_not_compiled(
     assert (last().chosen, last().note) == (LAID_OUT, "")
     assert all(report.is_served for report in last().norms)
     assert model.norm.num_batches_tracked == 3
+
+
+class Doubled(torch.autograd.Function):
+    """Returns a tensor, with twice its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+@pytest.mark.basic(1)
+def test_a_program_with_wrong_gradients_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile_training = training_graph.compile_training
+
+    def wrong(*arguments: Any, memory_format: str | None, **options: Any) -> Any:
+        program = compile_training(*arguments, memory_format=memory_format, **options)
+        if memory_format is None:
+            return program
+
+        def run(*inputs: Any) -> Any:
+            doubled = [Doubled.apply(one) if one.requires_grad else one for one in inputs]
+            return program.run(*doubled)
+
+        return replace(program, run=run)
+
+    monkeypatch.setattr(training_graph, "compile_training", wrong)
+    model = Residual()
+    check_steps(model, data(4, 8, 6, 5), lambda one: compiled(one, norms="measure", compare=True))
+    text = f"{LAID_OUT}: gradient 0 has a relative error of 1, allowed is"
+    assert last().note.startswith(text)
+    assert (last().chosen, list(last().times_ms)) == (WITHOUT_NORMS, [WITHOUT_NORMS])
+    assert any("is not used: gradient 0" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.slow
