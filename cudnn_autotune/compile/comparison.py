@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from cudnn_autotune.compile.communication import all_nodes
 from cudnn_autotune.nn.untouched import cuda_devices, generators_kept, seed_generators
+from cudnn_autotune.store import settings
+from cudnn_autotune.store.verdicts import LockedError
 from cudnn_autotune.timers.programs import (
     MOST_AHEAD_S,
     QUEUE_MS,
@@ -93,6 +95,7 @@ def compare(
 
     Raises:
         torch.OutOfMemoryError: there is not enough memory for all programs.
+        LockedError: there would be timing, and the store is locked.
     """
     of_inputs = cuda_devices(inputs)
     on_gpu = bool(of_inputs)
@@ -135,6 +138,8 @@ def compare(
         del expected
         if kept is not None and not wrong and kept.has_times_of(programs, on_gpu):
             return replace(kept, is_kept=True)
+        if settings.is_locked():
+            raise LockedError(", ".join(programs))
         right = {name: program for name, program in programs.items() if name not in wrong}
         times = time_in_turns(right, inputs, on_gpu)
         gpu_times = {}

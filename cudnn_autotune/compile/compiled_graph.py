@@ -32,7 +32,7 @@ from cudnn_autotune.compile.programs import (
 )
 from cudnn_autotune.core.display import html_table
 from cudnn_autotune.nn.untouched import generators_kept
-from cudnn_autotune.store import verdicts
+from cudnn_autotune.store import locked, settings, verdicts
 from cudnn_autotune.timers.programs import CUDA_GRAPH_TREES, Run
 
 OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
@@ -141,6 +141,8 @@ class ComparedGraph(ABC):
         self._name = ""
         """Name of the programs' comparison in the store; empty if it is not kept."""
         self._kept: Comparison | None = None
+        self._obstacle = "there was not enough memory"
+        """Reason why the last programs were not compared."""
         self._deferrals = 0
         self._contenders: dict[str, Any] = {}
         """Programs to compare at the next call outside of captures and of the caller's steps."""
@@ -164,6 +166,16 @@ class ComparedGraph(ABC):
         of_options = computation.text_of((vars(options), weights_of(graph, inputs), parts))
         self._name = verdicts.name_of("programs", RULE, *facts, of_options)
         self._kept = verdicts.find_kept(self._index, self._name, Comparison)
+
+    def _is_missing(self) -> bool:
+        """Returns whether a locked store lacks the comparison, which is counted once."""
+        if self._kept is not None or not settings.is_locked():
+            return False
+        if self._obstacle != locked.REASON:
+            self._obstacle = locked.REASON
+            count = len(self._record.groups)
+            locked.missed("programs", f"that of a graph with {count} convolutions")
+        return True
 
     def _keep(self, comparison: Comparison) -> None:
         """Keeps a comparison for the next process, once: further ones have fewer programs."""
@@ -203,7 +215,8 @@ class ComparedGraph(ABC):
         weights: Sequence[int],
         for_training: bool = False,
     ) -> Comparison | None:
-        """Compares programs as of :func:`compare`; returns None if there is not enough memory."""
+        """Compares programs as of :func:`compare`; returns None if there is not enough memory, or a
+        locked store does not have their times."""
         try:
             # Timing synchronises the current device.
             with self._on_device():
@@ -211,6 +224,10 @@ class ComparedGraph(ABC):
                     programs, inputs, weights, self._devices, self._kept, for_training
                 )
         except torch.OutOfMemoryError:
+            return None
+        except verdicts.LockedError:
+            self._kept = None
+            self._is_missing()
             return None
         self._record.times_ms = dict(comparison.times_ms)
         self._record.gpu_times_ms = dict(comparison.gpu_times_ms)
@@ -256,6 +273,9 @@ class CompiledGraph(ComparedGraph):
         fused = [group.is_fused for group in ours.groups]
         in_place = [one.is_in_place for one in ours.concatenations]
         self._find_kept(graph, inputs, options, fused, in_place, ours.memory_format)
+        if self._is_missing():
+            self._use_plain(inputs, f"not compared: {self._obstacle}")
+            return
         may_be_clear = (self._is_clear or ours.is_laid_out) and not self._has_symbols
         # The decision may have needed plain Inductor's program.
         may_be_clear &= self._kept is None or EAGER in self._kept.times_ms
@@ -316,7 +336,8 @@ class CompiledGraph(ComparedGraph):
         self._contenders = {}
         self._use(PLAIN, self._plain_program(inputs))
         self._record.note = reason
-        _log.warning("a compiled graph runs as Inductor makes it: %s", reason)
+        level = logging.INFO if self._obstacle == locked.REASON else logging.WARNING
+        _log.log(level, "a compiled graph runs as Inductor makes it: %s", reason)
 
     def __call__(self, *inputs: Any) -> Any:
         if is_capturing():
@@ -353,7 +374,7 @@ class CompiledGraph(ComparedGraph):
             self._choose({PLAIN: self._plain_program(inputs), OURS: contenders[OURS]}, inputs)
             return
         if comparison is None:
-            self._use_plain(inputs, "not compared: there was not enough memory")
+            self._use_plain(inputs, f"not compared: {self._obstacle}")
             return
         self._keep(comparison)
         for name, reason in comparison.wrong.items():
@@ -392,7 +413,7 @@ class CompiledGraph(ComparedGraph):
             _log.info("the weights of a compiled graph have changed: it is compiled again")
             chosen, captured = self._record.chosen, self._record.chosen_in_captures
             names = list(self._contenders) or [chosen]
-            if not self._contenders and self._record.times_ms:
+            if not (self._contenders or settings.is_locked()) and self._record.times_ms:
                 names = list(dict.fromkeys((PLAIN, chosen, captured)))
             self._contenders = {}
             for name in names:

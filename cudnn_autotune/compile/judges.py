@@ -19,7 +19,7 @@ from cudnn_autotune.compile.concatenations import ConcatenationReport, Family, f
 from cudnn_autotune.compile.groups import Group, GroupReport, fuse_groups
 from cudnn_autotune.compile.slices import replace_families
 from cudnn_autotune.engines.problem import ConvProblem, Operands
-from cudnn_autotune.store import verdicts
+from cudnn_autotune.store import locked, settings, verdicts
 from cudnn_autotune.timers.measuring import added_operands, cold_sets, operands
 from cudnn_autotune.timers.programs import CAPTURED_CALLS, captured_in_turns
 from cudnn_autotune.tuning import choice_log, compiling_ahead
@@ -75,6 +75,10 @@ class Measured:
         forms = _forms_of(change)
         if isinstance(forms, str):
             return Verdict(False, forms)
+        if self.known(forms) is None and settings.is_locked():
+            text = change.text if isinstance(change, Group) else "a concatenation"
+            locked.missed("groups", text)
+            self._known[forms.key] = Verdict(False, locked.REASON)
         if self.known(forms) is None:
             # During a graph's compilation calls on tensors may be recorded, and PyTorch may use
             # Python decompositions instead of its kernels.

@@ -117,6 +117,9 @@ class TrainingGraph(ComparedGraph):
         (first,) = self._programs
         if first.layout is not None and options.compare and options.memory_format is None:
             self._find_kept(graph, inputs, options, _fused(self._programs.values()))
+            if self._is_missing():
+                self._compile_undecided(inputs)
+                return
             if self._kept is None or EAGER in self._kept.times_ms:
                 self._use(first, self._programs[first])
                 self._wait({EAGER: Program(_eager(graph)), **self._named()})
@@ -124,6 +127,8 @@ class TrainingGraph(ComparedGraph):
         self._compile_all(inputs)
         if self._contenders and not self._name:
             self._find_kept(graph, inputs, options, _fused(self._programs.values()))
+            if self._is_missing():
+                self._give_up(self._obstacle)
 
     def _layout_to_try(self) -> str | None:
         """Returns the layout in which the graph may be faster; None if there is none."""
@@ -170,6 +175,14 @@ class TrainingGraph(ComparedGraph):
         self._use(way, program)
         if len(self._programs) > 1:
             self._wait(self._named())
+
+    def _compile_undecided(self, inputs: Sequence[Any]) -> None:
+        """Compiles the program that runs without a comparison: with the fewest changes."""
+        self._programs.clear()
+        if self._measures_norms:
+            del self._left[:-1]
+        self._compile_all(inputs)
+        self._give_up(self._obstacle)
 
     def _named(self) -> dict[str, Program]:
         """Returns the programs by name, those with the fewest changes first: the first one is the
@@ -259,7 +272,7 @@ class TrainingGraph(ComparedGraph):
                 self._choose(contenders, inputs)
             return
         if comparison is None:
-            self._give_up("there was not enough memory")
+            self._give_up(self._obstacle)
             return
         self._left = []
         self._keep(comparison)

@@ -25,7 +25,7 @@ from cudnn_autotune.nn.untouched import (
     tensors_in,
     untouched,
 )
-from cudnn_autotune.store import verdicts
+from cudnn_autotune.store import locked, settings, verdicts
 from cudnn_autotune.timers.programs import time_in_turns
 from cudnn_autotune.tuning.outputs import difference
 
@@ -175,7 +175,7 @@ def _times(
     """Returns the times of a step in each layout, and whether an earlier process has measured them.
 
     Raises:
-        _Refused: channels_last fails, or gives other outputs.
+        _Refused: channels_last fails, or gives other outputs, or a locked store has no times.
     """
     learns = model.training and torch.is_grad_enabled()
     tensors = tensors_in((args, kwargs, list(model.parameters())))
@@ -224,11 +224,16 @@ def _times(
             return _Times(*(times[_name(f)] for f in CANDIDATES))
 
         name = _name_on_disk(model, steps[_name(_CONTIGUOUS)], learns, device)
-        if name is None:
+        if name is None and not settings.is_locked():
             return measured(), False
-        return verdicts.kept_or_measured(
-            device.index, name, _Times, measured, is_final=lambda _: computation.is_settled()
-        )
+        try:
+            return verdicts.kept_or_measured(
+                *(device.index, name or "", _Times, measured),
+                is_final=lambda _: computation.is_settled(),
+            )
+        except verdicts.LockedError:
+            locked.missed("layouts", type(model).__name__)
+            raise _Refused(locked.REASON) from None
 
 
 def _name_on_disk(

@@ -10,6 +10,7 @@ from contextlib import suppress
 from cudnn_autotune.core.display import count, milliseconds
 from cudnn_autotune.norms.choices import norm_choices
 from cudnn_autotune.norms.memory import PYTORCH, NormChoice
+from cudnn_autotune.store.locked import is_miss
 from cudnn_autotune.tuning import gain
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks
@@ -62,7 +63,14 @@ def summary(
         lines.append("no convolution was served: none ran on a CUDA device")
     if norms:
         lines.append(_of_norms(norms))
-    others = {reason: n for reason, n in left.items() if "own path was chosen" not in reason}
+    missing = sum(n for reason, n in left.items() if is_miss(reason))
+    if missing:
+        lines.append(f"the locked store lacks {count(missing, 'shape')}, which PyTorch computes")
+    others = {
+        reason: n
+        for reason, n in left.items()
+        if "own path was chosen" not in reason and not is_miss(reason)
+    }
     if others:
         reason = max(others, key=lambda key: others[key])
         lines.append(f"{count(sum(others.values()), 'call')} left to PyTorch, mostly: {reason}")

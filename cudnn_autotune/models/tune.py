@@ -25,6 +25,7 @@ from cudnn_autotune.models.problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.models.tuning import Progress, progress_bar, tune_together
 from cudnn_autotune.nn.modules import check_inputs, check_model
 from cudnn_autotune.nn.untouched import check_initialized, run_once
+from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import events, gain, settings, tune_problem
 from cudnn_autotune.tuning.choice_log import choices
@@ -92,10 +93,12 @@ def tune(
     in force as soon as it is made. Decisions of an earlier call are not raced again, unless the
     budget or an interruption cut their race short.
 
-    This holds for the default mode, ``auto``. If another mode is in force, each problem is tuned in
-    that mode, one after the other. A layer whose ``sampling=`` differs from the mode in force still
-    tunes at its first call. A terminal or a notebook shows a progress bar. At the end one line has
-    a step's gain over PyTorch: on a terminal's standard error, elsewhere in the log at level INFO.
+    This holds for the default mode, ``auto``. With a locked store nothing is raced: its decisions
+    are in force, and PyTorch's own path where it has none. If another mode is in force, each
+    problem is tuned in that mode, one after the other. A layer whose ``sampling=`` differs from the
+    mode in force still tunes at its first call. A terminal or a notebook shows a progress bar. At
+    the end one line has a step's gain over PyTorch: on a terminal's standard error, elsewhere in
+    the log at level INFO.
 
     Args:
         model: on one CUDA device, with layers of this package, or under ``enable()``.
@@ -284,7 +287,7 @@ def tune_problems(
 ) -> list[Decision]:
     """Tunes problems on a CUDA device, in one race if ``mode`` is ``auto``; see :func:`tune`."""
     with torch.cuda.device(device):
-        if sampling.traits(mode).races_models:
+        if sampling.traits(mode).races_models and not store_settings.is_locked():
             # It needs the compiled extension, without which this module is imported, too.
             with IMPORTING:
                 from cudnn_autotune.tuning.gpu_searches import GpuSearches

@@ -24,7 +24,7 @@ from torch import Tensor
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.norms.memory import PYTORCH, NormCall, NormChoice
-from cudnn_autotune.store import verdicts
+from cudnn_autotune.store import locked, verdicts
 from cudnn_autotune.timers.lacking import is_passing
 from cudnn_autotune.timers.programs import Run, time_in_turns
 from cudnn_autotune.tuning.tolerances import TOLERANCES
@@ -116,6 +116,9 @@ class MeasuredCall(NormCall):
                     lambda new: bool(new.times_ms),  # e.g. not without memory
                 )
             choice = replace(choice, source="store" if is_kept else "tuned")
+        except verdicts.LockedError:
+            locked.missed("norms", self.text)
+            choice = NormChoice(PYTORCH, note=locked.REASON, source="missing")
         except Exception as failure:  # PyTorch's functions run, with their errors
             choice = _left_to_pytorch(self.text, failure)
         took_ms = 1e3 * (time.perf_counter() - start_s)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.fork_safe_lock import IMPORTING, ForkSafeLock
+from cudnn_autotune.store import settings
 
 if TYPE_CHECKING:
     from cudnn_autotune.engines.implementations import Gpu
@@ -72,7 +73,8 @@ class NormChoice:
     tuning_ms: float = 0.0
     """Milliseconds of making the choice, compiling included."""
     source: str = "tuned"
-    """The source of the choice: ``tuned`` (by this process), or ``store`` (by an earlier one)."""
+    """The source of the choice: ``tuned`` (by this process), ``store`` (by an earlier one), or
+    ``missing`` (PyTorch's functions: a locked store lacks it)."""
     is_provisional: bool = False
     """Whether the choice is made again after some calls, because resources were short."""
 
@@ -200,11 +202,11 @@ class NormMemory:
         if not call.is_timed:
             self._choices[call.key] = call.choose()
             return Verdict(self._choices[call.key])
-        if put_off is None:
+        if put_off is None and not settings.is_locked():  # there a choice costs no measurement
             sizes = self._sizes.get(call.layer, {})
             if len(sizes) >= _MOST_MEASURED[call.mixes_layers]:
                 return self._later(call, _unmeasured(call, list(sizes.values())), asker)
-        elif asker not in put_off.askers:
+        elif put_off is not None and asker not in put_off.askers:
             put_off.askers.add(asker)
             return put_off.verdict
         choice = _chosen_now(call)

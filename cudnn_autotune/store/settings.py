@@ -14,16 +14,22 @@ import torch
 
 from cudnn_autotune.core.fork_safe_lock import IMPORTING, LOCK
 from cudnn_autotune.core.json_node import did_you_mean
-from cudnn_autotune.store.environment import SUFFIX, Environment, located
+from cudnn_autotune.store.environment import (
+    FOLDER_VARIABLE,
+    SUFFIX,
+    Environment,
+    default_folder,
+    located,
+)
 from cudnn_autotune.store.notices import WarningsPutOff, warn_once
 
 if TYPE_CHECKING:
     from cudnn_autotune.store.file_store import Layered, Store
 
 MODE_VARIABLE = "CUDNN_AUTOTUNE_CACHE"
-StoreMode = Literal["off", "read", "read_write", "retune"]
+StoreMode = Literal["off", "read", "read_write", "retune", "locked"]
 STORE_MODES: tuple[StoreMode, ...] = get_args(StoreMode)
-_READS = ("read", "read_write")
+_READS = ("read", "read_write", "locked")
 _WRITES = ("read_write", "retune")
 
 StorePath = str | PathLike[str]
@@ -60,18 +66,21 @@ def set_store(
         path: A folder, which has one file for each kind of GPU and version of cuDNN, or a file
             ending in ``.json``. None means ``CUDNN_AUTOTUNE_CACHE_DIR``, else the user's cache
             folder.
-        mode: ``"read_write"``, ``"read"`` (no writes), ``"off"`` (no reads or writes) or
-            ``"retune"`` (no reads). In ``"retune"`` every problem is tuned again and replaces its
-            decision, unless a budget cut only the new search short. None changes nothing.
+        mode: ``"read_write"``, ``"read"`` (no writes), ``"off"`` (no reads or writes),
+            ``"retune"`` (no reads) or ``"locked"`` (no writes and no measurements). In ``"retune"``
+            every problem is tuned again and replaces its decision, unless a budget cut only the new
+            search short. In ``"locked"`` PyTorch computes what the stores lack, and ``fallbacks()``
+            counts it. None changes nothing.
         shipped: Files or folders with decisions that an application ships, for problems without an
             answer in the store at ``path``. They are never written. Files of other GPUs and
             versions of cuDNN are ignored. None changes nothing.
 
     Raises:
-        ValueError: ``mode`` is unknown, or ``shipped`` is one path instead of several.
+        ValueError: ``mode`` is unknown, or ``shipped`` is one path instead of several. The mode is
+            ``"locked"``, and the store is missing, cannot be read, or is of another cuDNN or GPU;
+            then no setting changes.
         TypeError: ``path`` or an element of ``shipped`` is not a path.
     """
-    global _settings
     changes: dict[str, Any] = {}
     if path is not ...:
         changes["path"] = None if path is None else located(path)
@@ -79,9 +88,32 @@ def set_store(
         changes["mode"] = check_store_mode(mode)
     if shipped is not None:
         changes["shipped"] = _shipped(shipped)
-    with LOCK:
-        _settings = replace(_settings, **changes)
-        _stores.clear()
+    wanted = replace(_settings, **changes)
+    if why := _why_not_locked(wanted):
+        raise ValueError(why)
+    restore_settings(wanted)
+
+
+def _why_not_locked(wanted: StoreSettings, here: Environment | None = None) -> str:
+    """Returns a sentence on why settings name no store that can be locked; empty if one can be, or
+    need not be.
+
+    Args:
+        here: the environment of the store; None stands for what is known without using the GPU.
+    """
+    if wanted.mode != "locked":
+        return ""
+    with IMPORTING:
+        from cudnn_autotune.store import locked
+    places = (
+        [("path", wanted.path)]
+        if wanted.path is not None
+        else [
+            *(("shipped", path) for path in wanted.shipped),
+            (f"path, or {FOLDER_VARIABLE}", default_folder()),
+        ]
+    )
+    return locked.refusal(places, here or locked.known_environment())
 
 
 def _shipped(paths: Iterable[StorePath]) -> tuple[Path, ...]:
@@ -112,7 +144,10 @@ def get_store_settings() -> StoreSettings:
 
 def restore_settings(settings: StoreSettings) -> None:
     """Sets all settings to a result of :func:`get_store_settings`."""
-    set_store(settings.path, mode=settings.mode, shipped=settings.shipped)
+    global _settings
+    with LOCK:
+        _settings = settings
+        _stores.clear()
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
@@ -127,7 +162,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
     except ValueError as error:
         mode = "off"
         warn_once((MODE_VARIABLE, text), f"{error}: nothing is read or kept")
-    set_store(mode=mode)
+    restore_settings(replace(_settings, mode=mode))
 
 
 def get_store(device: int | None = None) -> Store:
@@ -147,6 +182,9 @@ def layers(device: int | None) -> Layered:
     with IMPORTING:
         from cudnn_autotune.store.file_store import Layered, Store
     index = _index(device)
+    is_new = index not in _stores
+    if is_new and is_locked() and (why := _why_not_locked(_settings, Environment.of(index))):
+        warn_once(("locked", _settings, index), f"{why}; PyTorch computes all until then")
     with WarningsPutOff(), LOCK:
         if index not in _stores:
             here = Environment.of(index)
@@ -174,6 +212,11 @@ def _index(device: int | None) -> int:
 def is_read() -> bool:
     """Returns whether the mode lets decisions be read from stores."""
     return _settings.mode in _READS
+
+
+def is_locked() -> bool:
+    """Returns whether the mode forbids to measure what stores lack."""
+    return _settings.mode == "locked"
 
 
 def is_used() -> bool:

@@ -42,6 +42,10 @@ def path_of(file: Path) -> Path:
     return file.with_suffix(SUFFIX)
 
 
+class LockedError(Exception):
+    """The error of a measurement that a locked store forbids."""
+
+
 class VerdictFile:
     """The file beside a store's file, which need not exist.
 
@@ -158,7 +162,8 @@ def kept_or_measured(
     holds: Callable[[T], bool] = lambda _: True,
     is_final: Callable[[T], bool] = lambda _: True,
 ) -> tuple[T, bool]:
-    """Returns the entry that an earlier process has kept, if it holds; else measures and keeps one.
+    """Returns the entry that an earlier process has kept, if it holds; else measures and keeps one,
+    unless the store is locked.
 
     Args:
         device: the index of a CUDA device; None stands for the current one.
@@ -170,10 +175,15 @@ def kept_or_measured(
 
     Returns:
         The entry, and whether an earlier process has kept it.
+
+    Raises:
+        LockedError: the store is locked, and has no entry that holds.
     """
     found = find_kept(device, name, kind)
     if found is not None and holds(found):
         return found, True
+    if settings.is_locked():
+        raise LockedError(name)
     found = measured()
     if is_final(found):
         keep(device, name, found)

@@ -83,8 +83,8 @@ class Choice(_Facts):
     """Index of the CUDA device."""
     origin: str = "tuned"
     """The source of the decision: ``tuned`` (a search of this process), ``store``, ``agreed``
-    (between ranks), ``pinned``, or ``neighbour`` (no measurement: a winner at alike sizes of the
-    layer, or PyTorch's own path)."""
+    (between ranks), ``pinned``, ``neighbour`` (no measurement: a winner at alike sizes of the
+    layer, or PyTorch's own path), or ``missing`` (PyTorch's own path: a locked store lacks it)."""
     tuning_ms: float = 0.0
     """Milliseconds until the problem was served, with plan building and the output's check."""
     searched: Selection | None = None

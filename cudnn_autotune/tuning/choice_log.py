@@ -12,6 +12,7 @@ from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning.choice import Choice
 
 Layer = tuple[object, ...]
@@ -114,7 +115,7 @@ def are_settled(problems: Collection[ConvProblem] | None = None) -> bool:
     """Returns whether the choices of this process for problems, or all of them, will stay: none is
     provisional, unmeasured, or forced by a pin."""
     return not any(
-        choice.provisional or choice.origin in ("neighbour", "pinned")
+        choice.provisional or choice.origin in ("neighbour", "pinned", "missing")
         for choice in choices()
         if problems is None or choice.problem in problems
     )
@@ -139,10 +140,11 @@ def forget_neighbours() -> None:
 
 
 def forget_unsettled(problem: ConvProblem) -> None:
-    """Clears the choices for a problem if a neighbour's engine serves it without a measurement, or
-    if one of them is provisional."""
+    """Clears the choices for a problem if one of them is provisional, or was not measured: a
+    neighbour's engine serves it, or a store that was locked lacked it."""
+    unsettled = {"neighbour"} if store_settings.is_locked() else {"neighbour", "missing"}
     for choice in choices():
-        is_unsettled = choice.origin == "neighbour" or choice.lacking
+        is_unsettled = choice.origin in unsettled or choice.lacking
         if choice.problem == problem and is_unsettled:
             forget_problem(problem)
             return
@@ -164,5 +166,6 @@ def forget() -> None:
 
 def fallbacks() -> dict[str, int]:
     """Returns counts since :func:`forget`, by reason: of calls that ATen's own convolution served,
-    and of remembered choices that could not serve and were tuned again."""
+    of remembered choices that could not serve and were tuned again, and of what a locked store
+    lacks."""
     return dict(_C.fallbacks())

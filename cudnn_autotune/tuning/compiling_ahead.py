@@ -36,6 +36,7 @@ from cudnn_autotune.engines.problem import MOST_ALIGNED, ConvProblem
 from cudnn_autotune.engines.registry import ImplementationError, is_users
 from cudnn_autotune.sampling.policy import Policy
 from cudnn_autotune.sampling.strategy import Shortlister
+from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers.gpu_timer import Built
 from cudnn_autotune.tuning import remembering, settings
 
@@ -81,7 +82,8 @@ def start(
     key = _key(problem, device)
     traits = sampling.traits(mode) if mode in sampling.names() else sampling.Traits()
     # The other modes take compiled engines, or compile on threads of their own.
-    if traits.shortlist is None or traits.decides_later or is_limited or key in _begun:
+    is_needless = is_limited or key in _begun or store_settings.is_locked()
+    if traits.shortlist is None or traits.decides_later or is_needless:
         return
     index, nearby = cuda_index(device), []
     if index is not None:

@@ -7,6 +7,8 @@ A miss asks an ordered chain of sources:
 3. other sizes of the layer, if its sizes keep changing;
 4. a search.
 
+A locked store is followed by PyTorch's own path alone.
+
 A choice is provisional if its search lacked resources that a later one may have
 (``timers.lacking``), such as memory. C++ asks again after some calls, at growing intervals, and the
 problem is tuned again once the resources are there.
@@ -33,8 +35,9 @@ from cudnn_autotune.core.fork_safe_lock import IMPORTING
 from cudnn_autotune.engines.candidates import QueriedCandidates
 from cudnn_autotune.engines.configs import OWN_PATH
 from cudnn_autotune.engines.problem import ConvProblem, Operands
-from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
@@ -50,7 +53,7 @@ from cudnn_autotune.tuning import (
     settings,
 )
 from cudnn_autotune.tuning.checking import OutputChecks, examined, is_telling, refusal
-from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search
+from cudnn_autotune.tuning.choice import Choice, for_want_of, of_search, untimed
 from cudnn_autotune.tuning.serving import Served, own_path, serve
 from cudnn_autotune.tuning.source import Miss, Source, begin_trial
 
@@ -158,13 +161,29 @@ def _builds(miss: Miss, text: str) -> bool:
 
 
 def _by_known(miss: Miss) -> Served | None:
-    """Serves by a pin, the ranks' agreement, or the store. An unfit choice leads to a search."""
+    """Serves by a pin, the ranks' agreement, or the store. An unfit choice leads to a search, or to
+    PyTorch's own path."""
     known = remembering.find(miss.problem, miss.policy, miss.device)
     if known is None:
         return None
     with events.SEARCHES.searching():
         served = serve(known, miss.tensors, miss.serving)
-    return served or _by_search(miss)
+    return served or _by_lock(miss) or _by_search(miss)
+
+
+def _by_lock(miss: Miss) -> Served | None:
+    """Serves by PyTorch's own path what a locked store lacks. It does not stand in the way of a
+    mode that times nothing."""
+    mode = probing.MODE if miss.is_probe else miss.policy.mode
+    if not store_settings.is_locked() or not sampling.traits(mode).times:
+        return None
+    with IMPORTING:
+        from cudnn_autotune.store import locked
+    locked.missed("convolutions", miss.problem.text)
+    entry, evidence = Measurement(OWN_PATH, None, 0), Evidence(rule=locked.REASON)
+    decision = untimed(miss.problem, miss.policy, entry, evidence)
+    choice = Choice(decision, miss.device, "missing")
+    return Served(choice, own_path(miss.problem, miss.device), is_found=False)
 
 
 def _by_neighbours(miss: Miss) -> Served | None:
@@ -186,6 +205,7 @@ def _by_search(miss: Miss) -> Served:
 
 _SOURCES: tuple[Source, ...] = (
     _by_known,
+    _by_lock,
     _by_earlier,
     _by_neighbours,
     _by_search,

@@ -24,6 +24,7 @@ from cudnn_autotune.engines.problem import ConvProblem, Operands
 from cudnn_autotune.engines.registry import calls_python
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.policy import Policy
+from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import admits
 from cudnn_autotune.timers.lacking import Lacking, is_passing
 from cudnn_autotune.tuning import made_ahead, remembering
@@ -35,11 +36,12 @@ _log = logging.getLogger(__name__)
 _MOST_SHOWN = 1000  # characters of a text in the log
 
 # Reasons of fallbacks().
-NO_LONGER_BUILDS = "a remembered choice no longer builds: tuned again"
-NOT_ALLOWED = "a remembered choice is not allowed here: tuned again"
-WRONG = "a remembered choice is wrong: tuned again"
-FAILS = "a remembered choice fails to run: tuned again"
-VARIES = "a remembered choice differs from run to run: tuned again"
+_AGAIN = "tuned again"
+NO_LONGER_BUILDS = f"a remembered choice no longer builds: {_AGAIN}"
+NOT_ALLOWED = f"a remembered choice is not allowed here: {_AGAIN}"
+WRONG = f"a remembered choice is wrong: {_AGAIN}"
+FAILS = f"a remembered choice fails to run: {_AGAIN}"
+VARIES = f"a remembered choice differs from run to run: {_AGAIN}"
 
 
 class UnfitError(Exception):
@@ -89,8 +91,8 @@ def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Serv
         plan: The provisional plan, which is not built again if it is the choice's.
 
     Returns:
-        The choice, ready to run; None if the problem must be tuned after all, which is logged and
-        counted in ``fallbacks()``.
+        The choice, ready to run; None if the problem must be tuned after all, or left to PyTorch
+        with a locked store, which is logged and counted in ``fallbacks()``.
 
     Raises:
         PlanError: A pinned candidate does not build.
@@ -106,6 +108,8 @@ def serve(known: Choice, tensors: Operands, plan: _C.Plan | None = None) -> Serv
         if known.origin == "neighbour":
             _log.info("%s: %s of a neighbour does not serve: %s", problem.text, text, details)
             return None
+        if store_settings.is_locked():
+            reason = reason.replace(_AGAIN, "left to PyTorch")
         _C.count_fallback(reason)
         named, why = _printable(text), _printable(details)
         _log.warning("%s: %s (%s): %s (%s)", problem.text, named, known.origin, reason, why)
@@ -186,14 +190,17 @@ def during_capture(
     """Returns the plan of a problem during a stream's capture, when outputs cannot be checked. C++
     calls it with the key of the choice (``Policy.of_call``).
 
-    Without a known choice PyTorch's candidate serves the capture, unchecked too. The next call
-    outside a capture is served by :func:`serve`, which checks the output.
+    Without a known choice PyTorch's candidate serves the capture, unchecked too, or with a locked
+    store PyTorch's own path. The next call outside a capture is served by :func:`serve`, which
+    checks the output.
     """
     problem = ConvProblem.from_native(native)
     policy = Policy.of_call(sampling, workspace_limit, benchmark_limit)
     known = known_during_capture(problem, policy, device)
     if known is not None:
         return known
+    if store_settings.is_locked():
+        return own_path(problem, device)
     return heuristic_plan(problem, workspace_limit, device, _search_on(native, device))
 
 

@@ -178,6 +178,9 @@ def _mode(given: str | None) -> str:
 
 @contextmanager
 def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
+    if store_settings.is_locked():
+        variable = store_settings.MODE_VARIABLE
+        raise click.UsageError(f"{variable}=locked forbids to tune; unset it for this command")
     if isinstance(ctx.obj, Bench):
         yield ctx.obj
         return

@@ -50,7 +50,7 @@ def first_call(
 
     Returns:
         ``measured``: uses of a stopwatch; ``source`` and ``times``: those of the record;
-        ``right``: whether the outputs are the model's.
+        ``right``: whether the outputs are the model's; ``fallbacks``: the process's.
     """
     ca.set_store(folder, mode=mode)  # type: ignore[arg-type]
     torch.manual_seed(0)
@@ -86,7 +86,13 @@ def first_call(
         output = (model if kind.startswith("convert") else run)(x)
     model.eval()
     is_right = is_trained or torch.allclose(output, expected, atol=1e-5)
-    return {"measured": measured, "source": source, "times": times, "right": is_right}
+    return {
+        "measured": measured,
+        "source": source,
+        "times": times,
+        "right": is_right,
+        "fallbacks": ca.fallbacks(),
+    }
 
 
 def _model(activation: nn.Module) -> nn.Module:
