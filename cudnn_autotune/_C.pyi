@@ -82,9 +82,7 @@ def set_norm_device(name: str) -> None:
 
 # search
 
-class PlanError(RuntimeError):
-    """The error of a plan that cannot be built or launched."""
-
+class PlanError(RuntimeError): ...
 class CudnnError(PlanError): ...
 
 def cudnn_runtime_version() -> int: ...

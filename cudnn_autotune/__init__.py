@@ -1,4 +1,17 @@
-"""cudnn_autotune: search, choose, remember and run cuDNN's convolution engines."""
+"""Faster convolutions for PyTorch on NVIDIA GPUs, without a change of a model's code.
+
+For each shape that a model calls, the fastest kernel is found among cuDNN's and this package's own.
+Its output is checked, and the choice is remembered on disk. One of these lines is enough::
+
+    import torch, cudnn_autotune
+
+    model = cudnn_autotune.convert(model)  # its convolutions and batch norms; revert() undoes it
+    cudnn_autotune.enable()  # every convolution of the process
+    model = torch.compile(model.eval(), backend="cudnn_autotune")  # fused, beside Inductor
+
+    for choice in cudnn_autotune.choices():  # after a call
+        print(choice)  # what was chosen, and its gain over PyTorch
+"""
 
 import importlib.util
 import sys

@@ -114,8 +114,8 @@ def _convolution(dims: int) -> Convolution:
                 the settings'.
 
         Returns:
-            ``(N, K, *output size)`` or ``(K, *output size)``, in the layout of PyTorch's result:
-            channels_last where input or weight is.
+            ``(N, K, *output size)`` or ``(K, *output size)``, in PyTorch's layout,
+            which is channels_last where input or weight is.
 
         Raises:
             ValueError: the mode is unknown, or the limit negative.
@@ -165,8 +165,8 @@ def _transposed_convolution(dims: int) -> TransposedConvolution:
                 the settings'.
 
         Returns:
-            ``(N, K, *output size)`` or ``(K, *output size)``, in the layout of PyTorch's result:
-            channels_last where input or weight is.
+            ``(N, K, *output size)`` or ``(K, *output size)``, in PyTorch's layout,
+            which is channels_last where input or weight is.
 
         Raises:
             ValueError: the mode is unknown, or the limit negative.

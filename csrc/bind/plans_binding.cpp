@@ -207,11 +207,33 @@ std::shared_ptr<const KeptPlans> make_kept_plans(const std::string& behavior_not
   return kept;
 }
 
+constexpr auto kPlanErrorDoc =
+    R"(The error of a candidate that does not build or run. Its text names the candidate or the problem.
+
+For example, of a candidate that another version of cuDNN had::
+
+    try:
+        plan = cudnn_autotune.expert.build_plan(problem, "eng67:KERNEL_CFG=3")
+    except cudnn_autotune.PlanError as error:
+        print(error)
+)";
+constexpr auto kCudnnErrorDoc =
+    R"(The error of a call of cuDNN's that failed, a PlanError.
+
+Its text names the call, its status and the problem, and the variables that make cuDNN log more::
+
+    try:
+        candidates = cudnn_autotune.expert.candidates(problem)
+    except cudnn_autotune.CudnnError as error:  # cuDNN has no graph for the problem
+        print(error)
+)";
+
 }  // namespace
 
 void bind_plans(py::module_& m) {
   const auto& plan_error = py::register_exception<PlanError>(m, "PlanError", PyExc_RuntimeError);
-  py::register_exception<CudnnError>(m, "CudnnError", plan_error);
+  plan_error.doc() = kPlanErrorDoc;
+  py::register_exception<CudnnError>(m, "CudnnError", plan_error).doc() = kCudnnErrorDoc;
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def_property_readonly("text", &Plan::text)
       .def_property_readonly("workspace_bytes", &Plan::workspace_bytes)

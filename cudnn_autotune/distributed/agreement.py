@@ -34,7 +34,7 @@ def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> l
         timeout_s: most seconds of a rank's delay in making this call.
 
     Returns:
-        The installed decisions: the same list on all ranks of equal environments. A single rank, or
+        The installed decisions, the same list on all ranks of equal environments. A single rank, or
         a process without torch.distributed, has its own ones.
 
     Raises:

@@ -80,7 +80,7 @@ def tune(
             any one problem.
 
     Returns:
-        The installed decisions: the same list on all ranks of equal environments. Its text is one
+        The installed decisions, the same list on all ranks of equal environments. Its text is one
         line, the gain of this rank's step, as of ``cudnn_autotune.tune``. If no rank has a CUDA
         device the list is empty, as there.
 

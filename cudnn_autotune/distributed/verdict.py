@@ -37,13 +37,22 @@ AGREED = Verdict()
 
 
 class DistributedTuningError(RuntimeError):
-    """The error, on every rank of the group, of ranks that could not tune together or agree."""
+    """The error, on every rank of the group, of ranks that could not tune together or agree.
+
+    No rank has installed anything, and each may go on untuned::
+
+        try:
+            cudnn_autotune.distributed.tune(model, images)
+        except cudnn_autotune.distributed.DistributedTuningError as error:
+            print(error.rank, error.reason)
+    """
 
     def __init__(self, rank: int | None, reason: str) -> None:
         super().__init__(rank, reason)  # the arguments that it is pickled with
         self.rank = rank
         """The global rank that caused the failure; None if no single rank did."""
         self.reason = reason
+        """The failure in words."""
 
     def __str__(self) -> str:
         who = "" if self.rank is None else f"rank {self.rank}: "

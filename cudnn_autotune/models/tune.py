@@ -114,7 +114,7 @@ def tune(
             model must not be wrapped for several GPUs. None: the model is tuned as it is.
 
     Returns:
-        The decisions, in the order in which a step calls their problems: a list whose text is that
+        The decisions, in the order in which a step calls their problems, a list whose text is that
         line, and whose ``speedup`` is its ratio. PyTorch's time is its default's, from the same
         races; with ``"auto"`` the step is in the layout that the model got. Without a CUDA device,
         or with a CPU-only torch, the list is empty, and the log says so once.

@@ -30,8 +30,17 @@ Started = TypeVar("Started", bound="Process")
 
 
 class ProcessFailure(RuntimeError):
-    """The error of a worker that died, hung or could not start, and is gone. Its earlier answers
-    are valid."""
+    """The error of a worker that died, hung or could not start, and is gone.
+
+    Its earlier answers are valid. A :class:`CaseFailure` leaves the worker there::
+
+        try:
+            result = process.ask(request, limit_s=60)
+        except CaseFailure as error:
+            print(error, "and the next case is asked")
+        except ProcessFailure as error:
+            print(error, "and another process is started")
+    """
 
 
 class CaseFailure(RuntimeError):
